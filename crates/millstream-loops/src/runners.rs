@@ -151,6 +151,13 @@ impl<R: Send + 'static> Runners<R> {
         Some(ended)
     }
 
+    /// Aborts all jobs, and waits until none of them runs any more. One that blocks its thread is waited for.
+    pub async fn shutdown(&mut self) {
+        self.shared.lock().queue.clear();
+        self.tasks.shutdown().await;
+        *self = Self::new();
+    }
+
     /// Waits for the next job that ends. `None` if there is no job. `Err` has the text of a panic.
     ///
     /// Cancel safe. Jobs that are queued behind one that waits or blocks are started while this is awaited.
@@ -303,6 +310,7 @@ impl<R> State<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
 
     use tokio::sync::{Notify, oneshot};
@@ -428,5 +436,28 @@ mod tests {
         assert!(ended.try_recv().is_err_and(|why| why == oneshot::error::TryRecvError::Empty));
         drop(runners);
         tokio::time::timeout(HANG, ended).await.expect("dropped").expect_err("aborted");
+    }
+
+    #[tokio::test]
+    async fn after_a_shutdown_no_job_runs() {
+        struct Slow(Arc<AtomicBool>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                std::thread::sleep(Duration::from_millis(20));
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let mut runners = Runners::new();
+        let dropped = Arc::new(AtomicBool::new(false));
+        let slow = Slow(dropped.clone());
+        runners.spawn(async move {
+            let _slow = slow;
+            std::future::pending::<()>().await;
+        });
+        tokio::task::yield_now().await;
+        runners.shutdown().await;
+        assert!(dropped.load(Ordering::SeqCst) && runners.is_empty());
+        runners.spawn(async {});
+        assert_eq!(runners.next().await, Some(Ok(())), "it can be used again");
     }
 }

@@ -8,7 +8,8 @@ use millstream_core::error::Result;
 use millstream_core::{Partition, Start, TopicName, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::consumer::partition::in_flight::InFlightGauge;
+use crate::consumer::partition::held::entry_leases::EntryLeases;
+use crate::consumer::partition::held::in_flight::InFlightGauge;
 
 /// Status of a running consumer, updated by its loops.
 #[derive(Default)]
@@ -16,13 +17,10 @@ pub(in crate::consumer) struct Status {
     /// Number of handlers that run now.
     running: AtomicUsize,
     topics: Mutex<BTreeMap<TopicName, TopicStatus>>,
-    /// Counts the messages in flight of topics in shared mode.
-    shared: Mutex<BTreeMap<TopicName, Count>>,
+    /// Messages in flight of topics in shared mode.
+    shared: Mutex<BTreeMap<TopicName, Arc<EntryLeases>>>,
     workers: Mutex<BTreeMap<TopicPartition, Worker>>,
 }
-
-/// Returns a current count.
-pub(in crate::consumer) type Count = Box<dyn Fn() -> usize + Send + Sync>;
 
 /// Status of the group of one topic.
 #[derive(Clone, Debug, Default)]
@@ -106,9 +104,9 @@ impl Status {
         lock(&self.workers).keys().cloned().collect()
     }
 
-    /// Adds a topic in shared mode, with the function that counts its messages in flight.
-    pub(in crate::consumer) fn shares(&self, topic: &TopicName, in_flight: Count) {
-        lock(&self.shared).insert(topic.clone(), in_flight);
+    /// Adds a topic in shared mode, with its entries in flight.
+    pub(in crate::consumer) fn shares(&self, topic: &TopicName, leases: Arc<EntryLeases>) {
+        lock(&self.shared).insert(topic.clone(), leases);
     }
 
     /// Returns how many messages of a topic are read and not settled.
@@ -116,14 +114,15 @@ impl Status {
         let workers = lock(&self.workers);
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
         let owned: usize = of_topic.map(|(_, worker)| worker.in_flight.unsettled()).sum();
-        owned + lock(&self.shared).get(topic).map_or(0, |in_flight| in_flight())
+        owned + lock(&self.shared).get(topic).map_or(0, |leases| leases.len())
     }
 
     /// Returns how many poison candidates of a topic are read and not settled.
     pub(in crate::consumer) fn candidates(&self, topic: &TopicName) -> usize {
         let workers = lock(&self.workers);
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
-        of_topic.map(|(_, worker)| worker.in_flight.candidates()).sum()
+        let owned: usize = of_topic.map(|(_, worker)| worker.in_flight.candidates()).sum();
+        owned + lock(&self.shared).get(topic).map_or(0, |leases| leases.candidates())
     }
 
     /// Sends a seek to the worker of a partition. `None` if there is no worker. The answer never comes if the partition

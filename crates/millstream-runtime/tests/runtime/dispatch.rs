@@ -108,6 +108,48 @@ async fn a_limit_over_all_partitions_is_kept_and_they_take_turns() {
     consumer.shutdown().await;
 }
 
+/// The partition that is released waits for a permit at that time, and for its slow handler for long after.
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_is_released_takes_no_permit_from_the_others() {
+    let bench = bench();
+    let topic: Topic<u64> = Topic::new("numbers").partitions(2);
+    let producer = bench.producer(topic.clone()).await;
+    let course = Scenario::default();
+    let builder = bench.consumer(topic.clone(), "g").concurrency(Concurrency::Unordered(2)).max_handlers(2);
+    let consumer = builder.shutdown_timeout(500 * SECOND).start({
+        let course = course.clone();
+        move |delivery: Delivery<u64>| {
+            let running = course.begin(&delivery);
+            async move {
+                tokio::time::sleep(delivery.payload as u32 * SECOND).await;
+                drop(running);
+            }
+        }
+    });
+    let consumer = consumer.await.expect("started");
+    // Both permits are taken, and another message of the first partition waits for one.
+    for (takes, partition) in [(300, 0), (20, 1), (1, 0)] {
+        producer.send(&takes).partition(partition).await.expect("sent");
+        tokio::time::sleep(SECOND).await;
+    }
+    assert_eq!(course.calls().len(), 2);
+    let other = bench.consumer(topic, "g").pin([0]).start(|_: Delivery<u64>| async {});
+    let other = tokio::spawn(async move { other.await.expect("started") });
+    tokio::time::sleep(5 * SECOND).await;
+    for _ in 0..5 {
+        producer.send(&2).partition(1).await.expect("sent");
+    }
+    let started = tokio::time::Instant::now();
+    eventually(|| consumer.report().acked >= 6, || format!("{:?}", course.calls())).await;
+    assert!(
+        started.elapsed() < 60 * SECOND,
+        "long before the slow handler has ended: {:?}",
+        started.elapsed()
+    );
+    other.await.expect("no panic").shutdown().await;
+    consumer.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn at_the_end_those_that_run_may_end_and_are_given_up_after_the_timeout() {
     let bench = bench();

@@ -31,5 +31,6 @@ mod pull;
 mod retries;
 mod shared;
 mod shared_crashes;
+mod shared_pull;
 mod support;
 mod suspension;

@@ -344,32 +344,6 @@ async fn a_pause_holds_what_is_ready_and_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_pulled_is_kept_and_can_be_asked_for() {
-    let team = Workers::new(2);
-    let (link, builder) = team.builder("a");
-    let puller = few(builder).pull().await.expect("a puller");
-    team.send(0..3).await;
-    let one = puller.next().await.expect("a message");
-    let two = puller.next().await.expect("a message");
-    assert_eq!((one.epoch(), two.deliveries()), (0, 1));
-    let b = team.join("b", quick, few).await;
-    tokio::time::sleep(2 * TTL).await;
-    one.extend().await.expect("ours");
-    link.freeze();
-    tokio::time::sleep(2 * TTL).await;
-    link.thaw();
-    assert_eq!(one.extend().await.expect_err("claimed").kind(), ErrorKind::Fenced);
-    eventually(|| two.is_cancelled(), || "the other is told by itself".into()).await;
-    one.ack();
-    two.ack();
-    team.all_done(3).await;
-    team.assert_at_rest().await;
-    assert_eq!(team.calls().len(), 3, "b has done it");
-    puller.shutdown().await;
-    b.leave().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn batches_are_of_one_partition_and_wait_to_be_filled() {
     let team = Workers::new(2);
     let (_, builder) = team.builder("a");

@@ -8,7 +8,7 @@ use crate::support::workers::{Call, TTL, Workers, few};
 use crate::support::*;
 use futures_util::future::join_all;
 use millstream_core::Outcome;
-use millstream_runtime::{Concurrency, Delivery};
+use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -101,6 +101,26 @@ async fn suspects_that_had_begun_are_tried_one_at_a_time_beside_others() {
     assert_eq!(team.told.lines("Crashed {"), 0);
     team.assert_at_rest().await;
     d.leave().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_may_begin_at_once_is_noted() {
+    let team = Workers::new(4);
+    let one = |builder: ConsumerBuilder<u64>| few(builder).concurrency(Concurrency::Unordered(1)).prefetch(8);
+    let a = team.join("a", endless, one).await;
+    team.send(0..8).await;
+    team.begun("a", 1).await;
+    tokio::time::sleep(SECOND).await;
+    let b = team.join("b", endless, one).await;
+    a.die();
+    team.begun("b", 1).await;
+    tokio::time::sleep(2 * TTL).await;
+    let c = team.join("c", endless, one).await;
+    b.die();
+    team.begun("c", 1).await;
+    tokio::time::sleep(2 * TTL).await;
+    assert_eq!(c.link.calls().get("settle"), Some(&1), "of messages in four partitions, one has begun");
+    c.die();
 }
 
 #[tokio::test(start_paused = true)]

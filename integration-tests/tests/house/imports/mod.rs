@@ -57,12 +57,6 @@ const EXCEPTIONS: &[Exception] = &[
         reason: "ownership starts the workers of partitions, which read the leases of the group",
     },
     Exception {
-        folder: CONSUMER,
-        from: "partition/",
-        to: "shared/",
-        reason: "the handle of a partition serves shared mode too, which reuses the jobs of partitions",
-    },
-    Exception {
         folder: "crates/millstream-runtime/src/consumer/partition",
         from: "poison.rs",
         to: "dispatch/",

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Context;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::shared::EntryLease;
+use crate::consumer::partition::held::entry_leases::EntryLease;
 
 /// Partition handle held by deliveries. Messages that started under the same trust in the lease share one.
 pub(crate) struct PartitionHandle {
@@ -19,7 +19,7 @@ pub(crate) struct PartitionHandle {
     /// Cancelled when the lease can no longer be relied on.
     pub(crate) cancelled: CancellationToken,
     context: Arc<Context>,
-    grip: HeldAs,
+    held_as: HeldAs,
 }
 
 /// The reason why a message is ours.
@@ -40,7 +40,7 @@ impl PartitionHandle {
             epoch: lease.epoch,
             cancelled: guard.cancelled(),
             context: context.clone(),
-            grip: HeldAs::Lease(guard.clone()),
+            held_as: HeldAs::Lease(guard.clone()),
         })
     }
 
@@ -49,15 +49,15 @@ impl PartitionHandle {
         context: &Arc<Context>,
         (topic_partition, group): (TopicPartition, GroupName),
         cancelled: CancellationToken,
-        grasp: EntryLease,
+        lease: EntryLease,
     ) -> Self {
-        let grip = HeldAs::Entry(Arc::new(grasp));
-        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), grip }
+        let held_as = HeldAs::Entry(Arc::new(lease));
+        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), held_as }
     }
 
     /// Waits until nothing of this partition may start any more.
     pub(in crate::consumer) async fn ending(&self) {
-        let (ended, given_up) = match &self.grip {
+        let (ended, given_up) = match &self.held_as {
             HeldAs::Lease(guard) => (guard.lost(), guard.revoked()),
             HeldAs::Entry(_) => (&self.cancelled, &self.context.stop),
         };
@@ -70,10 +70,10 @@ impl PartitionHandle {
 
     /// Asks the server at once whether the message is still ours, and extends the lease or claim for another ttl.
     pub(in crate::consumer) async fn extend(&self) -> Result<()> {
-        let guard = match &self.grip {
+        let guard = match &self.held_as {
             HeldAs::Lease(guard) => guard,
-            HeldAs::Entry(grasp) => {
-                let extend = grasp.clone().extend(self.context.backend.shared()?.clone());
+            HeldAs::Entry(lease) => {
+                let extend = lease.clone().extend(self.context.backend.shared()?.clone());
                 return self.context.control.call(extend).await;
             }
         };

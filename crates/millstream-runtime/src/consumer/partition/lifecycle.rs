@@ -12,15 +12,16 @@ use millstream_core::panics::text_of;
 use millstream_core::{Lease, Start};
 use tokio::sync::oneshot;
 
+use crate::consumer::Sharing;
 use crate::consumer::context::{Context, Subscription};
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::membership::within;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::{self, Triggers};
-use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
+use crate::consumer::partition::held::in_flight::{InFlight, InFlightGauge};
+use crate::consumer::partition::upkeep;
 use crate::consumer::partition::worker::PartitionWorker;
 use crate::consumer::status::{Seek, Seeks};
-use crate::consumer::{Sharing, shared};
 use crate::report::Counts;
 
 /// Maximum time for releasing a lease; an unreleased lease ends by itself after its ttl.
@@ -62,7 +63,7 @@ pub(in crate::consumer) async fn run(
     let Ok((topic_partition, _)) = guard.lease().partition() else { return Ended::Over };
     tell(&context, &guard, Change::Assigned);
     if context.config.sharing == Sharing::Shared {
-        shared::tend(&context, &guard).await;
+        upkeep::run(&context, &guard).await;
         if guard.lost().is_cancelled() {
             tell(&context, &guard, Change::LeaseLost);
             return Ended::Over;
@@ -150,7 +151,7 @@ async fn work(
     gauge: &Arc<InFlightGauge>,
     triggers: &Arc<Triggers>,
 ) -> InFlight {
-    let mut worker = match PartitionWorker::new(context, guard, gauge, triggers) {
+    let mut worker = match PartitionWorker::of_lease(context, guard, gauge, triggers) {
         Ok(worker) => worker,
         Err(error) => {
             tracing::error!(%error, "a partition cannot be worked on");

@@ -18,9 +18,11 @@ use millstream_core::log::{Entry, Note, Receipt};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::PollSemaphore;
 
+use crate::consumer::context::Context;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::{KeyQueue, Ticket};
-use crate::consumer::partition::dispatch::limits::Limiter;
+use crate::consumer::partition::dispatch::limits::{Limiter, Permits};
+use crate::consumer::partition::held::OwnedBy;
 
 /// Number of consecutive ends at which a message must have been pending to be a candidate.
 const ENDS: usize = 2;
@@ -57,16 +59,19 @@ pub(in crate::consumer) enum Plan {
 }
 
 impl Candidate {
-    /// Returns the candidate for an entry that was pending when its owner was granted the lease. `count` is the number of
-    /// consecutive ends at which it was pending, `ends` are their epochs. `None` if it is no candidate.
-    pub(in crate::consumer) fn of_owner(
-        entry: &Entry,
-        count: usize,
-        ends: &[u64],
-        limit: u32,
-    ) -> Option<Self> {
+    /// Returns the candidate for an entry that was pending when its owner was granted the lease, after the owners of these
+    /// epochs had ended. `None` if it is no candidate.
+    pub(in crate::consumer) fn of_owner(entry: &Entry, ends: &[u64], limit: u32) -> Option<Self> {
         let ended = |noter: &str| noter.parse().is_ok_and(|epoch| ends.contains(&epoch));
-        is_candidate(entry, count).then(|| Self::new(entry.note.as_ref(), ended, limit))
+        is_candidate(entry, ends.len()).then(|| Self::new(entry.note.as_ref(), ended, limit))
+    }
+
+    /// Returns the candidate for an entry that was claimed from a member that is dead or was cut off. `living` are the
+    /// incarnations of the members that are alive. `None` if it is no candidate.
+    pub(in crate::consumer) fn of_member(entry: &Entry, living: &[String], limit: u32) -> Option<Self> {
+        let ended = |noter: &str| living.iter().all(|incarnation| incarnation != noter);
+        // Each claim adds a delivery. With this many, the entry was pending at two ends or more.
+        is_candidate(entry, usize::MAX).then(|| Self::new(entry.note.as_ref(), ended, limit))
     }
 
     /// Creates a candidate from the note of earlier owners. `ended` tells whether a noter has ended; `limit` is the
@@ -114,7 +119,12 @@ impl Candidate {
     }
 }
 
-type Picked = (Ticket, Box<Job>);
+/// A candidate that is about to begin: its place in the queues, and the permits with which its handler starts.
+pub(in crate::consumer) struct Noted {
+    pub(in crate::consumer) ticket: Ticket,
+    pub(in crate::consumer) job: Box<Job>,
+    pub(in crate::consumer) permits: Permits,
+}
 
 /// A candidate that waits until it can be handled alone.
 struct Waiting {
@@ -126,12 +136,13 @@ struct Waiting {
 
 /// The candidates of one partition.
 pub(in crate::consumer) struct Poison {
-    /// Name under which this owner writes notes: the epoch of its lease.
+    /// Name under which this owner writes notes: the epoch of its lease, or its incarnation in shared mode.
     me: String,
-    /// Candidates whose note is being written. They count as running, so no more are noted than may run.
-    noting: HashMap<Receipt, Picked>,
+    /// Candidates whose note is being written, by receipt and serial number. Each has the permits to run, so no more are noted
+    /// than may run.
+    noting: HashMap<(Receipt, u64), Noted>,
     /// Candidates whose note is written; they are handled next.
-    noted: VecDeque<Picked>,
+    noted: VecDeque<Noted>,
     /// Candidates to be handled with no other candidate beside them. Their key queues are blocked; others go on.
     alone: VecDeque<Waiting>,
     /// The candidate that is being handled alone, with its permit.
@@ -141,9 +152,14 @@ pub(in crate::consumer) struct Poison {
 }
 
 impl Poison {
-    pub(in crate::consumer) fn new(epoch: u64, turns: PollSemaphore) -> Self {
+    pub(in crate::consumer) fn new(context: &Context, owned_by: &OwnedBy) -> Self {
+        let me = match owned_by {
+            OwnedBy::Lease(guard) => guard.lease().epoch.to_string(),
+            OwnedBy::Entries(_) => context.incarnation.clone(),
+        };
+        let turns = PollSemaphore::new(context.limiter.candidates().clone());
         let (noting, noted, alone) = (HashMap::new(), VecDeque::new(), VecDeque::new());
-        Self { me: epoch.to_string(), noting, noted, alone, trying: None, turns }
+        Self { me, noting, noted, alone, trying: None, turns }
     }
 
     /// Whether this message is the one that is being handled alone.
@@ -157,22 +173,40 @@ impl Poison {
     }
 
     /// Keeps a candidate until its note is written, and returns the note.
-    pub(in crate::consumer) fn notes(&mut self, ticket: Ticket, job: Box<Job>) -> Option<Note> {
-        let note = job.candidate.as_deref().map(|candidate| candidate.begins(&self.me, &job))?;
-        self.noting.insert(job.receipt, (ticket, job));
+    pub(in crate::consumer) fn notes(&mut self, noted: Noted) -> Option<Note> {
+        let job = &noted.job;
+        let note = job.candidate.as_deref().map(|candidate| candidate.begins(&self.me, job))?;
+        self.noting.insert((job.receipt, job.serial), noted);
         Some(note)
     }
 
     /// Returns the next candidate whose note is written.
-    pub(in crate::consumer) fn next(&mut self) -> Option<Picked> {
+    pub(in crate::consumer) fn next(&mut self) -> Option<Noted> {
         self.noted.pop_front()
     }
 
+    /// Whether there are candidates whose note is written.
+    pub(in crate::consumer) fn has_noted(&self) -> bool {
+        !self.noted.is_empty()
+    }
+
     /// Records that a note is written. False if it does not belong to a candidate.
-    pub(in crate::consumer) fn written(&mut self, receipt: Receipt) -> bool {
-        let Some(picked) = self.noting.remove(&receipt) else { return false };
-        self.noted.push_back(picked);
+    pub(in crate::consumer) fn written(&mut self, receipt: Receipt, serial: u64) -> bool {
+        let Some(mut noted) = self.noting.remove(&(receipt, serial)) else { return false };
+        noted.job.is_noted = true;
+        self.noted.push_back(noted);
         true
+    }
+
+    /// Gives up the position in the queue for the permit: no candidate is to start.
+    pub(in crate::consumer) fn leave(&mut self) {
+        // A clone has no position.
+        self.turns = self.turns.clone();
+    }
+
+    /// Returns the candidates whose note is being written, or is written. They do not begin any more.
+    pub(in crate::consumer) fn drain(&mut self) -> Vec<Noted> {
+        self.noting.drain().map(|(_, noted)| noted).chain(self.noted.drain(..)).collect()
     }
 
     /// Waits until the next candidate can be handled alone, or need not be alone any more, and returns its key queue.

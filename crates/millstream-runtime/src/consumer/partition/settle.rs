@@ -1,5 +1,6 @@
 //! Settling: writes the outcomes of one partition to the log, in batches.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,15 +8,16 @@ use futures_util::future::BoxFuture;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Receipt, Settled, Source};
-use millstream_core::{MessageId, Settlement};
+use millstream_core::{MessageId, Settlement, TopicPartition};
 use millstream_loops::LoopMonitor;
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
-use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::held::entry_leases::{NO_HOLDING, Standing};
+use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::held::{OwnedBy, SharedPartition};
 use crate::consumer::partition::slot::Slot;
 
 /// Settlements that are sent together.
@@ -28,18 +30,30 @@ const MAX_BATCH: usize = 500;
 /// waits for a batch to fill: if the process ends, what was handled and is not stored is handled again.
 pub(in crate::consumer) struct Settler {
     context: Arc<Subscription>,
-    guard: Arc<LeaseGuard>,
+    topic_partition: TopicPartition,
+    owned_by: OwnedBy,
     triggers: Arc<Triggers>,
     monitor: LoopMonitor,
     /// Settlements that are not sent, or were not stored.
     waiting: Settlements,
+    /// In shared mode, the serial numbers of the holdings that wait.
+    serials: Serials,
+    /// Holdings whose notes are not written, because somebody else has the entry.
+    gone: Vec<(Receipt, u64)>,
+    /// Whether some of what waits must not be sent yet.
+    unconfirmed: bool,
     /// When the next request may be sent, after one that failed.
     not_before: Option<Instant>,
     request: Slot<Request>,
 }
 
+/// The serial numbers of holdings.
+type Serials = HashMap<Receipt, u64>;
+
 /// A request that has ended.
 struct Request {
+    /// In shared mode, the serial numbers of its holdings.
+    serials: Serials,
     /// Settlements that the server has accepted, with its answer and the time that it took.
     stored: Vec<(Settlements, Settled, Duration)>,
     /// Settlements that were not stored.
@@ -51,8 +65,8 @@ struct Request {
 
 /// Result of a request, for the parts of the worker that it concerns.
 pub(in crate::consumer) enum Progress {
-    /// Receipts whose notes are written.
-    Written(Vec<Receipt>),
+    /// Receipts whose notes are written, with the serial numbers of their holdings.
+    Written(Vec<(Receipt, u64)>),
     /// The lease is lost.
     Fenced,
 }
@@ -60,17 +74,52 @@ pub(in crate::consumer) enum Progress {
 impl Settler {
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
-        guard: Arc<LeaseGuard>,
+        topic_partition: TopicPartition,
+        owned_by: OwnedBy,
         triggers: Arc<Triggers>,
         monitor: LoopMonitor,
     ) -> Self {
-        let (waiting, request) = (Settlements::new(), Slot::default());
-        Self { context, guard, triggers, monitor, waiting, not_before: None, request }
+        Self {
+            context,
+            topic_partition,
+            owned_by,
+            triggers,
+            monitor,
+            waiting: Settlements::new(),
+            serials: Serials::new(),
+            gone: Vec::new(),
+            unconfirmed: false,
+            not_before: None,
+            request: Slot::default(),
+        }
     }
 
-    /// Adds a settlement.
-    pub(in crate::consumer) fn add(&mut self, receipt: Receipt, settlement: Settlement) {
+    /// Adds a settlement of a holding.
+    pub(in crate::consumer) fn add(&mut self, receipt: Receipt, serial: u64, settlement: Settlement) {
+        if serial != NO_HOLDING
+            && let Some(before) = self.serials.insert(receipt, serial)
+            && before != serial
+        {
+            // The id was assigned again: what was decided about the entry before must not touch this one.
+            let dropped = self.waiting.extract_if(.., |(waiting, _)| *waiting == receipt);
+            self.gone.extend(dropped.filter(|(_, what)| is_note(what)).map(|_| (receipt, before)));
+        }
         self.waiting.push((receipt, settlement));
+    }
+
+    /// Whether settlements wait for the reader to find their entries again.
+    pub(in crate::consumer) fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed
+    }
+
+    /// Whether there are notes for [`take_gone`](Self::take_gone).
+    pub(in crate::consumer) fn has_gone(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    /// Returns holdings whose notes are not written, because somebody else has the entry.
+    pub(in crate::consumer) fn take_gone(&mut self) -> Vec<(Receipt, u64)> {
+        std::mem::take(&mut self.gone)
     }
 
     /// Whether everything is stored.
@@ -89,10 +138,51 @@ impl Settler {
             return;
         }
         self.not_before = None;
-        let rest = self.waiting.split_off(self.waiting.len().min(MAX_BATCH));
-        let batch = std::mem::replace(&mut self.waiting, rest);
+        let (batch, serials) = match self.owned_by.clone() {
+            OwnedBy::Lease(_) => {
+                let rest = self.waiting.split_off(self.waiting.len().min(MAX_BATCH));
+                (std::mem::replace(&mut self.waiting, rest), Serials::new())
+            }
+            OwnedBy::Entries(entries) => self.take_confirmed(&entries),
+        };
+        if batch.is_empty() {
+            if self.waiting.is_empty() {
+                // What had failed before is not needed any more.
+                self.monitor.succeeded(&*self.context.observer);
+            }
+            return;
+        }
         self.monitor.begin_round(Duration::ZERO);
-        self.request.start(send(self.context.clone(), self.guard.clone(), batch, frontier()));
+        self.request.start(send(self.context.clone(), self.owned_by.clone(), batch, serials, frontier()));
+    }
+
+    /// Takes what may be sent now, in shared mode. What waits for the reader to find its entry again stays; what concerns
+    /// an entry that is no longer ours is dropped.
+    fn take_confirmed(&mut self, entries: &SharedPartition) -> (Settlements, Serials) {
+        let (mut batch, mut taken) = (Settlements::new(), Serials::new());
+        self.unconfirmed = false;
+        for (receipt, settlement) in std::mem::take(&mut self.waiting) {
+            let serial = self.serials.get(&receipt).copied().unwrap_or(NO_HOLDING);
+            match entries.leases.standing(entries.key(receipt, serial)) {
+                Standing::Ours if batch.len() < MAX_BATCH => {
+                    taken.insert(receipt, serial);
+                    batch.push((receipt, settlement));
+                }
+                standing @ (Standing::Ours | Standing::Unconfirmed) => {
+                    self.unconfirmed |= standing == Standing::Unconfirmed;
+                    self.waiting.push((receipt, settlement));
+                }
+                Standing::Gone => {
+                    tracing::debug!(?receipt, "too late: the entry is no longer ours");
+                    self.serials.remove(&receipt);
+                    if is_note(&settlement) {
+                        self.gone.push((receipt, serial));
+                    }
+                }
+            }
+        }
+        self.serials.retain(|receipt, _| !taken.contains_key(receipt));
+        (batch, taken)
     }
 
     /// Returns when the next request is to be sent although nothing else happens.
@@ -111,13 +201,29 @@ impl Settler {
         Ended(request): Ended,
         in_flight: &mut InFlight,
     ) -> Progress {
-        let Request { stored, mut left, doubtful, result } = request;
+        let Request { serials, stored, mut left, doubtful, result } = request;
         let mut written = Vec::new();
         for (batch, settled, elapsed) in stored {
-            self.stored(&batch, settled, elapsed, in_flight, &mut written);
+            if let OwnedBy::Entries(entries) = &self.owned_by {
+                let done = batch.iter().filter(|(_, settlement)| !is_note(settlement));
+                entries.leases.settled(done.map(|(receipt, _)| entries.key(*receipt, serials[receipt])));
+            }
+            self.stored(&batch, settled, elapsed, in_flight);
+            let notes = batch.iter().filter(|(_, settlement)| is_note(settlement));
+            let serial = |receipt| serials.get(receipt).copied().unwrap_or(NO_HOLDING);
+            written.extend(notes.map(|(receipt, _)| (*receipt, serial(receipt))));
         }
         if !doubtful.is_empty() {
             in_flight.hand_back(doubtful.into_iter());
+        }
+        if !serials.is_empty() {
+            // Unless the id was assigned again meanwhile, and something is decided about the other entry.
+            let dropped = left.extract_if(.., |(receipt, _)| {
+                let serial = serials[receipt];
+                serial != NO_HOLDING && *self.serials.entry(*receipt).or_insert(serial) != serial
+            });
+            let notes = dropped.filter(|(_, settlement)| is_note(settlement));
+            self.gone.extend(notes.map(|(receipt, _)| (receipt, serials[&receipt])));
         }
         if !left.is_empty() {
             left.append(&mut self.waiting);
@@ -143,25 +249,22 @@ impl Settler {
         settled: Settled,
         elapsed: Duration,
         in_flight: &mut InFlight,
-        written: &mut Vec<Receipt>,
     ) {
-        let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));
         // A stale entry may have been settled long ago, or the group was just created again and has not delivered it yet.
         // An ack needs nothing more. A message that must be kept is not settled until that is known.
-        let doubtful = |waiting: &(Receipt, Settlement)| settled.stale > 0 && is_kept(waiting);
+        let leased = matches!(self.owned_by, OwnedBy::Lease(_));
+        let doubtful = |waiting: &(Receipt, Settlement)| leased && settled.stale > 0 && is_kept(waiting);
         let done = batch.iter().filter(|waiting| !is_note(&waiting.1) && !doubtful(waiting));
         in_flight.settled(done.map(|(receipt, _)| *receipt));
-        if settled.stale > 0 {
+        if leased && settled.stale > 0 {
             let doubtful = batch.iter().filter(|waiting| doubtful(waiting));
             in_flight.hand_back(doubtful.map(|(receipt, _)| *receipt));
         }
-        written
-            .extend(batch.iter().filter(|(_, settlement)| is_note(settlement)).map(|(receipt, _)| *receipt));
         self.triggers.settled();
         if batch.iter().any(|(_, settlement)| matches!(settlement, Settlement::Retry { .. })) {
             self.triggers.parked();
         }
-        let Ok((topic_partition, group)) = self.guard.lease().partition() else { return };
+        let (topic_partition, group) = (&self.topic_partition, &self.context.group);
         if settled.stale > 0 {
             tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not pending any more");
             // It may also have come too early: for a group that was just created again and has delivered the entry anew
@@ -178,20 +281,22 @@ pub(in crate::consumer) struct Ended(Request);
 /// Sends one batch.
 fn send(
     context: Arc<Subscription>,
-    guard: Arc<LeaseGuard>,
+    owned_by: OwnedBy,
     batch: Settlements,
+    serials: Serials,
     frontier: MessageId,
 ) -> BoxFuture<'static, Request> {
     Box::pin(async move {
-        let mut request = Request { stored: Vec::new(), left: batch, doubtful: Vec::new(), result: Ok(()) };
-        request.result = request.send(&context, &guard, frontier).await;
+        let (stored, doubtful) = (Vec::new(), Vec::new());
+        let mut request = Request { serials, stored, left: batch, doubtful, result: Ok(()) };
+        request.result = request.send(&context, &owned_by, frontier).await;
         request
     })
 }
 
 impl Request {
-    async fn send(&mut self, context: &Subscription, guard: &LeaseGuard, frontier: MessageId) -> Result<()> {
-        let Err(error) = self.settle(context, guard, 0).await else { return Ok(()) };
+    async fn send(&mut self, context: &Subscription, owned_by: &OwnedBy, frontier: MessageId) -> Result<()> {
+        let Err(error) = self.settle(context, owned_by, 0).await else { return Ok(()) };
         if error.is_transient() || error.kind() == ErrorKind::Fenced {
             return Err(error);
         }
@@ -201,9 +306,12 @@ impl Request {
         self.left.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
         let others = self.left.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
         if others < self.left.len() {
-            self.settle(context, guard, others).await?;
+            self.settle(context, owned_by, others).await?;
         }
-        if error.kind() == ErrorKind::GroupMissing {
+        // In shared mode the reader of all partitions restores groups.
+        if error.kind() == ErrorKind::GroupMissing
+            && let OwnedBy::Lease(guard) = owned_by
+        {
             restore_group(context, guard, frontier, &error).await?;
             // It was created again below all unsettled entries, so messages that were to be retried or given up are read and
             // handled again. Messages that wait in place stay there; their notes are written once the reader has read them
@@ -215,12 +323,23 @@ impl Request {
     }
 
     /// Settles `left[from..]`.
-    async fn settle(&mut self, context: &Subscription, guard: &LeaseGuard, from: usize) -> Result<()> {
-        let asked = Instant::now();
-        let settled = context.backend.log().settle(guard.lease(), &self.left[from..]).await?;
+    async fn settle(&mut self, context: &Subscription, owned_by: &OwnedBy, from: usize) -> Result<()> {
+        let (asked, batch) = (Instant::now(), &self.left[from..]);
+        let settled = match owned_by {
+            OwnedBy::Lease(guard) => context.backend.log().settle(guard.lease(), batch).await?,
+            OwnedBy::Entries(entries) => {
+                let SharedPartition { member, partition, .. } = &**entries;
+                let settled = context.backend.shared()?.settle_shared(member, *partition, batch).await;
+                settled.map_err(|error| error.during(member.partition(*partition)))?
+            }
+        };
         self.stored.push((self.left.split_off(from), settled, asked.elapsed()));
         Ok(())
     }
+}
+
+fn is_note(settlement: &Settlement) -> bool {
+    matches!(settlement, Settlement::Hold(_))
 }
 
 /// Whether the settlement moves an entry of the log elsewhere: if it were lost, nobody would read the entry again.

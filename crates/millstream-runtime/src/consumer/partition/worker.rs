@@ -1,4 +1,4 @@
-//! The worker: reads, handles and settles the messages of one owned partition.
+//! The worker: reads, handles and settles the messages of one partition.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,25 +6,32 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use millstream_core::TopicPartition;
 use millstream_core::error::Result;
+use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until};
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::group::membership::within;
 use crate::consumer::maintenance::{self, Triggers};
 use crate::consumer::partition::dispatch::{Dispatcher, Happened};
-use crate::consumer::partition::fetch::{self, Fetcher};
-use crate::consumer::partition::handle::PartitionHandle;
-use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
-use crate::consumer::partition::server_clock::ServerClock;
+use crate::consumer::partition::held::entry_leases::Key;
+use crate::consumer::partition::held::in_flight::{InFlight, InFlightGauge};
+use crate::consumer::partition::held::{OwnedBy, SharedPartition};
 use crate::consumer::partition::settle::{self, Settler};
+use crate::consumer::partition::source::fetch::Fetcher;
+use crate::consumer::partition::source::inbox::{Inbox, Page};
+use crate::consumer::partition::source::{self, Source};
+use crate::report::Counts;
 
-/// Works on one partition during one session of its lease, in one task.
+/// Works on one partition, in one task: during one session of its lease, or, in shared mode, on the entries of it that are
+/// pending under our name.
 ///
 /// ```text
 ///              ┌──────────────────────────── PartitionWorker ────────────────────────────┐
-/// reader ────▶ │ Fetcher ──entries──▶ InFlight ──new ones──▶ Dispatcher ──outcomes──▶ Settler │ ────▶ log
+/// reader ────▶ │ Source ───entries──▶ InFlight ──new ones──▶ Dispatcher ──outcomes──▶ Settler │ ────▶ log
 ///              └──────────────────────────────────┬──────▲───────────────────────────────┘
 ///                                             jobs│      │verdicts
 ///                                                 ▼      │
@@ -36,12 +43,15 @@ use crate::consumer::partition::settle::{self, Settler};
 /// each part has at most one under way.
 pub(in crate::consumer) struct PartitionWorker {
     context: Arc<Subscription>,
-    guard: Arc<LeaseGuard>,
+    owned_by: OwnedBy,
+    /// In shared mode it stays empty: the leases of entries tell what is in flight.
     in_flight: InFlight,
     gauge: Arc<InFlightGauge>,
-    fetcher: Fetcher,
+    source: Source,
     dispatcher: Dispatcher,
     settler: Settler,
+    /// Version of the leases of entries that was last looked at.
+    version: u64,
     /// Upkeep of the partition, and the server's clock. They run beside the messages, and end with the session.
     background: FuturesUnordered<BoxFuture<'static, ()>>,
 }
@@ -50,7 +60,7 @@ pub(in crate::consumer) struct PartitionWorker {
 enum Event {
     /// Nothing new may start: handlers are given up, the partition is to be released, or the lease is lost.
     Stopped,
-    Fetched(fetch::Ended),
+    Came(source::Ended),
     Settled(settle::Ended),
     Dispatched(Happened),
     /// Something is due.
@@ -58,38 +68,69 @@ enum Event {
 }
 
 impl PartitionWorker {
-    pub(in crate::consumer) fn new(
+    /// Creates the worker of a partition whose lease we hold.
+    pub(in crate::consumer) fn of_lease(
         context: &Arc<Subscription>,
         guard: &Arc<LeaseGuard>,
         gauge: &Arc<InFlightGauge>,
         triggers: &Arc<Triggers>,
     ) -> Result<Self> {
-        let owned = PartitionHandle::new(&context.context, guard)?;
-        let monitor = |operation| context.monitor_of(operation, &owned.topic_partition);
-        let (fetching, settling) = (monitor("fetch"), monitor("settle"));
-        let clock = Arc::new(ServerClock::default());
-        let background = FuturesUnordered::new();
-        let (of, with, reads) = (context.clone(), guard.clone(), clock.clone());
-        background.push(Box::pin(async move { reads.run(&of, &with).await }) as BoxFuture<'static, ()>);
+        let (topic_partition, _) = guard.lease().partition()?;
+        let fetching = context.monitor_of("fetch", topic_partition);
+        let fetcher = Fetcher::new(context.clone(), guard.clone(), triggers.clone(), fetching);
+        let (owned_by, source) = (OwnedBy::Lease(guard.clone()), Source::Reader(fetcher));
+        let mut worker = Self::new(context, topic_partition, owned_by, source, triggers, None);
+        worker.gauge = gauge.clone();
+        let (of, with, clock) = (context.clone(), guard.clone(), worker.dispatcher.clock().clone());
+        worker.background.push(Box::pin(async move { clock.run(&of, &with).await }));
         let (of, with, triggered) = (context.clone(), guard.clone(), triggers.clone());
-        background.push(Box::pin(async move { maintenance::run(&of, &with, &triggered).await }));
-        Ok(Self {
+        worker.background.push(Box::pin(async move { maintenance::run(&of, &with, &triggered).await }));
+        Ok(worker)
+    }
+
+    /// Creates the worker of entries that are pending under our name. `at_once` are the permits for handlers that all
+    /// partitions of the topic share.
+    pub(in crate::consumer) fn of_entries(
+        context: &Arc<Subscription>,
+        entries: SharedPartition,
+        inbox: Inbox,
+        at_once: &Arc<Semaphore>,
+    ) -> Self {
+        let topic_partition = entries.member.partition(entries.partition);
+        let owned_by = OwnedBy::Entries(Arc::new(entries));
+        let (source, triggers) = (Source::Inbox(inbox), Arc::new(Triggers::new(&[])));
+        Self::new(context, &topic_partition, owned_by, source, &triggers, Some(at_once))
+    }
+
+    fn new(
+        context: &Arc<Subscription>,
+        topic_partition: &TopicPartition,
+        owned_by: OwnedBy,
+        source: Source,
+        triggers: &Arc<Triggers>,
+        at_once: Option<&Arc<Semaphore>>,
+    ) -> Self {
+        let settling = context.monitor_of("settle", topic_partition);
+        let (tp, owned) = (topic_partition, &owned_by);
+        Self {
             in_flight: context.in_flight(),
-            gauge: gauge.clone(),
-            fetcher: Fetcher::new(context.clone(), guard.clone(), triggers.clone(), fetching),
-            dispatcher: Dispatcher::new(context.clone(), guard.clone(), owned, clock),
-            settler: Settler::new(context.clone(), guard.clone(), triggers.clone(), settling),
-            background,
+            gauge: Arc::default(),
+            source,
+            dispatcher: Dispatcher::new(context.clone(), tp.clone(), owned.clone(), at_once),
+            settler: Settler::new(context.clone(), tp.clone(), owned.clone(), triggers.clone(), settling),
+            version: 0,
+            background: FuturesUnordered::new(),
             context: context.clone(),
-            guard: guard.clone(),
-        })
+            owned_by,
+        }
     }
 
     /// Works until the session ends. Then nothing more is read or started, handlers that run may end, and what they have
     /// decided is stored. Returns early when the lease is lost, with handlers that may still run: see
     /// [`wait_for_handlers`](Self::wait_for_handlers).
     ///
-    /// Messages that were read and not started stay pending, and the next owner gets them first.
+    /// Messages that were read and not started stay pending, and the next owner gets them first. In shared mode they are
+    /// given back, so that others can claim them at once.
     pub(in crate::consumer) async fn run(&mut self) {
         while !self.is_stopped() {
             self.advance();
@@ -98,8 +139,15 @@ impl PartitionWorker {
             let event = self.next_event().await;
             self.take_in(event).await;
         }
-        self.fetcher.stop();
+        self.source.stop();
+        self.dispatcher.stop();
+        self.give_back(Self::unbegun).await;
         self.finish().await;
+        if self.context.kill.is_cancelled() && matches!(self.owned_by, OwnedBy::Entries(_)) {
+            // Only what certainly runs no more may go to others.
+            self.dispatcher.abort().await;
+            self.give_back(Self::undecided).await;
+        }
         self.background.clear();
         self.gauge.set(&self.in_flight);
     }
@@ -128,32 +176,81 @@ impl PartitionWorker {
     }
 
     fn is_stopped(&self) -> bool {
-        let (context, guard) = (&self.context, &self.guard);
-        context.kill.is_cancelled() || guard.revoked().is_cancelled() || guard.lost().is_cancelled()
+        let (context, owned_by) = (&self.context, &self.owned_by);
+        context.kill.is_cancelled() || owned_by.revoked().is_cancelled() || owned_by.lost().is_cancelled()
+    }
+
+    /// In shared mode, gives back some of the messages. If that fails, others claim them later.
+    async fn give_back(&mut self, some: impl FnOnce(&mut Self, &SharedPartition) -> Vec<Key>) {
+        let OwnedBy::Entries(entries) = &self.owned_by else { return };
+        let entries = entries.clone();
+        let keys = some(self, &entries);
+        if keys.is_empty() {
+            return;
+        }
+        Counts::add(&self.context.counts.handed_back, keys.len());
+        let receipts: Vec<_> = keys.iter().map(|key| key.receipt).collect();
+        // Removed first, so that they are not extended any more.
+        entries.leases.settled(keys.into_iter());
+        let SharedPartition { member, partition, .. } = &*entries;
+        let request = async { self.context.backend.shared()?.give_back(member, *partition, &receipts).await };
+        if let Err(error) = within(self.context.patience(), request).await {
+            tracing::warn!(%error, "entries that are not handled could not be released: they are claimed later");
+        }
+    }
+
+    /// Removes the messages that did not begin.
+    fn unbegun(&mut self, entries: &SharedPartition) -> Vec<Key> {
+        let pages = match &mut self.source {
+            Source::Inbox(inbox) => inbox.drain(),
+            Source::Reader(_) => Vec::new(),
+        };
+        let unopened = pages.into_iter().flat_map(|Page { entries, serials, .. }| {
+            entries.into_iter().map(|entry| entry.receipt).zip(serials)
+        });
+        unopened
+            .chain(self.dispatcher.drain())
+            .map(|(receipt, serial)| entries.key(receipt, serial))
+            .collect()
+    }
+
+    /// Returns the messages that have no outcome.
+    fn undecided(&mut self, entries: &SharedPartition) -> Vec<Key> {
+        entries.leases.undecided(entries.partition)
     }
 
     /// Starts what can start without waiting for anything.
     fn advance(&mut self) {
-        self.dispatcher.advance(&mut self.settler, &mut self.in_flight);
-        let (now, in_flight) = (Instant::now(), &mut self.in_flight);
-        self.settler.advance(now, || in_flight.frontier());
-        self.fetcher.advance(self.dispatcher.is_paused(), now, in_flight);
+        self.version = self.owned_by.version();
+        let in_flight = &mut self.in_flight;
+        let now = loop {
+            self.dispatcher.advance(&mut self.settler, in_flight);
+            let now = Instant::now();
+            self.settler.advance(now, || in_flight.frontier());
+            // Notes that are not written make room for other messages.
+            if !self.settler.has_gone() {
+                break now;
+            }
+        };
+        self.source.advance(self.dispatcher.is_paused(), now, in_flight);
         self.gauge.set(in_flight);
     }
 
     async fn next_event(&mut self) -> Event {
-        let Self { context, guard, fetcher, dispatcher, settler, background, .. } = self;
-        let wake = [fetcher.wakes(), dispatcher.wakes(), settler.wakes()].into_iter().flatten().min();
+        let uncertain = self.settler.is_unconfirmed() || self.dispatcher.is_uncertain();
+        let Self { context, owned_by, source, dispatcher, settler, background, version, .. } = self;
+        let wake = [source.wakes(), dispatcher.wakes(), settler.wakes()].into_iter().flatten().min();
         // Biased: signals that end the session come first, so that nothing starts after them.
         tokio::select! {
             biased;
             () = context.kill.cancelled() => Event::Stopped,
-            () = guard.revoked().cancelled() => Event::Stopped,
-            () = guard.lost().cancelled() => Event::Stopped,
+            () = owned_by.revoked().cancelled() => Event::Stopped,
+            () = owned_by.lost().cancelled() => Event::Stopped,
             // Before handlers: their results may come without a pause, and requests go on only while they are polled.
             settled = settler.ended() => Event::Settled(settled),
-            fetched = fetcher.ended() => Event::Fetched(fetched),
+            came = source.ended() => Event::Came(came),
             happened = dispatcher.changed() => Event::Dispatched(happened),
+            () = owned_by.changed_since(*version), if uncertain => Event::Due,
             () = due(wake) => Event::Due,
             () = run(background) => Event::Due,
         }
@@ -164,47 +261,49 @@ impl PartitionWorker {
             Event::Stopped | Event::Due => {}
             Event::Dispatched(happened) => self.dispatcher.take_in(happened, &mut self.settler).await,
             Event::Settled(settled) => self.settled(settled),
-            Event::Fetched(fetched) => {
-                match self.fetcher.take_in(fetched, &mut self.in_flight, &mut self.settler) {
-                    fetch::Progress::Read(read) => self.dispatcher.read(read, &mut self.settler),
-                    fetch::Progress::Nothing => {}
-                    fetch::Progress::Fenced => self.guard.lose(),
-                }
-            }
+            Event::Came(came) => match self.source.take_in(came, &mut self.in_flight, &mut self.settler) {
+                source::Progress::Read(read) => self.dispatcher.read(read, &mut self.settler),
+                source::Progress::Nothing => {}
+                source::Progress::Fenced => self.owned_by.lose(),
+            },
         }
     }
 
     fn settled(&mut self, settled: settle::Ended) {
         match self.settler.take_in(settled, &mut self.in_flight) {
             settle::Progress::Written(receipts) => {
-                receipts.into_iter().for_each(|receipt| self.dispatcher.written(receipt));
+                receipts.into_iter().for_each(|(receipt, serial)| self.dispatcher.written(receipt, serial));
             }
-            settle::Progress::Fenced => self.guard.lose(),
+            settle::Progress::Fenced => self.owned_by.lose(),
         }
     }
 
     /// Waits for handlers that run, unless they are given up, and stores their outcomes. Returns when all is stored, when
     /// the lease is lost, or when handlers were given up and storing fails.
     async fn finish(&mut self) {
-        let (context, guard) = (self.context.clone(), self.guard.clone());
-        while !guard.lost().is_cancelled() {
+        let (context, owned_by) = (self.context.clone(), self.owned_by.clone());
+        while !owned_by.lost().is_cancelled() {
             let killed = context.kill.is_cancelled();
             self.dispatcher.collect(&mut self.settler);
+            // What was not handled after all.
+            self.give_back(Self::unbegun).await;
             let handlers_ended = killed || self.dispatcher.is_idle();
             let in_flight = &mut self.in_flight;
+            let version = owned_by.version();
             self.settler.advance(Instant::now(), || in_flight.frontier());
             if handlers_ended && (self.settler.is_empty() || killed && self.settler.has_failed()) {
                 return;
             }
             self.gauge.set(in_flight);
             let Self { dispatcher, settler, background, .. } = self;
-            let wake = settler.wakes();
+            let (wake, unconfirmed) = (settler.wakes(), settler.is_unconfirmed());
             let event = tokio::select! {
                 biased;
-                () = guard.lost().cancelled() => return,
+                () = owned_by.lost().cancelled() => return,
                 () = context.kill.cancelled(), if !killed => Event::Due,
                 settled = settler.ended() => Event::Settled(settled),
                 Some(happened) = dispatcher.next_end(), if !handlers_ended => Event::Dispatched(happened),
+                () = owned_by.changed_since(version), if unconfirmed => Event::Due,
                 () = due(wake) => Event::Due,
                 () = run(background) => Event::Due,
             };

@@ -11,15 +11,12 @@ use millstream_core::error::Result;
 use millstream_core::members::GroupMembers;
 use millstream_core::shared::{Claimed, consumer_of};
 use millstream_core::{MemberId, Partition};
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::consumer::group::membership::within;
 use crate::consumer::shared::Sharer;
 use crate::consumer::shared::fetch::{Origin, take_in};
-use crate::consumer::shared::settle::EntrySettlement;
-use crate::consumer::shared::work::Item;
 
 /// Minimum pause between two checks.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -29,8 +26,6 @@ pub(in crate::consumer) struct Claimer {
     sharer: Arc<Sharer>,
     /// To the fetcher: the number of partitions.
     grown: watch::Sender<u32>,
-    items: UnboundedSender<Vec<Item>>,
-    settlements: UnboundedSender<EntrySettlement>,
     /// Time of the last check of all partitions.
     looked: Instant,
 }
@@ -44,13 +39,8 @@ struct Looked {
 }
 
 impl Claimer {
-    pub(in crate::consumer) fn new(
-        sharer: Arc<Sharer>,
-        grown: watch::Sender<u32>,
-        items: UnboundedSender<Vec<Item>>,
-        settlements: UnboundedSender<EntrySettlement>,
-    ) -> Self {
-        Self { sharer, grown, items, settlements, looked: Instant::now() }
+    pub(in crate::consumer) fn new(sharer: Arc<Sharer>, grown: watch::Sender<u32>) -> Self {
+        Self { sharer, grown, looked: Instant::now() }
     }
 
     /// Claims until the consumer stops.
@@ -73,7 +63,7 @@ impl Claimer {
                 tokio::select! {
                     biased;
                     () = sharer.context.changed.notified() => {}
-                    () = sharer.in_flight.unclaimed(), if looked.full => {}
+                    () = sharer.leases.unclaimed(), if looked.full => {}
                     () = sleep(looked.pause) => {}
                 }
             }
@@ -88,7 +78,7 @@ impl Claimer {
     /// Checks all partitions that are ours to look after, once.
     async fn run_once(&mut self) -> Result<Looked> {
         let sharer = self.sharer.clone();
-        let Sharer { context, member, in_flight, .. } = &*sharer;
+        let Sharer { context, member, leases, .. } = &*sharer;
         let period = context.period();
         let roster = context.backend.members().roster(&member.topic, &member.group);
         let roster = within(context.patience(), roster).await?;
@@ -104,6 +94,8 @@ impl Claimer {
             self.looked = Instant::now();
         }
         let alive: Vec<MemberId> = roster.members.iter().map(consumer_of).collect();
+        let living: Vec<_> = roster.members.iter().map(|member| member.incarnation.clone()).collect();
+        let living = Arc::new(living);
         let mut paused = context.pauses.changes();
         let mut looked = Looked { pause: period, full: false };
         for partition in (0..roster.partitions).map(Partition) {
@@ -111,23 +103,22 @@ impl Claimer {
             if !ours || paused.is_on(&member.partition(partition)) {
                 continue;
             }
-            let room = in_flight.claim_room();
+            let room = leases.claim_room();
             let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
             let heard = context.heard();
-            in_flight.begin_claim();
+            leases.begin_claim();
             let claim = context.backend.shared()?.claim(member, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
                 // The claim may have been executed: then entries are pending under our name that we do not know.
-                in_flight.start_over();
+                leases.start_over();
             }
             let Claimed { abandoned, given_back, next, .. } = claimed?;
-            let to = (&self.items, &self.settlements);
-            take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned(&roster.members));
-            take_in(&sharer, to, partition, given_back, asked, Origin::GivenBack);
-            in_flight.end_claim();
+            take_in(&sharer, partition, abandoned, asked, Origin::Abandoned(living.clone()));
+            take_in(&sharer, partition, given_back, asked, Origin::GivenBack);
+            leases.end_claim();
             if let Some(next) = next {
-                let full = next.is_zero() && in_flight.claim_room() == 0;
+                let full = next.is_zero() && leases.claim_room() == 0;
                 looked.full |= full;
                 if !full {
                     looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));

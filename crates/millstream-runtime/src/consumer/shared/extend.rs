@@ -10,8 +10,8 @@ use millstream_core::log::Receipt;
 use tokio::time::sleep;
 
 use crate::consumer::group::membership::within;
+use crate::consumer::partition::held::entry_leases::Key;
 use crate::consumer::shared::Sharer;
-use crate::consumer::shared::in_flight::Key;
 use millstream_loops::LoopMonitor;
 
 /// Extends all entries of one consumer. One lost request does no harm, two in a row stop dispatch.
@@ -39,7 +39,7 @@ impl Extender {
                     Ok(()) => tokio::select! {
                         biased;
                         () = clock.sleep_until(started + period) => {}
-                        () = sharer.in_flight.wanted() => {}
+                        () = sharer.leases.wanted() => {}
                     },
                     Err(pause) => sleep(pause).await,
                 }
@@ -54,7 +54,7 @@ impl Extender {
 
     /// Extends once. After a failure, returns the pause: shorter than the time to the next regular request.
     async fn run_once(&mut self) -> Result<(), Duration> {
-        let all = self.sharer.in_flight.all();
+        let all = self.sharer.leases.all();
         let extends = all.into_iter().map(|(partition, keys)| self.extend(partition, keys));
         let failed = join_all(extends).await.into_iter().find_map(Result::err);
         let observer = &*self.sharer.context.observer;
@@ -71,18 +71,18 @@ impl Extender {
     }
 
     async fn extend(&self, partition: Partition, keys: Vec<Key>) -> Result<()> {
-        let Sharer { context, member, in_flight, .. } = &*self.sharer;
+        let Sharer { context, member, leases, .. } = &*self.sharer;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = context.lease_clock.now();
         let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
         let request = context.backend.shared()?.extend(member, partition, &receipts);
         let lost = within(context.beat_patience(), request).await?;
-        let messages = in_flight.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
+        let messages = leases.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
             let topic_partition = member.partition(partition);
             tracing::warn!(%topic_partition, group = %member.group, messages, "claimed by other members: handlers are notified");
         }
-        in_flight.extended(keys.into_iter(), asked);
+        leases.extended(keys.into_iter(), asked);
         Ok(())
     }
 }
@@ -93,7 +93,7 @@ async fn watch_deadlines(sharer: &Sharer) {
     // Deadlines move all the time, so they are checked at most this often.
     let shortest = sharer.context.period() / 8;
     loop {
-        let (messages, next) = sharer.in_flight.expire();
+        let (messages, next) = sharer.leases.expire();
         if messages > 0 {
             tracing::warn!(group = %sharer.member.group, messages, "not extended in time: handlers are notified");
         }
@@ -102,7 +102,7 @@ async fn watch_deadlines(sharer: &Sharer) {
                 let clock = &sharer.context.lease_clock;
                 clock.sleep_until(next.max(clock.now() + shortest)).await;
             }
-            None => sharer.in_flight.came().await,
+            None => sharer.leases.came().await,
         }
     }
 }

@@ -6,21 +6,17 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Entry, Fetched};
-use millstream_core::members::Member;
 use millstream_core::shared::SharedReader;
-use millstream_core::{MessageId, Partition, Settlement, TopicPartition};
-use tokio::sync::mpsc::UnboundedSender;
+use millstream_core::{MessageId, Partition, TopicPartition};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::restore::unless_deleted;
-use crate::consumer::partition::poison::{Candidate, is_candidate};
+use crate::consumer::partition::source::Suspects;
+use crate::consumer::partition::source::inbox::Page;
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
-use crate::consumer::shared::in_flight::Key;
-use crate::consumer::shared::settle::EntrySettlement;
-use crate::consumer::shared::work::Item;
 use millstream_loops::LoopMonitor;
 
 /// Number of partitions in which a group is restored at once.
@@ -31,8 +27,6 @@ pub(in crate::consumer) struct Fetcher {
     sharer: Arc<Sharer>,
     /// Number of partitions of the topic.
     partitions: watch::Receiver<u32>,
-    items: UnboundedSender<Vec<Item>>,
-    settlements: UnboundedSender<EntrySettlement>,
     reader: Option<Box<dyn SharedReader>>,
     /// The partitions that the reader reads.
     read: Vec<Partition>,
@@ -40,14 +34,9 @@ pub(in crate::consumer) struct Fetcher {
 }
 
 impl Fetcher {
-    pub(in crate::consumer) fn new(
-        sharer: Arc<Sharer>,
-        partitions: watch::Receiver<u32>,
-        items: UnboundedSender<Vec<Item>>,
-        settlements: UnboundedSender<EntrySettlement>,
-    ) -> Self {
+    pub(in crate::consumer) fn new(sharer: Arc<Sharer>, partitions: watch::Receiver<u32>) -> Self {
         let paused = sharer.context.pauses.changes();
-        Self { sharer, partitions, items, settlements, reader: None, read: Vec::new(), paused }
+        Self { sharer, partitions, reader: None, read: Vec::new(), paused }
     }
 
     /// Reads until the consumer stops. Errors are reported and do not end the loop.
@@ -68,13 +57,13 @@ impl Fetcher {
             () = sharer.context.stop.cancelled() => {}
             () = work => {}
         }
-        sharer.in_flight.end_reading();
+        sharer.leases.end_reading();
     }
 
     /// Waits for room, reads once, and forwards what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
-        let in_flight = self.sharer.in_flight.clone();
-        let room = in_flight.room().await;
+        let leases = self.sharer.leases.clone();
+        let room = leases.room().await;
         if !self.open().is_empty() {
             monitor.begin_round(self.sharer.context.period());
         }
@@ -96,7 +85,7 @@ impl Fetcher {
             Ok(read) => read,
             Err(error) => {
                 // A reply with entries may have been lost: the reader starts over with the pending list.
-                in_flight.begin_rewind(&self.read);
+                leases.begin_rewind(&self.read);
                 if error.kind() == ErrorKind::GroupMissing {
                     return self.restore_groups(&error).await;
                 }
@@ -104,21 +93,21 @@ impl Fetcher {
             }
         };
         let pending = read.iter().any(|(_, fetched)| fetched.pending);
-        if pending && !in_flight.is_rewinding() {
+        if pending && !leases.is_rewinding() {
             // The reader has started over by itself. Read again, and record what is settled meanwhile.
-            in_flight.begin_rewind(&self.read);
+            leases.begin_rewind(&self.read);
             self.reader = None;
             return Ok(());
         }
         if !pending {
-            let messages = in_flight.end_rewind();
+            let messages = leases.end_rewind();
             if messages > 0 {
                 let group = &self.sharer.member.group;
                 tracing::warn!(%group, messages, "no longer pending for this member: handlers are notified");
             }
         }
         for (partition, fetched) in read {
-            take_in(&self.sharer, (&self.items, &self.settlements), partition, fetched, asked, Origin::Read);
+            take_in(&self.sharer, partition, fetched, asked, Origin::Read);
         }
         Ok(())
     }
@@ -126,7 +115,7 @@ impl Fetcher {
     async fn fetch(&mut self, room: usize) -> Result<Vec<(Partition, Fetched)>> {
         let open = self.open();
         let context = &self.sharer.context;
-        if open != self.read || self.sharer.in_flight.starts_over() {
+        if open != self.read || self.sharer.leases.starts_over() {
             self.reader = None;
         }
         if open.is_empty() {
@@ -136,13 +125,13 @@ impl Fetcher {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                self.sharer.in_flight.begin_rewind(&open);
+                self.sharer.leases.begin_rewind(&open);
                 self.read.clone_from(&open);
                 none.insert(context.backend.shared()?.shared_reader(&self.sharer.member, &open).await?)
             }
         };
         // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
-        self.sharer.in_flight.begin_read();
+        self.sharer.leases.begin_read();
         reader.fetch(room, context.config.max_wait.min(context.period())).await
     }
 
@@ -203,53 +192,49 @@ async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
 }
 
 /// Origin of entries.
-#[derive(Clone, Copy)]
-pub(in crate::consumer) enum Origin<'a> {
+#[derive(Clone)]
+pub(in crate::consumer) enum Origin {
     Read,
     /// A consumer returned them without having begun.
     GivenBack,
-    /// Their consumer died or was cut off, and one of them may be the reason. These members are alive.
-    Abandoned(&'a [Member]),
+    /// Their consumer died or was cut off, and one of them may be the reason. The incarnations of the members that are
+    /// alive.
+    Abandoned(Arc<Vec<String>>),
 }
 
-/// Takes in the entries of one partition that a request of the time `asked` read or claimed, and emits events.
+/// Takes in the entries of one partition that a request of the time `asked` read or claimed: emits events, and passes them
+/// to the worker of the partition.
 pub(in crate::consumer) fn take_in(
     sharer: &Arc<Sharer>,
-    (items, settlements): (&UnboundedSender<Vec<Item>>, &UnboundedSender<EntrySettlement>),
     partition: Partition,
     fetched: Fetched,
     asked: Instant,
-    origin: Origin<'_>,
+    origin: Origin,
 ) {
-    let Sharer { context, member, in_flight, .. } = &**sharer;
+    let Sharer { context, member, leases, .. } = &**sharer;
     let (topic_partition, group) = (&member.partition(partition), &member.group);
-    let Fetched { entries, ghosts, pending, .. } = fetched;
+    let Fetched { entries, mut ghosts, pending, .. } = fetched;
     if !ghosts.is_empty() {
         let messages = ghosts.len();
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
         context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
-        for receipt in ghosts.into_iter().filter(|_| matches!(origin, Origin::Read)) {
-            let _ = settlements.send(EntrySettlement::new(Key::ghost(partition, receipt), Settlement::Ack));
-        }
     }
-    let entries = in_flight.admit(partition, entries, asked, !matches!(origin, Origin::Read));
+    let (claimed, suspects) = match origin {
+        Origin::Read => (false, Suspects::None),
+        Origin::GivenBack => (true, Suspects::None),
+        Origin::Abandoned(living) => (true, Suspects::Abandoned(living)),
+    };
+    if claimed {
+        // A claim takes ghosts off the pending list by itself.
+        ghosts.clear();
+    }
+    let suspected = |entry: &Entry| suspects.candidate(entry, context.config.crash_limit).is_some();
+    let (serials, entries) = leases.admit(partition, entries, asked, claimed, suspected);
     if !entries.is_empty() {
         let messages = entries.len();
         context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
-        let config = &context.config;
-        let candidate = |entry: &Entry| match origin {
-            // Each claim adds a delivery. With this many, the entry was pending at two ends or more.
-            Origin::Abandoned(living) if is_candidate(entry, usize::MAX) => {
-                let ended = |noter: &str| living.iter().all(|member| member.incarnation != noter);
-                Some(Candidate::new(entry.note.as_ref(), ended, config.crash_limit))
-            }
-            _ => None,
-        };
-        let of = |(key, entry)| {
-            let candidate = candidate(&entry);
-            Item::new(key, entry, &config.limits, candidate)
-        };
-        // A closed channel means that the consumer ends: others claim the entries.
-        let _ = items.send(entries.into_iter().map(of).collect());
+    }
+    if !entries.is_empty() || !ghosts.is_empty() {
+        sharer.deliver(partition, Page { entries, serials, suspects, ghosts });
     }
 }

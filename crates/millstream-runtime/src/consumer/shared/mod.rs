@@ -1,46 +1,47 @@
 //! Shared mode: for more consumers than partitions. Each entry is claimed by one consumer; there is no order.
 //!
 //! ```text
-//! fetch ──items──▶ dispatch ──outcomes──▶ settle
-//!   ▲       ▲                                │
-//!   │     claim                              │
-//!   └────────────── room in flight ◀─────────┘      extend: all that is in flight, on the control thread
+//! fetch ──pages──▶ a worker for each partition
+//!   ▲       ▲                │
+//!   │     claim              │
+//!   └──── leases of entries ◀┘      extend: all of them, on the control thread
 //! ```
 //!
-//! All consumers read all partitions, each under a name of its own. A consumer extends its entries, whether in a handler
-//! or ready for one, three times per ttl. If there is no reply by its own deadline, it starts nothing and cancels the
-//! tokens of its handlers. Partitions are assigned and leased as usual, but only for their upkeep.
+//! All consumers read all partitions, each under a name of its own, with one reader. The messages of a partition are then
+//! dispatched and settled by the same worker as in exclusive mode; only what it handles is owned entry by entry. A consumer
+//! extends its entries, whether in a handler or ready for one, three times per ttl. If there is no reply by its own deadline,
+//! it starts nothing and cancels the tokens of its handlers. Partitions are assigned and leased as usual, but only for their
+//! upkeep.
 
 mod claim;
-mod dispatch;
 mod extend;
 mod fetch;
-mod in_flight;
-mod settle;
-mod upkeep;
-mod work;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use millstream_core::Partition;
 use millstream_core::members::Member;
+use millstream_core::panics::text_of;
 use millstream_core::shared::{SharedMember, consumer_of};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::sync::CancellationToken;
 
-pub(in crate::consumer) use in_flight::EntryLease;
-pub(in crate::consumer) use upkeep::run as tend;
-
-use crate::consumer::Concurrency;
 use crate::consumer::context::Subscription;
+use crate::consumer::partition::held::SharedPartition;
+use crate::consumer::partition::held::entry_leases::EntryLeases;
+use crate::consumer::partition::source::inbox::{Inbox, Page};
+use crate::consumer::partition::worker::PartitionWorker;
 use crate::report::Counts;
 use claim::Claimer;
-use dispatch::Dispatcher;
 use extend::Extender;
 use fetch::Fetcher;
-use in_flight::SharedInFlight;
-use settle::Settler;
 
 /// How long handlers may take to be dropped after the shutdown timeout, and settlements to be sent.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,37 +50,91 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 struct Sharer {
     context: Arc<Subscription>,
     member: Arc<SharedMember>,
-    in_flight: Arc<SharedInFlight>,
-    /// Number of handlers that run at once.
-    at_once: usize,
+    leases: Arc<EntryLeases>,
+    inboxes: Inboxes,
+    /// The workers of partitions. Each is started by the first page for it.
+    workers: Mutex<JoinSet<()>>,
+    /// Permits for the handlers of all partitions.
+    at_once: Arc<Semaphore>,
+    /// Cancelled when nothing more is read.
+    ended: CancellationToken,
+}
+
+/// The inboxes of workers.
+type Inboxes = Arc<Mutex<BTreeMap<Partition, UnboundedSender<Page>>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sharer {
+    /// Passes a page to the worker of its partition.
+    fn deliver(&self, partition: Partition, page: Page) {
+        let mut inboxes = lock(&self.inboxes);
+        let undelivered = match inboxes.get(&partition) {
+            Some(inbox) => inbox.send(page).err().map(|error| error.0),
+            None => Some(page),
+        };
+        let Some(page) = undelivered else { return };
+        let (pages, inbox) = Inbox::new();
+        // The receiver is here.
+        let _ = pages.send(page);
+        inboxes.insert(partition, pages);
+        // Not this value itself, which holds the tasks.
+        let (context, at_once, leases) = (self.context.clone(), self.at_once.clone(), self.leases.clone());
+        let (member, ended, inboxes) = (self.member.clone(), self.ended.clone(), self.inboxes.clone());
+        let (stop, revoked) = (context.stop.clone(), ended.child_token());
+        let entries = SharedPartition::new(member, partition, leases.clone(), stop, revoked);
+        lock(&self.workers).spawn(async move {
+            let mut worker = PartitionWorker::of_entries(&context, entries, inbox, &at_once);
+            // Panics of user code are caught where it is called, so this one is a defect of ours.
+            if let Err(panic) = AssertUnwindSafe(worker.run()).catch_unwind().await {
+                tracing::error!(panic = text_of(panic), "the worker of a partition ended abnormally");
+            }
+            if !ended.is_cancelled() {
+                // It ended by a defect: what it held is read again, by the next worker. Holdings that are newer than the end
+                // of its inbox are that worker's already.
+                let newest = {
+                    let mut inboxes = lock(&inboxes);
+                    inboxes.remove(&partition);
+                    leases.newest()
+                };
+                leases.forget(partition, newest);
+            }
+        });
+    }
 }
 
 /// Works until the consumer stops; then waits for the handlers that have started.
 pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
-    let group_member =
-        Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
+    let config = &context.config;
+    let group_member = Member::new(context.member.clone(), context.incarnation.clone(), config.lease_ttl);
     let (topic, group) = (context.topic.name.clone(), context.group.clone());
     let member = Arc::new(SharedMember::new(topic, group, consumer_of(&group_member)));
-    let at_once = match context.config.concurrency {
-        Concurrency::Unordered(at_once) => at_once,
-        _ => 1,
-    };
-    let (ttl, clock) = (context.config.lease_ttl, context.lease_clock.clone());
-    let in_flight = Arc::new(SharedInFlight::new(context.config.prefetch, at_once, ttl, clock));
-    let in_hand = in_flight.clone();
-    context.status.shares(&context.topic.name, Box::new(move || in_hand.len()));
-    let sharer = Arc::new(Sharer { context: context.clone(), member, in_flight: in_flight.clone(), at_once });
+    let at_once = config.concurrency.at_once();
+    let clock = context.lease_clock.clone();
+    let leases = Arc::new(EntryLeases::new(config.prefetch, at_once, config.lease_ttl, clock));
+    context.status.shares(&context.topic.name, leases.clone());
+    let at_once = Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS)));
+    let (inboxes, workers, ended) = (Inboxes::default(), Mutex::default(), CancellationToken::new());
+    let sharer = Sharer { context: context.clone(), member, leases, inboxes, workers, at_once, ended };
+    let sharer = Arc::new(sharer);
 
-    let (items, to_dispatch) = mpsc::unbounded_channel();
-    let (settlements, to_settle) = mpsc::unbounded_channel();
     let (grown, partitions) = watch::channel(context.topic.partitions);
     let _extends = context.control.spawn(Extender::new(sharer.clone()).run());
-    let fetcher = Fetcher::new(sharer.clone(), partitions, items.clone(), settlements.clone());
-    let claimer = Claimer::new(sharer.clone(), grown, items, settlements.clone());
-    let dispatcher = Dispatcher::new(sharer.clone(), to_dispatch, settlements);
-    // On tasks of their own, so that a handler that blocks does not stop the other loops.
-    let settler = AbortOnDropHandle::new(tokio::spawn(Settler::new(sharer, to_settle).run()));
-    let handlers = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));
+    let fetcher = Fetcher::new(sharer.clone(), partitions);
+    let claimer = Claimer::new(sharer.clone(), grown);
+    let work = async {
+        tokio::join!(fetcher.run(), claimer.run());
+        // No page comes any more, so workers give back all that did not begin.
+        sharer.ended.cancel();
+        let mut workers = std::mem::take(&mut *lock(&sharer.workers));
+        while let Some(ended) = workers.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a worker of a shared consumer ended abnormally");
+            }
+        }
+    };
     let kill = async {
         context.stop.cancelled().await;
         sleep(context.shutdown_timeout()).await;
@@ -88,11 +143,11 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     };
     tokio::select! {
         biased;
-        _ = async { tokio::join!(fetcher.run(), claimer.run(), ended(handlers), ended(settler)) } => {}
+        () = work => {}
         () = kill => {}
         () = killed(&context) => {}
     }
-    Counts::add(&context.counts.handed_back, in_flight.len());
+    Counts::add(&context.counts.handed_back, sharer.leases.len());
 }
 
 /// Returns some time after handlers were given up.
@@ -100,10 +155,4 @@ async fn killed(context: &Subscription) {
     context.kill.cancelled().await;
     sleep(KILL_TIMEOUT).await;
     tracing::error!("a handler blocks its thread and cannot be aborted: it keeps running");
-}
-
-async fn ended(task: AbortOnDropHandle<()>) {
-    if let Err(error) = task.await {
-        tracing::error!(%error, "a loop of a shared consumer ended abnormally");
-    }
 }

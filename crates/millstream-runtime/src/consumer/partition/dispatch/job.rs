@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_core::event::{Event, Handled};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Malformed};
-use millstream_core::{Envelope, History, Limits, MessageId, Settlement, Timestamp};
+use millstream_core::{Envelope, History, Limits, MessageId, Settlement, Timestamp, TopicPartition};
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::handler::{Handler, Input, Said, Verdict};
-use crate::consumer::partition::dispatch::decide::Attempt;
+use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::dispatch::decide::{Attempt, decide};
 use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
@@ -21,6 +23,8 @@ use crate::delivery::{AttemptHistory, DeliveryMetadata};
 /// A message on its way through a partition.
 pub(in crate::consumer) struct Job {
     pub(in crate::consumer) receipt: Receipt,
+    /// In shared mode, the serial number of the holding of its entry.
+    pub(in crate::consumer) serial: u64,
     pub(in crate::consumer) origin: MessageId,
     pub(in crate::consumer) attempt: u32,
     /// Errors of earlier attempts, if any failed.
@@ -29,6 +33,10 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) left: Duration,
     /// Set if it may be the reason why owners ended.
     pub(in crate::consumer) candidate: Option<Box<Candidate>>,
+    /// Whether the note that it begins is written.
+    pub(in crate::consumer) is_noted: bool,
+    /// What its delivery holds. Set when it starts.
+    pub(in crate::consumer) held: Option<Arc<PartitionHandle>>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
@@ -42,6 +50,7 @@ impl Job {
     /// Creates the job of an entry that was read at the time `read`.
     pub(in crate::consumer) fn new(
         entry: Entry,
+        serial: u64,
         limits: &Limits,
         candidate: Option<Candidate>,
         read: Instant,
@@ -49,11 +58,14 @@ impl Job {
         let decoded = wire::decode_owned(entry.receipt, entry.fields, limits);
         let mut job = Self {
             receipt: entry.receipt,
+            serial,
             origin: decoded.origin,
             attempt: decoded.attempt,
             past: AttemptHistory::of(decoded.error, decoded.history),
             left: Duration::ZERO,
             candidate: candidate.map(Box::new),
+            is_noted: false,
+            held: None,
             said: None,
             elapsed: Duration::ZERO,
             read,
@@ -71,8 +83,8 @@ impl Job {
     }
 
     /// Returns a settlement that parks the message for the rest of its wait.
-    pub(in crate::consumer) fn parks(self) -> Settlement {
-        let Self { origin, attempt, left, .. } = self;
+    pub(in crate::consumer) fn parks(&self) -> Settlement {
+        let Self { origin, attempt, left, .. } = *self;
         let due = Due::In(left);
         let (error, history) = (self.last_error().unwrap_or_default().to_owned(), self.history().clone());
         Settlement::Retry { due, attempt, origin, error, history }
@@ -95,13 +107,8 @@ impl Job {
         clock.unwrap_or_else(|| self.receipt.id.ms.saturating_add(in_hand()))
     }
 
-    /// Returns the attempt for [`decide`](super::decide::decide).
-    pub(in crate::consumer) fn attempt<'a>(
-        &'a self,
-        clock: Option<&ServerClock>,
-        in_place: Option<&'a str>,
-    ) -> Attempt<'a> {
-        let now = clock.and_then(ServerClock::now);
+    fn attempt<'a>(&'a self, clock: &ServerClock, in_place: Option<&'a str>) -> Attempt<'a> {
+        let now = clock.now();
         let elapsed =
             self.history().since().map_or(0, |since| self.now(now).saturating_sub(since.as_millis()));
         Attempt {
@@ -114,6 +121,47 @@ impl Job {
             entropy: fastrand::u64(..),
             in_place,
         }
+    }
+
+    /// Decides what becomes of the message, counts it and emits the event. `in_place`: a failed message waits in its place.
+    pub(in crate::consumer) fn conclude(
+        &self,
+        context: &Subscription,
+        topic_partition: &TopicPartition,
+        verdict: &Verdict,
+        clock: &ServerClock,
+        in_place: bool,
+    ) -> (Settlement, Handled) {
+        let attempt = || self.attempt(clock, in_place.then_some(&*context.incarnation));
+        let (settlement, handled) = decide(verdict, attempt, &context.policies());
+        if handled != Handled::Acked {
+            // Acknowledgements are counted once for all messages that ended together.
+            context.counts.handled(handled);
+        }
+        context.observer.observe(&Event::Handled {
+            topic_partition,
+            group: &context.group,
+            attempt: self.attempt,
+            handled,
+            elapsed: self.elapsed,
+            origin: self.origin,
+            source: self.receipt.source,
+            cause: verdict.cause(),
+        });
+        (settlement, handled)
+    }
+
+    /// Gives up the message: this number of processes ended while handling it.
+    pub(in crate::consumer) fn give_up(
+        &mut self,
+        context: &Subscription,
+        topic_partition: &TopicPartition,
+        crashes: u32,
+    ) {
+        self.said = Some(Said::Own(Verdict::Crashed(crashes)));
+        let (origin, group) = (self.origin, &context.group);
+        tracing::warn!(%topic_partition, %group, %origin, crashes, "dead-lettered: processes ended while handling it");
+        context.observer.observe(&Event::Crashed { topic_partition, group, origin, crashes });
     }
 
     /// Updates the job for a wait in place, with the next attempt of this note. Returns how long it waits.
@@ -141,6 +189,12 @@ impl Job {
         self.envelope.as_ref().ok()?.key.as_ref()
     }
 
+    /// Whether a note must be written before it begins. A malformed entry never reaches the handler, so it cannot be the reason
+    /// why processes end.
+    pub(in crate::consumer) fn needs_note(&self) -> bool {
+        self.candidate.is_some() && self.is_message() && !self.is_noted
+    }
+
     /// Whether it is a well-formed message that a handler can get.
     pub(in crate::consumer) fn is_message(&self) -> bool {
         self.envelope.is_ok()
@@ -148,7 +202,7 @@ impl Job {
 
     /// Returns the message for the handler. `None` if the entry is malformed: then the verdict is set. With `keep` the
     /// message is cloned, because it may wait in place for another attempt.
-    pub(in crate::consumer) fn input(&mut self, owned: Arc<PartitionHandle>, keep: bool) -> Option<Input> {
+    pub(in crate::consumer) fn input(&mut self, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
             Ok(envelope) if keep => envelope.clone(),
             Ok(envelope) => std::mem::take(envelope),
@@ -157,6 +211,7 @@ impl Job {
                 return None;
             }
         };
+        let owned = self.held.take()?;
         let Envelope { key, headers, payload } = envelope;
         let about = DeliveryMetadata {
             owned,
@@ -173,31 +228,24 @@ impl Job {
 }
 
 /// Passes jobs to the handler, one by one or as a batch. Jobs that the handler did not handle have no verdict.
-pub(in crate::consumer) async fn handle<T>(
-    context: &Subscription,
-    units: &mut [T],
-    part: impl Fn(&mut T) -> (Arc<PartitionHandle>, &mut Job),
-    keep: bool,
-) {
+pub(in crate::consumer) async fn handle(context: &Subscription, unit: &mut Unit, keep: bool) {
     let timeout = context.config.handler_timeout;
     let _running = context.status.handler();
     match &context.handler {
         Handler::Each(call) => {
-            for unit in units {
-                let (owned, job) = part(unit);
-                if let Some(input) = job.input(owned, keep) {
+            for (_, job) in unit {
+                if let Some(input) = job.input(keep) {
                     job.said = call.one(input, timeout).await.map(Said::Own);
                 }
             }
         }
         Handler::Batch(_, call) => {
-            let parts = units.iter_mut().map(&part);
-            let inputs: Vec<_> = parts.filter_map(|(owned, job)| job.input(owned, keep)).collect();
+            let inputs: Vec<_> = unit.iter_mut().filter_map(|(_, job)| job.input(keep)).collect();
             if inputs.is_empty() {
                 return;
             }
             let mut said = call(inputs, timeout).await.into_iter();
-            for job in units.iter_mut().map(|unit| part(unit).1).filter(|job| job.said.is_none()) {
+            for (_, job) in unit.iter_mut().filter(|(_, job)| job.said.is_none()) {
                 job.said = said.next();
             }
         }

@@ -216,6 +216,15 @@ impl<T> KeyQueues<T> {
         }
     }
 
+    /// Removes the items that do not run, and returns them in the order of arrival.
+    pub(in crate::consumer) fn drain(&mut self) -> Vec<T> {
+        let mut items: Vec<_> = self.queues.iter_mut().flat_map(|queue| queue.items.drain(..)).collect();
+        items.sort_unstable_by_key(|item| item.number);
+        self.ready.clear();
+        self.blocked = 0;
+        items.into_iter().map(|item| item.value).collect()
+    }
+
     fn leave(&mut self, ticket: Ticket) {
         self.queues[ticket.lane].running -= 1;
         if ticket.first {

@@ -1,5 +1,6 @@
 //! Limits that the partitions of one consumer share: the number of handlers, and poison candidates that run alone.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +8,7 @@ use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::PollSemaphore;
 
-use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::partition::held::OwnedBy;
 
 /// Limits that the partitions of one consumer share. Permits are granted first come, first served. A partition requests
 /// one handler at a time, so partitions take turns.
@@ -24,11 +25,6 @@ impl Limiter {
         let handlers = max_handlers.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
         let (candidates, explained) = (Arc::new(Semaphore::new(1)), AtomicU64::new(0));
         Self { handlers, candidates, explained, more_explained: Notify::new() }
-    }
-
-    /// Returns the permits for running a handler; `None` if there is no limit.
-    pub(in crate::consumer) fn handlers(&self) -> Option<&Arc<Semaphore>> {
-        self.handlers.as_ref()
     }
 
     /// Returns the only permit for handling a poison candidate alone. If the process ends while it is held, no other
@@ -52,32 +48,74 @@ impl Limiter {
     pub(in crate::consumer) fn more_explained(&self) -> Notified<'_> {
         self.more_explained.notified()
     }
-
-    /// Waits for a handler permit, and, if a candidate is to be handled alone, for the only permit for that.
-    pub(in crate::consumer) async fn enter(
-        &self,
-        alone: bool,
-    ) -> (Option<OwnedSemaphorePermit>, Option<OwnedSemaphorePermit>) {
-        // In this order: waiting for another candidate must not occupy a handler permit. Neither semaphore is ever
-        // closed.
-        let only = if alone { self.candidates.clone().acquire_owned().await.ok() } else { None };
-        let handler = match &self.handlers {
-            Some(handlers) => handlers.clone().acquire_owned().await.ok(),
-            None => None,
-        };
-        (only, handler)
-    }
 }
 
-/// Waits for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
-pub(in crate::consumer) async fn turn(
-    guard: &LeaseGuard,
-    turns: &mut Option<PollSemaphore>,
-) -> Option<Option<OwnedSemaphorePermit>> {
-    let permit = match turns {
-        // The position in the semaphore's queue is kept when this future is dropped and created again.
-        Some(turns) => Some(std::future::poll_fn(|cx| turns.poll_acquire(cx)).await?),
-        None => None,
-    };
-    guard.live().await.then_some(permit)
+/// Permits of one unit.
+#[derive(Debug, Default)]
+pub(in crate::consumer) struct Permits {
+    _shared: Option<OwnedSemaphorePermit>,
+    _handler: Option<OwnedSemaphorePermit>,
+}
+
+/// The positions of one partition in the queues for permits. They are kept between calls.
+pub(in crate::consumer) struct Turns {
+    /// In shared mode: permits for the handlers of all partitions of a topic.
+    shared: Option<PollSemaphore>,
+    /// One of these, while the other one is waited for. Always in this order, so that no two partitions wait for each other.
+    first: Option<OwnedSemaphorePermit>,
+    /// Whether we have a position in a queue: a permit that it gets must be used.
+    waiting: bool,
+    /// Permits for the handlers of the consumer, if their number is limited.
+    handlers: Option<PollSemaphore>,
+}
+
+impl Turns {
+    pub(in crate::consumer) fn new(limiter: &Limiter, shared: Option<&Arc<Semaphore>>) -> Self {
+        let turns = |permits: &Arc<Semaphore>| PollSemaphore::new(permits.clone());
+        Self {
+            shared: shared.map(turns),
+            first: None,
+            waiting: false,
+            handlers: limiter.handlers.as_ref().map(turns),
+        }
+    }
+
+    /// Returns permits if there are some. With a limit of the consumer its partitions take turns, each time at the end of the
+    /// queue: then they are always [waited](Self::next) for.
+    pub(in crate::consumer) fn at_once(&self) -> Option<Permits> {
+        match (&self.shared, &self.handlers) {
+            (None, None) => Some(Permits::default()),
+            (Some(shared), None) if !self.waiting => {
+                let permit = shared.clone_inner().try_acquire_owned().ok()?;
+                Some(Permits { _shared: Some(permit), _handler: None })
+            }
+            _ => None,
+        }
+    }
+
+    /// Waits for our turn, and until the lease can be relied on. `None` if it is lost. Cancel safe.
+    pub(in crate::consumer) async fn next(&mut self, owned_by: &OwnedBy) -> Option<Permits> {
+        self.waiting = true;
+        // The position in a semaphore's queue is kept when this future is dropped and created again.
+        if let (None, Some(shared)) = (&self.first, &mut self.shared) {
+            self.first = poll_fn(|cx| shared.poll_acquire(cx)).await;
+        }
+        let handler = match &mut self.handlers {
+            Some(handlers) => Some(poll_fn(|cx| handlers.poll_acquire(cx)).await?),
+            None => None,
+        };
+        let live = owned_by.live().await;
+        self.waiting = false;
+        let shared = self.first.take();
+        live.then_some(Permits { _shared: shared, _handler: handler })
+    }
+
+    /// Gives up our positions: nothing is to start.
+    pub(in crate::consumer) fn leave(&mut self) {
+        (self.first, self.waiting) = (None, false);
+        // A clone has no position.
+        for turns in [&mut self.shared, &mut self.handlers].into_iter().flatten() {
+            *turns = turns.clone();
+        }
+    }
 }

@@ -1,50 +1,47 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
 pub(in crate::consumer) mod decide;
+pub(in crate::consumer) mod holder;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
 pub(in crate::consumer) mod limits;
+pub(in crate::consumer) mod picked;
 pub(in crate::consumer) mod retry_timers;
 pub(in crate::consumer) mod row;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use millstream_core::Settlement;
-use millstream_core::event::{Event, Handled};
-use millstream_core::log::{Entry, Receipt};
+use millstream_core::event::Handled;
+use millstream_core::log::Receipt;
 use millstream_core::panics::discard;
+use millstream_core::{Settlement, TopicPartition};
 use millstream_loops::Runners;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
-use tokio_util::sync::PollSemaphore;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
-use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::handler::{Handler, Said, Verdict};
-use crate::consumer::partition::dispatch::decide::decide;
+use crate::consumer::handler::{Handler, Verdict};
+use crate::consumer::partition::dispatch::holder::{Held, Holder};
 use crate::consumer::partition::dispatch::job::{Job, handle};
 use crate::consumer::partition::dispatch::key_queues::{By, KeyQueue, KeyQueues, Ticket};
-use crate::consumer::partition::dispatch::limits::turn;
+use crate::consumer::partition::dispatch::limits::{Permits, Turns};
+use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
-use crate::consumer::partition::fetch::Read;
-use crate::consumer::partition::handle::PartitionHandle;
-use crate::consumer::partition::in_flight::InFlight;
-use crate::consumer::partition::poison::{Candidate, Plan, Poison};
+use crate::consumer::partition::held::OwnedBy;
+use crate::consumer::partition::held::entry_leases::NO_HOLDING;
+use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::poison::{Noted, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;
+use crate::consumer::partition::source::Read;
 use crate::consumer::pauses::Pause;
 use crate::report::Counts;
 
-/// Maximum number of messages that a task handles one after the other before their results are used: enough that the
-/// switches between tasks cost little for each message.
-const ROW: usize = 256;
-
 /// Jobs that are passed to a task together: one, a batch, or a row.
-type Unit = Vec<(Ticket, Box<Job>)>;
+pub(in crate::consumer) type Unit = Vec<(Ticket, Box<Job>)>;
 
 /// Something that happened, for [`Dispatcher::take_in`].
 pub(in crate::consumer) enum Happened {
@@ -52,8 +49,8 @@ pub(in crate::consumer) enum Happened {
     Ended(Result<Unit, String>),
     /// A candidate may be handled alone.
     Turn(KeyQueue),
-    /// A handler may start, with this permit. `None`: the lease is lost.
-    Permit(Option<Option<OwnedSemaphorePermit>>),
+    /// A handler may start, with these permits. `None`: the lease is lost.
+    Permit(Option<Permits>),
     /// The partition is paused now, or no longer.
     Pause,
 }
@@ -61,25 +58,19 @@ pub(in crate::consumer) enum Happened {
 /// The messages of one partition that are read and not settled, and the tasks that handle them.
 pub(in crate::consumer) struct Dispatcher {
     context: Arc<Subscription>,
-    guard: Arc<LeaseGuard>,
+    topic_partition: TopicPartition,
+    owned_by: OwnedBy,
+    holder: Holder,
     clock: Arc<ServerClock>,
-    owned: Arc<PartitionHandle>,
-    /// Value of the guard's [`trust`](LeaseGuard::trust) when `owned` was created.
-    trust: u64,
     queues: KeyQueues<Box<Job>>,
     waits: RetryTimers,
     poison: Poison,
-    /// Jobs that start next. A batch is filled until it is full or `full_at` has come.
-    picked: Unit,
-    full_at: Instant,
-    /// Maximum number of messages that start together, and how long a batch waits for more.
-    size: usize,
-    wait: Duration,
+    picked: Picked,
     running: Runners<Unit>,
     /// From rows that wait: jobs that are done already.
     early: (UnboundedSender<Unit>, UnboundedReceiver<Unit>),
-    /// Our position in the queue for handlers, if their number is limited.
-    turns: Option<PollSemaphore>,
+    /// Our positions in the queues for handlers, if their number is limited.
+    turns: Turns,
     pause: Pause,
     /// Whether messages are handled one after the other.
     serial: bool,
@@ -87,47 +78,47 @@ pub(in crate::consumer) struct Dispatcher {
 }
 
 impl Dispatcher {
+    /// `at_once` are the permits for handlers that all partitions of the topic share, in shared mode.
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
-        guard: Arc<LeaseGuard>,
-        owned: PartitionHandle,
-        clock: Arc<ServerClock>,
+        topic_partition: TopicPartition,
+        owned_by: OwnedBy,
+        at_once: Option<&Arc<Semaphore>>,
     ) -> Self {
         let config = &context.config;
-        let (by, at_once) = By::of(config.concurrency, config.retry_order);
-        let (size, wait) = match &context.handler {
-            // In one queue, a row has the order of the log.
-            Handler::Each(_) if by == By::Partition => (ROW, Duration::ZERO),
-            Handler::Each(_) => (1, Duration::ZERO),
-            Handler::Batch(batch, _) => (batch.size, batch.wait),
-        };
-        let candidates = PollSemaphore::new(context.limiter.candidates().clone());
+        let (by, concurrency) = By::of(config.concurrency, config.retry_order);
         Self {
-            // 0 is the oldest value: one that is read after the token was created could belong to a newer token.
-            trust: 0,
-            queues: KeyQueues::new(by, at_once),
+            holder: Holder::new(context.context.clone(), topic_partition.clone(), owned_by.clone()),
+            queues: KeyQueues::new(by, concurrency),
             waits: RetryTimers::default(),
-            poison: Poison::new(owned.epoch, candidates),
-            picked: Vec::new(),
-            full_at: Instant::now(),
-            size,
-            wait,
+            poison: Poison::new(&context, &owned_by),
+            picked: Picked::new(&context.handler, by),
             running: Runners::new(),
             early: mpsc::unbounded_channel(),
-            turns: context.limiter.handlers().map(|handlers| PollSemaphore::new(handlers.clone())),
-            pause: context.pauses.of(&owned.topic_partition),
-            serial: at_once == 1,
+            turns: Turns::new(&context.limiter, at_once),
+            pause: context.pauses.of(&topic_partition),
+            serial: concurrency == 1,
             warned: false,
-            owned: Arc::new(owned),
+            topic_partition,
             context,
-            guard,
-            clock,
+            owned_by,
+            clock: Arc::default(),
         }
+    }
+
+    /// Returns the estimate of the server's clock. It is not known unless the caller [runs](ServerClock::run) it.
+    pub(in crate::consumer) fn clock(&self) -> &Arc<ServerClock> {
+        &self.clock
     }
 
     /// Whether the partition is paused.
     pub(in crate::consumer) fn is_paused(&mut self) -> bool {
         self.pause.is_on()
+    }
+
+    /// Whether messages wait until it is known whether their entries are still ours.
+    pub(in crate::consumer) fn is_uncertain(&self) -> bool {
+        self.holder.is_uncertain()
     }
 
     /// Whether no handler runs.
@@ -137,18 +128,19 @@ impl Dispatcher {
 
     /// Takes in messages that were read.
     pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
-        let now = Instant::now();
-        let (config, ends) = (&self.context.config, &self.guard.lease().ends);
-        let job = |entry: Entry| {
-            let candidate = Candidate::of_owner(&entry, read.ends, ends, config.crash_limit);
-            Box::new(Job::new(entry, &config.limits, candidate, now))
-        };
-        let jobs: Vec<_> = read.entries.into_iter().map(job).collect();
-        for job in jobs {
+        let (now, context) = (Instant::now(), self.context.clone());
+        let config = &context.config;
+        let Read { entries, serials, suspects } = read;
+        let serials = serials.into_iter().chain(std::iter::repeat(NO_HOLDING));
+        for (entry, serial) in entries.into_iter().zip(serials) {
+            let candidate = suspects.candidate(&entry, config.crash_limit);
+            let job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by an owner with another retry order. Here it is parked, like all failed messages.
-                    settler.add(job.receipt, job.parks());
+                    if self.holder.decided(&job) {
+                        settler.add(job.receipt, job.serial, job.parks());
+                    }
                     continue;
                 }
                 // The wait began when an earlier owner wrote the note, so only the rest of it is left.
@@ -160,8 +152,8 @@ impl Dispatcher {
     }
 
     /// Takes in a written note: of a message that waits in place, or of a poison candidate that begins.
-    pub(in crate::consumer) fn written(&mut self, receipt: Receipt) {
-        if !self.poison.written(receipt) {
+    pub(in crate::consumer) fn written(&mut self, receipt: Receipt, serial: u64) {
+        if !self.poison.written(receipt, serial) {
             self.waits.written(receipt, Instant::now());
         }
     }
@@ -175,21 +167,25 @@ impl Dispatcher {
                 self.queues.unblock(lane);
             }
         }
-        loop {
+        for (receipt, serial) in settler.take_gone() {
+            // It comes up, and is found to be gone.
+            self.poison.written(receipt, serial);
+        }
+        self.start_noted(settler);
+        while self.holder.is_certain_again() {
             self.pick(settler);
             self.count_blocked(in_flight);
             if self.pause.is_on() {
-                if let Some(turns) = &mut self.turns {
-                    // While we are paused, other partitions get our position in the queue.
-                    *turns = turns.clone();
-                }
-                return;
+                // While we are paused, other partitions get our positions in the queues.
+                return self.stop();
             }
             let now = Instant::now();
-            if self.turns.is_some() || !self.is_complete(now) || !self.guard.is_live(now) {
+            if !self.picked.is_complete(now) || !self.owned_by.is_live(now) {
                 return;
             }
-            self.start(None);
+            let Some(permits) = self.turns.at_once() else { return };
+            let unit = self.picked.take();
+            self.start(unit, permits, settler);
         }
     }
 
@@ -205,24 +201,27 @@ impl Dispatcher {
 
     /// Returns when something is to be done although nothing else happens.
     pub(in crate::consumer) fn wakes(&mut self) -> Option<Instant> {
-        let waits_for_more =
-            !self.picked.is_empty() && !self.pause.is_on() && !self.is_complete(Instant::now());
-        let filled = waits_for_more.then_some(self.full_at);
+        let filled = if self.pause.is_on() { None } else { self.picked.full_at() };
         self.waits.next().into_iter().chain(filled).min()
     }
 
     /// Waits until something happens. Cancel safe.
     pub(in crate::consumer) async fn changed(&mut self) -> Happened {
         let paused = self.pause.is_on();
-        let complete = !paused && self.is_complete(Instant::now());
-        let Self { pause, early, running, poison, turns, guard, context, .. } = self;
+        if paused {
+            // Since a moment ago.
+            self.stop();
+        }
+        let complete = !paused && !self.is_uncertain() && self.picked.is_complete(Instant::now());
+        let Self { pause, early, running, poison, turns, owned_by, context, .. } = self;
         tokio::select! {
             biased;
             () = pause.until(!paused) => Happened::Pause,
             Some(unit) = early.1.recv() => Happened::Ended(Ok(unit)),
             Some(ended) = running.next() => Happened::Ended(ended),
             lane = poison.turn(&context.limiter), if !paused => Happened::Turn(lane),
-            permit = turn(guard, turns), if complete => Happened::Permit(permit),
+            permits = turns.next(owned_by), if complete => Happened::Permit(permits),
+            _ = owned_by.live(), if poison.has_noted() => Happened::Permit(None),
         }
     }
 
@@ -231,18 +230,19 @@ impl Dispatcher {
         match happened {
             Happened::Ended(ended) => self.ended(ended, settler),
             Happened::Turn(lane) => self.queues.unblock(lane),
-            Happened::Permit(Some(Some(permit))) => {
+            Happened::Permit(Some(permits)) => {
                 // Lets others that have just released a permit queue up again before we start.
                 tokio::task::yield_now().await;
                 if !self.pause.is_on()
-                    && self.guard.is_live(Instant::now())
-                    && !self.guard.revoked().is_cancelled()
+                    && self.owned_by.is_live(Instant::now())
+                    && !self.owned_by.revoked().is_cancelled()
                 {
-                    self.start(Some(permit));
+                    let unit = self.picked.take();
+                    self.start(unit, permits, settler);
                 }
             }
             // The lease can be relied on again, or is lost, which the worker notices by itself.
-            Happened::Permit(_) | Happened::Pause => {}
+            Happened::Permit(None) | Happened::Pause => {}
         }
     }
 
@@ -259,6 +259,7 @@ impl Dispatcher {
     /// other, unless the whole partition waits.
     fn waits_in_place(&self, job: &Job) -> bool {
         match self.context.config.retry_order {
+            _ if matches!(self.owned_by, OwnedBy::Entries(_)) => false,
             RetryOrder::Skip => false,
             RetryOrder::BlockKey => job.key().is_some(),
             RetryOrder::BlockPartition => true,
@@ -267,16 +268,8 @@ impl Dispatcher {
 
     /// Picks the jobs that start next, and blocks the queues that have to wait.
     fn pick(&mut self, settler: &mut Settler) {
-        while self.picked.len() < self.size {
+        while !self.picked.is_full() {
             let first = self.picked.is_empty();
-            // A candidate runs alone, never with others in a batch or a row.
-            if self.picked.first().is_some_and(|(_, job)| job.candidate.is_some()) {
-                break;
-            }
-            if first && let Some(noted) = self.poison.next() {
-                self.picked.push(noted);
-                break;
-            }
             let next = if first { self.queues.next() } else { self.queues.also() };
             let Some((ticket, job)) = next else { break };
             let receipt = job.receipt;
@@ -286,11 +279,9 @@ impl Dispatcher {
                     self.queues.put_back(ticket, job);
                     break;
                 }
-                let Some(picked) = self.screen((ticket, job), settler) else { continue };
-                if first && !self.wait.is_zero() {
-                    self.full_at = Instant::now() + self.wait;
+                if let Some((ticket, job)) = self.screen((ticket, job), settler) {
+                    self.picked.push(ticket, job);
                 }
-                self.picked.push(picked);
                 continue;
             }
             match self.queues.block(ticket, job) {
@@ -301,8 +292,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns a message that can start at once. A candidate is kept back until its note is written, or until it can run
-    /// alone; or it is given up.
+    /// Returns a message that can start at once. A candidate is kept back until it can run alone, or it is given up.
     fn screen(
         &mut self,
         (ticket, mut job): (Ticket, Box<Job>),
@@ -318,14 +308,12 @@ impl Dispatcher {
         }
         match candidate.plan {
             Plan::GiveUp(crashes) => {
-                job.said = Some(Said::Own(Verdict::Crashed(crashes)));
-                let PartitionHandle { topic_partition, group, .. } = &*self.owned;
-                let origin = job.origin;
-                tracing::warn!(%topic_partition, %group, %origin, crashes, "dead-lettered: processes ended while handling it");
-                let event = Event::Crashed { topic_partition, group, origin, crashes };
-                self.context.observer.observe(&event);
-                // The leases before ours ended over this message, so other candidates need not run alone because of them.
-                limiter.explain(self.owned.epoch);
+                job.give_up(&self.context, &self.topic_partition, crashes);
+                if let OwnedBy::Lease(guard) = &self.owned_by {
+                    // The leases before ours ended over this message, so other candidates need not run alone because of
+                    // them.
+                    limiter.explain(guard.lease().epoch);
+                }
                 self.finish(vec![(ticket, job)], settler);
                 return None;
             }
@@ -338,10 +326,7 @@ impl Dispatcher {
             }
             Plan::Note | Plan::Alone => {}
         }
-        let note = self.poison.notes(ticket, job)?;
-        // The handler starts when the note is written.
-        settler.add(receipt, Settlement::Hold(note));
-        None
+        Some((ticket, job))
     }
 
     /// Reports the number of blocked messages. Only with `BlockKey`: if the whole partition waits, reading on is no use.
@@ -351,59 +336,90 @@ impl Dispatcher {
         }
         if in_flight.blocked(self.queues.blocked()) && !self.warned {
             self.warned = true;
-            let PartitionHandle { topic_partition, group, .. } = &*self.owned;
+            let (topic_partition, group) = (&self.topic_partition, &self.context.group);
             let messages = self.queues.blocked();
             tracing::warn!(%topic_partition, %group, messages, "too many wait behind messages that failed: no more is read");
         }
     }
 
-    /// Whether the picked jobs may start.
-    fn is_complete(&self, now: Instant) -> bool {
-        let Some((_, job)) = self.picked.first() else { return false };
-        self.wait.is_zero()
-            || job.candidate.is_some()
-            || self.picked.len() >= self.size
-            || now >= self.full_at
+    /// Starts the candidates whose notes are written. They have permits, which others may wait for.
+    fn start_noted(&mut self, settler: &mut Settler) {
+        let paused = self.pause.is_on();
+        while self.owned_by.is_live(Instant::now())
+            && let Some(Noted { ticket, job, permits }) = self.poison.next()
+        {
+            if paused {
+                self.queues.put_back(ticket, job);
+            } else {
+                self.start(vec![(ticket, job)], permits, settler);
+            }
+        }
     }
 
-    /// Passes the picked jobs to a task.
-    fn start(&mut self, permit: Option<OwnedSemaphorePermit>) {
-        self.trust_again();
-        let mut unit = std::mem::take(&mut self.picked);
-        let (context, owned, guard) = (self.context.clone(), self.owned.clone(), self.guard.clone());
-        if self.serial && matches!(context.handler, Handler::Each(_)) {
-            let row = Row::new(context, owned, guard, self.pause.clone(), unit, self.early.0.clone());
+    /// Passes jobs to a task.
+    fn start(&mut self, unit: Unit, permits: Permits, settler: &mut Settler) {
+        let Held { live: mut unit, uncertain, gone } = self.holder.hold(unit);
+        uncertain.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
+        for (ticket, job) in gone {
+            self.poison.done(job.receipt);
+            self.queues.done(ticket);
+        }
+        // A candidate is alone in its unit. Its handler starts when the note is written.
+        if let Some((ticket, job)) = unit.pop_if(|(_, job)| job.needs_note()) {
+            let (receipt, serial) = (job.receipt, job.serial);
+            if let Some(note) = self.poison.notes(Noted { ticket, job, permits }) {
+                settler.add(receipt, serial, Settlement::Hold(note));
+            }
+            return;
+        }
+        if unit.is_empty() {
+            return;
+        }
+        let (context, owned_by) = (self.context.clone(), self.owned_by.clone());
+        if let (OwnedBy::Lease(guard), true, Handler::Each(_)) = (&owned_by, self.serial, &context.handler) {
+            let row = Row::new(context, guard.clone(), self.pause.clone(), unit, self.early.0.clone());
             self.running.spawn(async move {
                 let unit = row.run().await;
-                drop(permit);
+                drop(permits);
                 unit
             });
             return;
         }
-        let keep = self.context.config.retry_order != RetryOrder::Skip;
+        // Without a lease on the partition, a message that did not begin may start again.
+        let keep =
+            self.context.config.retry_order != RetryOrder::Skip || !matches!(owned_by, OwnedBy::Lease(_));
         self.running.spawn(async move {
             // It has waited for a thread, and the lease may be lost meanwhile.
-            if !guard.lost().is_cancelled() {
+            if !owned_by.lost().is_cancelled() {
                 let started = Instant::now();
-                handle(&context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep).await;
+                handle(&context, &mut unit, keep).await;
                 let elapsed = started.elapsed();
                 unit.iter_mut().for_each(|(_, job)| job.elapsed = elapsed);
             }
-            drop(permit);
+            drop(permits);
             unit
         });
     }
 
-    /// Creates a new partition handle if the lease could not be relied on for a while: new messages can rely on it again.
-    fn trust_again(&mut self) {
-        // Compared first, because it is one atomic load, and this runs for every unit.
-        let trust = self.guard.trust();
-        if trust != std::mem::replace(&mut self.trust, trust)
-            && self.owned.cancelled.is_cancelled()
-            && let Ok(owned) = PartitionHandle::new(&self.context.context, &self.guard)
-        {
-            self.owned = Arc::new(owned);
+    /// Gives up what this partition waits for: nothing more is to start. Handlers that run may go on for long, and other
+    /// partitions must not wait for a permit that this one would get meanwhile.
+    pub(in crate::consumer) fn stop(&mut self) {
+        self.turns.leave();
+        self.poison.leave();
+    }
+
+    /// Aborts the handlers, and waits for their end.
+    pub(in crate::consumer) async fn abort(&mut self) {
+        self.running.shutdown().await;
+    }
+
+    /// Removes the messages whose handlers do not run. Returns their receipts and serial numbers.
+    pub(in crate::consumer) fn drain(&mut self) -> Vec<(Receipt, u64)> {
+        let noted = self.poison.drain().into_iter().map(|Noted { ticket, job, .. }| (ticket, job));
+        for (ticket, job) in self.picked.take().into_iter().chain(noted) {
+            self.queues.put_back(ticket, job);
         }
+        self.queues.drain().into_iter().map(|job| (job.receipt, job.serial)).collect()
     }
 
     fn ended(&mut self, ended: Result<Unit, String>, settler: &mut Settler) {
@@ -412,7 +428,7 @@ impl Dispatcher {
             Err(panic) => {
                 // Panics of handlers are caught where they are called, so this one is a defect of ours.
                 tracing::error!(panic, "handling a message ended abnormally");
-                self.guard.revoke();
+                self.owned_by.revoke();
             }
         }
     }
@@ -444,30 +460,15 @@ impl Dispatcher {
         verdict: &Verdict,
         settler: &mut Settler,
     ) -> bool {
-        let context = &self.context;
-        let policies = context.policies();
-        let attempt = || {
-            let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
-            job.attempt(Some(&self.clock), in_place)
-        };
-        let (settlement, handled) = decide(verdict, attempt, &policies);
-        let acked = handled == Handled::Acked;
-        if !acked {
-            context.counts.handled(handled);
+        if !self.holder.decided(&job) {
+            self.poison.done(job.receipt);
+            self.queues.done(ticket);
+            return false;
         }
-        let PartitionHandle { topic_partition, group, .. } = &*self.owned;
-        let event = Event::Handled {
-            topic_partition,
-            group,
-            attempt: job.attempt,
-            handled,
-            elapsed: job.elapsed,
-            origin: job.origin,
-            source: job.receipt.source,
-            cause: verdict.cause(),
-        };
-        context.observer.observe(&event);
-        let receipt = job.receipt;
+        let in_place = self.waits_in_place(&job);
+        let (settlement, handled) =
+            job.conclude(&self.context, &self.topic_partition, verdict, &self.clock, in_place);
+        let (receipt, serial) = (job.receipt, job.serial);
         self.poison.done(receipt);
         match &settlement {
             Settlement::Hold(note) => {
@@ -477,7 +478,7 @@ impl Dispatcher {
             }
             _ => self.queues.done(ticket),
         }
-        settler.add(receipt, settlement);
-        acked
+        settler.add(receipt, serial, settlement);
+        handled == Handled::Acked
     }
 }

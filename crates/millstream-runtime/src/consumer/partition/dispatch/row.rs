@@ -11,7 +11,6 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::handler::{self, Handler, Input, Said, Verdict};
 use crate::consumer::partition::dispatch::Unit;
-use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::pauses::Pause;
 use millstream_core::Outcome;
 
@@ -22,7 +21,6 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// one before it. The others are returned without a verdict.
 pub(in crate::consumer) struct Row {
     context: Arc<Subscription>,
-    owned: Arc<PartitionHandle>,
     guard: Arc<LeaseGuard>,
     pause: Pause,
     unit: Unit,
@@ -41,14 +39,13 @@ pub(in crate::consumer) struct Row {
 impl Row {
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
-        owned: Arc<PartitionHandle>,
         guard: Arc<LeaseGuard>,
         pause: Pause,
         unit: Unit,
         early: UnboundedSender<Unit>,
     ) -> Self {
         let now = Instant::now();
-        Self { context, owned, guard, pause, unit, at: 0, since: now, begun: now, over: false, early }
+        Self { context, guard, pause, unit, at: 0, since: now, begun: now, over: false, early }
     }
 
     /// Handles the messages, and returns all.
@@ -84,7 +81,7 @@ impl handler::Row for Row {
         let keep = self.keeps_order();
         while self.at < self.unit.len() && self.goes_on() {
             let (_, job) = &mut self.unit[self.at];
-            if let Some(input) = job.input(self.owned.clone(), keep) {
+            if let Some(input) = job.input(keep) {
                 return Some(input);
             }
             // It is not a message, and was judged as malformed.

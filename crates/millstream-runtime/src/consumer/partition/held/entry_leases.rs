@@ -1,8 +1,8 @@
-//! Entries of one consumer: in handlers, ready for one, or waiting to be settled; each with the time until which it is
-//! ours.
+//! The entries of a consumer that shares its partitions: in handlers, ready for one, or waiting to be settled; each with the
+//! time until which it is ours.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use millstream_core::log::{Entry, Receipt};
 use millstream_core::shared::{Shared, SharedMember};
 use millstream_core::{Partition, wire};
 use tokio::sync::Notify;
-use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -27,16 +26,15 @@ type Id = (Partition, Receipt);
 pub(in crate::consumer) struct Key {
     pub(in crate::consumer) partition: Partition,
     pub(in crate::consumer) receipt: Receipt,
-    /// Number of the holding. 0 for an entry that was never held: a ghost.
-    serial: u64,
+    /// Number of the holding, or [`NO_HOLDING`].
+    pub(in crate::consumer) serial: u64,
 }
 
-impl Key {
-    /// Returns the key of an entry whose fields are gone: it is settled without ever being held.
-    pub(in crate::consumer) fn ghost(partition: Partition, receipt: Receipt) -> Self {
-        Self { partition, receipt, serial: 0 }
-    }
+/// Serial number where there is no holding: of a ghost, whose fields are gone, and of entries of a partition that has an
+/// owner.
+pub(in crate::consumer) const NO_HOLDING: u64 = 0;
 
+impl Key {
     fn id(self) -> Id {
         (self.partition, self.receipt)
     }
@@ -53,20 +51,34 @@ pub(in crate::consumer) enum Standing {
     Gone,
 }
 
+/// Whether a handler may start.
+#[derive(Clone, Debug)]
+pub(in crate::consumer) enum Live {
+    /// It may. The token is cancelled when somebody else may have the entry.
+    Now(CancellationToken),
+    /// Not yet: the entry was not extended in time, and may be lost.
+    Uncertain,
+    /// No more: somebody else has the entry, or it is settled.
+    Gone,
+}
+
 /// Minimum number of claimed entries that may be in flight beside those that were read.
 const FEWEST_CLAIMS: usize = 8;
 
-/// The entries that one consumer holds.
+/// The entries that one consumer holds, in all partitions. They are shared with the loop that extends them: it runs on the
+/// control thread, so that handlers cannot delay it.
 #[derive(Debug)]
-pub(in crate::consumer) struct SharedInFlight {
+pub(in crate::consumer) struct EntryLeases {
     state: Mutex<State>,
     /// Notified when an entry is no longer in flight.
     freed: Notify,
     /// The same, for the claim loop.
     unclaimed: Notify,
-    /// Notified when entries were extended or lost.
+    /// Notified when entries were confirmed, extended or lost.
     changed: Notify,
-    /// Notified when a task waits for an entry to be extended.
+    /// Number of these changes.
+    version: AtomicU64,
+    /// Notified when a worker waits for an entry to be extended.
     wanted: Notify,
     /// Notified when entries were admitted.
     came: Notify,
@@ -89,6 +101,8 @@ struct State {
     serial: u64,
     /// Number of claimed entries among them.
     claimed: usize,
+    /// Number of poison candidates among them.
+    candidates: usize,
     /// Entries that were settled while the entries under our name are being read again, with the digests of their fields.
     settled_meanwhile: Option<BTreeMap<Id, u64>>,
     /// The same, of entries that were settled while a claim is under way: what it claimed is pending under our name, so
@@ -97,6 +111,16 @@ struct State {
 }
 
 impl State {
+    fn count(&mut self, held: &Held) {
+        self.claimed += usize::from(held.claimed);
+        self.candidates += usize::from(held.candidate);
+    }
+
+    fn discount(&mut self, held: &Held) {
+        self.claimed -= usize::from(held.claimed);
+        self.candidates -= usize::from(held.candidate);
+    }
+
     fn find(&mut self, key: Key) -> Option<&mut Held> {
         self.held.get_mut(&key.id()).filter(|held| held.serial == key.serial)
     }
@@ -114,11 +138,12 @@ struct Held {
     /// Cancelled when somebody else may have it. An entry that has not started gets a new token when it is ours again.
     cancelled: CancellationToken,
     claimed: bool,
+    candidate: bool,
     /// Set once an outcome was decided: the settlement then shows whether the entry was still ours.
     decided: bool,
 }
 
-impl SharedInFlight {
+impl EntryLeases {
     pub(in crate::consumer) fn new(
         capacity: usize,
         at_once: usize,
@@ -130,6 +155,7 @@ impl SharedInFlight {
             freed: Notify::new(),
             unclaimed: Notify::new(),
             changed: Notify::new(),
+            version: AtomicU64::new(0),
             wanted: Notify::new(),
             came: Notify::new(),
             stray: AtomicBool::new(false),
@@ -172,25 +198,25 @@ impl SharedInFlight {
         if state.settled_meanwhile.take().is_none() {
             return 0;
         }
-        let (mut lost, mut claimed) = (0, 0);
-        state.held.retain(|_, held| {
-            if !held.confirmed {
-                held.cancelled.cancel();
-                lost += usize::from(!held.decided);
-                claimed += usize::from(held.claimed);
-            }
-            held.confirmed
-        });
-        state.claimed -= claimed;
+        let mut lost = 0;
+        let (kept, gone) = std::mem::take(&mut state.held).into_iter().partition(|(_, held)| held.confirmed);
+        state.held = kept;
+        let gone: BTreeMap<_, _> = gone;
+        for held in gone.into_values() {
+            held.cancelled.cancel();
+            lost += usize::from(!held.decided);
+            state.discount(&held);
+        }
         drop(guard);
-        self.notify();
+        self.freed();
+        self.change();
         lost
     }
 
     /// Marks that nothing more is read: every held entry may be settled.
     pub(in crate::consumer) fn end_reading(&self) {
         self.state().held.values_mut().for_each(|held| held.confirmed = true);
-        self.notify();
+        self.change();
     }
 
     /// Marks the start of a claim.
@@ -203,9 +229,13 @@ impl SharedInFlight {
         self.state().settled_during_claim = None;
     }
 
-    fn notify(&self) {
+    fn freed(&self) {
         self.freed.notify_one();
         self.unclaimed.notify_one();
+    }
+
+    fn change(&self) {
+        self.version.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
     }
 
@@ -214,14 +244,26 @@ impl SharedInFlight {
         match self.state().find(key) {
             Some(held) if held.confirmed => Standing::Ours,
             Some(_) => Standing::Unconfirmed,
-            None if key.serial == 0 => Standing::Ours,
+            None if key.serial == NO_HOLDING => Standing::Ours,
             None => Standing::Gone,
         }
     }
 
-    /// Returns a future that is ready when entries were confirmed, extended or removed since this call.
-    pub(in crate::consumer) fn changed(&self) -> Notified<'_> {
-        self.changed.notified()
+    /// Returns a number that changes when entries are confirmed, extended or lost.
+    pub(in crate::consumer) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Waits until entries were confirmed, extended or lost since this version.
+    pub(in crate::consumer) async fn changed_since(&self, version: u64) {
+        loop {
+            // Created before the check, so that a change in between is not missed.
+            let changed = self.changed.notified();
+            if self.version() != version {
+                return;
+            }
+            changed.await;
+        }
     }
 
     pub(in crate::consumer) fn is_rewinding(&self) -> bool {
@@ -239,18 +281,19 @@ impl SharedInFlight {
     }
 
     /// Adds entries that a request of the time `asked` returned. Returns those that are not held yet and were not settled
-    /// just now, with their keys.
+    /// just now, each with the serial number of its holding.
     pub(in crate::consumer) fn admit(
         &self,
         partition: Partition,
         entries: Vec<Entry>,
         asked: Instant,
         claimed: bool,
-    ) -> Vec<(Key, Entry)> {
+        is_candidate: impl Fn(&Entry) -> bool,
+    ) -> (Vec<u64>, Vec<Entry>) {
         let until = asked + self.trust;
         let mut guard = self.state();
         let state = &mut *guard;
-        let mut admitted = Vec::with_capacity(entries.len());
+        let mut admitted = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
         for entry in entries {
             let (receipt, digest) = (entry.receipt, wire::digest(&entry.fields));
             let id = (partition, receipt);
@@ -258,21 +301,31 @@ impl SharedInFlight {
             if meanwhile.as_ref().is_some_and(|settled| settled.get(&id) == Some(&digest)) {
                 continue;
             }
-            if let Some(held) = state.held.get_mut(&id) {
-                if held.digest == digest {
-                    held.confirmed |= !claimed;
-                    continue;
-                }
-                // The server has lost the entry that we hold, and assigned its id again.
-                held.cancelled.cancel();
-                state.claimed -= usize::from(held.claimed);
+            if let Some(held) = state.held.get_mut(&id).filter(|held| held.digest == digest) {
+                held.confirmed |= !claimed;
+                continue;
             }
             state.serial += 1;
-            let (serial, cancelled) = (state.serial, CancellationToken::new());
-            let held = Held { serial, digest, confirmed: true, until, cancelled, claimed, decided: false };
-            state.held.insert(id, held);
-            state.claimed += usize::from(claimed);
-            admitted.push((Key { partition, receipt, serial }, entry));
+            let (serial, cancelled, candidate) =
+                (state.serial, CancellationToken::new(), is_candidate(&entry));
+            let held = Held {
+                serial,
+                digest,
+                confirmed: true,
+                until,
+                cancelled,
+                claimed,
+                candidate,
+                decided: false,
+            };
+            state.count(&held);
+            if let Some(before) = state.held.insert(id, held) {
+                // The server has lost the entry that we hold, and assigned its id again.
+                before.cancelled.cancel();
+                state.discount(&before);
+            }
+            admitted.0.push(serial);
+            admitted.1.push(entry);
         }
         drop(guard);
         self.came.notify_one();
@@ -288,7 +341,7 @@ impl SharedInFlight {
                 continue;
             }
             let Some(held) = state.held.remove(&key.id()) else { continue };
-            state.claimed -= usize::from(held.claimed);
+            state.discount(&held);
             if !settled {
                 held.cancelled.cancel();
                 continue;
@@ -299,7 +352,10 @@ impl SharedInFlight {
             }
         }
         drop(guard);
-        self.notify();
+        self.freed();
+        if !settled {
+            self.change();
+        }
     }
 
     /// Removes entries that are settled.
@@ -326,7 +382,7 @@ impl SharedInFlight {
             }
         }
         drop(state);
-        self.changed.notify_waiters();
+        self.change();
     }
 
     /// Records that an outcome was decided. False if the entry is not ours any more: the outcome is then not needed.
@@ -334,28 +390,24 @@ impl SharedInFlight {
         self.state().find(key).map(|held| held.decided = true).is_some()
     }
 
-    /// Waits until the entry is certainly ours, usually at once, and returns its token. `None` if somebody else has it,
-    /// or it is settled.
-    pub(in crate::consumer) async fn live(&self, key: Key) -> Option<CancellationToken> {
-        loop {
-            // Created before the check, so that a change in between is not missed.
-            let changed = self.changed.notified();
-            match self.state().find(key) {
-                None => return None,
-                Some(held) if self.clock.now() < held.until => {
-                    if held.cancelled.is_cancelled() {
-                        held.cancelled = CancellationToken::new();
-                    }
-                    return Some(held.cancelled.clone());
+    /// Whether a handler of the entry may start now, and its token.
+    pub(in crate::consumer) fn live(&self, key: Key) -> Live {
+        let now = self.clock.now();
+        match self.state().find(key) {
+            None => return Live::Gone,
+            Some(held) if now < held.until => {
+                if held.cancelled.is_cancelled() {
+                    held.cancelled = CancellationToken::new();
                 }
-                Some(_) => {}
+                return Live::Now(held.cancelled.clone());
             }
-            self.wanted.notify_one();
-            changed.await;
+            Some(_) => {}
         }
+        self.wanted.notify_one();
+        Live::Uncertain
     }
 
-    /// Waits until a task waits for entries to be extended.
+    /// Waits until a worker waits for entries to be extended.
     pub(in crate::consumer) async fn wanted(&self) {
         self.wanted.notified().await;
     }
@@ -394,6 +446,33 @@ impl SharedInFlight {
         self.state().held.len()
     }
 
+    /// Returns how many held entries are poison candidates.
+    pub(in crate::consumer) fn candidates(&self) -> usize {
+        self.state().candidates
+    }
+
+    /// Returns the held entries of a partition that have no outcome.
+    pub(in crate::consumer) fn undecided(&self, partition: Partition) -> Vec<Key> {
+        let state = self.state();
+        let undecided = state.held.iter().filter(|((of, _), held)| *of == partition && !held.decided);
+        undecided
+            .map(|((_, receipt), held)| Key { partition, receipt: *receipt, serial: held.serial })
+            .collect()
+    }
+
+    /// Returns the serial number of the newest holding.
+    pub(in crate::consumer) fn newest(&self) -> u64 {
+        self.state().serial
+    }
+
+    /// Forgets the holdings of a partition up to the serial number `newest`, since their worker has ended: the reader starts
+    /// over, and finds the entries.
+    pub(in crate::consumer) fn forget(&self, partition: Partition, newest: u64) {
+        let keys = self.all().remove(&partition).unwrap_or_default();
+        self.remove(keys.into_iter().filter(|key| key.serial <= newest), false);
+        self.start_over();
+    }
+
     /// Waits until at least a quarter is free, so that reads come in batches, and returns how much is free. During a
     /// rewind that is a quarter at once: most of what is read then is held already, and waits to be confirmed.
     pub(in crate::consumer) async fn room(&self) -> usize {
@@ -424,7 +503,7 @@ impl SharedInFlight {
 
 /// Lease on one entry, held by its handler.
 pub(in crate::consumer) struct EntryLease {
-    pub(in crate::consumer) in_flight: Arc<SharedInFlight>,
+    pub(in crate::consumer) leases: Arc<EntryLeases>,
     pub(in crate::consumer) member: Arc<SharedMember>,
     pub(in crate::consumer) key: Key,
 }
@@ -434,13 +513,13 @@ impl EntryLease {
     pub(in crate::consumer) async fn extend(self: Arc<Self>, shared: Arc<dyn Shared>) -> Result<()> {
         let Key { partition, receipt, .. } = self.key;
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = self.in_flight.clock.now();
+        let asked = self.leases.clock.now();
         let lost = shared.extend(&self.member, partition, &[receipt]).await?;
         if lost.is_empty() {
-            self.in_flight.extended(std::iter::once(self.key), asked);
+            self.leases.extended(std::iter::once(self.key), asked);
             return Ok(());
         }
-        self.in_flight.lost([self.key]);
+        self.leases.lost([self.key]);
         Err(Error::new(
             ErrorKind::Fenced,
             format!("entry {} of partition {partition} is not held by this consumer", receipt.id),
@@ -463,148 +542,157 @@ mod tests {
     }
 
     /// The key under which an entry is held; one that was never held if it is not.
-    fn key(in_flight: &SharedInFlight, ms: u64) -> Key {
+    fn key(leases: &EntryLeases, ms: u64) -> Key {
         let receipt = entry(ms).receipt;
-        let mut all = in_flight.all().into_values().flatten();
-        all.find(|key| key.receipt == receipt).unwrap_or(Key::ghost(Partition(0), receipt))
+        let mut all = leases.all().into_values().flatten();
+        all.find(|key| key.receipt == receipt).unwrap_or(Key {
+            partition: Partition(0),
+            receipt,
+            serial: NO_HOLDING,
+        })
     }
 
-    fn admit(in_flight: &SharedInFlight, ids: impl IntoIterator<Item = u64>, claimed: bool) -> usize {
-        in_flight.admit(Partition(0), ids.into_iter().map(entry).collect(), Instant::now(), claimed).len()
+    fn admit(leases: &EntryLeases, ids: impl IntoIterator<Item = u64>, claimed: bool) -> usize {
+        let entries = ids.into_iter().map(entry).collect();
+        leases.admit(Partition(0), entries, Instant::now(), claimed, |_| claimed).1.len()
+    }
+
+    fn token(leases: &EntryLeases, key: Key) -> CancellationToken {
+        match leases.live(key) {
+            Live::Now(token) => token,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_is_live_until_its_deadline_and_again_when_it_was_extended() {
-        let in_flight = Arc::new(SharedInFlight::new(8, 1, TTL, LeaseClock::new(None)));
-        admit(&in_flight, [1, 3], false);
-        let started = in_flight.live(key(&in_flight, 1)).await.expect("ours");
-        assert!(in_flight.live(key(&in_flight, 2)).await.is_none());
+        let leases = Arc::new(EntryLeases::new(8, 1, TTL, LeaseClock::new(None)));
+        admit(&leases, [1, 3], false);
+        let started = token(&leases, key(&leases, 1));
+        assert!(matches!(leases.live(key(&leases, 2)), Live::Gone));
         tokio::time::advance(TTL - TTL / 5).await;
-        assert_eq!((in_flight.expire(), in_flight.expire()), ((2, None), (0, None)));
+        assert_eq!((leases.expire(), leases.expire()), ((2, None), (0, None)));
         assert!(started.is_cancelled(), "2 s before anybody can claim it");
-        let wait = |ms| {
-            let in_flight = in_flight.clone();
-            tokio::spawn(async move { in_flight.live(key(&in_flight, ms)).await })
-        };
-        let (lost, kept) = (wait(1), wait(3));
-        in_flight.wanted().await;
-        assert!(!lost.is_finished() && !kept.is_finished());
-        in_flight.lost([key(&in_flight, 1)]);
-        in_flight.extended([key(&in_flight, 3)].into_iter(), Instant::now());
-        assert!(lost.await.expect("no panic").is_none());
-        assert!(!kept.await.expect("no panic").expect("ours again").is_cancelled());
-        assert_eq!((in_flight.len(), in_flight.expire().1), (1, Some(Instant::now() + TTL - TTL / 5)));
+        let (lost, kept) = (key(&leases, 1), key(&leases, 3));
+        assert!(matches!((leases.live(lost), leases.live(kept)), (Live::Uncertain, Live::Uncertain)));
+        leases.wanted().await;
+        let version = leases.version();
+        leases.lost([lost]);
+        leases.extended([kept].into_iter(), Instant::now());
+        leases.changed_since(version).await;
+        assert!(matches!(leases.live(lost), Live::Gone));
+        assert!(!token(&leases, kept).is_cancelled(), "ours again");
+        assert_eq!((leases.len(), leases.expire().1), (1, Some(Instant::now() + TTL - TTL / 5)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn entries_of_a_suspended_machine_are_not_certain_any_more() {
         let machine = SuspendableClock::new();
         let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
-        let in_flight = Arc::new(SharedInFlight::new(8, 1, TTL, clock.clone()));
-        in_flight.admit(Partition(0), vec![entry(1)], clock.now(), false);
-        let started = in_flight.live(key(&in_flight, 1)).await.expect("ours");
+        let leases = Arc::new(EntryLeases::new(8, 1, TTL, clock.clone()));
+        leases.admit(Partition(0), vec![entry(1)], clock.now(), false, |_| false);
+        let started = token(&leases, key(&leases, 1));
         machine.suspend(TTL);
-        let waiting = tokio::spawn({
-            let in_flight = in_flight.clone();
-            async move { in_flight.live(key(&in_flight, 1)).await }
-        });
-        in_flight.wanted().await;
-        assert!(!waiting.is_finished(), "nothing begins");
-        assert_eq!((in_flight.expire().0, started.is_cancelled()), (1, true));
-        in_flight.extended([key(&in_flight, 1)].into_iter(), clock.now());
-        assert!(waiting.await.expect("no panic").is_some(), "until it is certain again");
+        assert!(matches!(leases.live(key(&leases, 1)), Live::Uncertain), "nothing begins");
+        leases.wanted().await;
+        assert_eq!((leases.expire().0, started.is_cancelled()), (1, true));
+        leases.extended([key(&leases, 1)].into_iter(), clock.now());
+        assert!(!token(&leases, key(&leases, 1)).is_cancelled(), "until it is certain again");
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_said_of_is_not_lost_but_settled() {
-        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
-        admit(&in_flight, [1, 2], false);
-        assert!(in_flight.decided(key(&in_flight, 1)));
-        assert_eq!(in_flight.lost([key(&in_flight, 1), key(&in_flight, 2), key(&in_flight, 3)]), 1);
-        assert!(!in_flight.decided(key(&in_flight, 2)), "the outcome is not needed");
-        in_flight.settled([key(&in_flight, 1)].into_iter());
-        assert_eq!(in_flight.len(), 0);
+        let leases = EntryLeases::new(8, 1, TTL, LeaseClock::new(None));
+        admit(&leases, [1, 2], false);
+        assert!(leases.decided(key(&leases, 1)));
+        assert_eq!(leases.lost([key(&leases, 1), key(&leases, 2), key(&leases, 3)]), 1);
+        assert!(!leases.decided(key(&leases, 2)), "the outcome is not needed");
+        leases.settled([key(&leases, 1)].into_iter());
+        assert_eq!(leases.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_the_server_forgot_to_be_settled_is_handled_again() {
-        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
-        admit(&in_flight, [1], false);
-        in_flight.begin_rewind(&[Partition(0)]);
-        in_flight.settled([key(&in_flight, 1)].into_iter());
-        assert_eq!(admit(&in_flight, [1], false), 0, "read before it was settled");
-        in_flight.begin_read();
-        assert_eq!(admit(&in_flight, [1], false), 1);
+        let leases = EntryLeases::new(8, 1, TTL, LeaseClock::new(None));
+        admit(&leases, [1], false);
+        leases.begin_rewind(&[Partition(0)]);
+        leases.settled([key(&leases, 1)].into_iter());
+        assert_eq!(admit(&leases, [1], false), 0, "read before it was settled");
+        leases.begin_read();
+        assert_eq!(admit(&leases, [1], false), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_held_or_was_settled_meanwhile_is_not_admitted_again() {
-        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
-        assert_eq!(admit(&in_flight, [1, 2], false), 2);
-        in_flight.begin_rewind(&[Partition(0)]);
-        in_flight.settled([key(&in_flight, 1)].into_iter());
-        assert_eq!(admit(&in_flight, [1, 2, 3], false), 1);
-        in_flight.end_rewind();
-        assert_eq!(admit(&in_flight, [1], false), 1, "later it would be a true redelivery");
+        let leases = EntryLeases::new(8, 1, TTL, LeaseClock::new(None));
+        assert_eq!(admit(&leases, [1, 2], false), 2);
+        leases.begin_rewind(&[Partition(0)]);
+        leases.settled([key(&leases, 1)].into_iter());
+        assert_eq!(admit(&leases, [1, 2, 3], false), 1);
+        leases.end_rewind();
+        assert_eq!(admit(&leases, [1], false), 1, "later it would be a true redelivery");
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_the_server_lost_is_given_up_when_the_reader_has_started_over() {
-        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
-        admit(&in_flight, [1, 2, 3], false);
-        let (kept, lost, done) = (key(&in_flight, 1), key(&in_flight, 2), key(&in_flight, 3));
-        let token = in_flight.live(lost).await.expect("ours");
-        assert!(in_flight.decided(done));
-        in_flight.begin_rewind(&[Partition(0)]);
-        let standings = || [kept, lost, done].map(|key| in_flight.standing(key));
+        let leases = EntryLeases::new(8, 1, TTL, LeaseClock::new(None));
+        admit(&leases, [1, 2, 3], false);
+        let (kept, lost, done) = (key(&leases, 1), key(&leases, 2), key(&leases, 3));
+        let token = token(&leases, lost);
+        assert!(leases.decided(done));
+        leases.begin_rewind(&[Partition(0)]);
+        let standings = || [kept, lost, done].map(|key| leases.standing(key));
         assert_eq!(standings(), [Standing::Unconfirmed; 3]);
-        assert_eq!((in_flight.room().await, admit(&in_flight, [1], false)), (5, 0));
-        assert_eq!(in_flight.end_rewind(), 1, "of the third an outcome is known");
+        assert_eq!((leases.room().await, admit(&leases, [1], false)), (5, 0));
+        assert_eq!(leases.end_rewind(), 1, "of the third an outcome is known");
         assert_eq!(standings(), [Standing::Ours, Standing::Gone, Standing::Gone]);
-        assert!(token.is_cancelled() && in_flight.len() == 1);
-        in_flight.begin_rewind(&[Partition(7)]);
-        assert_eq!(in_flight.standing(kept), Standing::Ours, "that partition is not read again");
+        assert!(token.is_cancelled() && leases.len() == 1);
+        leases.begin_rewind(&[Partition(7)]);
+        assert_eq!(leases.standing(kept), Standing::Ours, "that partition is not read again");
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_id_that_is_assigned_again_is_another_entry() {
-        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
-        admit(&in_flight, [1], false);
-        let before = key(&in_flight, 1);
-        let token = in_flight.live(before).await.expect("ours");
-        in_flight.begin_rewind(&[Partition(0)]);
+        let leases = EntryLeases::new(8, 1, TTL, LeaseClock::new(None));
+        admit(&leases, [1], false);
+        let before = key(&leases, 1);
+        let token = token(&leases, before);
+        leases.begin_rewind(&[Partition(0)]);
         let other = || vec![Entry::new(entry(1).receipt, 1, vec![("payload".into(), "another".into())])];
-        assert_eq!(in_flight.admit(Partition(0), other(), Instant::now(), false).len(), 1);
-        assert!(token.is_cancelled() && !in_flight.decided(before) && in_flight.live(before).await.is_none());
-        let after = key(&in_flight, 1);
-        in_flight.settled([before].into_iter());
-        assert!(in_flight.decided(after), "the outcome of the first does not count for the second");
-        in_flight.settled([after].into_iter());
-        assert_eq!(admit(&in_flight, [1], false), 1, "nor that of the second for a third");
+        assert_eq!(leases.admit(Partition(0), other(), Instant::now(), false, |_| false).0.len(), 1);
+        assert!(token.is_cancelled() && !leases.decided(before));
+        assert!(matches!(leases.live(before), Live::Gone));
+        let after = key(&leases, 1);
+        leases.settled([before].into_iter());
+        assert!(leases.decided(after), "the outcome of the first does not count for the second");
+        leases.settled([after].into_iter());
+        assert_eq!(admit(&leases, [1], false), 1, "nor that of the second for a third");
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_read_and_settled_before_the_answer_to_its_claim_is_not_handled_again() {
-        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
-        in_flight.begin_claim();
-        in_flight.begin_rewind(&[Partition(0)]);
-        assert_eq!(admit(&in_flight, [1], false), 1, "claimed, so it is pending under our name");
-        in_flight.end_rewind();
-        in_flight.settled([key(&in_flight, 1)].into_iter());
-        assert_eq!(admit(&in_flight, [1, 2], true), 1);
-        in_flight.end_claim();
-        in_flight.begin_claim();
-        assert_eq!(admit(&in_flight, [1], true), 1, "another claim of the same entry is a true redelivery");
+        let leases = EntryLeases::new(8, 1, TTL, LeaseClock::new(None));
+        leases.begin_claim();
+        leases.begin_rewind(&[Partition(0)]);
+        assert_eq!(admit(&leases, [1], false), 1, "claimed, so it is pending under our name");
+        leases.end_rewind();
+        leases.settled([key(&leases, 1)].into_iter());
+        assert_eq!(admit(&leases, [1, 2], true), 1);
+        leases.end_claim();
+        leases.begin_claim();
+        assert_eq!(admit(&leases, [1], true), 1, "another claim of the same entry is a true redelivery");
     }
 
     #[tokio::test(start_paused = true)]
     async fn claims_have_room_of_their_own() {
-        let in_flight = SharedInFlight::new(4, 2, TTL, LeaseClock::new(None));
-        admit(&in_flight, 1..=3, false);
-        assert_eq!((in_flight.room().await, in_flight.claim_room()), (1, 8));
-        admit(&in_flight, 10..=17, true);
-        assert_eq!((in_flight.room().await, in_flight.claim_room()), (1, 0));
-        in_flight.settled([key(&in_flight, 10), key(&in_flight, 1)].into_iter());
-        assert_eq!((in_flight.room().await, in_flight.claim_room()), (2, 1));
+        let leases = EntryLeases::new(4, 2, TTL, LeaseClock::new(None));
+        admit(&leases, 1..=3, false);
+        assert_eq!((leases.room().await, leases.claim_room()), (1, 8));
+        admit(&leases, 10..=17, true);
+        assert_eq!((leases.room().await, leases.claim_room(), leases.candidates()), (1, 0, 8));
+        leases.settled([key(&leases, 10), key(&leases, 1)].into_iter());
+        assert_eq!((leases.room().await, leases.claim_room(), leases.candidates()), (2, 1, 7));
+        leases.forget(Partition(0), leases.newest());
+        assert_eq!((leases.len(), leases.candidates(), leases.starts_over()), (0, 0, true));
     }
 }

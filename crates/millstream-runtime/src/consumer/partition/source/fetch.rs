@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::log::{Entry, Fetched};
+use millstream_core::log::Fetched;
 use millstream_core::{Reader, Settlement};
 use millstream_loops::LoopMonitor;
 use tokio::time::Instant;
@@ -15,18 +15,13 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::claim_orphans::OrphanClaimer;
-use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::held::entry_leases::NO_HOLDING;
+use crate::consumer::partition::held::in_flight::InFlight;
 use crate::consumer::partition::poison::is_candidate;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::slot::Slot;
-
-/// Entries that were read.
-pub(in crate::consumer) struct Read {
-    pub(in crate::consumer) entries: Vec<Entry>,
-    /// Number of consecutive owner ends, if the entries were pending when the lease was granted; else 0.
-    pub(in crate::consumer) ends: usize,
-}
+use crate::consumer::partition::source::claim_orphans::OrphanClaimer;
+use crate::consumer::partition::source::{Progress, Read, Suspects};
 
 /// Reads one partition. It is the partition's only reader, and has at most one request under way.
 pub(in crate::consumer) struct Fetcher {
@@ -65,14 +60,6 @@ pub(in crate::consumer) enum Ended {
     Restored(Result<()>),
     /// It was cancelled.
     Cancelled,
-}
-
-/// Result of a request, for the parts of the worker that it concerns.
-pub(in crate::consumer) enum Progress {
-    Read(Read),
-    Nothing,
-    /// The lease is lost.
-    Fenced,
 }
 
 impl Fetcher {
@@ -287,7 +274,7 @@ impl Fetcher {
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
             for receipt in fetched.ghosts {
-                settler.add(receipt, Settlement::Ack);
+                settler.add(receipt, NO_HOLDING, Settlement::Ack);
             }
         }
         let pending = fetched.pending;
@@ -297,11 +284,13 @@ impl Fetcher {
         }
         let messages = entries.len();
         observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
-        let ends = if pending && !self.caught_up { self.guard.lease().ends.len() } else { 0 };
-        if ends > 0 {
-            in_flight.inherit(&entries, |entry| is_candidate(entry, ends));
+        let ends = &self.guard.lease().ends;
+        let mut suspects = Suspects::None;
+        if pending && !self.caught_up && !ends.is_empty() {
+            in_flight.inherit(&entries, |entry| is_candidate(entry, ends.len()));
+            suspects = Suspects::Pending(ends.clone());
         }
-        Ok(Progress::Read(Read { entries, ends }))
+        Ok(Progress::Read(Read { entries, serials: Vec::new(), suspects }))
     }
 }
 

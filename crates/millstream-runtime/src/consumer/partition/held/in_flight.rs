@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use millstream_core::MessageId;
 use millstream_core::log::{Entry, Receipt, Source};
 
-use crate::consumer::partition::id_set::IdSet;
+use crate::consumer::partition::held::id_set::IdSet;
 
 /// Entries of one partition that are read and not settled.
 #[derive(Debug)]
