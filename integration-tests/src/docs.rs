@@ -32,3 +32,6 @@ mod admin {}
 
 #[doc = include_str!("../../docs/guides/metrics.md")]
 mod metrics {}
+
+#[doc = include_str!("../../docs/guides/deploy.md")]
+mod deploy {}

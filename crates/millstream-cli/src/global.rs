@@ -7,6 +7,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
+#[cfg(feature = "tls")]
+use millstream::TlsConfig;
 use millstream::{Builder, Millstream};
 use serde::Deserialize;
 
@@ -17,14 +19,26 @@ const URL: &str = "redis://127.0.0.1:6379";
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// URL of the server: `redis://[user:password@]host[:port][/db]` or `redis+unix:///path`. Default:
-    /// `redis://127.0.0.1:6379`
+    /// URL of the server: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, or `redis+unix:///path`.
+    /// Default: `redis://127.0.0.1:6379`
     #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
     url: Option<String>,
     /// Prefix of all keys, the same as in the programs that use the queue. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
-    /// Settings file (TOML) with `url` and `namespace`
+    /// With `rediss://`: file with the certificates (PEM) of the authorities to trust. Default: those of the system
+    #[cfg(feature = "tls")]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CA", value_parser = path())]
+    tls_ca: Option<PathBuf>,
+    /// With `rediss://`: file with the certificate (PEM) to present, and its chain. Default: none
+    #[cfg(feature = "tls")]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CERT", value_parser = path())]
+    tls_cert: Option<PathBuf>,
+    /// File with the private key (PEM) of `--tls-cert`
+    #[cfg(feature = "tls")]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_KEY", value_parser = path())]
+    tls_key: Option<PathBuf>,
+    /// Settings file (TOML) with `url`, `namespace`, `tls-ca`, `tls-cert` and `tls-key`
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
     /// Prints JSON
@@ -41,6 +55,15 @@ pub(crate) struct Global {
 struct Settings {
     url: Option<String>,
     namespace: Option<String>,
+    #[cfg(feature = "tls")]
+    #[serde(rename = "tls-ca")]
+    tls_ca: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    #[serde(rename = "tls-cert")]
+    tls_cert: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    #[serde(rename = "tls-key")]
+    tls_key: Option<PathBuf>,
 }
 
 /// Accepts an empty path too, which stands for no file.
@@ -72,12 +95,38 @@ impl Global {
         if !url.contains("://") {
             bail!("the URL of the queue has no scheme: redis://host:port is one");
         }
+        #[cfg(feature = "tls")]
+        let builder = {
+            let tls = self.tls([settings.tls_ca, settings.tls_cert, settings.tls_key])?;
+            tls.into_iter().fold(Millstream::at(url), Builder::tls)
+        };
+        #[cfg(not(feature = "tls"))]
         let builder = Millstream::at(url);
         Ok(match self.namespace.clone().or(settings.namespace) {
             // An empty namespace means none, whatever the file contains.
             Some(namespace) if !namespace.is_empty() => builder.namespace(namespace),
             _ => builder,
         })
+    }
+
+    /// Reads the certificates. `None` if none are named.
+    #[cfg(feature = "tls")]
+    fn tls(&self, in_file: [Option<PathBuf>; 3]) -> Result<Option<TlsConfig>> {
+        let named = [&self.tls_ca, &self.tls_cert, &self.tls_key].into_iter().zip(in_file);
+        let read = |(option, in_file): (&Option<PathBuf>, Option<PathBuf>)| {
+            let path = option.clone().or(in_file).filter(|path| !path.as_os_str().is_empty());
+            path.map(|path| fs::read(&path).with_context(|| format!("cannot read {}", path.display())))
+                .transpose()
+        };
+        let files = named.map(read).collect::<Result<Vec<_>>>()?;
+        let mut files = files.into_iter();
+        let [ca, cert, key] = std::array::from_fn(|_| files.next().flatten());
+        let tls = ca.map_or_else(TlsConfig::new, |ca| TlsConfig::new().with_ca(ca));
+        match (cert, key) {
+            (Some(cert), Some(key)) => Ok(Some(tls.with_client(cert, key))),
+            (None, None) => Ok(tls.ca.is_some().then_some(tls)),
+            _ => bail!("--tls-cert and --tls-key go together"),
+        }
     }
 
     fn settings(&self) -> Result<Settings> {
@@ -126,7 +175,10 @@ mod tests {
     fn a_file_sets_what_it_names() {
         let read =
             read("# ours\nurl = \"redis://a\"\nnamespace = \"shop\"\n", Path::new("f")).expect("settings");
-        assert_eq!(read, Settings { url: Some("redis://a".into()), namespace: Some("shop".into()) });
+        assert_eq!(
+            read,
+            Settings { url: Some("redis://a".into()), namespace: Some("shop".into()), ..Settings::default() }
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::name::Namespace;
-use redis::{ConnectionInfo, IntoConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 /// Shortest and longest timeout allowed. The longest is far above any sensible one, and no sum of timeouts overflows
 /// with it.
@@ -37,7 +37,8 @@ pub enum Durability {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisConfig {
-    /// URL of the server: `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`. No default.
+    /// URL of the server: `redis://[user:password@]host[:port][/database]`, `rediss://` for the same over TLS (feature
+    /// `tls`), or `unix:///path/to/socket`. No default.
     pub url: String,
     /// Prefix of all keys, with which tenants can share a server. Default: none.
     pub namespace: Option<Namespace>,
@@ -55,6 +56,9 @@ pub struct RedisConfig {
     /// Reaction to a server that may lose messages: no persistence, eviction, replicas that are not waited for.
     /// Default: warnings.
     pub durability: Durability,
+    /// Certificates for TLS; `None` for those of the system. Only with a URL that begins with `rediss://`. Default: `None`.
+    #[cfg(feature = "tls")]
+    pub tls: Option<TlsConfig>,
     /// Puts `#!lua` in front of every script, so that the server refuses undeclared keys. For tests: a server that is
     /// out of memory refuses such scripts, acknowledgements included. Default: false.
     #[doc(hidden)]
@@ -69,6 +73,62 @@ pub struct RedisConfig {
     pub lag_budget: u64,
 }
 
+/// Certificates for TLS, in PEM format. The server's certificate must be valid for the host of the URL.
+///
+/// ```no_run
+/// use millstream_redis::{RedisConfig, TlsConfig};
+///
+/// # fn config() -> std::io::Result<RedisConfig> {
+/// let tls = TlsConfig::new()
+///     .with_ca(std::fs::read("ca.pem")?)
+///     .with_client(std::fs::read("client.pem")?, std::fs::read("client.key")?);
+/// # Ok(
+/// RedisConfig::new("rediss://redis.internal:6380").with_tls(tls)
+/// # )
+/// # }
+/// ```
+#[cfg(feature = "tls")]
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct TlsConfig {
+    /// Certificates of the authorities that are trusted, instead of those of the system. Default: those of the system.
+    pub ca: Option<Vec<u8>>,
+    /// The client's certificate, with its chain, and its private key. Default: none.
+    pub client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+#[cfg(feature = "tls")]
+impl TlsConfig {
+    /// Returns the defaults: the authorities of the system, and no client certificate.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts these authorities, and not those of the system.
+    #[must_use]
+    pub fn with_ca(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { ca: Some(pem.into()), ..self }
+    }
+
+    /// Presents this certificate, followed by its chain, to a server that asks for one. `key` is its private key.
+    #[must_use]
+    pub fn with_client(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { client: Some((certificate.into(), key.into())), ..self }
+    }
+}
+
+/// Omits the certificates and the key.
+#[cfg(feature = "tls")]
+impl fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsConfig")
+            .field("ca", &self.ca.is_some())
+            .field("client", &self.client.is_some())
+            .finish()
+    }
+}
+
 impl RedisConfig {
     /// Returns the defaults for a server.
     #[must_use]
@@ -80,6 +140,8 @@ impl RedisConfig {
             response_timeout: Duration::from_secs(5),
             pool_size: 4,
             durability: Durability::default(),
+            #[cfg(feature = "tls")]
+            tls: None,
             strict_scripts: false,
             count_lag: false,
             lag_budget: 20_000,
@@ -114,6 +176,13 @@ impl RedisConfig {
     #[must_use]
     pub fn with_durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
+    }
+
+    /// Returns the configuration with certificates for TLS.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(self, tls: TlsConfig) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 
     /// Returns the configuration with `#!lua` in front of every script. For tests.
@@ -153,6 +222,21 @@ impl RedisConfig {
             Error::new(ErrorKind::InvalidConfig, why)
         });
         let info = problems.take(info);
+        let encrypted = ["rediss://", "valkeys://"].iter().any(|scheme| self.url.starts_with(scheme));
+        problems.require(!encrypted || cfg!(feature = "tls"), || {
+            "url needs TLS, which this build does not have: enable the feature `tls`".into()
+        });
+        let verified = !matches!(
+            info.as_ref().map(ConnectionInfo::addr),
+            Some(ConnectionAddr::TcpTls { insecure: true, .. })
+        );
+        problems.require(verified, || {
+            "url ends with #insecure: certificates are always checked, name a CA instead".into()
+        });
+        #[cfg(feature = "tls")]
+        problems.require(encrypted || self.tls.is_none(), || {
+            "tls is set, and url does not begin with rediss://".into()
+        });
         for (name, timeout) in
             [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
         {
@@ -199,6 +283,7 @@ mod tests {
     fn no_password_is_printed() {
         let urls = [
             "redis://user:hunter2@host:1/0",
+            "rediss://user:hunter2@host:1/0#insecure",
             "redis://:hunter2@host",
             "redis://:hun?hunter2@host",
             "redis://:a/hunter2@host/0",

@@ -15,6 +15,12 @@ pub(crate) enum Phase {
 
 /// Returns the error with its meaning for a caller.
 pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
+    #[cfg(feature = "tls")]
+    if phase == Phase::Connecting
+        && let Some(refused) = tls_refusal(error)
+    {
+        return refused;
+    }
     let kind = classify(error, phase);
     let what = match kind {
         ErrorKind::Fenced => "the lease is lost",
@@ -38,6 +44,28 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         _ => "unexpected answer of the server",
     };
     Error::new(kind, format!("{what}: {error}"))
+}
+
+/// Returns what is wrong with a TLS session, if that is why a connection failed.
+#[cfg(feature = "tls")]
+fn tls_refusal(error: &RedisError) -> Option<Error> {
+    use std::{error::Error as _, io, sync::Arc};
+
+    use tokio_rustls::rustls;
+
+    let cause = error.source()?.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?;
+    let cause = cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let (kind, what) = match cause {
+        rustls::Error::InvalidCertificate(_) => {
+            (ErrorKind::Denied, "the server's certificate is not trusted")
+        }
+        rustls::Error::AlertReceived(_) => (ErrorKind::Denied, "the server refuses the TLS session"),
+        rustls::Error::InvalidMessage(_) => {
+            (ErrorKind::InvalidConfig, "the server does not speak TLS at this port")
+        }
+        _ => (ErrorKind::Unavailable, "the TLS session failed"),
+    };
+    Some(Error::new(kind, format!("{what}: {cause}")))
 }
 
 /// Translates an error that the server returned.

@@ -20,5 +20,7 @@ mod queue;
 mod roles;
 
 pub use backend::RedisBackend;
+#[cfg(feature = "tls")]
+pub use config::TlsConfig;
 pub use config::{Durability, RedisConfig};
 pub use durability::Risk;

@@ -24,6 +24,9 @@ pub use millstream_runtime::{
     TopicHealth,
 };
 
+#[cfg(feature = "tls")]
+pub use millstream_redis::TlsConfig;
+
 /// The underlying crates, for extensions of Millstream. Their items may change in a minor release.
 pub mod layers {
     pub use millstream_core as core;

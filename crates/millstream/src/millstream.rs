@@ -13,6 +13,8 @@ use millstream_core::{
 };
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 use millstream_memory::MemoryBackend;
+#[cfg(feature = "tls")]
+use millstream_redis::TlsConfig;
 use millstream_runtime::{ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, ProducerBuilder};
 
 /// A connection to a message queue. Cloning is cheap.
@@ -23,8 +25,8 @@ pub struct Millstream {
 }
 
 impl Millstream {
-    /// Connects to a queue: `memory://` for one inside this process, `redis://[user:password@]host[:port][/db]` or
-    /// `redis+unix:///path` for one on Redis.
+    /// Connects to a queue: `memory://` for one inside this process, `redis://[user:password@]host[:port][/db]`,
+    /// `rediss://` (the same over TLS, with the feature `tls`) or `redis+unix:///path` for one on Redis.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a URL of another scheme; [`ErrorKind::Unavailable`], [`ErrorKind::Denied`];
@@ -36,7 +38,14 @@ impl Millstream {
     /// Returns a builder to connect with settings: `Millstream::at(url).namespace("shop").await`. The URLs are those
     /// of [`connect`](Self::connect).
     pub fn at(url: impl Into<String>) -> Builder {
-        Builder { url: url.into(), namespace: None, durable: false, observer: None }
+        Builder {
+            url: url.into(),
+            namespace: None,
+            durable: false,
+            #[cfg(feature = "tls")]
+            tls: None,
+            observer: None,
+        }
     }
 
     /// Creates a queue over a custom backend.
@@ -220,6 +229,8 @@ pub struct Builder {
     url: String,
     namespace: Option<String>,
     durable: bool,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsConfig>,
     observer: Option<Arc<dyn Observer>>,
 }
 
@@ -265,12 +276,20 @@ impl Builder {
         self.observer(metrics.clone())
     }
 
+    /// Sets the certificates for a URL that begins with `rediss://`. Default: the authorities of the system, and no client
+    /// certificate.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: TlsConfig) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
     /// Those of [`Millstream::connect`]; [`ErrorKind::InvalidName`] for a bad namespace.
     pub async fn connect(self) -> Result<Millstream> {
-        let namespace = self.namespace.map(Namespace::new).transpose()?;
+        let namespace = self.namespace.clone().map(Namespace::new).transpose()?;
         let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
         let backend = match scheme {
             "memory" if self.durable => {
@@ -278,37 +297,44 @@ impl Builder {
                 return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
             "memory" => Backend::from(MemoryBackend::new()),
-            "redis" | "redis+unix" | "unix" | "valkey" => redis(&self.url, namespace, self.durable).await?,
+            "redis" | "rediss" | "redis+unix" | "unix" | "valkey" | "valkeys" => {
+                self.redis(namespace).await?
+            }
             other => {
-                let message =
-                    format!("unknown URL scheme {other:?}: memory://, redis:// and redis+unix:// are known");
+                let message = format!(
+                    "unknown URL scheme {other:?}: memory://, redis://, rediss:// and redis+unix:// are known"
+                );
                 return Err(Error::new(ErrorKind::InvalidConfig, message));
             }
         };
         let observer = self.observer.unwrap_or_else(|| Arc::new(Ignore));
         Ok(Millstream { backend, observer })
     }
-}
 
-#[cfg(feature = "redis")]
-async fn redis(url: &str, namespace: Option<Namespace>, durable: bool) -> Result<Backend> {
-    use millstream_redis::{Durability, RedisBackend, RedisConfig};
-    let mut config = RedisConfig::new(url);
-    if durable {
-        config = config.with_durability(Durability::Require);
+    #[cfg(feature = "redis")]
+    async fn redis(&self, namespace: Option<Namespace>) -> Result<Backend> {
+        use millstream_redis::{Durability, RedisBackend, RedisConfig};
+        let mut config = RedisConfig::new(&self.url);
+        if self.durable {
+            config = config.with_durability(Durability::Require);
+        }
+        if let Some(namespace) = namespace {
+            config = config.with_namespace(namespace);
+        }
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            config = config.with_tls(tls.clone());
+        }
+        Ok(Backend::from(RedisBackend::connect(config).await?))
     }
-    if let Some(namespace) = namespace {
-        config = config.with_namespace(namespace);
-    }
-    Ok(Backend::from(RedisBackend::connect(config).await?))
-}
 
-#[cfg(not(feature = "redis"))]
-async fn redis(_: &str, _: Option<Namespace>, _: bool) -> Result<Backend> {
-    Err(Error::new(
-        ErrorKind::Unsupported,
-        "this build of millstream has no Redis: enable its feature `redis`",
-    ))
+    #[cfg(not(feature = "redis"))]
+    async fn redis(&self, _: Option<Namespace>) -> Result<Backend> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this build of millstream has no Redis: enable its feature `redis`",
+        ))
+    }
 }
 
 impl IntoFuture for Builder {

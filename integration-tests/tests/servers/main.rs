@@ -29,4 +29,5 @@ mod rebalance;
 mod sharing;
 mod stopped;
 mod takeover;
+mod tls;
 mod verify;

@@ -9,14 +9,17 @@ use deadpool_redis::{Manager, Pool, PoolError, Runtime};
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, Value,
-};
+use redis::{AsyncConnectionConfig, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, Value};
+#[cfg(feature = "tls")]
+use redis::{Client, ConnectionAddr};
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
 use crate::conn::control_thread::ControlThread;
 use crate::conn::socket::Socket;
+use crate::conn::stream::Target;
+#[cfg(feature = "tls")]
+use crate::conn::tls::Tls;
 use crate::conn::wrong_type;
 use crate::error::{Phase, translate, unexpected};
 
@@ -27,9 +30,7 @@ pub(crate) trait Line: Sync {
 
 /// Opens connections.
 pub(crate) struct Dial {
-    info: ConnectionInfo,
-    shared: Client,
-    waiting: Client,
+    target: Target,
     connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
 }
@@ -37,42 +38,37 @@ pub(crate) struct Dial {
 impl Dial {
     pub(crate) fn new(config: &RedisConfig) -> Result<Self> {
         let info = tuned(config)?;
-        let client = |protocol| {
-            let settings = info.redis_settings().clone().set_protocol(protocol);
-            let client = Client::open(info.clone().set_redis_settings(settings));
-            client.map_err(|error| translate(&error, Phase::Connecting))
+        #[cfg(feature = "tls")]
+        let tls = match info.addr() {
+            ConnectionAddr::TcpTls { .. } => Some(Tls::new(&config.tls.clone().unwrap_or_default())?),
+            _ => None,
         };
-        Ok(Self {
-            // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new
-            // connection instead of failing.
-            shared: client(ProtocolVersion::RESP3)?,
-            waiting: client(ProtocolVersion::RESP2)?,
-            connect_timeout: config.connect_timeout,
-            response_timeout: config.response_timeout,
+        let target = Target {
             info,
-        })
+            #[cfg(feature = "tls")]
+            tls,
+        };
+        let (connect_timeout, response_timeout) = (config.connect_timeout, config.response_timeout);
+        Ok(Self { target, connect_timeout, response_timeout })
     }
 
     /// Opens a connection for a user with many requests, without the client's background task and parser.
     pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
-        let opened = timeout(self.connect_timeout, Socket::open(&self.info, role)).await;
+        let opened = timeout(self.connect_timeout, Socket::open(&self.target, role)).await;
         opened.unwrap_or_else(|_| Err(self.no_connection()))
     }
 
     /// Opens a connection for a blocking command. It has no response timeout of its own: the caller sets one per
     /// request.
     pub(crate) async fn waiting(&self, role: &str) -> Result<MultiplexedConnection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.connect_timeout))
-            .set_response_timeout(None);
-        self.open(&self.waiting, &config, role).await
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        self.open(ProtocolVersion::RESP2, config, role).await
     }
 
     async fn shared(&self, role: &str) -> Result<Live> {
         let gone = Arc::new(AtomicBool::new(false));
         let told = gone.clone();
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(self.response_timeout))
             .set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
@@ -80,28 +76,33 @@ impl Dial {
                 }
                 Ok::<(), std::convert::Infallible>(())
             });
-        let connection = self.open(&self.shared, &config, role).await?;
+        // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
+        // instead of failing.
+        let connection = self.open(ProtocolVersion::RESP3, config, role).await?;
         Ok(Live { connection, gone, opened: Instant::now(), generation: 0 })
     }
 
+    /// Opens a connection of the client's, over a stream of ours.
     async fn open(
         &self,
-        client: &Client,
-        config: &AsyncConnectionConfig,
+        protocol: ProtocolVersion,
+        config: AsyncConnectionConfig,
         role: &str,
     ) -> Result<MultiplexedConnection> {
+        let settings = self.target.info.redis_settings().clone().set_protocol(protocol);
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(format!("millstream:{role}"));
+        let failed = |error| translate(&error, Phase::Connecting);
         let opened = timeout(self.connect_timeout, async {
-            let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
+            let stream = self.target.connect().await?;
+            let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
+            let (mut connection, driver) = opened.map_err(failed)?;
+            // It ends when the last handle of the connection is dropped.
+            tokio::spawn(driver);
             // The reply is ignored: a user without the permission to set a name does without one.
-            connection.send_packed_command(&name).await.map(|_| connection)
+            connection.send_packed_command(&name).await.map(|_| connection).map_err(failed)
         });
-        match opened.await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(translate(&error, Phase::Connecting)),
-            Err(_) => Err(self.no_connection()),
-        }
+        opened.await.unwrap_or_else(|_| Err(self.no_connection()))
     }
 
     fn no_connection(&self) -> Error {
@@ -119,6 +120,16 @@ fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
     // Ends a connection when sent data was not acknowledged for this long, since a peer may vanish without closing it.
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(config.connect_timeout + config.response_timeout);
+    #[cfg(feature = "tls")]
+    let info = if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+        let certificates = crate::conn::tls::for_client(&config.tls.clone().unwrap_or_default());
+        let client = Client::build_with_tls(info, certificates);
+        let invalid =
+            |error| Error::new(ErrorKind::InvalidConfig, format!("the TLS settings cannot be used: {error}"));
+        client.map_err(invalid)?.get_connection_info().clone()
+    } else {
+        info
+    };
     let settings = info.redis_settings().clone().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
     Ok(info.set_tcp_settings(tcp).set_redis_settings(settings))
 }

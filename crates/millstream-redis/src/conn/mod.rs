@@ -9,5 +9,8 @@ pub(crate) mod reply;
 pub(crate) mod request;
 pub(crate) mod resp;
 pub(crate) mod socket;
+pub(crate) mod stream;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 pub(crate) mod waiters;
 pub(crate) mod wrong_type;

@@ -5,10 +5,12 @@ use std::io;
 
 use millstream_core::error::Result;
 use redis::RedisError;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::conn::request::Request;
 use crate::conn::resp::{Replies, Scanner};
-use crate::conn::socket::{Broken, Socket, Stream};
+use crate::conn::socket::{Broken, Socket};
+use crate::conn::stream::Stream;
 use crate::error::{Phase, translate};
 
 /// About what a reply takes.
@@ -99,6 +101,8 @@ impl Pipe {
         if self.scanner.scan_first(&self.received)? == 0 {
             return Ok(true);
         }
+        // TLS may keep what it has accepted.
+        self.stream.flush().await?;
         self.received.reserve((REPLY * oldest.commands()).clamp(REPLY, ROOM));
         if self.stream.read_buf(&mut self.received).await? == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed").into());

@@ -4,20 +4,17 @@
 //! client's own are used instead ([`crate::conn::connection`]).
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use redis::io::tcp::{TcpSettings, socket2::SockRef};
-use redis::{ConnectionAddr, ConnectionInfo, RedisError, Value};
+use redis::{RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, lookup_host};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::conn::connection::no_answer;
 use crate::conn::request::Request;
 use crate::conn::resp::{Replies, Scanner};
+use crate::conn::stream::{Stream, Target};
 use crate::error::{Phase, translate};
 
 /// Minimum free space for a read, in bytes.
@@ -26,106 +23,6 @@ const ROOM: usize = 4 << 10;
 const ANNOUNCED: usize = 1 << 20;
 /// Buffer size that a connection may keep during a blocking request, in bytes.
 const KEPT: usize = 16 << 10;
-
-pub(crate) enum Stream {
-    Tcp(TcpStream),
-    #[cfg(unix)]
-    Unix(tokio::net::UnixStream),
-}
-
-impl Stream {
-    async fn open(info: &ConnectionInfo) -> Result<Self> {
-        let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
-        match info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let stream = connect(host, *port).await.map_err(cannot)?;
-                tune(&stream, info.tcp_settings()).map_err(cannot)?;
-                Ok(Self::Tcp(stream))
-            }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => {
-                Ok(Self::Unix(tokio::net::UnixStream::connect(path).await.map_err(cannot)?))
-            }
-            other => {
-                let why = format!("readers cannot open a connection to {other}");
-                Err(Error::new(ErrorKind::InvalidConfig, why))
-            }
-        }
-    }
-
-    async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => stream.write_all(bytes).await,
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.write_all(bytes).await,
-        }
-    }
-
-    /// Writes some of these bytes. Dropping the future loses nothing, here and in [`read_buf`](Self::read_buf).
-    pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.write(bytes).await,
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.write(bytes).await,
-        }
-    }
-
-    pub(crate) async fn read_buf(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.read_buf(buffer).await,
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.read_buf(buffer).await,
-        }
-    }
-
-    /// Ends the connection at once and discards its unsent data, so that the server does not receive that later.
-    pub(crate) fn abort(self) {
-        if let Self::Tcp(stream) = self {
-            // On failure the connection is closed in the ordinary way.
-            let _ = stream.set_zero_linger();
-        }
-    }
-
-    /// Returns whether the peer has closed the connection, or has sent something without a request.
-    pub(crate) fn is_over(&self) -> bool {
-        let socket = match self {
-            Self::Tcp(stream) => SockRef::from(stream),
-            #[cfg(unix)]
-            Self::Unix(stream) => SockRef::from(stream),
-        };
-        // An open connection without unread bytes would block: a closed one peeks 0 bytes, a broken one an error.
-        let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
-        !peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-    }
-}
-
-/// Connects to all addresses of a host at once, so that one that never answers does not block the others.
-async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
-    if let [address] = addresses[..] {
-        return TcpStream::connect(address).await;
-    }
-    let mut attempts: JoinSet<_> = addresses.into_iter().map(TcpStream::connect).collect();
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    while let Some(attempt) = attempts.join_next().await {
-        match attempt.unwrap_or_else(|error| Err(error.into())) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => failed = error,
-        }
-    }
-    Err(failed)
-}
-
-fn tune(stream: &TcpStream, settings: &TcpSettings) -> io::Result<()> {
-    stream.set_nodelay(settings.nodelay())?;
-    let socket = SockRef::from(stream);
-    if let Some(keepalive) = settings.keepalive() {
-        socket.set_tcp_keepalive(keepalive)?;
-    }
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(settings.user_timeout())?;
-    Ok(())
-}
 
 pub(crate) struct Socket {
     stream: Stream,
@@ -140,11 +37,11 @@ pub(crate) struct Socket {
 
 impl Socket {
     /// Connects, logs in and names the connection.
-    pub(crate) async fn open(info: &ConnectionInfo, role: &str) -> Result<Self> {
-        let stream = Stream::open(info).await?;
+    pub(crate) async fn open(target: &Target, role: &str) -> Result<Self> {
+        let stream = target.connect().await?;
+        let settings = target.info.redis_settings();
         let (scanner, received) = (Scanner::default(), Vec::new());
         let mut socket = Self { stream, scanner, received, last: 0, took: Duration::ZERO };
-        let settings = info.redis_settings();
         let mut request = Request::default();
         if let Some(password) = settings.password() {
             match settings.username() {
@@ -229,6 +126,7 @@ impl Socket {
         self.scanner.begin(request.commands());
         let begin = async {
             self.stream.write_all(request.bytes()).await?;
+            self.stream.flush().await?;
             self.receive(1).await
         };
         let mut missing = timeout(first, begin).await.map_err(|_| no_answer(first))??;
@@ -308,7 +206,7 @@ fn denied(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use redis::IntoConnectionInfo;
+    use redis::{ConnectionInfo, IntoConnectionInfo};
     use tokio::net::TcpListener;
     use tokio::task::JoinHandle;
 
@@ -344,9 +242,17 @@ mod tests {
         (info, heard)
     }
 
-    fn with(info: &ConnectionInfo, url: &str) -> ConnectionInfo {
+    fn with(info: &ConnectionInfo, url: &str) -> Target {
         let settings = url.into_connection_info().expect("a url").redis_settings().clone();
-        info.clone().set_redis_settings(settings.set_lib_name("millstream", "1"))
+        target(info.clone().set_redis_settings(settings.set_lib_name("millstream", "1")))
+    }
+
+    fn target(info: ConnectionInfo) -> Target {
+        Target {
+            info,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
     }
 
     fn ping(times: usize) -> Request {
@@ -397,7 +303,7 @@ mod tests {
             refused(b"-ERR max number of clients reached\r\n", "redis://h").await.kind(),
             ErrorKind::Unavailable
         );
-        let nobody = "redis://127.0.0.1:1".into_connection_info().expect("an address");
+        let nobody = target("redis://127.0.0.1:1".into_connection_info().expect("an address"));
         assert_eq!(
             Socket::open(&nobody, "t").await.map(drop).expect_err("no").kind(),
             ErrorKind::Unavailable

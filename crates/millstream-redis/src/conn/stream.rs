@@ -1,0 +1,165 @@
+//! Streams of bytes to a server: TCP, TLS over TCP, and Unix sockets. Every connection of the backend is dialled here, except
+//! those of the pool.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use redis::io::tcp::{TcpSettings, socket2::SockRef};
+use redis::{ConnectionAddr, ConnectionInfo, RedisError};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::JoinSet;
+
+#[cfg(feature = "tls")]
+use crate::conn::tls::Tls;
+use crate::error::{Phase, translate};
+
+/// An open stream.
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    #[cfg(feature = "tls")]
+    Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+    #[cfg(unix)]
+    Unix(tokio::net::UnixStream),
+}
+
+/// What every stream to a server is opened with.
+pub(crate) struct Target {
+    pub(crate) info: ConnectionInfo,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<Tls>,
+}
+
+impl Target {
+    /// Connects. The caller limits the time.
+    pub(crate) async fn connect(&self) -> Result<Stream> {
+        let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
+        let tcp = async |host: &str, port: u16| {
+            let stream = connect(host, port).await?;
+            tune(&stream, self.info.tcp_settings()).map(|()| stream)
+        };
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) => Ok(Stream::Tcp(tcp(host, *port).await.map_err(cannot)?)),
+            #[cfg(feature = "tls")]
+            ConnectionAddr::TcpTls { host, port, .. } if let Some(tls) = &self.tls => {
+                let stream = tcp(host, *port).await.map_err(cannot)?;
+                Ok(Stream::Tls(Box::new(tls.handshake(host, stream).await.map_err(cannot)?)))
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => {
+                Ok(Stream::Unix(tokio::net::UnixStream::connect(path).await.map_err(cannot)?))
+            }
+            other => Err(Error::new(ErrorKind::InvalidConfig, format!("{other} cannot be connected to"))),
+        }
+    }
+}
+
+impl Stream {
+    /// Ends the connection at once and discards its unsent data, so that the server does not receive that later.
+    pub(crate) fn abort(self) {
+        if let Some(stream) = self.tcp() {
+            // On failure the connection is closed in the ordinary way.
+            let _ = stream.set_zero_linger();
+        }
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(stream) => Some(stream),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => Some(stream.get_ref().0),
+            #[cfg(unix)]
+            Self::Unix(_) => None,
+        }
+    }
+
+    /// Returns whether the peer has closed the connection, or has sent something without a request.
+    pub(crate) fn is_over(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(stream) => SockRef::from(stream),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => SockRef::from(stream.get_ref().0),
+            #[cfg(unix)]
+            Self::Unix(stream) => SockRef::from(stream),
+        };
+        // An open connection without unread bytes would block: a closed one peeks 0 bytes, a broken one an error.
+        let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
+        !peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Calls a method of the stream inside.
+macro_rules! inside {
+    ($stream:expr, $inside:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inside) => $call,
+            #[cfg(feature = "tls")]
+            Stream::Tls($inside) => $call,
+            #[cfg(unix)]
+            Stream::Unix($inside) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        inside!(self.get_mut(), stream => Pin::new(stream).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        inside!(self.get_mut(), stream => Pin::new(stream).poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        inside!(self.get_mut(), stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        inside!(self, stream => stream.is_write_vectored())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        inside!(self.get_mut(), stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        inside!(self.get_mut(), stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
+
+/// Connects to all addresses of a host at once, so that one that never answers does not block the others.
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
+    if let [address] = addresses[..] {
+        return TcpStream::connect(address).await;
+    }
+    let mut attempts: JoinSet<_> = addresses.into_iter().map(TcpStream::connect).collect();
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    while let Some(attempt) = attempts.join_next().await {
+        match attempt.unwrap_or_else(|error| Err(error.into())) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+fn tune(stream: &TcpStream, settings: &TcpSettings) -> io::Result<()> {
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! TLS: every kind of connection, and every reason to refuse one.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+
+use integration_tests::server::Server;
+use millstream::{Delivery, ErrorKind, Millstream, Record, TlsConfig, Topic};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+
+const JOBS: Topic<u64> = Topic::new("jobs").partitions(2);
+
+/// An authority that signs certificates.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its private key, in PEM format.
+struct Signed {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.distinguished_name.push(DnType::CommonName, "an authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority"))
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    fn sign(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Signed {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+        params.distinguished_name.push(DnType::CommonName, name);
+        change(&mut params);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.0).expect("signed").pem();
+        Signed { certificate, key: key.serialize_pem() }
+    }
+}
+
+/// Starts a server with TLS on another port, and returns its URL there.
+fn server(authority: &Authority, signed: &Signed, clients: &str) -> (Server, String) {
+    let folder = tempfile::tempdir().expect("a folder").keep();
+    let file = |name: &str, pem: &str| {
+        let path = folder.join(name);
+        fs::write(&path, pem).expect("written");
+        path.display().to_string()
+    };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    drop(listener);
+    let server = Server::builder()
+        .arg("--tls-port", &port.to_string())
+        .arg("--tls-cert-file", &file("server.pem", &signed.certificate))
+        .arg("--tls-key-file", &file("server.key", &signed.key))
+        .arg("--tls-ca-cert-file", &file("ca.pem", &authority.pem()))
+        .arg("--tls-auth-clients", clients)
+        .start();
+    // The server has read them.
+    fs::remove_dir_all(folder).expect("removed");
+    (server, format!("rediss://localhost:{port}"))
+}
+
+async fn refused(url: &str, tls: TlsConfig) -> (ErrorKind, String) {
+    let error = Millstream::at(url).tls(tls).await.expect_err("refused");
+    (error.kind(), error.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_connection_is_encrypted() {
+    let authority = Authority::new();
+    // Nobody else can use the plain port: what works, works over TLS.
+    let (server, url) = server(&authority, &authority.sign("localhost", |_| {}), "no");
+    let mq = Millstream::at(&url).tls(TlsConfig::new().with_ca(authority.pem())).await.expect("connected");
+    let producer = mq.producer(JOBS).await.expect("a producer");
+    let consumer = mq.consumer(JOBS, "g").start(|delivery: Delivery<u64>| async move {
+        if delivery.payload == 1 && delivery.attempt() == 1 { Err("once") } else { Ok(()) }
+    });
+    let consumer = consumer.await.expect("started");
+    for number in 0..200 {
+        producer.send(&number).await.expect("sent");
+    }
+    let many: Vec<u64> = (200..2_000).collect();
+    assert!(producer.send_all(many.iter().map(Record::new)).await.iter().all(Result::is_ok));
+    let handled = || consumer.report().acked == 2_000;
+    integration_tests::eventually(async || handled(), "all is handled").await;
+    let lag = mq.admin().topic(&"jobs".parse().expect("a name")).await.expect("described");
+    drop(lag);
+    let mut plain =
+        redis::Client::open(server.url()).expect("a client").get_connection().expect("a connection");
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut plain).expect("listed");
+    let ours: Vec<&str> = clients.lines().filter(|line| line.contains("name=millstream:")).collect();
+    let port = url.rsplit(':').next().expect("a port");
+    for role in ["messages", "leases", "reader", "producer"] {
+        let of_role: Vec<_> =
+            ours.iter().filter(|line| line.contains(&format!("name=millstream:{role}"))).collect();
+        assert!(!of_role.is_empty(), "{role}: {clients}");
+    }
+    let to_port = |line: &&str| {
+        line.contains(&format!("laddr=127.0.0.1:{port} ")) || line.contains(&format!("]:{port} "))
+    };
+    assert!(ours.iter().all(to_port), "{clients}");
+    let report = consumer.shutdown().await;
+    assert_eq!((report.acked, report.retried, report.dead), (2_000, 1, 0));
+}
+
+#[tokio::test]
+async fn what_is_not_trusted_is_refused_with_the_reason() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let trusted = || TlsConfig::new().with_ca(ours.pem());
+    let (_server, url) = server(&ours, &ours.sign("localhost", |_| {}), "no");
+    let (kind, text) = refused(&url, TlsConfig::new().with_ca(other.pem())).await;
+    assert!(kind == ErrorKind::Denied && text.contains("not trusted"), "{text}");
+    let (kind, text) = refused(&url.replace("localhost", "127.0.0.1"), trusted()).await;
+    assert!(kind == ErrorKind::Denied && text.contains("not valid for"), "{text}");
+    let (kind, text) = refused(&url, TlsConfig::new().with_ca("no certificate")).await;
+    assert!(kind == ErrorKind::InvalidConfig && text.contains("ca"), "{text}");
+    let (kind, text) = refused(&format!("{url}/#insecure"), trusted()).await;
+    assert!(kind == ErrorKind::InvalidConfig && text.contains("always checked"), "{text}");
+    let (plain, _) = server(&ours, &ours.sign("localhost", |_| {}), "no");
+    let (kind, text) = refused(&plain.url(), trusted()).await;
+    assert!(kind == ErrorKind::InvalidConfig && text.contains("rediss://"), "{text}");
+    let expired = ours.sign("localhost", |params| {
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+    });
+    let (_server, url) = server(&ours, &expired, "no");
+    let (kind, text) = refused(&url, trusted()).await;
+    assert!(kind == ErrorKind::Denied && text.contains("expired"), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_a_certificate_gets_it() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let (_server, url) = server(&ours, &ours.sign("localhost", |_| {}), "yes");
+    let tls = || TlsConfig::new().with_ca(ours.pem());
+    let with = |signed: Signed| tls().with_client(signed.certificate, signed.key);
+    let mq = Millstream::at(&url).tls(with(ours.sign("client", |_| {}))).await.expect("connected");
+    mq.producer(JOBS).await.expect("a producer").send(&1).await.expect("sent");
+    assert_eq!(refused(&url, tls()).await.0, ErrorKind::Denied);
+    assert_eq!(refused(&url, with(other.sign("client", |_| {}))).await.0, ErrorKind::Denied);
+    let (kind, text) = refused(&url, tls().with_client("x", "hunter2")).await;
+    assert!(kind == ErrorKind::InvalidConfig && !text.contains("hunter2"), "{text}");
+}
