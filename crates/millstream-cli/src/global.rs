@@ -82,6 +82,14 @@ impl Global {
         };
         drops("url", &mut self.url);
         drops("namespace", &mut self.namespace);
+        #[cfg(feature = "tls")]
+        for (id, path) in
+            [("tls_ca", &mut self.tls_ca), ("tls_cert", &mut self.tls_cert), ("tls_key", &mut self.tls_key)]
+        {
+            if matches.value_source(id) == Some(ValueSource::EnvVariable) {
+                path.take_if(|path| path.as_os_str().is_empty());
+            }
+        }
     }
 
     /// Returns the builder of the connection, for commands with further settings.

@@ -81,7 +81,7 @@ impl RedisBackend {
             scripts: Scripts::new(config.strict_scripts),
             messages: messages.clone(),
             leases: Kept::new(Shared::new(dial.clone(), "leases")),
-            pool: Pooled::new(&config)?,
+            pool: Pooled::new(&config, &dial)?,
             bulk: Bulk::new(dial.clone(), config.pool_size, config.connect_timeout + config.response_timeout),
             waiters: Waiters::new(dial.clone(), messages),
             counted: LagCache::default(),

@@ -1,11 +1,12 @@
 //! Configuration of the backend: validated as a whole, and printed without its password.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::name::Namespace;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use redis::{ConnectionInfo, IntoConnectionInfo};
 
 /// Shortest and longest timeout allowed. The longest is far above any sensible one, and no sum of timeouts overflows
 /// with it.
@@ -217,24 +218,25 @@ impl RedisConfig {
     pub(crate) fn connection_info(&self) -> Result<ConnectionInfo> {
         let mut problems = Problems::new("redis config");
         // The client's own error text may quote the URL, and so the password: only its fixed category is shown.
-        let info = self.url.as_str().into_connection_info().map_err(|error| {
+        // Without TLS, which is ours: the client need not know of it.
+        let url = match self.encrypted() {
+            Some(rest) => Cow::Owned(format!("redis://{rest}")),
+            None => Cow::Borrowed(self.url.as_str()),
+        };
+        let info = (&*url).into_connection_info().map_err(|error| {
             let why = format!("url {:?} cannot be used: {}", self.redacted_url(), error.category());
             Error::new(ErrorKind::InvalidConfig, why)
         });
         let info = problems.take(info);
-        let encrypted = ["rediss://", "valkeys://"].iter().any(|scheme| self.url.starts_with(scheme));
-        problems.require(!encrypted || cfg!(feature = "tls"), || {
+        let encrypted = self.encrypted();
+        problems.require(encrypted.is_none() || cfg!(feature = "tls"), || {
             "url needs TLS, which this build does not have: enable the feature `tls`".into()
         });
-        let verified = !matches!(
-            info.as_ref().map(ConnectionInfo::addr),
-            Some(ConnectionAddr::TcpTls { insecure: true, .. })
-        );
-        problems.require(verified, || {
+        problems.require(encrypted.is_none_or(|rest| !rest.ends_with("#insecure")), || {
             "url ends with #insecure: certificates are always checked, name a CA instead".into()
         });
         #[cfg(feature = "tls")]
-        problems.require(encrypted || self.tls.is_none(), || {
+        problems.require(encrypted.is_some() || self.tls.is_none(), || {
             "tls is set, and url does not begin with rediss://".into()
         });
         for (name, timeout) in
@@ -247,6 +249,11 @@ impl RedisConfig {
         problems.require(self.pool_size >= 1, || "pool_size is 0, at least 1 is needed".into());
         problems.finish()?;
         info.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid redis config"))
+    }
+
+    /// Returns the URL without its scheme, if that asks for TLS.
+    pub(crate) fn encrypted(&self) -> Option<&str> {
+        self.url.strip_prefix("rediss://").or_else(|| self.url.strip_prefix("valkeys://"))
     }
 
     /// Returns the URL without user, password and query (which has the password of a `unix://` URL).

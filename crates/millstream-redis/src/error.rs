@@ -51,7 +51,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
 fn tls_refusal(error: &RedisError) -> Option<Error> {
     use std::{error::Error as _, io, sync::Arc};
 
-    use tokio_rustls::rustls;
+    use tokio_rustls::rustls::{self, AlertDescription as Alert};
 
     let cause = error.source()?.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?;
     let cause = cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<rustls::Error>()?;
@@ -59,9 +59,22 @@ fn tls_refusal(error: &RedisError) -> Option<Error> {
         rustls::Error::InvalidCertificate(_) => {
             (ErrorKind::Denied, "the server's certificate is not trusted")
         }
-        rustls::Error::AlertReceived(_) => (ErrorKind::Denied, "the server refuses the TLS session"),
+        // Others may pass: a proxy sends some of them while what is behind it is away.
+        rustls::Error::AlertReceived(
+            Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::CertificateRequired
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::HandshakeFailure
+            | Alert::ProtocolVersion
+            | Alert::InsufficientSecurity,
+        ) => (ErrorKind::Denied, "the server refuses the TLS session"),
         rustls::Error::InvalidMessage(_) => {
-            (ErrorKind::InvalidConfig, "the server does not speak TLS at this port")
+            (ErrorKind::Unavailable, "the server does not speak TLS at this port")
         }
         _ => (ErrorKind::Unavailable, "the TLS session failed"),
     };

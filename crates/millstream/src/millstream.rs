@@ -296,6 +296,11 @@ impl Builder {
                 let why = "a queue in memory is not durable: it ends with its process";
                 return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
+            #[cfg(feature = "tls")]
+            "memory" if self.tls.is_some() => {
+                let why = "a queue in memory has no connection that could be encrypted";
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
             "memory" => Backend::from(MemoryBackend::new()),
             "redis" | "rediss" | "redis+unix" | "unix" | "valkey" | "valkeys" => {
                 self.redis(namespace).await?

@@ -57,6 +57,8 @@ fn server(authority: &Authority, signed: &Signed, clients: &str) -> (Server, Str
         .arg("--tls-key-file", &file("server.key", &signed.key))
         .arg("--tls-ca-cert-file", &file("ca.pem", &authority.pem()))
         .arg("--tls-auth-clients", clients)
+        // Such a server refuses sessions that are resumed.
+        .arg("--tls-session-caching", "no")
         .start();
     // The server has read them.
     fs::remove_dir_all(folder).expect("removed");
@@ -137,9 +139,44 @@ async fn a_server_that_asks_for_a_certificate_gets_it() {
     let tls = || TlsConfig::new().with_ca(ours.pem());
     let with = |signed: Signed| tls().with_client(signed.certificate, signed.key);
     let mq = Millstream::at(&url).tls(with(ours.sign("client", |_| {}))).await.expect("connected");
-    mq.producer(JOBS).await.expect("a producer").send(&1).await.expect("sent");
-    assert_eq!(refused(&url, tls()).await.0, ErrorKind::Denied);
-    assert_eq!(refused(&url, with(other.sign("client", |_| {}))).await.0, ErrorKind::Denied);
-    let (kind, text) = refused(&url, tls().with_client("x", "hunter2")).await;
-    assert!(kind == ErrorKind::InvalidConfig && !text.contains("hunter2"), "{text}");
+    let producer = mq.producer(JOBS).await.expect("a producer");
+    for number in 0..20 {
+        producer.send(&number).await.expect("sent");
+        // Each opens a connection of its own.
+        let topics = mq.admin().topics().await.expect("listed");
+        assert_eq!(topics.len(), 1);
+    }
+    for tls in [tls(), with(other.sign("client", |_| {}))] {
+        let (kind, text) = refused(&url, tls).await;
+        // The session is refused after the client takes it for open: the reason may be lost when the server hangs up.
+        let lost = kind == ErrorKind::Unavailable;
+        assert!(lost || kind == ErrorKind::Denied && text.contains("refuses the TLS session"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn no_error_quotes_a_key() {
+    let ours = Authority::new();
+    let good = ours.sign("client", |_| {});
+    let keys = [
+        "-----BEGIN PRIVATE KEY-----\\nhunter2\\n-----END PRIVATE KEY-----\\n",
+        "-----BEGIN PRIVATE KEY----- hunter2 -----END PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nhunter2!\n-----END PRIVATE KEY-----\n",
+        "hunter2",
+    ];
+    // As a parser quotes bytes.
+    let quoted = format!("{:?}", b"hunter2");
+    let quoted = quoted.trim_matches(['[', ']']);
+    for key in keys {
+        let tls = || TlsConfig::new().with_ca(ours.pem());
+        let wrong =
+            [tls().with_client(good.certificate.clone(), key), tls().with_client(key, good.key.clone())];
+        for tls in wrong.into_iter().chain([TlsConfig::new().with_ca(key)]) {
+            let (kind, text) = refused("rediss://localhost:1", tls).await;
+            assert_eq!(kind, ErrorKind::InvalidConfig, "{text}");
+            assert!(!text.contains("hunter2") && !text.contains(quoted), "{text}");
+        }
+    }
+    let named = TlsConfig::new().with_ca(ours.pem());
+    assert_eq!(refused("memory://", named).await.0, ErrorKind::InvalidConfig, "there is nothing to encrypt");
 }

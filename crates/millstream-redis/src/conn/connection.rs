@@ -1,17 +1,19 @@
 //! Connections: how to open one, one that many callers share, and a pool.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
 use millstream_core::error::{Error, ErrorKind, Result};
+#[cfg(feature = "tls")]
+use redis::ConnectionAddr;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{AsyncConnectionConfig, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, Value};
-#[cfg(feature = "tls")]
-use redis::{Client, ConnectionAddr};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
@@ -40,7 +42,9 @@ impl Dial {
         let info = tuned(config)?;
         #[cfg(feature = "tls")]
         let tls = match info.addr() {
-            ConnectionAddr::TcpTls { .. } => Some(Tls::new(&config.tls.clone().unwrap_or_default())?),
+            ConnectionAddr::Tcp(host, _) if config.encrypted().is_some() => {
+                Some(Tls::new(&config.tls.clone().unwrap_or_default(), host)?)
+            }
             _ => None,
         };
         let target = Target {
@@ -60,7 +64,7 @@ impl Dial {
 
     /// Opens a connection for a blocking command. It has no response timeout of its own: the caller sets one per
     /// request.
-    pub(crate) async fn waiting(&self, role: &str) -> Result<MultiplexedConnection> {
+    pub(crate) async fn waiting(&self, role: &str) -> Result<Multiplexed> {
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         self.open(ProtocolVersion::RESP2, config, role).await
     }
@@ -88,7 +92,7 @@ impl Dial {
         protocol: ProtocolVersion,
         config: AsyncConnectionConfig,
         role: &str,
-    ) -> Result<MultiplexedConnection> {
+    ) -> Result<Multiplexed> {
         let settings = self.target.info.redis_settings().clone().set_protocol(protocol);
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(format!("millstream:{role}"));
@@ -96,9 +100,9 @@ impl Dial {
         let opened = timeout(self.connect_timeout, async {
             let stream = self.target.connect().await?;
             let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
-            let (mut connection, driver) = opened.map_err(failed)?;
-            // It ends when the last handle of the connection is dropped.
-            tokio::spawn(driver);
+            let (connection, driver) = opened.map_err(failed)?;
+            let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
+            let mut connection = Multiplexed { connection, _driver: driver };
             // The reply is ignored: a user without the permission to set a name does without one.
             connection.send_packed_command(&name).await.map(|_| connection).map_err(failed)
         });
@@ -111,6 +115,35 @@ impl Dial {
     }
 }
 
+/// A connection of the client's. Its background task ends with the last handle.
+#[derive(Clone)]
+pub(crate) struct Multiplexed {
+    connection: MultiplexedConnection,
+    _driver: Arc<Driver>,
+}
+
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Deref for Multiplexed {
+    type Target = MultiplexedConnection;
+
+    fn deref(&self) -> &MultiplexedConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Multiplexed {
+    fn deref_mut(&mut self) -> &mut MultiplexedConnection {
+        &mut self.connection
+    }
+}
+
 /// Connection settings that apply to every connection of the backend.
 fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
     let info = config.connection_info()?;
@@ -120,23 +153,13 @@ fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
     // Ends a connection when sent data was not acknowledged for this long, since a peer may vanish without closing it.
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(config.connect_timeout + config.response_timeout);
-    #[cfg(feature = "tls")]
-    let info = if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-        let certificates = crate::conn::tls::for_client(&config.tls.clone().unwrap_or_default());
-        let client = Client::build_with_tls(info, certificates);
-        let invalid =
-            |error| Error::new(ErrorKind::InvalidConfig, format!("the TLS settings cannot be used: {error}"));
-        client.map_err(invalid)?.get_connection_info().clone()
-    } else {
-        info
-    };
     let settings = info.redis_settings().clone().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
     Ok(info.set_tcp_settings(tcp).set_redis_settings(settings))
 }
 
 #[derive(Clone)]
 struct Live {
-    connection: MultiplexedConnection,
+    connection: Multiplexed,
     /// Set when the connection was cut or did not answer in time; the next request opens another one.
     gone: Arc<AtomicBool>,
     opened: Instant,
@@ -282,10 +305,20 @@ impl Line for Kept {
 }
 
 /// A few connections for work that is rare or large, so that it does not delay messages.
-pub(crate) struct Pooled(Pool);
+pub(crate) enum Pooled {
+    /// Each is used by one caller at a time.
+    Pool(Pool),
+    /// Over TLS, which the pool's own connections could have only as the client has it: with other certificates, read anew
+    /// for each. Callers take turns.
+    Turns { connections: Vec<Shared>, next: AtomicUsize },
+}
 
 impl Pooled {
-    pub(crate) fn new(config: &RedisConfig) -> Result<Self> {
+    pub(crate) fn new(config: &RedisConfig, dial: &Arc<Dial>) -> Result<Self> {
+        if config.encrypted().is_some() {
+            let connections = (0..config.pool_size).map(|_| Shared::new(dial.clone(), "pool")).collect();
+            return Ok(Self::Turns { connections, next: AtomicUsize::new(0) });
+        }
         let connection = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(config.connect_timeout))
             .set_response_timeout(Some(config.response_timeout));
@@ -299,13 +332,20 @@ impl Pooled {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| Error::new(ErrorKind::InvalidConfig, error.to_string()))?;
-        Ok(Self(pool))
+        Ok(Self::Pool(pool))
     }
 }
 
 impl Line for Pooled {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        let mut connection = self.0.get().await.map_err(|error| match error {
+        let pool = match self {
+            Self::Pool(pool) => pool,
+            Self::Turns { connections, next } => {
+                let turn = next.fetch_add(1, Ordering::Relaxed) % connections.len();
+                return connections[turn].send(pipe).await;
+            }
+        };
+        let mut connection = pool.get().await.map_err(|error| match error {
             PoolError::Backend(error) => translate(&error, Phase::Connecting),
             other => Error::new(ErrorKind::Unavailable, format!("the server cannot be reached: {other}")),
         })?;

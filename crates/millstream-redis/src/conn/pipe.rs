@@ -78,7 +78,13 @@ impl Pipe {
     async fn step(&mut self) -> std::result::Result<bool, Broken> {
         while let Some(request) = self.requests.get(self.sent) {
             let rest = &request.bytes()[self.written..];
-            let written = self.stream.write(rest).await?;
+            let written = match self.stream.write(rest).await {
+                Ok(written) => written,
+                Err(error) => {
+                    self.written += usize::from(self.stream.may_send_part());
+                    return Err(error.into());
+                }
+            };
             if written == 0 {
                 return Err(io::Error::from(io::ErrorKind::WriteZero).into());
             }

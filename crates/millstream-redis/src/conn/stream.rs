@@ -1,5 +1,5 @@
 //! Streams of bytes to a server: TCP, TLS over TCP, and Unix sockets. Every connection of the backend is dialled here, except
-//! those of the pool.
+//! those of the client's pool, which has none over TLS.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -37,16 +37,15 @@ impl Target {
     /// Connects. The caller limits the time.
     pub(crate) async fn connect(&self) -> Result<Stream> {
         let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
-        let tcp = async |host: &str, port: u16| {
-            let stream = connect(host, port).await?;
-            tune(&stream, self.info.tcp_settings()).map(|()| stream)
-        };
         match self.info.addr() {
-            ConnectionAddr::Tcp(host, port) => Ok(Stream::Tcp(tcp(host, *port).await.map_err(cannot)?)),
-            #[cfg(feature = "tls")]
-            ConnectionAddr::TcpTls { host, port, .. } if let Some(tls) = &self.tls => {
-                let stream = tcp(host, *port).await.map_err(cannot)?;
-                Ok(Stream::Tls(Box::new(tls.handshake(host, stream).await.map_err(cannot)?)))
+            ConnectionAddr::Tcp(host, port) => {
+                let stream = connect(host, *port).await.map_err(cannot)?;
+                tune(&stream, self.info.tcp_settings()).map_err(cannot)?;
+                #[cfg(feature = "tls")]
+                if let Some(tls) = &self.tls {
+                    return Ok(Stream::Tls(Box::new(tls.handshake(stream).await.map_err(cannot)?)));
+                }
+                Ok(Stream::Tcp(stream))
             }
             #[cfg(unix)]
             ConnectionAddr::Unix(path) => {
@@ -76,6 +75,15 @@ impl Stream {
         }
     }
 
+    /// Whether a write that failed may have sent some of its bytes before.
+    pub(crate) fn may_send_part(&self) -> bool {
+        match self {
+            #[cfg(feature = "tls")]
+            Self::Tls(_) => true,
+            _ => false,
+        }
+    }
+
     /// Returns whether the peer has closed the connection, or has sent something without a request.
     pub(crate) fn is_over(&self) -> bool {
         let socket = match self {
@@ -85,6 +93,13 @@ impl Stream {
             #[cfg(unix)]
             Self::Unix(stream) => SockRef::from(stream),
         };
+        #[cfg(feature = "tls")]
+        if let Self::Tls(stream) = self
+            && !stream.get_ref().1.wants_read()
+        {
+            // Something is decrypted and not read, or the peer has ended the session.
+            return true;
+        }
         // An open connection without unread bytes would block: a closed one peeks 0 bytes, a broken one an error.
         let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
         !peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)

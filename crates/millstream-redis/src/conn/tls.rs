@@ -1,27 +1,30 @@
 //! TLS: which certificates are trusted, and the one that is shown.
 
 use std::io;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use redis::{ClientTlsConfig, TlsCertificates};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::client::Resumption;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::TlsConfig;
 
-/// Opens TLS sessions. The certificates are read once.
+/// Opens TLS sessions with one host. The certificates are read once.
 #[derive(Clone)]
-pub(crate) struct Tls(TlsConnector);
+pub(crate) struct Tls {
+    connector: TlsConnector,
+    /// The name that the server's certificate must have.
+    server_name: ServerName<'static>,
+}
 
 impl Tls {
-    pub(crate) fn new(config: &TlsConfig) -> Result<Self> {
-        install_provider();
+    pub(crate) fn new(config: &TlsConfig, host: &str) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         match &config.ca {
             Some(pem) => {
@@ -39,53 +42,46 @@ impl Tls {
                 }
             }
         }
-        let builder = ClientConfig::builder().with_root_certificates(roots);
-        let client = match &config.client {
+        // The one that the application has installed, if any. Ours is not installed: the process is not ours.
+        let provider = CryptoProvider::get_default().cloned();
+        let provider = provider.unwrap_or_else(|| Arc::new(ring::default_provider()));
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| invalid("provider", error))?.with_root_certificates(roots);
+        let mut client = match &config.client {
             Some((chain, key)) => {
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| invalid("client key", error))?;
+                // Never with the parser's own text, which quotes the key.
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| invalid("client key", NO_PEM))?;
                 let chain = certificates(chain, "client certificate")?;
                 let client = builder.with_client_auth_cert(chain, key);
                 client.map_err(|error| invalid("client certificate and key", error))?
             }
             None => builder.with_no_client_auth(),
         };
-        Ok(Self(TlsConnector::from(Arc::new(client))))
+        // A server that caches no sessions and asks for certificates refuses sessions that are resumed.
+        client.resumption = Resumption::disabled();
+        let server_name =
+            ServerName::try_from(host.to_owned()).map_err(|error| invalid("host of the URL", error))?;
+        Ok(Self { connector: TlsConnector::from(Arc::new(client)), server_name })
     }
 
-    /// Opens a session over a connection to this host.
-    pub(crate) async fn handshake(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        self.0.connect(name, stream).await
+    /// Opens a session over a connection to the host.
+    pub(crate) async fn handshake(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        self.connector.connect(self.server_name.clone(), stream).await
     }
 }
 
-/// Returns the same certificates for the client library.
-pub(crate) fn for_client(config: &TlsConfig) -> TlsCertificates {
-    let client_tls = config.client.clone();
-    let client_tls = client_tls.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-    TlsCertificates { client_tls, root_cert: config.ca.clone() }
-}
-
-/// Makes `ring` the provider of the process, unless it has one. The client library uses that of the process, and panics
-/// without one when several are compiled in.
-fn install_provider() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // The application may have installed its own, which is as good.
-        let _ = ring::default_provider().install_default();
-    });
-}
+const NO_PEM: &str = "it is not in PEM format, or is damaged";
 
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>> {
     let all: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let all = all.map_err(|error| invalid(what, error))?;
+    // Never with the parser's own text: the file may be one with a key.
+    let all = all.map_err(|_| invalid(what, NO_PEM))?;
     if all.is_empty() {
-        return Err(invalid(what, "no certificate in PEM format"));
+        return Err(invalid(what, "there is no certificate in PEM format"));
     }
     Ok(all)
 }
 
-/// The error never quotes what was read, which may be a key.
 fn invalid(what: &str, error: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::InvalidConfig, format!("the {what} of the TLS settings cannot be used: {error}"))
+    Error::new(ErrorKind::InvalidConfig, format!("the {what} cannot be used for TLS: {error}"))
 }

@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::conn::connection::{Dial, Shared, complete, send_within};
+use crate::conn::connection::{Dial, Multiplexed, Shared, complete, send_within};
 use crate::conn::reply;
 
 /// Maximum number of idle connections that are kept.
@@ -30,7 +29,7 @@ pub(crate) struct Waiters {
 }
 
 struct Waiter {
-    connection: MultiplexedConnection,
+    connection: Multiplexed,
     /// Id of the connection on the server.
     id: i64,
     /// Generation of the connection that ends waits, at the time when this one was opened. After a restart of the

@@ -12,11 +12,10 @@ use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
 use millstream_core::name::{GroupName, MemberId, TopicName};
-use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
-use crate::conn::connection::send_within;
+use crate::conn::connection::{Multiplexed, send_within};
 use crate::conn::reply;
 use crate::error::unexpected;
 use crate::roles::catalog::gone;
@@ -243,7 +242,7 @@ struct StreamWatch {
     changes: Key,
     /// `None` before the first wait, after an error and during a wait. So a dropped wait drops the connection, whose
     /// late reply would otherwise be taken for that of the next wait.
-    connection: Option<MultiplexedConnection>,
+    connection: Option<Multiplexed>,
 }
 
 #[async_trait]
