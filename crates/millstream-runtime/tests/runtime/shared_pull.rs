@@ -26,7 +26,7 @@ async fn what_is_pulled_is_kept_and_can_be_asked_for() {
     tokio::time::sleep(2 * TTL).await;
     link.thaw();
     assert_eq!(one.extend().await.expect_err("claimed").kind(), ErrorKind::Fenced);
-    eventually(|| two.is_cancelled(), || "the other is told by itself".into()).await;
+    eventually(|| two.is_cancelled(), || "the other one is cancelled without a call".into()).await;
     one.ack();
     two.ack();
     team.all_done(3).await;
