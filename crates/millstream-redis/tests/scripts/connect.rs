@@ -34,11 +34,17 @@ async fn every_reason_has_its_kind() {
 #[tokio::test]
 async fn readers_log_in_and_choose_the_database_over_tcp_and_over_a_unix_socket() {
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("redis.sock");
-    let path = path.to_str().expect("text");
-    let server = || Server::start(&["--requirepass", "hunter2", "--unixsocket", path]);
     for over_tcp in [true, false] {
-        let server = server();
+        let path = folder.path().join(if over_tcp { "unused.sock" } else { "redis.sock" });
+        let path = path.to_str().expect("text");
+        let server = Server::start(&["--requirepass", "hunter2", "--unixsocket", path]);
+        // The server listens there a moment after it answers at its port.
+        for _ in 0..1_000 {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let url = if over_tcp {
             format!("redis://default:hunter2@127.0.0.1:{}/3", server.port)
         } else {
