@@ -64,6 +64,7 @@ impl<C: Outgoing> Batch<C> {
     pub(super) fn close(self) -> UnderWay<C> {
         UnderWay {
             messages: Arc::new(self.messages),
+            partly: None,
             replies: self.replies,
             _rooms: self.rooms,
             deadline: self.deadline.unwrap_or_else(Instant::now),
@@ -71,9 +72,12 @@ impl<C: Outgoing> Batch<C> {
     }
 }
 
-/// Closed batch without results.
+/// Closed batch without results, or with those of a part.
 pub(super) struct UnderWay<C: Outgoing> {
+    /// The messages without a result.
     pub(super) messages: Arc<Vec<C>>,
+    /// What is known of the others, once an attempt has failed for a part of the batch.
+    partly: Option<Partly<C>>,
     replies: Vec<Reply<C>>,
     /// Released after all results are delivered.
     _rooms: Vec<OwnedSemaphorePermit>,
@@ -88,6 +92,38 @@ impl<C: Outgoing> UnderWay<C> {
         }
     }
 
+    /// Whether a caller waits for a flush, which ends after all earlier batches.
+    pub(super) fn is_flush(&self) -> bool {
+        self.replies.iter().any(|reply| matches!(reply, Reply::Flush(_)))
+    }
+
+    /// Keeps the results of an attempt, except for the messages that are to be sent `again`.
+    pub(super) fn keep(&mut self, results: Vec<Result<C::Done>>, again: &[bool]) {
+        let messages = self.messages.iter().zip(again).filter(|(_, again)| **again);
+        let messages = Arc::new(messages.map(|(message, _)| message.clone()).collect());
+        let partly = self.partly.get_or_insert_with(|| Partly::new(self.messages.len()));
+        let open = std::mem::take(&mut partly.open);
+        for ((at, result), again) in open.into_iter().zip(results).zip(again) {
+            if *again {
+                partly.open.push(at);
+            } else {
+                partly.results[at] = Some(result);
+            }
+        }
+        self.messages = messages;
+    }
+
+    /// Returns the results of all messages: those that are kept, and these of the others.
+    pub(super) fn all(&mut self, results: Vec<Result<C::Done>>) -> Vec<Result<C::Done>> {
+        let Some(mut partly) = self.partly.take() else { return results };
+        for (at, result) in partly.open.into_iter().zip(results) {
+            partly.results[at] = Some(result);
+        }
+        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
+        partly.results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+    }
+
+    /// Delivers the results of all messages.
     pub(super) fn answer(self, results: Vec<Result<C::Done>>) {
         let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
         let mut results = results.into_iter();
@@ -105,5 +141,18 @@ impl<C: Outgoing> UnderWay<C> {
                 }
             }
         }
+    }
+}
+
+/// Results of a part of a batch.
+struct Partly<C: Outgoing> {
+    results: Vec<Option<Result<C::Done>>>,
+    /// Positions of the messages without one.
+    open: Vec<usize>,
+}
+
+impl<C: Outgoing> Partly<C> {
+    fn new(messages: usize) -> Self {
+        Self { results: (0..messages).map(|_| None).collect(), open: (0..messages).collect() }
     }
 }

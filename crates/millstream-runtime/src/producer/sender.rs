@@ -5,10 +5,10 @@
 //! results separately. With a few large ones the senders would synchronise: all callers of a batch wait until its
 //! last message is stored, send again together, and the server is idle in between.
 //!
-//! Order is kept while the server is unavailable: refused batches are begun again only if no later one was stored
-//! meanwhile, and then all of them, in the same order. Otherwise they fail.
+//! Order is kept while a server is unavailable: a message that was refused is begun again only if no later one of its
+//! partition was stored meanwhile, and then with all of these, in the same order. Otherwise it fails.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,40 +160,54 @@ impl<C: Outgoing> Sender<C> {
         }
     }
 
-    /// Delivers the results of the oldest batch. If the server was unavailable and nothing behind it was stored, all
-    /// batches that are not expired are begun again instead.
+    /// Delivers the results of the oldest batch. Messages for which the server was unavailable are begun again instead,
+    /// unless a later message of their partition was stored, or their time is over.
     async fn answer(&mut self, results: Vec<Result<C::Done>>) {
         let pauses =
             Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
-        if !is_away(&results) {
+        let Some(away) = results.iter().find_map(away) else {
             (self.failures, self.away) = (0, None);
             self.tell(results);
             return self.begin_all();
-        }
-        self.away = results.iter().find_map(|result| result.as_ref().err()).cloned();
+        };
+        self.away = Some(away.clone());
         self.failures = self.failures.saturating_add(1);
-        let pause = pauses.delay(self.failures, fastrand::u64(..));
-        let mut answers = VecDeque::from([results]);
+        let mut answers = vec![results];
         for at in 1..self.begun {
             let nothing = self.under_way[at].messages.is_empty();
-            answers.push_back(if nothing { Vec::new() } else { self.sink.finish().await });
+            answers.push(if nothing { Vec::new() } else { self.sink.finish().await });
         }
-        // Stored, or possibly stored.
-        let stored = |result: &Result<C::Done>| match result {
-            Ok(_) => true,
-            Err(error) => error.kind() == ErrorKind::Unconfirmed,
-        };
-        let overtaken = answers.iter().flatten().any(stored);
-        if overtaken {
-            answers.into_iter().for_each(|results| self.tell(results));
+        let tried: Vec<_> = self.under_way.drain(..answers.len()).collect();
+        self.begun = 0;
+        let again = again(&tried, &answers);
+        if !again.iter().flatten().any(|again| *again) {
+            for (batch, results) in tried.into_iter().zip(answers) {
+                self.tell_of(batch, results);
+            }
             return self.begin_all();
         }
-        self.begun = 0;
-        let again = Instant::now() + pause;
-        while let Some(oldest) = self.under_way.front().filter(|batch| again >= batch.deadline) {
-            let results = answers.pop_front().or_else(|| self.not_tried(oldest));
-            self.tell(results.unwrap_or_default());
+        let pause = pauses.delay(self.failures, fastrand::u64(..));
+        let until = Instant::now() + pause;
+        let mut kept = VecDeque::new();
+        for ((mut batch, results), again) in tried.into_iter().zip(answers).zip(again) {
+            let open = again.contains(&true) && until < batch.deadline;
+            // What stays behind an open batch must not answer a flush before that one ends.
+            if open || (batch.is_flush() && !kept.is_empty()) {
+                let none = vec![false; again.len()];
+                batch.keep(results, if open { &again } else { &none });
+                kept.push_back(batch);
+            } else {
+                self.tell_of(batch, results);
+            }
         }
+        if kept.is_empty() {
+            while let Some(oldest) = self.under_way.front().filter(|batch| until >= batch.deadline) {
+                let results = self.not_tried(oldest).unwrap_or_default();
+                self.tell(results);
+            }
+        }
+        kept.append(&mut self.under_way);
+        self.under_way = kept;
         sleep(pause).await;
     }
 
@@ -224,6 +238,11 @@ impl<C: Outgoing> Sender<C> {
     fn tell(&mut self, results: Vec<Result<C::Done>>) {
         let Some(batch) = self.under_way.pop_front() else { return };
         self.begun = self.begun.saturating_sub(1);
+        self.tell_of(batch, results);
+    }
+
+    fn tell_of(&mut self, mut batch: UnderWay<C>, results: Vec<Result<C::Done>>) {
+        let results = batch.all(results);
         self.crowded = results.len() > 1 || !self.under_way.is_empty();
         let stored = results.iter().filter(|result| result.is_ok()).count();
         if stored > 0 {
@@ -271,9 +290,27 @@ impl<C: Outgoing> Sender<C> {
 /// bare `XADD` without this bound, and 1.03 to 1.23 with it.
 const PARTIAL_AHEAD: usize = 8;
 
-/// Whether no message was stored because the server is unavailable.
-fn is_away<D>(results: &[Result<D>]) -> bool {
-    let away =
-        |result: &Result<D>| result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable);
-    !results.is_empty() && results.iter().all(away)
+/// Returns the error of a message that was not stored because the server is unavailable.
+fn away<D>(result: &Result<D>) -> Option<&Error> {
+    result.as_ref().err().filter(|error| error.kind() == ErrorKind::Unavailable)
+}
+
+/// Returns which messages of each batch can be sent again without coming behind a later one of their partition: none of
+/// these was stored, or possibly stored. The servers of a partition may be away while others are not.
+fn again<C: Outgoing>(batches: &[UnderWay<C>], answers: &[Vec<Result<C::Done>>]) -> Vec<Vec<bool>> {
+    let mut overtaken = BTreeSet::new();
+    let mut all: Vec<Vec<bool>> = answers.iter().map(|results| vec![false; results.len()]).collect();
+    for ((batch, results), again) in batches.iter().zip(answers).zip(&mut all).rev() {
+        for ((message, result), again) in batch.messages.iter().zip(results).zip(again).rev() {
+            let order = message.order();
+            match result {
+                _ if away(result).is_some() => {
+                    *again = order.is_none_or(|partition| !overtaken.contains(&partition));
+                }
+                Err(error) if error.kind() != ErrorKind::Unconfirmed => {}
+                _ => overtaken.extend(order),
+            }
+        }
+    }
+    all
 }

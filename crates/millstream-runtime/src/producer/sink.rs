@@ -9,6 +9,7 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, Appender};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
+use millstream_core::topic::Partition;
 use millstream_core::{Log, MessageId, TopicName};
 use tokio::time::Instant;
 
@@ -19,9 +20,13 @@ use super::backpressure::{Bound, Bounded};
 const OVERHEAD: usize = 128;
 
 /// Message on its way to the server.
-pub(super) trait Outgoing: Send + Sync + 'static {
+pub(super) trait Outgoing: Clone + Send + Sync + 'static {
     /// Result of a stored message.
     type Done: Send + 'static;
+
+    /// Returns the partition whose messages are stored in the order in which they were sent; `None` for a message without
+    /// an order.
+    fn order(&self) -> Option<Partition>;
 
     /// Returns the number of bytes that it occupies in the buffer.
     fn charge(&self) -> usize;
@@ -30,6 +35,10 @@ pub(super) trait Outgoing: Send + Sync + 'static {
 impl Outgoing for Append {
     type Done = MessageId;
 
+    fn order(&self) -> Option<Partition> {
+        Some(self.topic_partition.partition)
+    }
+
     fn charge(&self) -> usize {
         OVERHEAD + self.fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
@@ -37,6 +46,10 @@ impl Outgoing for Append {
 
 impl Outgoing for Scheduling {
     type Done = Placed;
+
+    fn order(&self) -> Option<Partition> {
+        None
+    }
 
     fn charge(&self) -> usize {
         let fields = self.fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
