@@ -136,6 +136,12 @@ impl Server {
         self.port
     }
 
+    /// Whether the process was started and not stopped or killed since.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// Returns the id of the server process.
     ///
     /// # Panics

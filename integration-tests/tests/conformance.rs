@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use integration_tests::console::MemoryConsole;
-use integration_tests::server;
+use integration_tests::{cluster, server};
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::{GroupName, MessageId, Namespace, Place, ScheduleId, TopicPartition};
@@ -21,7 +21,8 @@ fn main() -> ExitCode {
         let name = |backend: &str| format!("{backend}::{}::{}", case.role, case.name);
         [
             Trial::test(name("memory"), move || on_memory(&case)),
-            Trial::test(name("redis"), move || on_redis(&case)),
+            Trial::test(name("redis"), move || on_redis(&case, &ONE, server::shared_url)),
+            Trial::test(name("cluster"), move || on_redis(&case, &CLUSTER, cluster::shared_url)),
         ]
     });
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
@@ -39,21 +40,29 @@ fn on_memory(case: &Case) -> Result<(), Failed> {
     Ok(runtime().block_on((case.run)(Harness::new(memory).with_operator(console)))?)
 }
 
-fn on_redis(case: &Case) -> Result<(), Failed> {
-    // The server is started here and not in `main`: listing the tests needs none.
-    static REDIS: OnceCell<(RedisBackend, RedisConsole)> = OnceCell::const_new();
+/// The backend that all cases share, and its console.
+type Shared = OnceCell<(RedisBackend, RedisConsole)>;
+
+static ONE: Shared = OnceCell::const_new();
+static CLUSTER: Shared = OnceCell::const_new();
+
+fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String) -> Result<(), Failed> {
+    // The servers are started here and not in `main`: listing the tests needs none.
     runtime().block_on(async {
-        let (redis, console) = REDIS.get_or_try_init(connect).await?;
+        let (redis, console) = shared.get_or_try_init(|| connect(url)).await?;
         let harness = Harness::new(redis.clone()).with_operator(console.clone());
         Ok((case.run)(harness).await?)
     })
 }
 
-async fn connect() -> anyhow::Result<(RedisBackend, RedisConsole)> {
-    let url = tokio::task::spawn_blocking(server::shared_url).await?;
+async fn connect(url: fn() -> String) -> anyhow::Result<(RedisBackend, RedisConsole)> {
+    let url = tokio::task::spawn_blocking(url).await?;
     let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let namespace = Namespace::new(format!("conformance-{}-{time:x}", std::process::id()))?;
-    let connection = redis::Client::open(url.as_str())?.get_multiplexed_async_connection().await?;
+    // Of a cluster any node will do: the console follows redirections.
+    let first = url.strip_prefix("redis+cluster://").and_then(|nodes| nodes.split(',').next());
+    let node = first.map_or_else(|| url.clone(), |node| format!("redis://{node}"));
+    let connection = redis::Client::open(node)?.get_multiplexed_async_connection().await?;
     let console = RedisConsole { keys: Keys::within(&namespace), connection };
     let backend = RedisBackend::connect(RedisConfig::new(url).with_namespace(namespace)).await?;
     Ok((backend, console))
@@ -67,12 +76,20 @@ struct RedisConsole {
 }
 
 impl RedisConsole {
+    /// Runs a command, on the node of a cluster that has its key.
+    async fn run<T: redis::FromRedisValue>(&self, cmd: &redis::Cmd) -> redis::RedisResult<T> {
+        let answer = cmd.query_async(&mut self.connection.clone()).await;
+        let moved = answer.as_ref().err().and_then(redis::RedisError::redirect_node);
+        let Some((node, _)) = moved else { return answer };
+        let node = redis::Client::open(format!("redis://{node}"))?;
+        cmd.query_async(&mut node.get_multiplexed_async_connection().await?).await
+    }
+
     /// A command on a key that has to answer 1.
     async fn deletes(&self, command: &[&str], key: &Key, what: String) -> Result<(), Violation> {
-        let mut connection = self.connection.clone();
         let mut cmd = redis::Cmd::new();
         cmd.arg(command).arg(key.as_str()).arg(what);
-        match cmd.query_async(&mut connection).await {
+        match self.run(&cmd).await {
             Ok(1) => Ok(()),
             Ok(other) => Err(Violation::new(format!("{command:?} answered {other}"))),
             Err(error) => Err(Violation::new(format!("{command:?}: {error}"))),
@@ -96,10 +113,10 @@ impl Operator for RedisConsole {
         group: &GroupName,
         id: MessageId,
     ) -> Result<(), Violation> {
-        let (mut connection, log) = (self.connection.clone(), self.keys.log(tp));
+        let log = self.keys.log(tp);
         let words = ["XGROUP", "SETID", log.as_str(), group.as_str(), &id.to_string()];
         let mut cmd = redis::Cmd::new();
-        let set: redis::RedisResult<()> = cmd.arg(&words).query_async(&mut connection).await;
+        let set: redis::RedisResult<()> = self.run(cmd.arg(&words)).await;
         set.map_err(|error| Violation::new(format!("{words:?}: {error}")))
     }
 

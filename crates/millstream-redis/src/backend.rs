@@ -2,21 +2,29 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::backend::Backend;
+use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::log::Source;
 use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
-use redis::Pipeline;
+use redis::{Pipeline, Value};
 
 use crate::config::RedisConfig;
 use crate::conn::bulk::Bulk;
-use crate::conn::connection::{Dial, Kept, Line, Pooled, Shared};
-use crate::conn::reply;
+use crate::conn::cluster::heard::{Heard, question};
+use crate::conn::cluster::routed::Routed;
+use crate::conn::cluster::servers::Servers;
+use crate::conn::cluster::slots::slot_of;
+use crate::conn::connection::{Kept, Line, Pooled, Shared};
+use crate::conn::dial::Dial;
+use crate::conn::replies::reply;
 use crate::conn::waiters::Waiters;
 use crate::durability::{self, Risk};
+use crate::error::unexpected;
 use crate::scripts::script::Scripts;
 use crate::snapshots::lag_cache::LagCache;
 
@@ -50,19 +58,21 @@ pub(crate) struct Inner {
     pub(crate) config: RedisConfig,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
-    pub(crate) dial: Arc<Dial>,
+    pub(crate) servers: Arc<Servers>,
     /// Connection for appends and settlements: many small requests that must not wait behind anything else.
-    pub(crate) messages: Shared,
+    pub(crate) messages: Routed<Shared>,
     /// Connection for leases and heartbeats alone: a renewal must not queue behind messages or wait for handlers.
-    pub(crate) leases: Kept,
+    pub(crate) leases: Kept<Routed<Shared>>,
     /// Pool for catalog, statistics and dead letters.
-    pub(crate) pool: Pooled,
+    pub(crate) pool: Routed<Pooled>,
     /// Connections for pages of bodies, which may take long to arrive.
-    pub(crate) bulk: Bulk,
+    pub(crate) bulk: Routed<Bulk>,
     /// Cache of counted lags.
     pub(crate) counted: LagCache,
     /// Connections for waits on single keys.
-    pub(crate) waiters: Waiters,
+    pub(crate) waiters: Routed<Waiters>,
+    /// For how long each node of a cluster has answered.
+    pub(crate) heard: Arc<Heard>,
 }
 
 impl RedisBackend {
@@ -72,26 +82,40 @@ impl RedisBackend {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the configuration cannot be used, or if the server may lose messages and that is
     /// [not wanted](RedisConfig::durability), [`ErrorKind::Unavailable`] if the server cannot be reached,
-    /// [`ErrorKind::Denied`] if it refuses the credentials, [`ErrorKind::Unsupported`] if it is older than 7.0.
+    /// [`ErrorKind::Denied`] if it refuses the credentials, [`ErrorKind::Unsupported`] if it is older than 7.0, or a node
+    /// of a cluster with several nodes while the URL names one server.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
-        let dial = Arc::new(Dial::new(&config)?);
-        let messages = Shared::new(dial.clone(), "messages");
+        let servers = Arc::new(Servers::new(&config)?);
+        let patience = config.response_timeout;
+        let messages = |dial: &Arc<Dial>| Ok(Shared::new(dial.clone(), "messages"));
+        let messages = Routed::new(&servers, patience, messages)?;
+        // A lease or a heartbeat that a node does not take must not delay those at other nodes.
+        let leases = Routed::new(&servers, Duration::ZERO, |dial| Ok(Shared::new(dial.clone(), "leases")))?;
+        let (for_pool, pages, line) = (config.clone(), config.clone(), messages.clone());
         let inner = Inner {
             keys: config.namespace.as_ref().map_or_else(Keys::new, Keys::within),
             scripts: Scripts::new(config.strict_scripts),
-            messages: messages.clone(),
-            leases: Kept::new(Shared::new(dial.clone(), "leases")),
-            pool: Pooled::new(&config, &dial)?,
-            bulk: Bulk::new(dial.clone(), config.pool_size, config.connect_timeout + config.response_timeout),
-            waiters: Waiters::new(dial.clone(), messages),
+            leases: Kept::new(leases),
+            pool: Routed::new(&servers, patience, move |dial| Pooled::new(&for_pool, dial))?,
+            bulk: Routed::new(&servers, patience, move |dial| {
+                let (size, limit) = (pages.pool_size, pages.connect_timeout + pages.response_timeout);
+                Ok(Bulk::new(dial.clone(), size, limit))
+            })?,
+            waiters: Routed::new(&servers, patience, move |dial| {
+                Ok(Waiters::new(dial.clone(), (*line.line(dial)?).clone()))
+            })?,
+            messages,
             counted: LagCache::default(),
-            dial,
+            heard: Arc::default(),
+            servers,
             config,
         };
         let url = inner.config.redacted_url();
         inner.check_server().await.map_err(|error| error.during(format_args!("connect to {url}")))?;
-        let durable = durability::check(&inner.messages, inner.config.durability).await;
-        durable.map_err(|error| error.during(format_args!("connect to {url}")))?;
+        for line in inner.messages.all().await? {
+            let durable = durability::check(&*line, inner.config.durability).await;
+            durable.map_err(|error| error.during(format_args!("connect to {url}")))?;
+        }
         tracing::debug!(url, "connected");
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -104,7 +128,7 @@ impl RedisBackend {
     /// # Errors
     /// Transient ones.
     pub async fn risks(&self) -> Result<Vec<Risk>> {
-        durability::risks(&self.inner.pool).await
+        self.inner.risks().await
     }
 }
 
@@ -117,10 +141,89 @@ impl Inner {
         }
     }
 
+    /// Returns the risks of all servers, each once.
+    pub(crate) async fn risks(&self) -> Result<Vec<Risk>> {
+        let mut risks = Vec::new();
+        for line in self.pool.all().await? {
+            for risk in durability::risks(&*line).await? {
+                if !risks.contains(&risk) {
+                    risks.push(risk);
+                }
+            }
+        }
+        Ok(risks)
+    }
+
+    /// Waits on a key, by a blocking command.
+    pub(crate) async fn wait_on(
+        &self,
+        key: &Key,
+        wait: Duration,
+        commands: impl FnOnce(&mut Pipeline, u64),
+    ) -> Result<Vec<Value>> {
+        let answers = self.waiters.of(key).await?.wait(wait, commands).await;
+        let answers = answers.and_then(|answers| {
+            let moved =
+                |value: &&Value| matches!(value, Value::ServerError(error) if error.code() == "MOVED");
+            match answers.iter().find(moved) {
+                Some(moved) => Err(reply::ok(moved.clone()).err().unwrap_or_else(|| unexpected("no error"))),
+                None => Ok(answers),
+            }
+        });
+        answers.inspect_err(|error| self.servers.learn(error))
+    }
+
+    /// Asks every node of a cluster who it is, beside everything else, so that [`heard_of`](Self::heard_of) knows.
+    pub(crate) fn listen(self: &Arc<Self>, heard: &Continuity) {
+        if self.servers.cluster().is_none() {
+            return;
+        }
+        let (inner, ttl) = (self.clone(), heard.ttl());
+        tokio::spawn(async move {
+            let nodes = inner.leases.run(|line| async move { line.each(&question()).await }).await;
+            for (node, answers) in nodes.unwrap_or_default() {
+                // Makes a record with this ttl, if there is none.
+                let _ = inner.heard.is_due(&node, ttl);
+                match answers {
+                    Ok(answers) => inner.heard.answered(&node, answers),
+                    Err(error) => inner.servers.learn(&error),
+                }
+            }
+        });
+    }
+
+    /// Returns the continuity for a request to the server of a key: on a cluster that of its node.
+    pub(crate) fn heard_of(self: &Arc<Self>, key: &Key, heard: &Continuity) -> Continuity {
+        let Some(cluster) = self.servers.cluster().filter(|_| !heard.is_assured()) else {
+            return heard.clone();
+        };
+        let node = cluster.hop(slot_of(key.as_str().as_bytes())).ok().and_then(|hop| hop.dial.address());
+        let Some(node) = node else { return Continuity::new(heard.ttl()) };
+        if self.heard.is_due(&node, heard.ttl()) {
+            self.listen(heard);
+        }
+        self.heard.of(&node, heard)
+    }
+
     async fn check_server(&self) -> Result<()> {
+        for line in self.messages.all().await? {
+            self.check_one(&line).await?;
+        }
+        Ok(())
+    }
+
+    async fn check_one(&self, line: &Shared) -> Result<()> {
         let mut pipe = Pipeline::new();
         pipe.cmd("INFO").arg("server");
-        let reply = self.messages.send(&pipe).await?.pop().unwrap_or_default();
+        pipe.cmd("CLUSTER").arg("INFO");
+        let [reply, cluster] = reply::tuple(Value::Array(line.send(&pipe).await?))?;
+        let nodes = reply::text(cluster).unwrap_or_default();
+        let size =
+            nodes.lines().find_map(|line| line.trim().strip_prefix("cluster_size:")?.parse::<u32>().ok());
+        if self.servers.cluster().is_none() && size.is_some_and(|size| size > 1) {
+            let why = "the server is a node of a cluster: connect with redis+cluster://";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
         let info = match reply::text(reply) {
             Ok(info) => info,
             // A user may be allowed to log in but not to run INFO. Then the version stays unknown, which is no reason

@@ -1,12 +1,12 @@
 //! Configuration of the backend: validated as a whole, and printed without its password.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::name::Namespace;
-use redis::{ConnectionInfo, IntoConnectionInfo};
+
+use crate::address::{self, Parsed};
 
 /// Shortest and longest timeout allowed. The longest is far above any sensible one, and no sum of timeouts overflows
 /// with it.
@@ -38,8 +38,15 @@ pub enum Durability {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisConfig {
-    /// URL of the server: `redis://[user:password@]host[:port][/database]`, `rediss://` for the same over TLS (feature
-    /// `tls`), or `unix:///path/to/socket`. No default.
+    /// URL of the servers. No default.
+    ///
+    /// - One server: `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`.
+    /// - A Redis Cluster, by some of its nodes: `redis+cluster://[user:password@]host[:port][,host[:port]…]`.
+    /// - The primary of a Sentinel service: `redis+sentinel://[user:password@]host[:port][,…]/service[/database]`. User
+    ///   and password are those of the primary.
+    ///
+    /// Over TLS (feature `tls`): `rediss://`, `redis+cluster+tls://`, `redis+sentinel+tls://`. Each scheme may begin with
+    /// `valkey` instead of `redis`.
     pub url: String,
     /// Prefix of all keys, with which tenants can share a server. Default: none.
     pub namespace: Option<Namespace>,
@@ -57,7 +64,7 @@ pub struct RedisConfig {
     /// Reaction to a server that may lose messages: no persistence, eviction, replicas that are not waited for.
     /// Default: warnings.
     pub durability: Durability,
-    /// Certificates for TLS; `None` for those of the system. Only with a URL that begins with `rediss://`. Default: `None`.
+    /// Certificates for TLS; `None` for those of the system. Only with a URL that asks for TLS. Default: `None`.
     #[cfg(feature = "tls")]
     pub tls: Option<TlsConfig>,
     /// Puts `#!lua` in front of every script, so that the server refuses undeclared keys. For tests: a server that is
@@ -96,6 +103,10 @@ pub struct TlsConfig {
     pub ca: Option<Vec<u8>>,
     /// The client's certificate, with its chain, and its private key. Default: none.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
+    /// The name that every server's certificate must have, instead of the host of its address. For servers that are
+    /// reached by IP addresses or through a tunnel. Default: the host; for a node of a cluster the host name that it
+    /// announces (`cluster-announce-hostname`), if it does.
+    pub server_name: Option<String>,
 }
 
 #[cfg(feature = "tls")]
@@ -117,6 +128,12 @@ impl TlsConfig {
     pub fn with_client(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self { client: Some((certificate.into(), key.into())), ..self }
     }
+
+    /// Expects this name in every server's certificate, instead of the host of its address.
+    #[must_use]
+    pub fn with_server_name(self, server_name: impl Into<String>) -> Self {
+        Self { server_name: Some(server_name.into()), ..self }
+    }
 }
 
 /// Omits the certificates and the key.
@@ -126,6 +143,7 @@ impl fmt::Debug for TlsConfig {
         f.debug_struct("TlsConfig")
             .field("ca", &self.ca.is_some())
             .field("client", &self.client.is_some())
+            .field("server_name", &self.server_name)
             .finish()
     }
 }
@@ -212,32 +230,26 @@ impl RedisConfig {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists every problem.
     pub fn validate(&self) -> Result<()> {
-        self.connection_info().map(drop)
+        self.parsed().map(drop)
     }
 
-    pub(crate) fn connection_info(&self) -> Result<ConnectionInfo> {
+    pub(crate) fn parsed(&self) -> Result<Parsed> {
         let mut problems = Problems::new("redis config");
-        // The client's own error text may quote the URL, and so the password: only its fixed category is shown.
-        // Without TLS, which is ours: the client need not know of it.
-        let url = match self.encrypted() {
-            Some(rest) => Cow::Owned(format!("redis://{rest}")),
-            None => Cow::Borrowed(self.url.as_str()),
-        };
-        let info = (&*url).into_connection_info().map_err(|error| {
-            let why = format!("url {:?} cannot be used: {}", self.redacted_url(), error.category());
+        let parsed = address::parse(&self.url).map_err(|error| {
+            let why = format!("url {:?} cannot be used: {error}", self.redacted_url());
             Error::new(ErrorKind::InvalidConfig, why)
         });
-        let info = problems.take(info);
-        let encrypted = self.encrypted();
-        problems.require(encrypted.is_none() || cfg!(feature = "tls"), || {
+        let parsed = problems.take(parsed);
+        let encrypted = self.is_encrypted();
+        problems.require(!encrypted || cfg!(feature = "tls"), || {
             "url needs TLS, which this build does not have: enable the feature `tls`".into()
         });
-        problems.require(encrypted.is_none_or(|rest| !rest.ends_with("#insecure")), || {
+        problems.require(!encrypted || !self.url.ends_with("#insecure"), || {
             "url ends with #insecure: certificates are always checked, name a CA instead".into()
         });
         #[cfg(feature = "tls")]
-        problems.require(encrypted.is_some() || self.tls.is_none(), || {
-            "tls is set, and url does not begin with rediss://".into()
+        problems.require(encrypted || self.tls.is_none(), || {
+            "tls is set, and url does not ask for TLS, as rediss:// or redis+cluster+tls:// do".into()
         });
         for (name, timeout) in
             [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
@@ -248,12 +260,11 @@ impl RedisConfig {
         }
         problems.require(self.pool_size >= 1, || "pool_size is 0, at least 1 is needed".into());
         problems.finish()?;
-        info.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid redis config"))
+        parsed.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid redis config"))
     }
 
-    /// Returns the URL without its scheme, if that asks for TLS.
-    pub(crate) fn encrypted(&self) -> Option<&str> {
-        self.url.strip_prefix("rediss://").or_else(|| self.url.strip_prefix("valkeys://"))
+    pub(crate) fn is_encrypted(&self) -> bool {
+        address::is_encrypted(&self.url)
     }
 
     /// Returns the URL without user, password and query (which has the password of a `unix://` URL).
@@ -290,6 +301,8 @@ mod tests {
     fn no_password_is_printed() {
         let urls = [
             "redis://user:hunter2@host:1/0",
+            "redis+cluster://user:hunter2@a,b:1",
+            "redis+sentinel://user:hunter2@a,b:1/main",
             "rediss://user:hunter2@host:1/0#insecure",
             "redis://:hunter2@host",
             "redis://:hun?hunter2@host",

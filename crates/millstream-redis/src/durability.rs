@@ -7,7 +7,7 @@ use redis::Pipeline;
 
 use crate::config::Durability;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// A setting of the server with which messages can be lost.
 #[derive(Clone, Debug, PartialEq, Eq)]

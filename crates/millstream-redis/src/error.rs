@@ -1,8 +1,13 @@
 //! Translates errors of the client into errors of Millstream. No other module does so.
 
+use std::fmt;
+use std::time::Duration;
+
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::leases::Lease;
 use redis::{RedisError, ServerError};
+
+use crate::address::Address;
 
 /// Progress of a request when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +16,50 @@ pub(crate) enum Phase {
     Connecting,
     /// The request may have reached the server.
     Sent,
+}
+
+/// A node's answer that another one serves the slot: for good, or with `ask` for a key that has moved already. It is the
+/// source of errors, by which the connections find out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Redirect {
+    pub(crate) slot: u16,
+    pub(crate) to: Address,
+    pub(crate) ask: bool,
+}
+
+impl fmt::Display for Redirect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {} is at {}", self.slot, self.to)
+    }
+}
+
+impl std::error::Error for Redirect {}
+
+/// Returns the redirection that an error answer is. A node that does not know the address of another one leaves out the
+/// host: it is that of the node that was `asked`.
+pub(crate) fn redirection(error: &ServerError, asked: Option<&Address>) -> Option<Redirect> {
+    parse_redirect(error.code(), error.details()?, asked)
+}
+
+fn parse_redirect(code: &str, detail: &str, asked: Option<&Address>) -> Option<Redirect> {
+    let ask = match code {
+        "MOVED" => false,
+        "ASK" => true,
+        _ => return None,
+    };
+    let mut words = detail.split_ascii_whitespace();
+    let (slot, to) = (words.next()?.parse().ok()?, Address::parse(words.next()?)?);
+    let to = match (&*to.host, asked) {
+        ("" | "?", Some(asked)) => Address { port: to.port, ..asked.clone() },
+        ("" | "?", None) => return None,
+        _ => to,
+    };
+    Some(Redirect { slot, to, ask })
+}
+
+/// Returns the redirection that is the source of an error.
+pub(crate) fn redirect(error: &Error) -> Option<&Redirect> {
+    std::error::Error::source(error)?.downcast_ref::<Redirect>()
 }
 
 /// Returns the error with its meaning for a caller.
@@ -30,6 +79,15 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         ErrorKind::Deleted => "it was deleted",
         ErrorKind::WrongType => "a key has the wrong type",
         ErrorKind::Backpressure => "the server is out of memory",
+        ErrorKind::Unavailable if matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN")) => {
+            let moved =
+                error.code().zip(error.detail()).and_then(|(code, text)| parse_redirect(code, text, None));
+            let error = Error::new(kind, format!("the slot is served by another node, or moves: {error}"));
+            return match moved {
+                Some(moved) => error.with_source(moved),
+                None => error,
+            };
+        }
         ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
         ErrorKind::Unavailable => "the server cannot serve now",
         ErrorKind::Unconfirmed => "no answer came, the request may or may not have been done",
@@ -81,6 +139,12 @@ fn tls_refusal(error: &RedisError) -> Option<Error> {
     Some(Error::new(kind, format!("{what}: {cause}")))
 }
 
+/// Returns the error for an answer that did not come in time.
+pub(crate) fn no_answer(limit: Duration) -> Error {
+    let what = "the request may or may not have been done";
+    Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}"))
+}
+
 /// Translates an error that the server returned.
 pub(crate) fn answered(error: ServerError) -> Error {
     translate(&RedisError::from(error), Phase::Sent)
@@ -117,12 +181,11 @@ fn known(code: &str) -> Option<ErrorKind> {
         "WRONGTYPE" => ErrorKind::WrongType,
         "OOM" => ErrorKind::Backpressure,
         // Refused before anything was done, and temporary: a fail-over, a start, a full disk, a script of somebody
-        // else. A NOSCRIPT gets here only if somebody flushes scripts all the time.
-        "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY" | "MISCONF"
-        | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" => ErrorKind::Unavailable,
+        // else, a slot that moves. A NOSCRIPT gets here only if somebody flushes scripts all the time.
+        "MOVED" | "ASK" | "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY"
+        | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" => ErrorKind::Unavailable,
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
-        // A cluster of several nodes needs a client that follows redirections: this backend uses one node.
-        "NOPROTO" | "MOVED" | "ASK" => ErrorKind::Unsupported,
+        "NOPROTO" => ErrorKind::Unsupported,
         _ => return None,
     })
 }
@@ -236,7 +299,8 @@ mod tests {
             ("ERR unknown command `XADD`, with args beginning with: `k`,", ErrorKind::Unsupported),
             ("ERR Unknown subcommand or wrong number of arguments for 'x'", ErrorKind::Unsupported),
             ("NOPROTO unsupported protocol version", ErrorKind::Unsupported),
-            ("MOVED 1 127.0.0.1:7001", ErrorKind::Unsupported),
+            ("MOVED 1 127.0.0.1:7001", ErrorKind::Unavailable),
+            ("ASK 1 127.0.0.1:7001", ErrorKind::Unavailable),
             ("CROSSSLOT Keys in request don't hash to the same slot", ErrorKind::Protocol),
             (
                 "ERR The ID specified in XADD is equal or smaller than the target stream top item",

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 // In reading order: the public API, then connections and scripts, then what roles share, then the roles.
+mod address;
 mod backend;
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 mod boot_clock;

@@ -1,5 +1,6 @@
 //! Server information: product and version, persistence, and the rights of this user.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millstream_core::error::{ErrorKind, Result};
@@ -10,9 +11,9 @@ use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
+use crate::conn::cluster::slots::{key_of, slot_of};
 use crate::conn::connection::Line;
-use crate::conn::reply;
-use crate::durability;
+use crate::conn::replies::reply;
 use crate::error::answered;
 
 /// Number of round trips that are measured.
@@ -46,7 +47,7 @@ pub(crate) async fn look(inner: &Inner) -> Result<Server> {
     }
     features(inner, &mut server).await?;
     rights(inner, &mut server).await?;
-    let risks = durability::risks(&inner.pool).await?;
+    let risks = inner.risks().await?;
     server.risks = risks
         .into_iter()
         .map(|risk| inspect::Risk {
@@ -134,20 +135,31 @@ async fn features(inner: &Inner, server: &mut Server) -> Result<()> {
 /// Queues every command that is needed in a transaction and discards it: the server reports the commands that this
 /// user may not use, and executes none. Unlike `ACL DRYRUN`, that needs no right of its own.
 async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
-    let commands = needed(&inner.keys)?;
-    let mut pipe = Pipeline::with_capacity(2 + commands.len());
-    pipe.cmd("MULTI");
-    for command in &commands {
-        let mut words = command.split(' ');
-        pipe.cmd(words.next().unwrap_or_default());
-        for word in words {
-            pipe.arg(word);
-        }
+    // One transaction for each slot: a node of a cluster refuses those of another one, whatever the rights.
+    let mut slots: BTreeMap<Option<u16>, (Pipeline, Vec<String>)> = BTreeMap::new();
+    for command in needed(&inner.keys)? {
+        let mut cmd = redis::Cmd::new();
+        command.split(' ').for_each(|word| _ = cmd.arg(word));
+        let slot = inner.servers.cluster().and_then(|_| key_of(&cmd).map(slot_of));
+        let (pipe, commands) = slots.entry(slot).or_insert_with(|| {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("MULTI");
+            (pipe, Vec::new())
+        });
+        pipe.add_command(cmd);
+        commands.push(command);
     }
-    pipe.cmd("DISCARD");
-    let answers = inner.pool.send(&pipe).await?;
+    for (mut pipe, commands) in slots.into_values() {
+        pipe.cmd("DISCARD");
+        refused(inner.pool.send(&pipe).await?, &commands, server);
+    }
+    Ok(())
+}
+
+/// Takes note of the commands that were not queued.
+fn refused(answers: Vec<Value>, commands: &[String], server: &mut Server) {
     let mut other = None;
-    for (answer, command) in answers.into_iter().skip(1).zip(&commands) {
+    for (answer, command) in answers.into_iter().skip(1).zip(commands) {
         if let Value::ServerError(error) = answer {
             let error = answered(error);
             match error.kind() {
@@ -158,7 +170,6 @@ async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
         }
     }
     server.unknown.extend(other);
-    Ok(())
 }
 
 /// Returns each command that scripts and roles use, on a key of its kind.

@@ -12,7 +12,7 @@ use redis::Pipeline;
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// Number of sampled items of each structure.
 const SAMPLES: usize = 5;

@@ -25,8 +25,13 @@ pub struct Millstream {
 }
 
 impl Millstream {
-    /// Connects to a queue: `memory://` for one inside this process, `redis://[user:password@]host[:port][/db]`,
-    /// `rediss://` (the same over TLS, with the feature `tls`) or `redis+unix:///path` for one on Redis.
+    /// Connects to a queue.
+    ///
+    /// - `memory://` for one inside this process.
+    /// - `redis://[user:password@]host[:port][/db]` or `redis+unix:///path` for one on Redis or Valkey.
+    /// - `redis+cluster://[user:password@]host[:port][,host[:port]…]` for one on a Redis Cluster, by some of its nodes.
+    /// - `redis+sentinel://[user:password@]host[:port][,…]/service[/db]` for one on the primary of a Sentinel service.
+    /// - Over TLS, with the feature `tls`: `rediss://`, `redis+cluster+tls://`, `redis+sentinel+tls://`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a URL of another scheme; [`ErrorKind::Unavailable`], [`ErrorKind::Denied`];
@@ -276,7 +281,7 @@ impl Builder {
         self.observer(metrics.clone())
     }
 
-    /// Sets the certificates for a URL that begins with `rediss://`. Default: the authorities of the system, and no client
+    /// Sets the certificates for a URL that asks for TLS. Default: the authorities of the system, and no client
     /// certificate.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsConfig) -> Self {
@@ -302,12 +307,14 @@ impl Builder {
                 return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
             "memory" => Backend::from(MemoryBackend::new()),
-            "redis" | "rediss" | "redis+unix" | "unix" | "valkey" | "valkeys" => {
+            "redis+unix" | "unix" => self.redis(namespace).await?,
+            scheme if scheme.starts_with("redis") || scheme.starts_with("valkey") => {
                 self.redis(namespace).await?
             }
             other => {
                 let message = format!(
-                    "unknown URL scheme {other:?}: memory://, redis://, rediss:// and redis+unix:// are known"
+                    "unknown URL scheme {other:?}: memory://, redis://, redis+cluster://, redis+sentinel:// and \
+                     redis+unix:// are known"
                 );
                 return Err(Error::new(ErrorKind::InvalidConfig, message));
             }

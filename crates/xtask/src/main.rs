@@ -6,6 +6,9 @@ mod package;
 mod run;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
 #[allow(dead_code, unreachable_pub)]
+#[path = "../../../integration-tests/src/cluster.rs"]
+mod cluster;
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../../integration-tests/src/server.rs"]
 mod server;
 mod steps;

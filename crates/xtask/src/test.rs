@@ -4,6 +4,7 @@ use std::env;
 
 use anyhow::{Result, bail, ensure};
 
+use crate::cluster::Cluster;
 use crate::install::ensure_server;
 use crate::run::{cargo, root};
 use crate::server::Server;
@@ -28,6 +29,15 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         }
     };
     println!("the shared server is {url}");
+    let (cluster, nodes) = match env::var("MILLSTREAM_TEST_CLUSTER") {
+        Ok(url) => (None, url),
+        Err(_) => {
+            let cluster = Cluster::start(3, 1);
+            let url = cluster.url();
+            (Some(cluster), url)
+        }
+    };
+    println!("the shared cluster is {nodes}");
 
     let config = format!("xtask:{}", root().join("crates/xtask/nextest.toml").display());
     let nextest = cargo(["nextest", "--version"]).works();
@@ -45,7 +55,8 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     let mut broken = Vec::new();
     for (args, nextest) in [(tests, nextest), (doctests, false)] {
         let what = args[..2].join(" ");
-        let cargo = cargo(args).env("MILLSTREAM_TEST_REDIS", &url).env("REDIS_SERVER", &redis);
+        let cargo = cargo(args).env("MILLSTREAM_TEST_REDIS", &url).env("MILLSTREAM_TEST_CLUSTER", &nodes);
+        let cargo = cargo.env("REDIS_SERVER", &redis);
         let (success, lines) = cargo.watch()?;
         let found = count(lines.iter().map(String::as_str), nextest);
         totals.passed += found.passed;
@@ -54,7 +65,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
             broken.push(format!("`cargo {what}` failed"));
         }
     }
-    drop(server);
+    drop((server, cluster));
 
     let Totals { passed, failed } = totals;
     ensure!(broken.is_empty(), "{}; {passed} passed, {failed} failed", broken.join(" and "));

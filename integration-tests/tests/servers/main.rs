@@ -5,6 +5,7 @@
 mod admin;
 mod block_key;
 mod broken_keys;
+mod cluster;
 mod control;
 mod crash_scenes;
 mod delay_clock;

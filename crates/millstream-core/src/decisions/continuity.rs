@@ -71,6 +71,18 @@ impl Continuity {
         Self { ttl_ms: 1, answered: None, assured: true }
     }
 
+    /// Returns the ttl of what it judges, in whole milliseconds.
+    #[must_use]
+    pub fn ttl(&self) -> Duration {
+        Duration::from_millis(self.ttl_ms)
+    }
+
+    /// Whether it judges at once: see [`assured`](Self::assured).
+    #[must_use]
+    pub fn is_assured(&self) -> bool {
+        self.assured
+    }
+
     /// Records an answer of `server`, at `now` by the server's clock.
     pub fn advance(&mut self, server: &str, now: Timestamp) {
         match &mut self.answered {
@@ -92,6 +104,21 @@ impl Continuity {
             self.answered.as_ref().filter(|answered| answered.reaches(server, now, self.ttl_ms))?;
         let judges = answered.since.as_millis().saturating_add(self.ttl_ms);
         Some(judges.saturating_sub(now.as_millis()))
+    }
+
+    /// Returns the server that answered last, and its time then; `None` before the first answer.
+    #[must_use]
+    pub fn last(&self) -> Option<(&str, Timestamp)> {
+        self.answered.as_ref().map(|answered| (&*answered.server, answered.until))
+    }
+
+    /// Returns this continuity, as if it had begun no earlier than one that is as long as `other`.
+    #[must_use]
+    pub fn no_longer_than(&self, other: &Self) -> Self {
+        let span = other.answered.as_ref().map(|other| other.until.saturating_duration_since(other.since));
+        let (Some(answered), Some(span)) = (&self.answered, span) else { return Self::new(self.ttl()) };
+        let since = answered.since.max(answered.until.saturating_sub(span));
+        Self { answered: Some(Answered { since, ..answered.clone() }), ..self.clone() }
     }
 
     /// Returns the time until it [judges](Self::judges): a whole ttl if it has to start over.

@@ -11,10 +11,11 @@ use redis::{Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::conn::connection::{Dial, Line, is_demoted};
+use crate::conn::connection::{Line, is_demoted};
+use crate::conn::dial::Dial;
+use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::conn::wrong_type;
 
 /// A few connections, opened on demand.
 pub(crate) struct Bulk {

@@ -1,160 +1,35 @@
-//! Connections: how to open one, one that many callers share, and a pool.
+//! Shared connections: one for many callers, and a pool.
 
 use std::future::Future;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
 use millstream_core::error::{Error, ErrorKind, Result};
-#[cfg(feature = "tls")]
-use redis::ConnectionAddr;
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{AsyncConnectionConfig, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, Value};
-use tokio::task::AbortHandle;
+use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
 use crate::conn::control_thread::ControlThread;
-use crate::conn::socket::Socket;
-use crate::conn::stream::Target;
-#[cfg(feature = "tls")]
-use crate::conn::tls::Tls;
-use crate::conn::wrong_type;
-use crate::error::{Phase, translate, unexpected};
+use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::replies::wrong_type;
+use crate::error::{Phase, no_answer, translate, unexpected};
 
 /// Connection that takes pipelines. The answer has one value per command; a server error is returned as a value.
 pub(crate) trait Line: Sync {
     fn send(&self, pipe: &Pipeline) -> impl Future<Output = Result<Vec<Value>>> + Send;
-}
 
-/// Opens connections.
-pub(crate) struct Dial {
-    target: Target,
-    connect_timeout: Duration,
-    pub(crate) response_timeout: Duration,
-}
-
-impl Dial {
-    pub(crate) fn new(config: &RedisConfig) -> Result<Self> {
-        let info = tuned(config)?;
-        #[cfg(feature = "tls")]
-        let tls = match info.addr() {
-            ConnectionAddr::Tcp(host, _) if config.encrypted().is_some() => {
-                Some(Tls::new(&config.tls.clone().unwrap_or_default(), host)?)
+    /// Sends, and returns a result for each command: where the commands go to several servers, some of these may fail.
+    fn send_each(&self, pipe: &Pipeline) -> impl Future<Output = Vec<Result<Value>>> + Send {
+        async {
+            match self.send(pipe).await {
+                Ok(values) => values.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); pipe.len()],
             }
-            _ => None,
-        };
-        let target = Target {
-            info,
-            #[cfg(feature = "tls")]
-            tls,
-        };
-        let (connect_timeout, response_timeout) = (config.connect_timeout, config.response_timeout);
-        Ok(Self { target, connect_timeout, response_timeout })
+        }
     }
-
-    /// Opens a connection for a user with many requests, without the client's background task and parser.
-    pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
-        let opened = timeout(self.connect_timeout, Socket::open(&self.target, role)).await;
-        opened.unwrap_or_else(|_| Err(self.no_connection()))
-    }
-
-    /// Opens a connection for a blocking command. It has no response timeout of its own: the caller sets one per
-    /// request.
-    pub(crate) async fn waiting(&self, role: &str) -> Result<Multiplexed> {
-        let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        self.open(ProtocolVersion::RESP2, config, role).await
-    }
-
-    async fn shared(&self, role: &str) -> Result<Live> {
-        let gone = Arc::new(AtomicBool::new(false));
-        let told = gone.clone();
-        let config = AsyncConnectionConfig::new()
-            .set_response_timeout(Some(self.response_timeout))
-            .set_push_sender(move |push: PushInfo| {
-                if push.kind == PushKind::Disconnection {
-                    told.store(true, Ordering::Release);
-                }
-                Ok::<(), std::convert::Infallible>(())
-            });
-        // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
-        // instead of failing.
-        let connection = self.open(ProtocolVersion::RESP3, config, role).await?;
-        Ok(Live { connection, gone, opened: Instant::now(), generation: 0 })
-    }
-
-    /// Opens a connection of the client's, over a stream of ours.
-    async fn open(
-        &self,
-        protocol: ProtocolVersion,
-        config: AsyncConnectionConfig,
-        role: &str,
-    ) -> Result<Multiplexed> {
-        let settings = self.target.info.redis_settings().clone().set_protocol(protocol);
-        let mut name = redis::cmd("CLIENT");
-        name.arg("SETNAME").arg(format!("millstream:{role}"));
-        let failed = |error| translate(&error, Phase::Connecting);
-        let opened = timeout(self.connect_timeout, async {
-            let stream = self.target.connect().await?;
-            let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
-            let (connection, driver) = opened.map_err(failed)?;
-            let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
-            let mut connection = Multiplexed { connection, _driver: driver };
-            // The reply is ignored: a user without the permission to set a name does without one.
-            connection.send_packed_command(&name).await.map(|_| connection).map_err(failed)
-        });
-        opened.await.unwrap_or_else(|_| Err(self.no_connection()))
-    }
-
-    fn no_connection(&self) -> Error {
-        let why = format!("the server cannot be reached: no connection within {:?}", self.connect_timeout);
-        Error::new(ErrorKind::Unavailable, why)
-    }
-}
-
-/// A connection of the client's. Its background task ends with the last handle.
-#[derive(Clone)]
-pub(crate) struct Multiplexed {
-    connection: MultiplexedConnection,
-    _driver: Arc<Driver>,
-}
-
-struct Driver(AbortHandle);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl Deref for Multiplexed {
-    type Target = MultiplexedConnection;
-
-    fn deref(&self) -> &MultiplexedConnection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Multiplexed {
-    fn deref_mut(&mut self) -> &mut MultiplexedConnection {
-        &mut self.connection
-    }
-}
-
-/// Connection settings that apply to every connection of the backend.
-fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
-    let info = config.connection_info()?;
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    // Ends a connection when sent data was not acknowledged for this long, since a peer may vanish without closing it.
-    #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(config.connect_timeout + config.response_timeout);
-    let settings = info.redis_settings().clone().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
-    Ok(info.set_tcp_settings(tcp).set_redis_settings(settings))
 }
 
 #[derive(Clone)]
@@ -220,8 +95,9 @@ impl State {
             return Err(error.clone());
         }
         match self.dial.shared(self.role).await {
-            Ok(live) => {
-                let live = Live { generation: self.opened.fetch_add(1, Ordering::Relaxed), ..live };
+            Ok((connection, gone)) => {
+                let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
+                let live = Live { connection, gone, opened, generation };
                 *failed = None;
                 *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
                 Ok(live)
@@ -284,23 +160,39 @@ pub(crate) fn is_demoted(values: &[Value]) -> bool {
     values.iter().any(|value| matches!(value, Value::ServerError(error) if error.code() == "READONLY"))
 }
 
-/// Shared connection that runs with all of its requests on a thread of its own. So no task that may stay unscheduled
-/// for a while ever holds the connection, a lock or a place in a queue.
-pub(crate) struct Kept {
+/// Connections that run with all of their requests on a thread of their own. So no task that may stay unscheduled for a
+/// while ever holds a connection, a lock or a place in a queue.
+pub(crate) struct Kept<L> {
     control_thread: ControlThread,
-    shared: Shared,
+    line: Arc<L>,
 }
 
-impl Kept {
-    pub(crate) fn new(shared: Shared) -> Self {
-        Self { control_thread: ControlThread::default(), shared }
+impl<L: Line + Send + 'static> Kept<L> {
+    pub(crate) fn new(line: L) -> Self {
+        Self { control_thread: ControlThread::default(), line: Arc::new(line) }
     }
 }
 
-impl Line for Kept {
+impl<L: Send + Sync + 'static> Kept<L> {
+    /// Runs a request on the thread.
+    pub(crate) async fn run<T: Send + 'static, F>(&self, request: impl FnOnce(Arc<L>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.control_thread.run(request(self.line.clone())).await
+    }
+}
+
+impl<L: Line + Send + 'static> Line for Kept<L> {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        let (shared, pipe) = (self.shared.clone(), pipe.clone());
-        self.control_thread.run(async move { shared.send(&pipe).await }).await
+        let (line, pipe) = (self.line.clone(), pipe.clone());
+        self.control_thread.run(async move { line.send(&pipe).await }).await
+    }
+
+    async fn send_each(&self, pipe: &Pipeline) -> Vec<Result<Value>> {
+        let (line, sent) = (self.line.clone(), pipe.clone());
+        let answers = self.control_thread.run(async move { Ok(line.send_each(&sent).await) }).await;
+        answers.unwrap_or_else(|error| vec![Err(error); pipe.len()])
     }
 }
 
@@ -309,20 +201,20 @@ pub(crate) enum Pooled {
     /// Each is used by one caller at a time.
     Pool(Pool),
     /// Over TLS, which the pool's own connections could have only as the client has it: with other certificates, read anew
-    /// for each. Callers take turns.
+    /// for each. And with Sentinels, since the pool knows one address. Callers take turns.
     Turns { connections: Vec<Shared>, next: AtomicUsize },
 }
 
 impl Pooled {
     pub(crate) fn new(config: &RedisConfig, dial: &Arc<Dial>) -> Result<Self> {
-        if config.encrypted().is_some() {
+        let Some(info) = dial.plain() else {
             let connections = (0..config.pool_size).map(|_| Shared::new(dial.clone(), "pool")).collect();
             return Ok(Self::Turns { connections, next: AtomicUsize::new(0) });
-        }
+        };
         let connection = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(config.connect_timeout))
             .set_response_timeout(Some(config.response_timeout));
-        let manager = Manager::new_with_config(tuned(config)?, connection)
+        let manager = Manager::new_with_config(info.clone(), connection)
             .map_err(|error| translate(&error, Phase::Connecting))?;
         let pool = Pool::builder(manager)
             .max_size(config.pool_size)
@@ -369,11 +261,6 @@ pub(crate) async fn send_within(
         Ok(answer) => complete(answer, pipe),
         Err(_) => Err(no_answer(limit)),
     }
-}
-
-pub(crate) fn no_answer(limit: Duration) -> Error {
-    let what = "the request may or may not have been done";
-    Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}"))
 }
 
 pub(crate) fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {

@@ -7,8 +7,8 @@ use millstream_core::error::Result;
 use redis::RedisError;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
-use crate::conn::resp::{Replies, Scanner};
 use crate::conn::socket::{Broken, Socket};
 use crate::conn::stream::Stream;
 use crate::error::{Phase, translate};

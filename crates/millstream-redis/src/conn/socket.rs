@@ -7,15 +7,15 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use redis::{RedisError, Value};
+use redis::{RedisConnectionInfo, RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::conn::connection::no_answer;
+use crate::conn::replies::reply;
+use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
-use crate::conn::resp::{Replies, Scanner};
-use crate::conn::stream::{Stream, Target};
-use crate::error::{Phase, translate};
+use crate::conn::stream::Stream;
+use crate::error::{Phase, no_answer, translate};
 
 /// Minimum free space for a read, in bytes.
 const ROOM: usize = 4 << 10;
@@ -36,10 +36,13 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Connects, logs in and names the connection.
-    pub(crate) async fn open(target: &Target, role: &str) -> Result<Self> {
-        let stream = target.connect().await?;
-        let settings = target.info.redis_settings();
+    /// Logs in and names the connection; with `primary`, checks that the server is one.
+    pub(crate) async fn open(
+        stream: Stream,
+        settings: &RedisConnectionInfo,
+        role: &str,
+        primary: bool,
+    ) -> Result<Self> {
         let (scanner, received) = (Scanner::default(), Vec::new());
         let mut socket = Self { stream, scanner, received, last: 0, took: Duration::ZERO };
         let mut request = Request::default();
@@ -54,6 +57,9 @@ impl Socket {
             request.add(&[b"SELECT", settings.db().to_string().as_bytes()]);
         }
         let needed = request.commands();
+        if primary {
+            request.add(&[b"ROLE"]);
+        }
         // The replies to these are ignored: a user without the permission does without names.
         request.add(&[b"CLIENT", b"SETNAME", format!("millstream:{role}").as_bytes()]);
         for (what, word) in [("LIB-NAME", settings.lib_name()), ("LIB-VER", settings.lib_ver())] {
@@ -71,6 +77,9 @@ impl Socket {
                 let error = translate(&RedisError::from(error), Phase::Connecting);
                 return Err(if command < login { denied(error) } else { error });
             }
+        }
+        if primary {
+            check_primary(replies.next()?.value()?)?;
         }
         Ok(socket)
     }
@@ -158,6 +167,21 @@ impl Socket {
     }
 }
 
+/// Checks a reply to `ROLE`: a Sentinel that was cut off may name the previous primary. A user without the permission
+/// goes without the check.
+pub(crate) fn check_primary(role: Value) -> Result<()> {
+    let Value::Array(role) = role else { return Ok(()) };
+    match role.into_iter().next().map(reply::text) {
+        Some(Ok(role)) if role != "master" => {
+            let why = format!(
+                "the server cannot be used: it is a {role}, the Sentinels have not agreed on a primary yet"
+            );
+            Err(Error::new(ErrorKind::Unavailable, why))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn stalled(limit: Duration) -> Error {
     let what = "the request may have been done";
     Error::new(
@@ -206,8 +230,8 @@ fn denied(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use redis::{ConnectionInfo, IntoConnectionInfo};
-    use tokio::net::TcpListener;
+    use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinHandle;
 
     use super::*;
@@ -242,17 +266,12 @@ mod tests {
         (info, heard)
     }
 
-    fn with(info: &ConnectionInfo, url: &str) -> Target {
+    /// Connects with the credentials of `url`.
+    async fn open(info: &ConnectionInfo, url: &str, role: &str) -> Result<Socket> {
         let settings = url.into_connection_info().expect("a url").redis_settings().clone();
-        target(info.clone().set_redis_settings(settings.set_lib_name("millstream", "1")))
-    }
-
-    fn target(info: ConnectionInfo) -> Target {
-        Target {
-            info,
-            #[cfg(feature = "tls")]
-            tls: None,
-        }
+        let ConnectionAddr::Tcp(host, port) = info.addr() else { panic!("{info:?} is no TCP") };
+        let stream = Stream::Tcp(TcpStream::connect((&**host, *port)).await.expect("connected"));
+        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, false).await
     }
 
     fn ping(times: usize) -> Request {
@@ -263,14 +282,14 @@ mod tests {
 
     async fn refused(words: &[u8], url: &str) -> Error {
         let (info, _heard) = server(&[&[words]], true).await;
-        Socket::open(&with(&info, url), "t").await.map(drop).expect_err("refused")
+        open(&info, url, "t").await.map(drop).expect_err("refused")
     }
 
     #[tokio::test]
     async fn the_log_in_is_said_in_one_go_and_names_may_be_refused() {
         let no: &[u8] = b"-NOPERM no\r\n-NOPERM no\r\n-ERR unknown subcommand\r\n";
         let (info, heard) = server(&[&[b"+OK\r\n+OK\r\n", no]], true).await;
-        Socket::open(&with(&info, "redis://ann:pw@h/3"), "reader").await.map(drop).expect("open");
+        open(&info, "redis://ann:pw@h/3", "reader").await.map(drop).expect("open");
         let mut expected = redis::pipe();
         expected.cmd("AUTH").arg("ann").arg("pw").cmd("SELECT").arg(3);
         expected.cmd("CLIENT").arg("SETNAME").arg("millstream:reader");
@@ -303,11 +322,6 @@ mod tests {
             refused(b"-ERR max number of clients reached\r\n", "redis://h").await.kind(),
             ErrorKind::Unavailable
         );
-        let nobody = target("redis://127.0.0.1:1".into_connection_info().expect("an address"));
-        assert_eq!(
-            Socket::open(&nobody, "t").await.map(drop).expect_err("no").kind(),
-            ErrorKind::Unavailable
-        );
     }
 
     #[tokio::test]
@@ -315,7 +329,7 @@ mod tests {
         let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
         let cut: &[&[u8]] = &[b"+PO", b"NG\r", b"\n$3\r\nab", b"c\r\n"];
         let (info, _heard) = server(&[hello, cut, &[b"+A\r\n"]], false).await;
-        let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+        let mut socket = open(&info, "redis://h", "t").await.expect("open");
         socket.ask(&ping(2), Duration::ZERO, LIMIT).await.expect("replies");
         let mut replies = socket.replies();
         let values = [(); 2].map(|()| replies.next().expect("a reply").value().expect("a value"));
@@ -341,7 +355,7 @@ mod tests {
             (&[hello][..], true, ErrorKind::Unconfirmed),
         ] {
             let (info, _heard) = server(words, hang_up).await;
-            let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+            let mut socket = open(&info, "redis://h", "t").await.expect("open");
             let limit = Duration::from_millis(if hang_up { 5_000 } else { 50 });
             let error = socket.ask(&ping(1), Duration::ZERO, limit).await.expect_err("no reply");
             assert_eq!(error.kind(), kind, "{error}");
@@ -373,7 +387,7 @@ mod tests {
                 stream.write_all(b"\r\n").await.expect("said");
             });
             let info = format!("redis://127.0.0.1:{port}").into_connection_info().expect("an address");
-            let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+            let mut socket = open(&info, "redis://h", "t").await.expect("open");
             // Shorter than the whole answer takes, and longer than one byte takes.
             let limit = LIMIT / 20;
             let answer = socket.ask(&ping(1), Duration::ZERO, limit).await;
@@ -394,7 +408,7 @@ mod tests {
         let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
         let large = [&b"$1000000\r\n"[..], &[b'x'; 1_000_000], b"\r\n"].concat();
         let (info, _heard) = server(&[hello, &[&large], &[b"+A\r\n"]], false).await;
-        let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+        let mut socket = open(&info, "redis://h", "t").await.expect("open");
         socket.ask(&ping(1), Duration::ZERO, LIMIT).await.expect("a reply");
         assert!(socket.received.capacity() < 3_000_000);
         socket.ask(&ping(1), LIMIT, LIMIT).await.expect("a reply");

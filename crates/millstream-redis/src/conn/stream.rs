@@ -1,21 +1,14 @@
-//! Streams of bytes to a server: TCP, TLS over TCP, and Unix sockets. Every connection of the backend is dialled here, except
-//! those of the client's pool, which has none over TLS.
+//! Streams of bytes to a server: TCP, TLS over TCP, and Unix sockets.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use millstream_core::error::{Error, ErrorKind, Result};
 use redis::io::tcp::{TcpSettings, socket2::SockRef};
-use redis::{ConnectionAddr, ConnectionInfo, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
-
-#[cfg(feature = "tls")]
-use crate::conn::tls::Tls;
-use crate::error::{Phase, translate};
 
 /// An open stream.
 pub(crate) enum Stream {
@@ -24,36 +17,6 @@ pub(crate) enum Stream {
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
     #[cfg(unix)]
     Unix(tokio::net::UnixStream),
-}
-
-/// What every stream to a server is opened with.
-pub(crate) struct Target {
-    pub(crate) info: ConnectionInfo,
-    #[cfg(feature = "tls")]
-    pub(crate) tls: Option<Tls>,
-}
-
-impl Target {
-    /// Connects. The caller limits the time.
-    pub(crate) async fn connect(&self) -> Result<Stream> {
-        let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
-        match self.info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let stream = connect(host, *port).await.map_err(cannot)?;
-                tune(&stream, self.info.tcp_settings()).map_err(cannot)?;
-                #[cfg(feature = "tls")]
-                if let Some(tls) = &self.tls {
-                    return Ok(Stream::Tls(Box::new(tls.handshake(stream).await.map_err(cannot)?)));
-                }
-                Ok(Stream::Tcp(stream))
-            }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => {
-                Ok(Stream::Unix(tokio::net::UnixStream::connect(path).await.map_err(cannot)?))
-            }
-            other => Err(Error::new(ErrorKind::InvalidConfig, format!("{other} cannot be connected to"))),
-        }
-    }
 }
 
 impl Stream {
@@ -152,7 +115,7 @@ impl AsyncWrite for Stream {
 }
 
 /// Connects to all addresses of a host at once, so that one that never answers does not block the others.
-async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+pub(crate) async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
     if let [address] = addresses[..] {
         return TcpStream::connect(address).await;
@@ -168,7 +131,7 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(failed)
 }
 
-fn tune(stream: &TcpStream, settings: &TcpSettings) -> io::Result<()> {
+pub(crate) fn tune(stream: &TcpStream, settings: &TcpSettings) -> io::Result<()> {
     stream.set_nodelay(settings.nodelay())?;
     let socket = SockRef::from(stream);
     if let Some(keepalive) = settings.keepalive() {

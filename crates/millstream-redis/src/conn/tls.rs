@@ -15,16 +15,16 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::TlsConfig;
 
-/// Opens TLS sessions with one host. The certificates are read once.
+/// Opens TLS sessions. The certificates are read once.
 #[derive(Clone)]
 pub(crate) struct Tls {
     connector: TlsConnector,
-    /// The name that the server's certificate must have.
-    server_name: ServerName<'static>,
+    /// The name that certificates must have, if it is not that of the host.
+    server_name: Option<ServerName<'static>>,
 }
 
 impl Tls {
-    pub(crate) fn new(config: &TlsConfig, host: &str) -> Result<Self> {
+    pub(crate) fn new(config: &TlsConfig) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         match &config.ca {
             Some(pem) => {
@@ -59,15 +59,27 @@ impl Tls {
         };
         // A server that caches no sessions and asks for certificates refuses sessions that are resumed.
         client.resumption = Resumption::disabled();
-        let server_name =
-            ServerName::try_from(host.to_owned()).map_err(|error| invalid("host of the URL", error))?;
+        let server_name = config.server_name.as_ref().map(|name| server_name(name)).transpose()?;
         Ok(Self { connector: TlsConnector::from(Arc::new(client)), server_name })
     }
 
-    /// Opens a session over a connection to the host.
-    pub(crate) async fn handshake(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        self.connector.connect(self.server_name.clone(), stream).await
+    /// Checks that a host can be the name in a certificate.
+    pub(crate) fn check(&self, host: &str) -> Result<()> {
+        if self.server_name.is_some() { Ok(()) } else { server_name(host).map(drop) }
     }
+
+    /// Opens a session over a connection to a server, whose certificate must have this name.
+    pub(crate) async fn handshake(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
+        let name = match &self.server_name {
+            Some(name) => name.clone(),
+            None => server_name(name).map_err(io::Error::other)?,
+        };
+        self.connector.connect(name, stream).await
+    }
+}
+
+fn server_name(host: &str) -> Result<ServerName<'static>> {
+    ServerName::try_from(host.to_owned()).map_err(|error| invalid("name of the server", error))
 }
 
 const NO_PEM: &str = "it is not in PEM format, or is damaged";

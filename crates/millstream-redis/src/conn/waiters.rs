@@ -11,8 +11,9 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::conn::connection::{Dial, Multiplexed, Shared, complete, send_within};
-use crate::conn::reply;
+use crate::conn::connection::{Shared, complete, send_within};
+use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::replies::reply;
 
 /// Maximum number of idle connections that are kept.
 const MAX_IDLE: usize = 64;

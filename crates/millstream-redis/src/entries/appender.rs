@@ -15,12 +15,17 @@ use millstream_core::topic::TopicPartition;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::backend::Inner;
-use crate::conn::connection::{DEMOTED, no_answer};
+use crate::conn::connection::DEMOTED;
+use crate::conn::dial::Dial;
 use crate::conn::pipe::Pipe;
 use crate::conn::request::Request;
+use crate::error::{no_answer, redirect};
 
 pub(crate) struct StreamAppender {
     inner: Arc<Inner>,
+    dial: Arc<Dial>,
+    /// Whether its slots are moving to this node, so that an `ASKING` precedes each entry.
+    asking: bool,
     link: Link,
     /// What was begun and is not told of, the oldest first.
     begun: VecDeque<Begun>,
@@ -47,10 +52,12 @@ struct Begun {
 }
 
 impl StreamAppender {
-    pub(crate) fn new(inner: Arc<Inner>) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, dial: Arc<Dial>, asking: bool) -> Self {
         let now = Instant::now();
         Self {
             inner,
+            dial,
+            asking,
             link: Link::Closed,
             begun: VecDeque::new(),
             quiet: now,
@@ -64,7 +71,7 @@ impl StreamAppender {
     async fn advance(&mut self) -> Result<bool> {
         match &mut self.link {
             Link::Closed => {
-                let (dial, pause) = (self.inner.dial.clone(), self.pause());
+                let (dial, pause) = (self.dial.clone(), self.pause());
                 self.link = Link::Opening(Box::pin(async move {
                     sleep(pause).await;
                     dial.socket("producer").await.map(Pipe::new)
@@ -79,14 +86,14 @@ impl StreamAppender {
                 let mut pipe = opened?;
                 self.opened = Instant::now();
                 for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
-                    pipe.put(request(&self.inner, &begun.batch));
+                    pipe.put(request(&self.inner, &begun.batch, self.asking));
                 }
                 self.quiet = Instant::now();
                 self.link = Link::Open(Box::new(pipe));
                 Ok(false)
             }
             Link::Open(pipe) => {
-                let limit = self.inner.dial.response_timeout;
+                let limit = self.dial.response_timeout;
                 match timeout(limit.saturating_sub(self.quiet.elapsed()), pipe.advance()).await {
                     Ok(answered) => {
                         self.quiet = Instant::now();
@@ -139,9 +146,13 @@ impl StreamAppender {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
         let results = batch.iter().map(|append| {
+            if self.asking {
+                // Its failure shows in the reply behind it.
+                let _ = replies.next();
+            }
             let id = replies.next().and_then(|mut reply| reply.id());
             id.map_err(|error| {
-                self.demoted |= error.kind() == ErrorKind::Unavailable;
+                self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
                 during(error, append)
             })
         });
@@ -168,7 +179,7 @@ impl Appender for StreamAppender {
             if self.begun.is_empty() && over() {
                 (self.link, self.demoted) = (Link::Closed, false);
             } else {
-                pipe.put(request(&self.inner, &batch));
+                pipe.put(request(&self.inner, &batch, self.asking));
             }
         }
         self.begun.push_back(Begun { batch, failed });
@@ -199,7 +210,7 @@ impl Appender for StreamAppender {
     }
 }
 
-fn request(inner: &Inner, batch: &[Append]) -> Request {
+fn request(inner: &Inner, batch: &[Append], asking: bool) -> Request {
     let mut request = Request::with_capacity(batch.iter().map(size).sum());
     // Neighbours often go to one partition.
     let mut key: Option<(&TopicPartition, Key)> = None;
@@ -209,6 +220,9 @@ fn request(inner: &Inner, batch: &[Append]) -> Request {
             Some(known) if known.0 == tp => key.insert(known),
             _ => key.insert((tp, inner.keys.log(tp))),
         };
+        if asking {
+            request.add(&[b"ASKING"]);
+        }
         request.begin(3 + 2 * append.fields.len());
         request.arg(b"XADD");
         request.arg(key.as_str().as_bytes());

@@ -18,10 +18,10 @@ use millstream_core::wire;
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
-use crate::conn::cursor::Cursor;
-use crate::conn::reply::{self, RawEntry};
+use crate::conn::replies::cursor::Cursor;
+use crate::conn::replies::reply::{self, RawEntry};
+use crate::conn::replies::resp::Head;
 use crate::conn::request::{Digits, Request};
-use crate::conn::resp::Head;
 use crate::conn::socket::Socket;
 use crate::error::{fenced, unexpected};
 use crate::stored::note;
@@ -129,10 +129,16 @@ impl Guard {
         self.socket = None;
     }
 
+    /// Closes the connection after an error, which may mean that another server has the partition now.
+    pub(crate) fn fail(&mut self, error: &Error) {
+        self.inner.servers.learn(error);
+        self.socket = None;
+    }
+
     /// Connects, aborts the requests that an earlier reader of this lease may still have on the server, and watches
     /// the fence.
     pub(crate) async fn open(&mut self) -> Result<(Position, Weight)> {
-        self.socket = Some(self.inner.dial.socket("reader").await?);
+        self.socket = Some(self.inner.servers.of(&self.fence).await?.socket("reader").await?);
         let word = format!("{:016x}", fastrand::u64(..));
         let mut pipe = Pipeline::with_capacity(7);
         let script = &self.inner.scripts.open_reader;
@@ -391,7 +397,7 @@ impl Guard {
     async fn exchange(&mut self, block: Duration) -> Result<()> {
         // Taken out during the exchange: after an error or a dropped future, unread replies may follow on it.
         let mut socket = self.socket.take().ok_or_else(not_connected)?;
-        socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
+        socket.ask(&self.request, block, self.inner.servers.response_timeout()).await?;
         self.socket = Some(socket);
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! Log entries in bulk: appending, reading under a fence, trimming.
 
 pub(crate) mod appender;
+pub(crate) mod cluster_appender;
 pub(crate) mod guard;
 pub(crate) mod plan;
 pub(crate) mod reader;
 pub(crate) mod shared_reader;
+pub(crate) mod spread_reader;
 pub(crate) mod trimming;

@@ -314,7 +314,7 @@ impl Reader for StreamReader {
                 Ok(fetched)
             }
             Err(error) => {
-                self.guard.close();
+                self.guard.fail(&error);
                 if error.kind() == ErrorKind::Unconfirmed {
                     // The answer may have been too large to arrive: ask for less in the next request.
                     self.pages.lost();

@@ -1,4 +1,4 @@
-//! Reader of many partitions beside other readers: first the entries pending under its own name, then new ones.
+//! Reader of many partitions of one server beside other readers: first the entries pending under its own name, then new ones.
 //!
 //! Its consumer name is unique, so it may block in the XREADGROUP itself: each entry goes to one reader, and the
 //! entries of a lost answer are pending under its own name, where it looks first when it starts over.
@@ -17,11 +17,11 @@ use millstream_core::topic::Partition;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::conn::reply::{self, RawEntry};
+use crate::conn::replies::reply::{self, RawEntry};
+use crate::conn::replies::resp::Head;
+use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
-use crate::conn::resp::Head;
 use crate::conn::socket::Socket;
-use crate::conn::wrong_type;
 use crate::entries::guard::{add_weight, weight};
 use crate::entries::plan::{Plan, StreamsRead};
 use crate::error::unexpected;
@@ -147,7 +147,8 @@ impl StreamsReader {
     /// Connects if needed, and finds the streams with entries pending under our name.
     async fn start_over(&mut self, stray: bool) -> Result<()> {
         if self.socket.is_none() {
-            self.socket = Some(self.inner.dial.socket("reader").await?);
+            let Some(first) = self.streams.first() else { return Err(not_connected()) };
+            self.socket = Some(self.inner.servers.of(&first.key).await?.socket("reader").await?);
         }
         self.weigh().await?;
         let mut pipe = Pipeline::with_capacity(self.streams.len());
@@ -266,7 +267,7 @@ impl StreamsReader {
             }
         }
         // The server may still hold a blocking request after its connection is cut, and hand entries to it until then.
-        self.blocking = block.map(|block| Instant::now() + block + self.inner.dial.response_timeout);
+        self.blocking = block.map(|block| Instant::now() + block + self.inner.servers.response_timeout());
         self.exchange(&pipe, block.unwrap_or_default()).await?;
         self.blocking = None;
         let socket = self.socket()?;
@@ -333,7 +334,7 @@ impl StreamsReader {
         let mut socket = self.socket.take().ok_or_else(not_connected)?;
         self.request.clear();
         self.request.add_pipeline(pipe);
-        socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
+        socket.ask(&self.request, block, self.inner.servers.response_timeout()).await?;
         self.socket = Some(socket);
         Ok(())
     }
@@ -388,6 +389,7 @@ impl SharedReader for StreamsReader {
         let read = self.next(max, wait).await;
         self.busy = false;
         if let Err(error) = &read {
+            self.inner.servers.learn(error);
             self.lose();
             if error.kind() == ErrorKind::Unconfirmed {
                 // The answer may have been too large to arrive: ask for less in the next request.

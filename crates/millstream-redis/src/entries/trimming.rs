@@ -8,7 +8,7 @@ use millstream_core::topic::Retention;
 use redis::Value;
 
 use crate::backend::RedisBackend;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::{fenced, unexpected};
 use crate::scripts::script;
 

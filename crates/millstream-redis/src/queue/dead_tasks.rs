@@ -11,7 +11,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::queue::scheduling::known;
 use crate::scripts::script;
 use crate::stored::item;

@@ -8,7 +8,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// Fields of a queue's meta hash.
 const META: [&str; 2] = ["shards", "format"];

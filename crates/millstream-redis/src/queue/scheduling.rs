@@ -9,7 +9,7 @@ use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId, Sche
 use redis::Value;
 
 use crate::backend::Inner;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;

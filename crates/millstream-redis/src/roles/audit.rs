@@ -18,7 +18,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::queue::scheduling::{claims, states, word};
 use crate::roles::inspect::is_no_group;

@@ -15,7 +15,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::scripts::script;
 use crate::scripts::script::Call;
 

@@ -22,7 +22,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::scripts::script;
 use crate::server;

@@ -11,7 +11,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::{fenced, unexpected};
 use crate::scripts::script;
 
@@ -52,6 +52,7 @@ impl Leases for RedisBackend {
     ) -> Result<Acquired> {
         let [lease, fence] = self.inner.lease_keys(resource)?;
         let call = self.inner.scripts.acquire.call([&lease, &fence]);
+        let heard = self.inner.heard_of(&fence, heard);
         let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(heard.to_string());
         let answer = script::run_one(&self.inner.leases, call).await;
         let answer =
@@ -71,27 +72,21 @@ impl Leases for RedisBackend {
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
         let keys: Result<Vec<_>> =
             leases.iter().map(|lease| self.inner.lease_keys(&lease.resource)).collect();
-        let answers = match &keys {
-            Ok(keys) => {
-                let calls = leases.iter().zip(keys).map(|(lease, [key, fence])| {
-                    let call = self.inner.scripts.renew.call([key, fence]);
-                    call.arg(lease.token.as_str()).arg(ttl_ms(lease.ttl))
-                });
-                script::run(&self.inner.leases, calls.collect()).await
-            }
-            Err(error) => Err(error.clone()),
+        let keys = match keys {
+            Ok(keys) => keys,
+            Err(error) => return vec![Err(error); leases.len()],
         };
-        match answers {
-            Ok(answers) => leases
-                .iter()
-                .zip(answers)
-                .map(|(lease, answer)| answer.map(drop).map_err(|error| fenced(error, lease)))
-                .collect(),
-            Err(error) => leases
-                .iter()
-                .map(|lease| Err(of(&lease.resource, error.clone().during("renew leases"))))
-                .collect(),
-        }
+        let calls = leases.iter().zip(&keys).map(|(lease, [key, fence])| {
+            let call = self.inner.scripts.renew.call([key, fence]);
+            call.arg(lease.token.as_str()).arg(ttl_ms(lease.ttl))
+        });
+        let answers = script::run(&self.inner.leases, calls.collect()).await;
+        let renewed = leases.iter().zip(answers).map(|(lease, answer)| match answer {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Fenced => Err(lease.fenced()),
+            Err(error) => Err(of(&lease.resource, error.during("renew leases"))),
+        });
+        renewed.collect()
     }
 
     async fn release(&self, lease: &Lease) -> Result<()> {

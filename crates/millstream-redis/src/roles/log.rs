@@ -15,10 +15,12 @@ use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::RedisBackend;
+use crate::conn::cluster::servers::Servers;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::conn::request::Digits;
 use crate::entries::appender::StreamAppender;
+use crate::entries::cluster_appender::ClusterAppender;
 use crate::entries::reader::StreamReader;
 use crate::error::fenced;
 use crate::roles::catalog::position;
@@ -45,7 +47,11 @@ impl Log for RedisBackend {
     }
 
     fn appender(&self) -> Option<Box<dyn Appender>> {
-        Some(Box::new(StreamAppender::new(self.inner.clone())))
+        let inner = self.inner.clone();
+        Some(match &*self.inner.servers {
+            Servers::One(dial) => Box::new(StreamAppender::new(inner, dial.clone(), false)),
+            Servers::Cluster(cluster) => Box::new(ClusterAppender::new(inner, cluster.clone())),
+        })
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -120,27 +126,22 @@ impl RedisBackend {
             let during = |error: Error, append: &Append| {
                 error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
             };
-            match self.inner.messages.send(&pipe).await {
-                Ok(answers) => {
-                    let mut answers = answers.into_iter();
-                    results.extend(
-                        chunk
-                            .iter()
-                            .zip(answers.by_ref())
-                            .map(|(append, answer)| reply::id(answer).map_err(|error| during(error, append))),
-                    );
-                    lengths.extend(answers);
-                }
-                Err(error) => {
-                    results.extend(chunk.iter().map(|append| Err(during(error.clone(), append))));
-                    // The appends behind the failed request are not sent: they would overtake the failed ones if the
-                    // caller sends those again.
-                    let rest = &batch[results.len()..];
-                    results.extend(rest.iter().map(|append| {
-                        let error = format!("not sent, an earlier append failed: {error}");
-                        Err(during(Error::new(ErrorKind::Unavailable, error), append))
-                    }));
-                }
+            let mut answers = self.inner.messages.send_each(&pipe).await.into_iter();
+            let mut lost = None;
+            results.extend(chunk.iter().zip(answers.by_ref()).map(|(append, answer)| {
+                lost = lost.take().or_else(|| answer.as_ref().err().cloned());
+                answer.and_then(reply::id).map_err(|error| during(error, append))
+            }));
+            lengths.extend(answers.map(Result::unwrap_or_default));
+            if let Some(error) = lost {
+                // The appends behind the failed request are not sent: they would overtake the failed ones if the caller
+                // sends those again.
+                let rest = &batch[results.len()..];
+                results.extend(rest.iter().map(|append| {
+                    let error = format!("not sent, an earlier append failed: {error}");
+                    Err(during(Error::new(ErrorKind::Unavailable, error), append))
+                }));
+                lengths.clear();
             }
         }
         (results, lengths)
@@ -190,7 +191,7 @@ impl RedisBackend {
             return Ok(total.settled);
         }
         let (calls, sent): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
-        let answers = script::run(&self.inner.messages, calls).await?;
+        let answers = script::run(&self.inner.messages, calls).await;
         total.add(right, sent, answers)?;
         // The remaining messages have large bodies. Send one call at a time: the server would execute all calls of one
         // pipeline without a break.
@@ -199,7 +200,7 @@ impl RedisBackend {
             let later = some.split_off(some.len().min(COPY_REST));
             let some = some.into_iter().filter_map(|at| Some((at, batch.get(at)?)));
             for (call, sent) in self.settle_calls(right, tp, group, some)? {
-                let answers = script::run(&self.inner.messages, vec![call]).await?;
+                let answers = script::run(&self.inner.messages, vec![call]).await;
                 total.add(right, vec![sent], answers)?;
             }
             total.left.extend(later);

@@ -15,8 +15,9 @@ use millstream_core::name::{GroupName, MemberId, TopicName};
 use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
-use crate::conn::connection::{Multiplexed, send_within};
-use crate::conn::reply;
+use crate::conn::connection::send_within;
+use crate::conn::dial::Multiplexed;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
@@ -50,6 +51,7 @@ impl Members for RedisBackend {
         let call = call.arg(u8::from(joining));
         let call = call.arg(member.generation.map(|generation| generation.to_string()).unwrap_or_default());
         let call = call.arg(member.heard.to_string());
+        self.inner.listen(&member.heard);
         let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
                 let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
@@ -249,22 +251,23 @@ struct StreamWatch {
 impl Watch for StreamWatch {
     async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
         let on = |error: Error| error.during(format_args!("wait for {}", self.changes));
-        let dial = &self.inner.dial;
+        let servers = &self.inner.servers;
+        let learn = |error: &Error| servers.learn(error);
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => dial.waiting("watch").await?,
+            None => servers.of(&self.changes).await?.waiting("watch").await.inspect_err(learn)?,
         };
         let block = wait.clamp(BLOCK.0, BLOCK.1);
         let ms = u64::try_from(block.as_millis()).unwrap_or(u64::MAX);
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms);
         pipe.arg("STREAMS").arg(self.changes.as_str()).arg(seen.0.to_string());
-        let limit = block + dial.response_timeout;
-        let answer = send_within(&mut connection, &pipe, limit).await.map_err(on)?;
+        let limit = block + servers.response_timeout();
+        let answer = send_within(&mut connection, &pipe, limit).await.inspect_err(learn).map_err(on)?;
         match answer.into_iter().next() {
             // The key was deleted, or the server changes its role: the next heartbeat finds out.
             Some(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}
-            Some(answer) => drop(reply::streams(answer).map_err(on)?),
+            Some(answer) => drop(reply::streams(answer).inspect_err(learn).map_err(on)?),
             None => {}
         }
         self.connection = Some(connection);

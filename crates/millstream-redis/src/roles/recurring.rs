@@ -12,7 +12,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::queue::scheduling::{claims, conflict, known, placed, word};
 use crate::scripts::script;
 use crate::stored::item;

@@ -19,7 +19,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::{fenced, unexpected};
 use crate::queue::scheduling::{exactly, known, outcomes, pipeline, portions, states, word};
 use crate::scripts::script;
@@ -53,18 +53,18 @@ impl Schedule for RedisBackend {
             let answers = match &failed {
                 None => {
                     let calls = now.iter().map(|portion| portion.call(&self.inner, batch)).collect();
-                    script::run(&self.inner.messages, calls).await
+                    let answers = script::run(&self.inner.messages, calls).await;
+                    let lost = |error: &&Error| {
+                        matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unconfirmed)
+                    };
+                    failed = answers.iter().filter_map(|answer| answer.as_ref().err()).find(lost).cloned();
+                    answers
                 }
                 Some(error) => {
                     let error = format!("not sent, an earlier one failed: {error}");
-                    Err(Error::new(ErrorKind::Unavailable, error))
+                    now.iter().map(|_| Err(Error::new(ErrorKind::Unavailable, error.clone()))).collect()
                 }
             };
-            let answers = answers.unwrap_or_else(|error| {
-                let copies = now.iter().map(|_| Err(error.clone())).collect();
-                failed = failed.take().or(Some(error));
-                copies
-            });
             for (portion, answer) in now.iter().zip(answers) {
                 match answer.and_then(|answer| outcomes(answer, portion.messages.len())) {
                     Ok(placed) => {
@@ -219,7 +219,7 @@ impl Schedule for RedisBackend {
             let newest = entries.first().map_or(MessageId::ZERO, |(id, _)| *id);
             return Ok(Seen(newest.to_string()));
         };
-        let answers = self.inner.waiters.wait(timeout, |pipe, ms| {
+        let answers = self.inner.wait_on(&wake, timeout, |pipe, ms| {
             pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms);
             pipe.arg("STREAMS").arg(wake.as_str()).arg(last.to_string());
         });

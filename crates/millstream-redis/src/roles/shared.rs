@@ -16,8 +16,9 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::bulk::Weighed;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::entries::shared_reader::StreamsReader;
+use crate::entries::spread_reader::SpreadReader;
 use crate::error::fenced;
 use crate::roles::log::Right;
 use crate::scripts::script;
@@ -42,7 +43,11 @@ impl Shared for RedisBackend {
         member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        Ok(Box::new(StreamsReader::new(self.inner.clone(), member.clone(), partitions)))
+        let (inner, member) = (self.inner.clone(), member.clone());
+        Ok(match inner.servers.cluster() {
+            None => Box::new(StreamsReader::new(inner, member, partitions)),
+            Some(_) => Box::new(SpreadReader::new(inner, member, partitions)),
+        })
     }
 
     async fn settle_shared(
@@ -149,7 +154,7 @@ impl RedisBackend {
             return Ok(Vec::new());
         }
         // On the connection of the lease renewals, so that it does not wait behind messages either.
-        let answers = script::run(&self.inner.leases, calls).await?;
+        let answers = script::run(&self.inner.leases, calls).await;
         let mut lost = Vec::new();
         for (source, answer) in sources.into_iter().zip(answers) {
             for id in reply::array(answer?)? {
@@ -175,7 +180,7 @@ impl RedisBackend {
         let call = inner.scripts.claim.call([&fence, &log, &retry_log, &held]);
         let call = call.args([mode, who, group.as_str()]);
         let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
-        call.push(heard.to_string());
+        call.push(inner.heard_of(&fence, heard).to_string());
         names.iter().for_each(|name| call.push(*name));
         // Calls this frequent do not use the pool, which checks a connection each time that it lends one.
         let answer = script::run_one(&inner.messages, call).await?;
@@ -203,7 +208,9 @@ impl RedisBackend {
                 let (key, id) = (self.inner.stream(tp, group, source), id.to_string());
                 pipe.cmd("XRANGE").arg(key.as_str()).arg(&id).arg(&id);
             }
-            let Weighed { values, bytes, took } = self.inner.bulk.weigh(&pipe).await?;
+            let bulk = self.inner.bulk.of(&self.inner.keys.log(tp)).await?;
+            let Weighed { values, bytes, took } =
+                bulk.weigh(&pipe).await.inspect_err(|error| self.inner.servers.learn(error))?;
             steps.came(some.len(), bytes, took);
             came += bytes;
             for ((mut entry, idle), value) in some.into_iter().zip(values) {

@@ -19,7 +19,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::queue::scheduling::known;
 use crate::scripts::script;
@@ -149,7 +149,7 @@ impl Inner {
         }
         // Not on the messages connection: a handler that blocks the runtime, or a large answer, would delay this and
         // cost claims.
-        for answer in script::run(&self.leases, calls).await? {
+        for answer in script::run(&self.leases, calls).await {
             let [now, server, ours] = reply::tuple(answer?)?;
             extended.now = Timestamp::from_millis(u64::try_from(reply::int(now)?).unwrap_or(0));
             extended.server = reply::text(server)?;
@@ -215,7 +215,7 @@ impl Tasks for RedisBackend {
             }
             // With large bodies of dead tasks a script stops early: send the rest again.
             let mut rest = Vec::new();
-            for (chunk, answer) in chunks.iter().zip(script::run(&self.inner.messages, calls).await?) {
+            for (chunk, answer) in chunks.iter().zip(script::run(&self.inner.messages, calls).await) {
                 let [applied, stale, done] = reply::tuple(answer?)?;
                 total.applied += reply::count(applied)?;
                 total.stale += reply::count(stale)?;
@@ -242,7 +242,7 @@ impl Tasks for RedisBackend {
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
         let inner = &self.inner;
         let wake = inner.keys.wake(&shard.clone().into());
-        let answers = inner.waiters.wait(timeout.min(Due::FAR), |pipe, ms| {
+        let answers = inner.wait_on(&wake, timeout.min(Due::FAR), |pipe, ms| {
             // The timeout is in seconds, with a fraction. BLPOP removes the element, so that one call wakes one
             // worker.
             pipe.cmd("BLPOP").arg(wake.as_str()).arg(Duration::from_millis(ms).as_secs_f64());
@@ -255,9 +255,11 @@ impl Tasks for RedisBackend {
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
         let (keys, place) = (&self.inner.keys, shard.clone().into());
         let (delay, claims) = (keys.delay(&place), keys.claims(shard));
-        let mut time = Pipeline::with_capacity(1);
+        let mut time = Pipeline::with_capacity(2);
+        // With a key of the shard: it is the time of the server that has it.
         time.cmd("TIME");
-        let now = self.inner.pool.send(&time).await?.pop().unwrap_or(Value::Nil);
+        time.cmd("ZCARD").arg(claims.as_str());
+        let now = self.inner.pool.send(&time).await?.into_iter().next().unwrap_or(Value::Nil);
         let now = reply::time(now)?;
         let mut pipe = Pipeline::with_capacity(5);
         for key in [&delay, &claims] {

@@ -84,19 +84,18 @@ impl Call<'_> {
     }
 }
 
-/// Makes all calls in one pipeline and returns one result per call.
+/// Makes all calls in one pipeline and returns one result per call: the server's error, or that of the connection.
 ///
-/// The outer error is one of the connection; an error that the server returns for a call is the result of that call.
 /// Calls that fail with NOSCRIPT are sent once more behind a SCRIPT LOAD.
-pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Vec<Result<Value>>> {
+pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Vec<Result<Value>> {
     let mut pipe = Pipeline::with_capacity(calls.len());
     for call in &mut calls {
         call.check();
         pipe.add_command(std::mem::take(&mut call.cmd));
     }
-    let mut values = line.send(&pipe).await?;
+    let mut answers = line.send_each(&pipe).await;
 
-    let lost: Vec<usize> = (0..values.len()).filter(|i| is_noscript(&values[*i])).collect();
+    let lost: Vec<usize> = (0..answers.len()).filter(|at| is_noscript(&answers[*at])).collect();
     if !lost.is_empty() {
         // Send only these calls again: all others have had their effect. SCRIPT LOAD goes in front of them in the same
         // pipeline, once per script.
@@ -113,23 +112,27 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Ve
         for i in &lost {
             again.add_command(cmds[*i].clone());
         }
-        let mut answers = line.send(&again).await?.into_iter();
-        for answer in answers.by_ref().take(loads) {
-            if let Value::ServerError(error) = answer {
-                return Err(answered(error).during("load a script"));
-            }
-        }
-        for (i, value) in lost.into_iter().zip(answers) {
-            values[i] = value;
+        let mut second = line.send_each(&again).await.into_iter();
+        let refused = second.by_ref().take(loads).find_map(|answer| match answer {
+            Ok(Value::ServerError(error)) => Some(answered(error).during("load a script")),
+            _ => None,
+        });
+        for (i, answer) in lost.into_iter().zip(second) {
+            answers[i] = match (&refused, is_noscript(&answer)) {
+                (Some(error), true) => Err(error.clone()),
+                _ => answer,
+            };
         }
     }
     let mut results = Vec::with_capacity(calls.len());
-    for (value, call) in values.into_iter().zip(&calls) {
-        let Value::ServerError(error) = value else {
-            results.push(Ok(value));
-            continue;
+    for (answer, call) in answers.into_iter().zip(&calls) {
+        let error = match answer {
+            Ok(Value::ServerError(error)) => answered(error),
+            other => {
+                results.push(other);
+                continue;
+            }
         };
-        let error = answered(error);
         // The server does not name the key of the wrong type: find it among the keys of the call.
         let named = match error.kind() {
             ErrorKind::WrongType => wrong_type::in_script(line, &call.script.source, &call.keys).await,
@@ -140,12 +143,12 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Ve
             None => error.during(call.name()),
         }));
     }
-    Ok(results)
+    results
 }
 
 /// Makes one call.
 pub(crate) async fn run_one(line: &impl Line, call: Call<'_>) -> Result<Value> {
-    run(line, vec![call]).await?.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
+    run(line, vec![call]).await.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
 }
 
 /// Returns the items that a script has left, for scripts that stop after a bounded amount of work: those behind the
@@ -155,8 +158,8 @@ pub(crate) fn behind<T>(asked: &[T], done: usize) -> Result<&[T]> {
     rest.ok_or_else(|| crate::error::unexpected(format_args!("{done} of {} are done", asked.len())))
 }
 
-fn is_noscript(value: &Value) -> bool {
-    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+fn is_noscript(answer: &Result<Value>) -> bool {
+    matches!(answer, Ok(Value::ServerError(error)) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
 /// All scripts of this backend.

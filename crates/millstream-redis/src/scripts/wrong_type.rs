@@ -5,7 +5,7 @@ use millstream_core::keys::Key;
 use redis::Pipeline;
 
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// Finds the keys of a script that have a wrong type, by the contract at the head of its source:
 /// `-- KEYS[1] name TYPE …`. Returns `None` if that cannot be determined, or if all types are right by now.

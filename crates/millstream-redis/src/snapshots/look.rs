@@ -6,7 +6,7 @@ use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use redis::Value;
 
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// Snapshot of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

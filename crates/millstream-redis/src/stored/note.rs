@@ -11,7 +11,7 @@ use millstream_core::schedule::Due;
 use millstream_core::wire;
 use redis::{Pipeline, Value};
 
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 
 /// Maximum length of the name `by`, in bytes.

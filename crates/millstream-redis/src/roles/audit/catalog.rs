@@ -10,7 +10,7 @@ use millstream_core::topic::{Retention, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// Maximum number of members of a set in one command.
 const CHUNK: usize = 500;

@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Maximum number of entries in one step, since the server copies them.
@@ -80,7 +80,7 @@ impl Inner {
             let call = self.scripts.count.call([&walk.log]).arg(walk.from?.to_string());
             Some(call.arg(walk.to.to_string()).arg(walk.next_page()))
         });
-        let answers = script::run(&self.pool, calls.collect()).await?;
+        let answers = script::run(&self.pool, calls.collect()).await;
         for (walk, answer) in walks.iter_mut().zip(answers) {
             let [found, last] = reply::tuple(answer?)?;
             let found = u64::try_from(reply::int(found)?).unwrap_or(0);

@@ -16,7 +16,7 @@ use super::CHUNK;
 use super::groups::Stage;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 
 /// Maximum number of keys of one UNLINK, which frees their values in the background.
 const KEYS: usize = 100;

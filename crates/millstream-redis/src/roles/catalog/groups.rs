@@ -12,7 +12,7 @@ use super::Mode;
 use super::deleting::Deletion;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::scripts::script;
 use crate::scripts::script::Call;
@@ -116,7 +116,7 @@ impl RedisBackend {
         if calls.is_empty() {
             return Ok(());
         }
-        script::run(&self.inner.pool, calls).await?.into_iter().try_for_each(|answer| answer.map(drop))
+        script::run(&self.inner.pool, calls).await.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
     fn forgetting(

@@ -13,7 +13,7 @@ use super::CHUNK;
 use super::count_range::Walk;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::snapshots::look::{GroupLook, Look};
 
 impl RedisBackend {

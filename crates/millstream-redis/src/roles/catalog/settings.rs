@@ -9,7 +9,7 @@ use redis::{Pipeline, Value};
 use super::deleting::Deletion;
 use super::{Mode, groups};
 use crate::backend::RedisBackend;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.

@@ -74,7 +74,7 @@ impl RedisBackend {
             let log = self.inner.keys.log(tp);
             self.inner.scripts.look.call([&log]).arg(who).arg(after.as_ref())
         });
-        let answers = script::run(&self.inner.pool, calls.collect()).await?;
+        let answers = script::run(&self.inner.pool, calls.collect()).await;
         let looks = answers.into_iter().zip(partitions).map(|(answer, tp)| {
             answer.and_then(read).map_err(|error: Error| error.during(format_args!("look at {tp}")).at(tp))
         });

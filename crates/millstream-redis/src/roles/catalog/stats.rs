@@ -10,7 +10,7 @@ use super::CHUNK;
 use super::lag::{Lag, Trust};
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::reply;
+use crate::conn::replies::reply;
 use crate::snapshots::look::Look;
 
 /// Number of commands per partition for data other than the log.

@@ -7,8 +7,8 @@ use millstream_core::id::MessageId;
 use millstream_core::wire::{self, Fields};
 use redis::Value;
 
-use crate::conn::reply::{self, RawEntry};
-use crate::conn::resp::{Head, Step, step};
+use crate::conn::replies::reply::{self, RawEntry};
+use crate::conn::replies::resp::{Head, Step, step};
 use crate::error::unexpected;
 
 /// Maximum depth of nested arrays that become values, since they are parsed recursively.

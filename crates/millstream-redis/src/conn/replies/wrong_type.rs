@@ -39,7 +39,7 @@ mod tests {
     use millstream_core::ErrorKind;
 
     use super::*;
-    use crate::conn::reply;
+    use crate::conn::replies::reply;
 
     #[test]
     fn an_error_names_the_key_of_its_command_and_of_no_other() {

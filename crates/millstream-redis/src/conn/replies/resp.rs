@@ -4,7 +4,7 @@
 
 use millstream_core::error::Result;
 
-use crate::conn::cursor::Cursor;
+use crate::conn::replies::cursor::Cursor;
 use crate::error::unexpected;
 
 /// Maximum length of a line, such as an error, in bytes. The lines of the server are shorter.

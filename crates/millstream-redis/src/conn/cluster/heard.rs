@@ -1,0 +1,148 @@
+//! How long each node of a cluster has answered this process without a gap.
+//!
+//! A group's heartbeats go to one node, and its leases are on all: that one node has answered shows nothing about the others. So each
+//! heartbeat asks all nodes who they are, and a request that takes something over carries what its own node has answered.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use millstream_core::Timestamp;
+use millstream_core::continuity::{Continuity, UNNAMED};
+use redis::{Pipeline, Value};
+
+use crate::address::Address;
+use crate::conn::replies::reply;
+
+/// Continuities of the nodes.
+#[derive(Default)]
+pub(crate) struct Heard(Mutex<HashMap<Address, Node>>);
+
+#[derive(Default)]
+struct Node {
+    /// One for each ttl that is in use.
+    known: Vec<Continuity>,
+    asked: Option<Instant>,
+}
+
+impl Node {
+    fn with(&mut self, ttl: Duration) -> &Continuity {
+        let known = self.known.iter().position(|known| known.ttl() == ttl);
+        let at = known.unwrap_or_else(|| {
+            self.known.push(Continuity::new(ttl));
+            self.known.len() - 1
+        });
+        &self.known[at]
+    }
+}
+
+impl Heard {
+    fn nodes(&self) -> MutexGuard<'_, HashMap<Address, Node>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the continuity of a node that stands for that of the caller, `asked`: with its ttl, and no longer. The one
+    /// of the caller counts only if it is of a server that is known, and not old.
+    pub(crate) fn of(&self, node: &Address, asked: &Continuity) -> Continuity {
+        let mut nodes = self.nodes();
+        let Some((server, until)) = asked.last() else { return Continuity::new(asked.ttl()) };
+        let of_server = |node: &Node| {
+            node.known.iter().find_map(|known| known.last().filter(|it| it.0 == server).map(|it| it.1))
+        };
+        let last = nodes.values().find_map(of_server);
+        let own = nodes.entry(node.clone()).or_default().with(asked.ttl()).clone();
+        match last {
+            _ if own.last().is_some_and(|(own, _)| own == server) => asked.clone(),
+            Some(last) if last.saturating_duration_since(until) < asked.ttl() / 2 => {
+                own.no_longer_than(asked)
+            }
+            _ => Continuity::new(asked.ttl()),
+        }
+    }
+
+    /// Whether a node is to be asked for requests with this ttl: it was not within a sixth of it.
+    pub(crate) fn is_due(&self, node: &Address, ttl: Duration) -> bool {
+        let mut nodes = self.nodes();
+        let node = nodes.entry(node.clone()).or_default();
+        node.with(ttl);
+        let due = node.asked.is_none_or(|asked| asked.elapsed() >= ttl / 6);
+        if due {
+            node.asked = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Records the answers to [`question`].
+    pub(crate) fn answered(&self, node: &Address, answers: Vec<Value>) {
+        let Ok([process, history, time]) = <[Value; 3]>::try_from(answers) else { return };
+        let Ok(now) = reply::time(time) else { return };
+        let word = |info: Value, name: &str| -> Option<String> {
+            let info = reply::text(info).ok()?;
+            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            Some(line.trim().to_owned())
+        };
+        // As the scripts write it.
+        let server = match (word(process, "run_id"), word(history, "master_replid")) {
+            (Some(process), Some(history)) => format!("{process}.{history}"),
+            _ => UNNAMED.to_owned(),
+        };
+        self.advance(node, &server, now);
+    }
+
+    fn advance(&self, node: &Address, server: &str, now: Timestamp) {
+        let mut nodes = self.nodes();
+        let known = &mut nodes.entry(node.clone()).or_default().known;
+        known.iter_mut().for_each(|known| known.advance(server, now));
+    }
+}
+
+/// Asks a node who it is, and its time.
+pub(crate) fn question() -> Pipeline {
+    let mut pipe = Pipeline::with_capacity(3);
+    pipe.cmd("INFO").arg("server");
+    pipe.cmd("INFO").arg("replication");
+    pipe.cmd("TIME");
+    pipe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_has_its_own() {
+        let heard = Heard::default();
+        let [one, two, three] = [1, 2, 3].map(|port| Address::new("a", port));
+        let ttl = Duration::from_millis(300);
+        let text = |text: &str| Value::BulkString(text.into());
+        let answer = |node: &Address, run: &str, ms: i64| {
+            let time = Value::Array(vec![text("1"), text(&(ms * 1_000).to_string())]);
+            let replies =
+                [text(&format!("# Server\r\nrun_id:{run}\r\n")), text("master_replid:cd\r\n"), time];
+            heard.answered(node, replies.to_vec());
+        };
+        assert!([&one, &two, &three].iter().all(|node| heard.is_due(node, ttl)));
+        let mut asked = Continuity::new(ttl);
+        for ms in [0, 100, 200, 300] {
+            answer(&one, "aa", ms);
+            answer(&two, "bb", ms);
+            asked.advance("aa.cd", Timestamp::from_millis(1_000 + u64::try_from(ms).expect("positive")));
+        }
+        let now = Timestamp::from_millis(1_300);
+        assert!(heard.of(&one, &asked).judges("aa.cd", now));
+        assert!(
+            heard.of(&two, &asked).judges("bb.cd", now),
+            "what one node has answered stands for another one"
+        );
+        assert!(!heard.of(&three, &asked).judges("cc.cd", now), "which has answered as well");
+        assert!(!heard.of(&two, &Continuity::new(ttl)).judges("bb.cd", now), "for who was answered");
+        let mut unknown = Continuity::new(ttl);
+        let _ = [0, 100, 200, 300].map(|ms| unknown.advance("dd.cd", Timestamp::from_millis(1_000 + ms)));
+        assert!(!heard.of(&two, &unknown).judges("bb.cd", now), "by a server that is one of them");
+        let mut short = Continuity::new(ttl);
+        let _ = [200, 300].map(|ms| short.advance("aa.cd", Timestamp::from_millis(1_000 + ms)));
+        assert!(!heard.of(&two, &short).judges("bb.cd", now), "for as long");
+        let _ = [400, 500, 600].map(|ms| answer(&one, "aa", ms));
+        assert!(!heard.of(&two, &asked).judges("bb.cd", now), "and not long ago");
+    }
+}

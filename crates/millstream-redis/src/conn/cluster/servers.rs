@@ -1,0 +1,315 @@
+//! The servers: one, or the primaries of a cluster. The only owner of a cluster's topology.
+//!
+//! The topology is read when connecting, and again, by a task beside, when something shows that it has changed: a
+//! redirection, a server that cannot be reached, an answer that does not come. A redirection corrects its slot at once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::keys::Key;
+use redis::Pipeline;
+use tokio::time::{sleep_until, timeout};
+
+use crate::address::{Address, Place};
+use crate::config::RedisConfig;
+use crate::conn::cluster::slots::{Topology, slot_of};
+use crate::conn::dial::Dial;
+use crate::conn::request::Request;
+use crate::conn::socket::Socket;
+use crate::error::{Redirect, redirect};
+
+/// Minimum time between two readings of the topology: many callers notice the same change at once.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum time for a node to report the topology, before another one is asked.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The servers behind a URL.
+pub(crate) enum Servers {
+    One(Arc<Dial>),
+    Cluster(Arc<Cluster>),
+}
+
+/// The primaries of a cluster.
+pub(crate) struct Cluster {
+    template: Dial,
+    seeds: Vec<Address>,
+    state: Mutex<State>,
+    /// Held while the topology is read.
+    reading: tokio::sync::Mutex<Reading>,
+    /// Whether a task reads the topology.
+    refreshing: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    topology: Topology,
+    /// One for each address ever seen: connections are compared by it.
+    dials: HashMap<Address, Arc<Dial>>,
+    /// Time at which something last showed that the topology may have changed, and it was not read since.
+    suspected: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Reading {
+    began: Option<Instant>,
+    failed: Option<Error>,
+    /// Connection to the node that answered last.
+    socket: Option<(Address, Socket)>,
+}
+
+/// Where to send a command.
+#[derive(Clone)]
+pub(crate) struct Hop {
+    pub(crate) dial: Arc<Dial>,
+    /// Whether the key has moved to this node before its slot, so that an `ASKING` has to precede the command.
+    ///
+    /// True of that key alone: a key that has not moved yet would be created there, and overwritten when it moves.
+    pub(crate) asking: bool,
+}
+
+impl Servers {
+    /// Checks the configuration. Connects nowhere yet.
+    pub(crate) fn new(config: &RedisConfig) -> Result<Self> {
+        let (dial, place) = Dial::new(config)?;
+        Ok(match place {
+            Place::One | Place::Sentinel(..) => Self::One(Arc::new(dial)),
+            Place::Cluster(seeds) => Self::Cluster(Arc::new(Cluster {
+                template: dial,
+                seeds,
+                state: Mutex::new(State { suspected: Some(Instant::now()), ..State::default() }),
+                reading: tokio::sync::Mutex::default(),
+                refreshing: AtomicBool::new(false),
+            })),
+        })
+    }
+
+    /// Returns the server that serves a key.
+    pub(crate) async fn of(&self, key: &Key) -> Result<Arc<Dial>> {
+        match self {
+            Self::One(dial) => Ok(dial.clone()),
+            // Only commands follow a slot that is moving: a connection for long goes to its owner.
+            Self::Cluster(cluster) => {
+                cluster.ready().await?;
+                cluster.owner(&mut cluster.state(), slot_of(key.as_str().as_bytes()))
+            }
+        }
+    }
+
+    /// Takes note of an error: a redirection, or a sign that the topology has changed.
+    pub(crate) fn learn(&self, error: &Error) {
+        let Self::Cluster(cluster) = self else { return };
+        match redirect(error) {
+            Some(redirect) => cluster.redirected(redirect),
+            None if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unconfirmed) => {
+                cluster.suspect();
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match self {
+            Self::One(_) => None,
+            Self::Cluster(cluster) => Some(cluster),
+        }
+    }
+
+    pub(crate) fn response_timeout(&self) -> Duration {
+        match self {
+            Self::One(dial) => dial.response_timeout,
+            Self::Cluster(cluster) => cluster.template.response_timeout,
+        }
+    }
+}
+
+impl Cluster {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a sign that the topology has changed: it is read again before it is used again.
+    pub(crate) fn suspect(&self) {
+        self.state().suspected = Some(Instant::now());
+    }
+
+    pub(crate) fn redirected(&self, Redirect { slot, to, ask }: &Redirect) {
+        if !ask {
+            let mut state = self.state();
+            state.topology.moved(*slot, to.clone());
+            // Other slots may have moved with it.
+            state.suspected.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Returns where a slot's commands go, as far as is known now.
+    pub(crate) fn hop(&self, slot: u16) -> Result<Hop> {
+        Ok(Hop { dial: self.owner(&mut self.state(), slot)?, asking: false })
+    }
+
+    /// Returns where a key's commands go that has moved to this node before its slot.
+    pub(crate) fn asked(&self, to: &Address) -> Hop {
+        let mut state = self.state();
+        let known = state.topology.primaries().iter().find(|known| known.address == *to);
+        let name = known.and_then(|known| known.name.clone());
+        Hop { dial: self.dial(&mut state.dials, to, name.as_deref()), asking: true }
+    }
+
+    fn owner(&self, state: &mut State, slot: u16) -> Result<Arc<Dial>> {
+        match state.topology.owner(slot) {
+            Some(owner) => Ok(self.dial(&mut state.dials, &owner.address, owner.name.as_deref())),
+            None => {
+                state.suspected.get_or_insert_with(Instant::now);
+                let why = format!("the server cannot be reached: no node of the cluster has slot {slot}");
+                Err(Error::new(ErrorKind::Unavailable, why))
+            }
+        }
+    }
+
+    fn dial(&self, dials: &mut HashMap<Address, Arc<Dial>>, to: &Address, name: Option<&str>) -> Arc<Dial> {
+        dials.entry(to.clone()).or_insert_with(|| Arc::new(self.template.at(to, name))).clone()
+    }
+
+    /// Whether a server owns slots, as far as is known now.
+    pub(crate) fn is_primary(&self, dial: &Dial) -> bool {
+        let address = dial.address();
+        self.state().topology.primaries().iter().any(|primary| Some(&primary.address) == address.as_ref())
+    }
+
+    /// Returns all primaries.
+    pub(crate) async fn primaries(self: &Arc<Self>) -> Result<Vec<Arc<Dial>>> {
+        self.ready().await?;
+        let mut state = self.state();
+        let State { topology, dials, .. } = &mut *state;
+        let primaries = topology.primaries().iter();
+        Ok(primaries.map(|it| self.dial(dials, &it.address, it.name.as_deref())).collect())
+    }
+
+    /// Makes sure that there is a topology. One that is suspect stays in use while a task reads a new one: most of it is
+    /// still right, and who meets what is not pauses and comes back.
+    pub(crate) async fn ready(self: &Arc<Self>) -> Result<()> {
+        let (suspected, none) = {
+            let state = self.state();
+            (state.suspected, state.topology.primaries().is_empty())
+        };
+        let Some(suspected) = suspected else { return Ok(()) };
+        if none {
+            return self.refresh(suspected).await;
+        }
+        if !self.refreshing.swap(true, Ordering::AcqRel) {
+            let cluster = self.clone();
+            tokio::spawn(async move {
+                let _done = Done(&cluster.refreshing);
+                if let Err(error) = cluster.refresh(suspected).await {
+                    tracing::debug!(%error, "the topology of the cluster cannot be read");
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Reads the topology, unless it was read since then.
+    async fn refresh(&self, suspected: Instant) -> Result<()> {
+        // One caller reads. The others wait here and use what it has read.
+        let mut reading = self.reading.lock().await;
+        if reading.began.is_none_or(|began| began < suspected) {
+            if let Some(began) = reading.began {
+                sleep_until((began + PAUSE).into()).await;
+            }
+            let began = Instant::now();
+            reading.began = Some(began);
+            let read = self.read(&mut reading.socket).await;
+            match read {
+                Ok(topology) => {
+                    reading.failed = None;
+                    let mut state = self.state();
+                    tracing::debug!(primaries = ?topology.primaries(), "topology of the cluster");
+                    if state.suspected.is_some_and(|suspected| suspected <= began) {
+                        state.suspected = None;
+                    }
+                    state.topology = topology;
+                }
+                Err(error) => reading.failed = Some(error),
+            }
+        }
+        reading.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Asks the node that answered last; if it does not answer, all known nodes at once.
+    async fn read(&self, kept: &mut Option<(Address, Socket)>) -> Result<Topology> {
+        if let Some((address, mut socket)) = kept.take()
+            && let Ok(Ok(topology)) = timeout(PATIENCE, slots(&mut socket, &address)).await
+        {
+            *kept = Some((address, socket));
+            return Ok(topology);
+        }
+        let mut nodes: Vec<(Address, Option<String>)> = Vec::new();
+        {
+            let state = self.state();
+            let known = state.topology.primaries().iter();
+            nodes.extend(known.map(|primary| (primary.address.clone(), primary.name.clone())));
+        }
+        for seed in &self.seeds {
+            if nodes.iter().all(|(address, _)| address != seed) {
+                nodes.push((seed.clone(), None));
+            }
+        }
+        let mut asked: FuturesUnordered<_> = nodes
+            .into_iter()
+            .map(|(address, name)| async move {
+                let dial = self.template.at(&address, name.as_deref());
+                let mut socket = dial.socket("topology").await.map_err(|error| error.during(&address))?;
+                let topology = slots(&mut socket, &address).await.map_err(|error| error.during(&address))?;
+                Ok((topology, address, socket))
+            })
+            .collect();
+        let mut failed: Option<Error> = None;
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok((topology, address, socket)) => {
+                    *kept = Some((address, socket));
+                    return Ok(topology);
+                }
+                // A refusal says more than that another node is away.
+                Err::<_, Error>(error) if failed.as_ref().is_none_or(Error::is_transient) => {
+                    failed = Some(error);
+                }
+                Err(_) => {}
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no node to ask")))
+    }
+}
+
+/// Clears the flag also if the task that has set it is dropped with its runtime.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+async fn slots(socket: &mut Socket, address: &Address) -> Result<Topology> {
+    let mut pipe = Pipeline::with_capacity(1);
+    pipe.cmd("CLUSTER").arg("SLOTS");
+    let mut request = Request::default();
+    request.add_pipeline(&pipe);
+    let asked = socket.ask(&request, Duration::ZERO, PATIENCE).await;
+    // Nothing was changed, whatever happened to the question.
+    asked.map_err(|error| match error.kind() {
+        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
+        _ => error,
+    })?;
+    let answer = socket.replies().next()?.value()?;
+    let answer = crate::conn::replies::reply::ok(answer)?;
+    let topology = Topology::parse(answer, address)?;
+    if topology.primaries().is_empty() {
+        let why = "the cluster cannot serve: no slot is assigned to a node";
+        return Err(Error::new(ErrorKind::Unavailable, why));
+    }
+    Ok(topology)
+}

@@ -1,0 +1,245 @@
+//! Opens connections. Every connection of the backend is dialled here, except those of the client's pool, which has none
+//! over TLS.
+
+pub(crate) mod sentinel;
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError,
+};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use crate::address::{Address, Parsed, Place};
+use crate::config::RedisConfig;
+use crate::conn::dial::sentinel::Sentinels;
+use crate::conn::socket::{Socket, check_primary};
+use crate::conn::stream::{Stream, connect, tune};
+#[cfg(feature = "tls")]
+use crate::conn::tls::Tls;
+use crate::error::{Phase, translate};
+
+/// Opens connections to one server: to one address, or to the primary that Sentinels name.
+#[derive(Clone)]
+pub(crate) struct Dial {
+    /// Credentials, database and TCP settings, and the address unless there are Sentinels.
+    info: ConnectionInfo,
+    sentinels: Option<Arc<Sentinels>>,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
+    /// Name that the server's certificate must have, if it is not the host.
+    #[cfg(feature = "tls")]
+    name: Option<String>,
+    connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+}
+
+impl Dial {
+    pub(crate) fn new(config: &RedisConfig) -> Result<(Self, Place)> {
+        let Parsed { place, info } = config.parsed()?;
+        #[cfg(feature = "tls")]
+        let tls = match info.addr() {
+            ConnectionAddr::Tcp(host, _) if config.is_encrypted() => {
+                let tls = Tls::new(&config.tls.clone().unwrap_or_default())?;
+                tls.check(host)?;
+                Some(tls)
+            }
+            _ => None,
+        };
+        let mut dial = Self {
+            info: tuned(info, config),
+            sentinels: None,
+            #[cfg(feature = "tls")]
+            tls,
+            #[cfg(feature = "tls")]
+            name: None,
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+        };
+        if let Place::Sentinel(addresses, service) = &place {
+            let asks = addresses.iter().map(|address| Arc::new(dial.anonymous().at(address, None)));
+            dial.sentinels = Some(Arc::new(Sentinels::new(asks.collect(), service.clone())));
+        }
+        Ok((dial, place))
+    }
+
+    /// Returns the same without credentials and database.
+    fn anonymous(&self) -> Self {
+        let bare =
+            redis::RedisConnectionInfo::default().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
+        Self { info: self.info.clone().set_redis_settings(bare), ..self.clone() }
+    }
+
+    /// Returns the same for another server. `name` is that of its certificate, if it is not the host.
+    pub(crate) fn at(&self, address: &Address, name: Option<&str>) -> Self {
+        let addr = ConnectionAddr::Tcp(address.host.to_string(), address.port);
+        #[cfg(not(feature = "tls"))]
+        let _ = name;
+        Self {
+            info: self.info.clone().set_addr(addr),
+            #[cfg(feature = "tls")]
+            name: name.map(str::to_owned),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the address, if it is one of TCP and always the same.
+    pub(crate) fn address(&self) -> Option<Address> {
+        if self.sentinels.is_some() { None } else { Address::of(self.info.addr()) }
+    }
+
+    /// Returns what the client needs to open the same connections by itself; `None` if it cannot.
+    pub(crate) fn plain(&self) -> Option<&ConnectionInfo> {
+        #[cfg(feature = "tls")]
+        if self.tls.is_some() {
+            return None;
+        }
+        self.sentinels.is_none().then_some(&self.info)
+    }
+
+    /// Opens a connection for a user with many requests, without the client's background task and parser.
+    pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
+        self.within(async {
+            let stream = self.stream().await?;
+            Socket::open(stream, self.info.redis_settings(), role, self.sentinels.is_some()).await
+        })
+        .await
+    }
+
+    /// Opens a connection for a blocking command. It has no response timeout of its own: the caller sets one per
+    /// request.
+    pub(crate) async fn waiting(&self, role: &str) -> Result<Multiplexed> {
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        self.open(ProtocolVersion::RESP2, config, role).await
+    }
+
+    /// Opens a connection for many callers. The flag is set as soon as it is cut.
+    pub(crate) async fn shared(&self, role: &str) -> Result<(Multiplexed, Arc<AtomicBool>)> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let told = gone.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(self.response_timeout))
+            .set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    told.store(true, Ordering::Release);
+                }
+                Ok::<(), std::convert::Infallible>(())
+            });
+        // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
+        // instead of failing.
+        Ok((self.open(ProtocolVersion::RESP3, config, role).await?, gone))
+    }
+
+    /// Opens a connection of the client's, over a stream of ours.
+    async fn open(
+        &self,
+        protocol: ProtocolVersion,
+        config: AsyncConnectionConfig,
+        role: &str,
+    ) -> Result<Multiplexed> {
+        let settings = self.info.redis_settings().clone().set_protocol(protocol);
+        let mut name = redis::cmd("CLIENT");
+        name.arg("SETNAME").arg(format!("millstream:{role}"));
+        let failed = |error| translate(&error, Phase::Connecting);
+        self.within(async {
+            let stream = self.stream().await?;
+            let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
+            let (connection, driver) = opened.map_err(failed)?;
+            let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
+            let mut connection = Multiplexed { connection, _driver: driver };
+            // The reply is ignored: a user without the permission to set a name does without one.
+            connection.send_packed_command(&name).await.map_err(failed)?;
+            if self.sentinels.is_some() {
+                let role = connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;
+                check_primary(role)?;
+            }
+            Ok(connection)
+        })
+        .await
+    }
+
+    /// Connects. The caller limits the time.
+    async fn stream(&self) -> Result<Stream> {
+        let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
+        let primary = match &self.sentinels {
+            Some(sentinels) => Some(sentinels.primary().await?),
+            None => None,
+        };
+        let (host, port) = match (&primary, self.info.addr()) {
+            (Some(primary), _) => (&*primary.host, primary.port),
+            (None, ConnectionAddr::Tcp(host, port)) => (&**host, *port),
+            #[cfg(unix)]
+            (None, ConnectionAddr::Unix(path)) => {
+                return Ok(Stream::Unix(tokio::net::UnixStream::connect(path).await.map_err(cannot)?));
+            }
+            (None, other) => {
+                return Err(Error::new(ErrorKind::InvalidConfig, format!("{other} cannot be connected to")));
+            }
+        };
+        let stream = connect(host, port).await.map_err(cannot)?;
+        tune(&stream, self.info.tcp_settings()).map_err(cannot)?;
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            let name = self.name.as_deref().unwrap_or(host);
+            return Ok(Stream::Tls(Box::new(tls.handshake(stream, name).await.map_err(cannot)?)));
+        }
+        Ok(Stream::Tcp(stream))
+    }
+
+    async fn within<T>(&self, opening: impl Future<Output = Result<T>>) -> Result<T> {
+        timeout(self.connect_timeout, opening).await.unwrap_or_else(|_| {
+            let why =
+                format!("the server cannot be reached: no connection within {:?}", self.connect_timeout);
+            Err(Error::new(ErrorKind::Unavailable, why))
+        })
+    }
+}
+
+/// A connection of the client's. Its background task ends with the last handle.
+#[derive(Clone)]
+pub(crate) struct Multiplexed {
+    connection: MultiplexedConnection,
+    _driver: Arc<Driver>,
+}
+
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Deref for Multiplexed {
+    type Target = MultiplexedConnection;
+
+    fn deref(&self) -> &MultiplexedConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Multiplexed {
+    fn deref_mut(&mut self) -> &mut MultiplexedConnection {
+        &mut self.connection
+    }
+}
+
+/// Returns the settings with those that apply to every connection of the backend.
+fn tuned(info: ConnectionInfo, config: &RedisConfig) -> ConnectionInfo {
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    // Ends a connection when sent data was not acknowledged for this long, since a peer may vanish without closing it.
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(config.connect_timeout + config.response_timeout);
+    let settings = info.redis_settings().clone().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
+    info.set_tcp_settings(tcp).set_redis_settings(settings)
+}

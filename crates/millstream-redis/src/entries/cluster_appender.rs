@@ -1,0 +1,256 @@
+//! What a producer appends with on a cluster: one appender to each node, behind one order per partition.
+//!
+//! A batch is split by node, and each part goes behind the earlier ones of its node. A partition whose slot has moved
+//! goes to its new node only when its earlier entries were answered by the previous one. What a node refuses because a
+//! slot moves is refused to the producer, which sends it again, in order.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::select_all;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::log::{Append, Appender};
+use millstream_core::topic::TopicPartition;
+
+use crate::address::Address;
+use crate::backend::Inner;
+use crate::conn::cluster::servers::{Cluster, Hop};
+use crate::conn::cluster::slots::slot_of;
+use crate::conn::dial::Dial;
+use crate::entries::appender::StreamAppender;
+use crate::error::{redirect, unexpected};
+
+pub(crate) struct ClusterAppender {
+    inner: Arc<Inner>,
+    cluster: Arc<Cluster>,
+    nodes: Vec<Node>,
+    /// Batches that are not returned, the oldest first.
+    batches: VecDeque<Batch>,
+    /// Number of these that are split and begun.
+    begun: usize,
+    /// Number of batches returned so far.
+    returned: u64,
+    /// The node at which entries of a partition are under way, and in how many parts.
+    busy: HashMap<TopicPartition, (usize, usize)>,
+    /// Partitions of which an entry was refused. Later ones are refused too until all batches are returned: the producer may
+    /// send the first one again, and must not find that others have overtaken it.
+    refused: HashMap<TopicPartition, Error>,
+    /// Nodes to which logs have moved before their slots.
+    ahead: HashMap<TopicPartition, Address>,
+}
+
+/// One node, and the parts that it has not answered, the oldest first.
+struct Node {
+    dial: Arc<Dial>,
+    asking: bool,
+    appender: StreamAppender,
+    parts: VecDeque<Part>,
+}
+
+/// The entries of a batch that go to one node.
+#[derive(Default)]
+struct Part {
+    /// Number of the batch, counted from the first one.
+    batch: u64,
+    /// Positions of the entries in the batch.
+    at: Vec<usize>,
+    /// Their partitions, each once.
+    partitions: Vec<TopicPartition>,
+}
+
+struct Batch {
+    entries: Arc<Vec<Append>>,
+    results: Vec<Option<Result<MessageId>>>,
+    missing: usize,
+}
+
+impl ClusterAppender {
+    pub(crate) fn new(inner: Arc<Inner>, cluster: Arc<Cluster>) -> Self {
+        Self {
+            inner,
+            cluster,
+            nodes: Vec::new(),
+            batches: VecDeque::new(),
+            begun: 0,
+            returned: 0,
+            busy: HashMap::new(),
+            refused: HashMap::new(),
+            ahead: HashMap::new(),
+        }
+    }
+
+    /// Begins the batches that are not, until one has to wait for entries that are under way to another node.
+    fn begin_all(&mut self) {
+        while let Some(batch) = self.batches.get(self.begun) {
+            let entries = batch.entries.clone();
+            let mut nodes: HashMap<&TopicPartition, Result<usize>> = HashMap::new();
+            for append in &*entries {
+                let tp = &append.topic_partition;
+                if !nodes.contains_key(tp) {
+                    let node = self.hop(tp).map(|hop| self.node(hop));
+                    if let (Some((busy, _)), Ok(node)) = (self.busy.get(tp), &node)
+                        && busy != node
+                    {
+                        return;
+                    }
+                    nodes.insert(tp, node);
+                }
+            }
+            self.begin_at(&entries, &nodes);
+            self.begun += 1;
+        }
+    }
+
+    fn hop(&mut self, tp: &TopicPartition) -> Result<Hop> {
+        if let Some(error) = self.refused.get(tp) {
+            let error = format!("not sent, an earlier append failed: {error}");
+            return Err(Error::new(ErrorKind::Unavailable, error));
+        }
+        let hop = self.cluster.hop(slot_of(self.inner.keys.log(tp).as_str().as_bytes()))?;
+        match self.ahead.get(tp) {
+            Some(to) if hop.dial.address().as_ref() == Some(to) => {
+                // The slot has followed.
+                self.ahead.remove(tp);
+                Ok(hop)
+            }
+            Some(to) => Ok(self.cluster.asked(to)),
+            None => Ok(hop),
+        }
+    }
+
+    /// Begins the next batch at these nodes.
+    fn begin_at(&mut self, entries: &Arc<Vec<Append>>, nodes: &HashMap<&TopicPartition, Result<usize>>) {
+        let number = self.returned + self.begun as u64;
+        let mut parts: Vec<(usize, Part)> = Vec::new();
+        for (at, append) in entries.iter().enumerate() {
+            let tp = &append.topic_partition;
+            let node = match nodes.get(tp) {
+                Some(Ok(node)) => *node,
+                Some(Err(error)) => {
+                    self.refused.entry(tp.clone()).or_insert_with(|| error.clone());
+                    self.set(number, at, Err(error.clone()));
+                    continue;
+                }
+                None => continue,
+            };
+            let known = parts.iter().position(|(known, _)| *known == node).unwrap_or_else(|| {
+                parts.push((node, Part { batch: number, ..Part::default() }));
+                parts.len() - 1
+            });
+            let part = &mut parts[known].1;
+            part.at.push(at);
+            if part.partitions.last() != Some(tp) && !part.partitions.contains(tp) {
+                part.partitions.push(tp.clone());
+            }
+        }
+        for (node, part) in parts {
+            for tp in &part.partitions {
+                self.busy.entry(tp.clone()).or_insert((node, 0)).1 += 1;
+            }
+            let some = if part.at.len() == entries.len() {
+                entries.clone()
+            } else {
+                Arc::new(part.at.iter().map(|at| entries[*at].clone()).collect())
+            };
+            self.nodes[node].appender.begin(some);
+            self.nodes[node].parts.push_back(part);
+        }
+    }
+
+    fn node(&mut self, Hop { dial, asking }: Hop) -> usize {
+        let known = |node: &Node| Arc::ptr_eq(&node.dial, &dial) && node.asking == asking;
+        if let Some(known) = self.nodes.iter().position(known) {
+            return known;
+        }
+        let appender = StreamAppender::new(self.inner.clone(), dial.clone(), asking);
+        let node = Node { dial, asking, appender, parts: VecDeque::new() };
+        // In the place of one that has left, so that positions stay.
+        let gone = |node: &Node| node.parts.is_empty() && !self.cluster.is_primary(&node.dial);
+        match self.nodes.iter().position(gone) {
+            Some(free) => {
+                self.nodes[free] = node;
+                free
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() - 1
+            }
+        }
+    }
+
+    fn set(&mut self, batch: u64, at: usize, result: Result<MessageId>) {
+        let place = usize::try_from(batch - self.returned).ok();
+        if let Some(batch) = place.and_then(|place| self.batches.get_mut(place)) {
+            batch.results[at] = Some(result);
+            batch.missing -= 1;
+        }
+    }
+
+    /// Takes the answer of a node to its oldest part.
+    fn answered(&mut self, node: usize, results: Vec<Result<MessageId>>) {
+        let Some(part) = self.nodes[node].parts.pop_front() else { return };
+        for tp in &part.partitions {
+            if let Some((_, parts)) = self.busy.get_mut(tp) {
+                *parts -= 1;
+                if *parts == 0 {
+                    self.busy.remove(tp);
+                }
+            }
+        }
+        let place = usize::try_from(part.batch - self.returned).ok();
+        let entries = place.and_then(|place| self.batches.get(place)).map(|batch| batch.entries.clone());
+        let mut results = results.into_iter();
+        for at in part.at {
+            let result = results.next().unwrap_or_else(|| Err(unexpected("no answer to an append")));
+            if let (Err(error), Some(entries)) = (&result, &entries) {
+                let tp = &entries[at].topic_partition;
+                match redirect(error) {
+                    Some(moved) if moved.ask => drop(self.ahead.insert(tp.clone(), moved.to.clone())),
+                    // Whatever it is, the topology knows best from now on.
+                    _ => drop(self.ahead.remove(tp)),
+                }
+                self.inner.servers.learn(error);
+                if error.kind() == ErrorKind::Unavailable {
+                    self.refused.entry(tp.clone()).or_insert_with(|| error.clone());
+                }
+            }
+            self.set(part.batch, at, result);
+        }
+    }
+}
+
+#[async_trait]
+impl Appender for ClusterAppender {
+    fn begin(&mut self, batch: Arc<Vec<Append>>) {
+        let results = batch.iter().map(|_| None).collect();
+        self.batches.push_back(Batch { missing: batch.len(), entries: batch, results });
+        self.begin_all();
+    }
+
+    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        loop {
+            let Some(oldest) = self.batches.front() else { return Vec::new() };
+            if oldest.missing == 0 && self.begun > 0 {
+                let Some(oldest) = self.batches.pop_front() else { return Vec::new() };
+                (self.begun, self.returned) = (self.begun - 1, self.returned + 1);
+                if self.batches.is_empty() {
+                    self.refused.clear();
+                }
+                return oldest.results.into_iter().flatten().collect();
+            }
+            // A failure shows with the first request that it concerns.
+            let _ = self.cluster.ready().await;
+            self.begin_all();
+            let busy = self.nodes.iter_mut().enumerate().filter(|(_, node)| !node.parts.is_empty());
+            let answers: Vec<_> =
+                busy.map(|(at, node)| Box::pin(async move { (at, node.appender.finish().await) })).collect();
+            if answers.is_empty() {
+                continue;
+            }
+            let ((node, results), ..) = select_all(answers).await;
+            self.answered(node, results);
+        }
+    }
+}
