@@ -46,6 +46,7 @@ pub struct Server {
 pub struct Builder {
     appendonly: bool,
     within: Option<PathBuf>,
+    sentinel: Option<String>,
     args: Vec<String>,
     env: Vec<(String, PathBuf)>,
 }
@@ -69,6 +70,13 @@ impl Builder {
     #[must_use]
     pub fn arg(mut self, name: &str, value: &str) -> Self {
         self.args.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Runs the server as a Sentinel, with these lines of configuration.
+    #[must_use]
+    pub fn sentinel(mut self, lines: &[&str]) -> Self {
+        self.sentinel = Some(lines.join("\n"));
         self
     }
 
@@ -96,6 +104,13 @@ impl Builder {
         let mut args = vec!["--appendonly".to_owned(), if self.appendonly { "yes" } else { "no" }.to_owned()];
         args.extend(self.args);
         let dir = new_dir(&self.within.unwrap_or_else(env::temp_dir));
+        if let Some(lines) = self.sentinel {
+            // A Sentinel keeps its state in its configuration file, which comes before all arguments.
+            let file = dir.join("sentinel.conf");
+            fs::write(&file, lines).expect("written");
+            args.insert(0, file.display().to_string());
+            args.push("--sentinel".to_owned());
+        }
         let mut server = Server { running: None, port: 0, dir, args, env: self.env };
         for _ in 0..20 {
             server.port = free_port();
@@ -246,7 +261,9 @@ impl Server {
         // The log confirms that *this* server has the port, which a reply on the port does not.
         let mut served = false;
         wait_until(|| {
-            served = self.log().contains("Ready to accept connections") && self.answers();
+            let log = self.log();
+            let said = log.contains("Ready to accept connections") || log.contains("Sentinel ID is");
+            served = said && self.answers();
             served || !matches!(running.server.try_wait(), Ok(None))
         });
         self.running = served.then_some(running);
@@ -271,7 +288,10 @@ impl Drop for Server {
 impl Running {
     fn start(port: u16, dir: &Path, args: &[String], env: &[(String, PathBuf)]) -> Self {
         let binary = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+        // A configuration file is the first argument.
+        let (file, args) = args.split_at(usize::from(args.first().is_some_and(|arg| !arg.starts_with("--"))));
         let server = Command::new(&binary)
+            .args(file)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
             .args(["--logfile", "server.log", "--dir"])
             .arg(dir)

@@ -1,174 +1,20 @@
 //! A Redis Cluster that changes under load: slots that move, primaries that die, fail-overs.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use integration_tests::cluster::Cluster;
-use integration_tests::eventually;
-use millstream::{Delivery, ErrorKind, Millstream, Retention, Topic};
-use millstream_core::TopicPartition;
-use millstream_core::keys::Keys;
 
-const PARTITIONS: u32 = 12;
-const KEYS: u64 = 24;
-const JOBS: Topic<(u64, u64)> = Topic::new("jobs").partitions(PARTITIONS).retention(Retention::Keep);
+use crate::load::{Load, PARTITIONS, changes, log};
 
-/// A message: its key, and its number among those of the key.
-type Job = (u64, u64);
-
-/// What became of the sends.
-#[derive(Default)]
-struct Sent {
-    stored: Mutex<BTreeMap<Job, Instant>>,
-    unconfirmed: Mutex<BTreeSet<Job>>,
-    refused: Mutex<Vec<String>>,
+async fn start() -> (Cluster, Load) {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 1)).await.expect("a cluster");
+    let load = Load::start(&cluster.url()).await;
+    (cluster, load)
 }
 
-/// Producers and consumers of one topic, in this process.
-struct Load {
-    cluster: Cluster,
-    mq: Millstream,
-    sent: Arc<Sent>,
-    handled: Arc<Mutex<Vec<Job>>>,
-    stop: Arc<AtomicBool>,
-    senders: Vec<tokio::task::JoinHandle<()>>,
-    consumers: Vec<millstream::Consumer>,
-}
-
-impl Load {
-    async fn start() -> Self {
-        let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 1)).await.expect("a cluster");
-        let mq = Millstream::connect(&cluster.url()).await.expect("connected");
-        let (sent, handled) = (Arc::new(Sent::default()), Arc::new(Mutex::new(Vec::new())));
-        let mut consumers = Vec::new();
-        for _ in 0..2 {
-            let log = handled.clone();
-            let consumer =
-                mq.consumer(JOBS, "g").lease_ttl(Duration::from_secs(3)).start(move |job: Delivery<Job>| {
-                    let log = log.clone();
-                    async move {
-                        log.lock().expect("lock").push(job.payload);
-                        Ok::<(), millstream::Error>(())
-                    }
-                });
-            consumers.push(consumer.await.expect("a consumer"));
-        }
-        let producer = mq.producer(JOBS).await.expect("a producer");
-        let stop = Arc::new(AtomicBool::new(false));
-        let senders = (0..KEYS).map(|key| {
-            let (producer, sent, stop) = (producer.clone(), sent.clone(), stop.clone());
-            tokio::spawn(async move {
-                for n in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let job = (key, n);
-                    match producer.send(&job).key(key.to_string()).await {
-                        Ok(_) => drop(sent.stored.lock().expect("lock").insert(job, Instant::now())),
-                        Err(error) if error.kind() == ErrorKind::Unconfirmed => {
-                            sent.unconfirmed.lock().expect("lock").insert(job);
-                        }
-                        Err(error) => sent.refused.lock().expect("lock").push(error.to_string()),
-                    }
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
-            })
-        });
-        let senders = senders.collect();
-        let load = Self { cluster, mq, sent, handled, stop, senders, consumers };
-        load.goes_on("messages are handled").await;
-        load
-    }
-
-    /// Waits until every key was sent and handled once more.
-    async fn goes_on(&self, what: &str) {
-        let counts = || {
-            let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
-            self.handled
-                .lock()
-                .expect("lock")
-                .iter()
-                .for_each(|(key, _)| *counts.entry(*key).or_default() += 1);
-            counts
-        };
-        let before = counts();
-        eventually(
-            async || {
-                let now = counts();
-                (0..KEYS).all(|key| now.get(&key) > before.get(&key))
-            },
-            what,
-        )
-        .await;
-    }
-
-    /// Stops sending, waits until everything is handled, and checks it. `tail`: a time at which a primary was lost; what was
-    /// stored up to a second before that may be lost with it.
-    async fn end(self, tail: &[Instant]) {
-        self.stop.store(true, Ordering::Relaxed);
-        for sender in self.senders {
-            sender.await.expect("a sender");
-        }
-        let refused = self.sent.refused.lock().expect("lock").clone();
-        assert_eq!(refused, Vec::<String>::new(), "sends that failed without a doubt");
-        let logged = logged(&self.cluster);
-        let stored = self.sent.stored.lock().expect("lock").clone();
-        let twice: Vec<_> = logged.iter().filter(|(_, times)| **times > 1).collect();
-        assert_eq!(twice, [], "stored more than once");
-        let unconfirmed = self.sent.unconfirmed.lock().expect("lock").clone();
-        let strangers: Vec<_> =
-            logged.keys().filter(|job| !stored.contains_key(job) && !unconfirmed.contains(job)).collect();
-        assert_eq!(strangers, Vec::<&Job>::new(), "stored, and nobody was told");
-        let in_tail = |at: &Instant| {
-            tail.iter().any(|lost| *at <= *lost && lost.duration_since(*at) < Duration::from_secs(1))
-        };
-        let lost: Vec<_> =
-            stored.iter().filter(|(job, at)| !logged.contains_key(job) && !in_tail(at)).collect();
-        assert_eq!(lost, [], "lost");
-        eventually(
-            async || {
-                let handled: BTreeSet<Job> = self.handled.lock().expect("lock").iter().copied().collect();
-                logged.keys().all(|job| handled.contains(job))
-            },
-            "everything that is stored is handled",
-        )
-        .await;
-        let (mut newest, mut seen) = (BTreeMap::<u64, u64>::new(), BTreeSet::new());
-        for job in &*self.handled.lock().expect("lock") {
-            if seen.insert(*job) {
-                let last = newest.insert(job.0, job.1);
-                assert!(last.is_none_or(|last| last < job.1), "{job:?} was first handled after {last:?}");
-            }
-        }
-        println!("{} stored, {} unconfirmed, {} handled", stored.len(), unconfirmed.len(), seen.len());
-        for consumer in self.consumers {
-            consumer.shutdown().await;
-        }
-        drop(self.mq);
-    }
-}
-
-/// How often each message is in the logs.
-fn logged(cluster: &Cluster) -> BTreeMap<Job, usize> {
-    let (keys, mut jobs) = (Keys::new(), BTreeMap::new());
-    for partition in 0..PARTITIONS {
-        let tp = TopicPartition::new("jobs".parse().expect("a name"), partition);
-        let log = keys.log(&tp);
-        let owner = cluster.owner(cluster.slot(log.as_str())).expect("an owner");
-        let entries = cluster.nodes[owner].cli(&["XRANGE", log.as_str(), "-", "+"]);
-        for line in entries.lines().filter(|line| line.starts_with('[')) {
-            let job: Job = serde_json::from_str(line).expect("a message");
-            *jobs.entry(job).or_default() += 1;
-        }
-    }
-    jobs
-}
-
-/// Number of changes of a kind: `MILLSTREAM_CLUSTER_CHANGES`, or few.
-fn changes(few: usize) -> usize {
-    std::env::var("MILLSTREAM_CLUSTER_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+fn entries(cluster: &Cluster, log: &str) -> String {
+    let owner = cluster.owner(cluster.slot(log)).expect("an owner");
+    cluster.nodes[owner].cli(&["XRANGE", log, "-", "+"])
 }
 
 /// Returns a primary and its replica: another one for each change.
@@ -179,58 +25,57 @@ fn primary(cluster: &Cluster, change: usize) -> (usize, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots_that_move_lose_nothing_and_turn_nothing_round() {
-    let load = Load::start().await;
-    let keys = Keys::new();
+    let (cluster, load) = start().await;
     for change in 0..changes(12) {
         let partition = u32::try_from(change).expect("few") % PARTITIONS;
-        let log = keys.log(&TopicPartition::new("jobs".parse().expect("a name"), partition));
+        let log = log(partition);
         tokio::task::block_in_place(|| {
-            let slot = load.cluster.slot(log.as_str());
-            let owner = load.cluster.owner(slot).expect("an owner");
+            let slot = cluster.slot(&log);
+            let owner = cluster.owner(slot).expect("an owner");
             // The primaries are the first nodes.
-            load.cluster.migrate(slot, (owner + 1 + change % 2) % 3, || {
+            cluster.migrate(slot, (owner + 1 + change % 2) % 3, || {
                 std::thread::sleep(Duration::from_millis(20));
             });
         });
         load.goes_on("messages of all keys, after a slot has moved").await;
     }
-    load.end(&[]).await;
+    load.end(&[], |log| entries(&cluster, log)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_that_is_asked_for_loses_nothing() {
-    let load = Load::start().await;
+    let (cluster, load) = start().await;
     for change in 0..changes(3) {
         tokio::task::block_in_place(|| {
-            let (_, replica) = primary(&load.cluster, change);
-            load.cluster.nodes[replica].cli(&["CLUSTER", "FAILOVER"]);
-            load.cluster.wait_primary(replica);
+            let (_, replica) = primary(&cluster, change);
+            cluster.nodes[replica].cli(&["CLUSTER", "FAILOVER"]);
+            cluster.wait_primary(replica);
         });
         load.goes_on("messages of all keys, after a fail-over").await;
     }
-    load.end(&[]).await;
+    load.end(&[], |log| entries(&cluster, log)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn primaries_that_are_killed_lose_what_was_not_replicated_and_nothing_else() {
-    let mut load = Load::start().await;
+    let (mut cluster, load) = start().await;
     let mut lost = Vec::new();
     for change in 0..changes(2) {
         tokio::task::block_in_place(|| {
-            let (primary, replica) = primary(&load.cluster, change);
-            load.cluster.nodes[primary].kill();
+            let (primary, replica) = primary(&cluster, change);
+            cluster.nodes[primary].kill();
             lost.push(Instant::now());
-            load.cluster.wait_primary(replica);
+            cluster.wait_primary(replica);
         });
         load.goes_on("messages of all keys, after the death of a primary").await;
         tokio::task::block_in_place(|| {
-            for node in &mut load.cluster.nodes {
+            for node in &mut cluster.nodes {
                 if !node.is_running() {
                     node.restart();
                 }
             }
-            load.cluster.wait_ok();
+            cluster.wait_ok();
         });
     }
-    load.end(&lost).await;
+    load.end(&lost, |log| entries(&cluster, log)).await;
 }

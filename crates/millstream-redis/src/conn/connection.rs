@@ -74,7 +74,7 @@ impl Shared {
 impl State {
     fn current(&self) -> Option<Live> {
         let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.as_ref().filter(|live| !live.gone.load(Ordering::Acquire)).cloned()
+        live.as_ref().filter(|live| !live.gone.load(Ordering::Acquire) && !live.connection.is_left()).cloned()
     }
 
     async fn live(&self) -> Result<Live> {

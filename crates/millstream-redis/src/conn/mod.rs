@@ -11,6 +11,7 @@ pub(crate) mod pipe;
 pub(crate) mod request;
 pub(crate) mod socket;
 pub(crate) mod stream;
+pub(crate) mod tenure;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod waiters;

@@ -11,6 +11,7 @@ use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::socket::{Broken, Socket};
 use crate::conn::stream::Stream;
+use crate::conn::tenure::Tenure;
 use crate::error::{Phase, translate};
 
 /// About what a reply takes.
@@ -20,6 +21,7 @@ const ROOM: usize = 64 << 10;
 
 pub(crate) struct Pipe {
     stream: Stream,
+    tenure: Option<Tenure>,
     /// What is not answered, the oldest first.
     requests: VecDeque<Request>,
     /// How many of them are sent as a whole.
@@ -35,8 +37,10 @@ pub(crate) struct Pipe {
 
 impl Pipe {
     pub(crate) fn new(socket: Socket) -> Self {
+        let (stream, tenure) = socket.into_parts();
         Self {
-            stream: socket.into_stream(),
+            stream,
+            tenure,
             requests: VecDeque::new(),
             sent: 0,
             written: 0,
@@ -48,7 +52,12 @@ impl Pipe {
 
     /// Whether the connection is of no use any more. To be asked while nothing is under way.
     pub(crate) fn is_over(&self) -> bool {
-        !self.received.is_empty() || self.stream.is_over()
+        self.is_left() || !self.received.is_empty() || self.stream.is_over()
+    }
+
+    /// Whether another server has become the primary, so that nothing more should be sent.
+    pub(crate) fn is_left(&self) -> bool {
+        self.tenure.as_ref().is_some_and(Tenure::is_over)
     }
 
     /// Adds a request, to be sent by [`advance`](Self::advance).

@@ -15,6 +15,7 @@ use crate::conn::replies::reply;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::stream::Stream;
+use crate::conn::tenure::{Tenure, left};
 use crate::error::{Phase, no_answer, translate};
 
 /// Minimum free space for a read, in bytes.
@@ -26,6 +27,7 @@ const KEPT: usize = 16 << 10;
 
 pub(crate) struct Socket {
     stream: Stream,
+    tenure: Option<Tenure>,
     scanner: Scanner,
     /// Bytes received of the replies to the last request.
     received: Vec<u8>,
@@ -36,15 +38,16 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Logs in and names the connection; with `primary`, checks that the server is one.
+    /// Logs in and names the connection; with `tenure`, checks that the server is a primary.
     pub(crate) async fn open(
         stream: Stream,
         settings: &RedisConnectionInfo,
         role: &str,
-        primary: bool,
+        tenure: Option<Tenure>,
     ) -> Result<Self> {
         let (scanner, received) = (Scanner::default(), Vec::new());
-        let mut socket = Self { stream, scanner, received, last: 0, took: Duration::ZERO };
+        let primary = tenure.is_some();
+        let mut socket = Self { stream, tenure, scanner, received, last: 0, took: Duration::ZERO };
         let mut request = Request::default();
         if let Some(password) = settings.password() {
             match settings.username() {
@@ -94,7 +97,14 @@ impl Socket {
             self.shrink();
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
-        let answer = self.exchange(request, block + limit, limit).await;
+        let answer = match self.tenure.clone() {
+            None => self.exchange(request, block + limit, limit).await,
+            Some(mut tenure) => tokio::select! {
+                biased;
+                () = tenure.end() => return Err(left()),
+                answer = self.exchange(request, block + limit, limit) => answer,
+            },
+        };
         answer.map_err(|broken| broken.error(failed))
     }
 
@@ -112,12 +122,23 @@ impl Socket {
 
     /// Returns whether the connection cannot take another request.
     pub(crate) fn is_over(&self) -> bool {
-        self.stream.is_over()
+        self.stream.is_over() || self.tenure.as_ref().is_some_and(Tenure::is_over)
     }
 
-    /// Returns the stream alone, between two requests.
-    pub(crate) fn into_stream(self) -> Stream {
-        self.stream
+    /// Waits for bytes that come without a request. Returns whether some came in this time.
+    pub(crate) async fn hear(&mut self, limit: Duration) -> Result<bool> {
+        self.received.clear();
+        let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
+        match timeout(limit, self.stream.read_buf(&mut self.received)).await {
+            Err(_) => Ok(false),
+            Ok(Ok(0)) => Err(failed(io::Error::from(io::ErrorKind::UnexpectedEof))),
+            Ok(heard) => heard.map(|_| true).map_err(failed),
+        }
+    }
+
+    /// Returns the stream, between two requests, and for how long it is of use.
+    pub(crate) fn into_parts(self) -> (Stream, Option<Tenure>) {
+        (self.stream, self.tenure)
     }
 
     /// Returns the replies to the last request.
@@ -271,7 +292,7 @@ mod tests {
         let settings = url.into_connection_info().expect("a url").redis_settings().clone();
         let ConnectionAddr::Tcp(host, port) = info.addr() else { panic!("{info:?} is no TCP") };
         let stream = Stream::Tcp(TcpStream::connect((&**host, *port)).await.expect("connected"));
-        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, false).await
+        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, None).await
     }
 
     fn ping(times: usize) -> Request {

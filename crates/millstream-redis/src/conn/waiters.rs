@@ -71,7 +71,7 @@ impl Waiters {
         let mut pipe = Pipeline::new();
         let block = wait.saturating_add(limit).as_millis();
         commands(&mut pipe, u64::try_from(block).unwrap_or(u64::MAX).max(1));
-        let kept = self.idle().pop();
+        let kept = self.idle().pop().filter(|waiter| !waiter.connection.is_left());
         let mut waiter = match kept {
             Some(waiter) => waiter,
             None => self.open().await?,

@@ -173,6 +173,13 @@ impl Appender for StreamAppender {
         let failed = failed.map(|error| {
             Error::new(ErrorKind::Unavailable, format!("not sent, an earlier append failed: {error}"))
         });
+        // Begun again once what is under way is answered, over a connection to the new primary.
+        let left = matches!(&self.link, Link::Open(pipe) if pipe.is_left()) && !self.begun.is_empty();
+        let failed = failed.or_else(|| {
+            left.then(|| {
+                Error::new(ErrorKind::Unavailable, "not sent, another server has become the primary")
+            })
+        });
         if let (Link::Open(pipe), None, false) = (&mut self.link, &failed, batch.is_empty()) {
             // Gone since the last answer, or of no use any more: nothing is lost yet.
             let over = || pipe.is_over() || (self.demoted && self.opened.elapsed() >= DEMOTED);

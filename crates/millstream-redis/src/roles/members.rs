@@ -253,7 +253,7 @@ impl Watch for StreamWatch {
         let on = |error: Error| error.during(format_args!("wait for {}", self.changes));
         let servers = &self.inner.servers;
         let learn = |error: &Error| servers.learn(error);
-        let mut connection = match self.connection.take() {
+        let mut connection = match self.connection.take().filter(|connection| !connection.is_left()) {
             Some(connection) => connection,
             None => servers.of(&self.changes).await?.waiting("watch").await.inspect_err(learn)?,
         };

@@ -23,6 +23,7 @@ use crate::config::RedisConfig;
 use crate::conn::dial::sentinel::Sentinels;
 use crate::conn::socket::{Socket, check_primary};
 use crate::conn::stream::{Stream, connect, tune};
+use crate::conn::tenure::Tenure;
 #[cfg(feature = "tls")]
 use crate::conn::tls::Tls;
 use crate::error::{Phase, translate};
@@ -107,9 +108,11 @@ impl Dial {
 
     /// Opens a connection for a user with many requests, without the client's background task and parser.
     pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
+        // Before the primary is asked for: it may change meanwhile.
+        let tenure = self.tenure();
         self.within(async {
             let stream = self.stream().await?;
-            Socket::open(stream, self.info.redis_settings(), role, self.sentinels.is_some()).await
+            Socket::open(stream, self.info.redis_settings(), role, tenure).await
         })
         .await
     }
@@ -149,15 +152,16 @@ impl Dial {
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(format!("millstream:{role}"));
         let failed = |error| translate(&error, Phase::Connecting);
+        let tenure = self.tenure();
         self.within(async {
             let stream = self.stream().await?;
             let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
             let (connection, driver) = opened.map_err(failed)?;
             let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
-            let mut connection = Multiplexed { connection, _driver: driver };
+            let mut connection = Multiplexed { connection, tenure, _driver: driver };
             // The reply is ignored: a user without the permission to set a name does without one.
             connection.send_packed_command(&name).await.map_err(failed)?;
-            if self.sentinels.is_some() {
+            if connection.tenure.is_some() {
                 let role = connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;
                 check_primary(role)?;
             }
@@ -194,6 +198,10 @@ impl Dial {
         Ok(Stream::Tcp(stream))
     }
 
+    fn tenure(&self) -> Option<Tenure> {
+        self.sentinels.as_ref().map(Sentinels::tenure)
+    }
+
     async fn within<T>(&self, opening: impl Future<Output = Result<T>>) -> Result<T> {
         timeout(self.connect_timeout, opening).await.unwrap_or_else(|_| {
             let why =
@@ -207,7 +215,15 @@ impl Dial {
 #[derive(Clone)]
 pub(crate) struct Multiplexed {
     connection: MultiplexedConnection,
+    tenure: Option<Tenure>,
     _driver: Arc<Driver>,
+}
+
+impl Multiplexed {
+    /// Whether another server has become the primary.
+    pub(crate) fn is_left(&self) -> bool {
+        self.tenure.as_ref().is_some_and(Tenure::is_over)
+    }
 }
 
 struct Driver(AbortHandle);

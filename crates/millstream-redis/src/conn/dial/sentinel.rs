@@ -1,15 +1,19 @@
 //! Sentinels: which server is the primary of a service now.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
+use tokio::sync::watch;
 
 use crate::address::Address;
 use crate::conn::dial::Dial;
 use crate::conn::replies::reply;
 use crate::conn::request::Request;
+use crate::conn::socket::Socket;
+use crate::conn::tenure::Tenure;
 use crate::error::unexpected;
 
 /// Maximum time for the answer of one Sentinel: the next one may be reachable.
@@ -19,11 +23,53 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Sentinels {
     service: Arc<str>,
     order: Mutex<Vec<Arc<Dial>>>,
+    /// The primary as it was last named.
+    named: Mutex<Option<Address>>,
+    /// Number of the primary: another one for each change.
+    number: watch::Sender<u64>,
+    /// Whether a task watches.
+    watched: AtomicBool,
 }
 
 impl Sentinels {
     pub(crate) fn new(sentinels: Vec<Arc<Dial>>, service: Arc<str>) -> Self {
-        Self { service, order: Mutex::new(sentinels) }
+        Self {
+            service,
+            order: Mutex::new(sentinels),
+            named: Mutex::default(),
+            number: watch::Sender::new(0),
+            watched: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the time for which the primary of now is one. From then on a task watches it, as long as connections use it.
+    pub(crate) fn tenure(self: &Arc<Self>) -> Tenure {
+        if !self.watched.swap(true, Ordering::AcqRel) {
+            tokio::spawn(follow(Arc::downgrade(self)));
+        }
+        Tenure::new(self.number.subscribe())
+    }
+
+    fn name(&self, primary: &Address) {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.as_ref() != Some(primary) {
+            let before = named.replace(primary.clone());
+            if let Some(before) = before {
+                tracing::info!(service = &*self.service, %before, %primary, "the primary has changed");
+                self.number.send_modify(|number| *number += 1);
+            }
+        }
+    }
+
+    /// Subscribes to the changes that a Sentinel announces. It tells all services apart by names, and so do we: by asking.
+    async fn announcements(&self) -> Result<Socket> {
+        let first = self.order.lock().unwrap_or_else(PoisonError::into_inner).first().cloned();
+        let sentinel = first.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no Sentinel"))?;
+        let mut socket = Box::pin(sentinel.socket("sentinel")).await?;
+        let mut request = Request::default();
+        request.add(&[b"SUBSCRIBE", b"+switch-master"]);
+        socket.ask(&request, Duration::ZERO, PATIENCE).await?;
+        Ok(socket)
     }
 
     /// Asks one Sentinel after the other for the address of the primary.
@@ -33,6 +79,7 @@ impl Sentinels {
         for (at, sentinel) in order.iter().enumerate() {
             match tokio::time::timeout(PATIENCE, self.ask(sentinel)).await {
                 Ok(Ok(primary)) => {
+                    self.name(&primary);
                     if at > 0 {
                         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
                         order.retain(|other| !Arc::ptr_eq(other, sentinel));
@@ -67,6 +114,40 @@ impl Sentinels {
         let (host, port) = (reply::text(host)?, reply::text(port)?);
         let port = port.parse().map_err(|_| unexpected(format_args!("port {port:?}")))?;
         Ok(Address::new(&host, port))
+    }
+}
+
+/// Asks for the primary when a Sentinel announces a change, and every [`PATIENCE`]: an announcement may be missed.
+async fn follow(sentinels: Weak<Sentinels>) {
+    let _unwatched = Unwatched(sentinels.clone());
+    let mut announcements = None;
+    loop {
+        let Some(sentinels) = sentinels.upgrade() else { return };
+        if announcements.is_none() {
+            announcements = sentinels.announcements().await.ok();
+        }
+        if let Err(error) = sentinels.primary().await {
+            tracing::debug!(%error, "the primary is not known");
+        }
+        drop(sentinels);
+        match &mut announcements {
+            Some(socket) => match socket.hear(PATIENCE).await {
+                Ok(_) => {}
+                Err(_) => announcements = None,
+            },
+            None => tokio::time::sleep(PATIENCE).await,
+        }
+    }
+}
+
+/// Lets the next connection start another task, if this one is dropped with its runtime.
+struct Unwatched(Weak<Sentinels>);
+
+impl Drop for Unwatched {
+    fn drop(&mut self) {
+        if let Some(sentinels) = self.0.upgrade() {
+            sentinels.watched.store(false, Ordering::Release);
+        }
     }
 }
 

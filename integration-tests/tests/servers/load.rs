@@ -1,0 +1,180 @@
+//! Producers and consumers of one topic on servers that change, and what must hold in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use integration_tests::eventually;
+use millstream::{Delivery, ErrorKind, Millstream, Retention, Topic};
+use millstream_core::TopicPartition;
+use millstream_core::keys::Keys;
+
+pub(crate) const PARTITIONS: u32 = 12;
+const KEYS: u64 = 24;
+const JOBS: Topic<(u64, u64)> = Topic::new("jobs").partitions(PARTITIONS).retention(Retention::Keep);
+
+/// A message: its key, and its number among those of the key.
+type Job = (u64, u64);
+
+/// What became of the sends.
+#[derive(Default)]
+struct Sent {
+    stored: Mutex<BTreeMap<Job, Instant>>,
+    unconfirmed: Mutex<BTreeSet<Job>>,
+    refused: Mutex<Vec<String>>,
+}
+
+/// Producers and consumers of one topic, in this process.
+pub(crate) struct Load {
+    mq: Millstream,
+    sent: Arc<Sent>,
+    handled: Arc<Mutex<Vec<Job>>>,
+    stop: Arc<AtomicBool>,
+    senders: Vec<tokio::task::JoinHandle<()>>,
+    consumers: Vec<millstream::Consumer>,
+}
+
+impl Load {
+    pub(crate) async fn start(url: &str) -> Self {
+        let mq = Millstream::connect(url).await.expect("connected");
+        let (sent, handled) = (Arc::new(Sent::default()), Arc::new(Mutex::new(Vec::new())));
+        let mut consumers = Vec::new();
+        for _ in 0..2 {
+            let log = handled.clone();
+            let consumer =
+                mq.consumer(JOBS, "g").lease_ttl(Duration::from_secs(3)).start(move |job: Delivery<Job>| {
+                    let log = log.clone();
+                    async move {
+                        log.lock().expect("lock").push(job.payload);
+                        Ok::<(), millstream::Error>(())
+                    }
+                });
+            consumers.push(consumer.await.expect("a consumer"));
+        }
+        let producer = mq.producer(JOBS).await.expect("a producer");
+        let stop = Arc::new(AtomicBool::new(false));
+        let senders = (0..KEYS).map(|key| {
+            let (producer, sent, stop) = (producer.clone(), sent.clone(), stop.clone());
+            tokio::spawn(async move {
+                for n in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let job = (key, n);
+                    match producer.send(&job).key(key.to_string()).await {
+                        Ok(_) => drop(sent.stored.lock().expect("lock").insert(job, Instant::now())),
+                        Err(error) if error.kind() == ErrorKind::Unconfirmed => {
+                            sent.unconfirmed.lock().expect("lock").insert(job);
+                        }
+                        Err(error) => sent.refused.lock().expect("lock").push(error.to_string()),
+                    }
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            })
+        });
+        let senders = senders.collect();
+        let load = Self { mq, sent, handled, stop, senders, consumers };
+        load.goes_on("messages are handled").await;
+        load
+    }
+
+    /// Waits until every key was sent and handled once more.
+    pub(crate) async fn goes_on(&self, what: &str) {
+        let counts = || {
+            let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+            self.handled
+                .lock()
+                .expect("lock")
+                .iter()
+                .for_each(|(key, _)| *counts.entry(*key).or_default() += 1);
+            counts
+        };
+        let before = counts();
+        eventually(
+            async || {
+                let now = counts();
+                (0..KEYS).all(|key| now.get(&key) > before.get(&key))
+            },
+            what,
+        )
+        .await;
+    }
+
+    /// Stops sending, waits until everything is handled, and checks it. `logs` returns what `XRANGE` prints for a key. `tail`: a time at which a primary was lost; what was
+    /// stored up to a second before that may be lost with it.
+    pub(crate) async fn end(self, tail: &[Instant], logs: impl Fn(&str) -> String) {
+        self.stop.store(true, Ordering::Relaxed);
+        for sender in self.senders {
+            sender.await.expect("a sender");
+        }
+        let refused = self.sent.refused.lock().expect("lock").clone();
+        assert_eq!(refused, Vec::<String>::new(), "sends that failed without a doubt");
+        let logged = logged(logs);
+        let stored = self.sent.stored.lock().expect("lock").clone();
+        let twice: Vec<_> = logged.iter().filter(|(_, times)| **times > 1).collect();
+        assert_eq!(twice, [], "stored more than once");
+        let unconfirmed = self.sent.unconfirmed.lock().expect("lock").clone();
+        let strangers: Vec<_> =
+            logged.keys().filter(|job| !stored.contains_key(job) && !unconfirmed.contains(job)).collect();
+        assert_eq!(strangers, Vec::<&Job>::new(), "stored, and nobody was told");
+        let in_tail = |at: &Instant| {
+            tail.iter().any(|lost| *at <= *lost && lost.duration_since(*at) < Duration::from_secs(1))
+        };
+        let lost: Vec<_> =
+            stored.iter().filter(|(job, at)| !logged.contains_key(job) && !in_tail(at)).collect();
+        let ends = lost.iter().map(|(_, at)| *at).min().zip(lost.iter().map(|(_, at)| *at).max());
+        assert!(
+            lost.is_empty(),
+            "{} of {} are lost, stored {:?} after the first one, which came {:?} before the changes; such as {:?}",
+            lost.len(),
+            stored.len(),
+            ends.map(|(first, last)| *last - *first),
+            ends.map(|(first, _)| tail.iter().map(|tail| *tail - *first).collect::<Vec<_>>()),
+            lost.first(),
+        );
+        eventually(
+            async || {
+                let handled: BTreeSet<Job> = self.handled.lock().expect("lock").iter().copied().collect();
+                logged.keys().all(|job| handled.contains(job))
+            },
+            "everything that is stored is handled",
+        )
+        .await;
+        let (mut newest, mut seen) = (BTreeMap::<u64, u64>::new(), BTreeSet::new());
+        for job in &*self.handled.lock().expect("lock") {
+            if seen.insert(*job) {
+                let last = newest.insert(job.0, job.1);
+                assert!(last.is_none_or(|last| last < job.1), "{job:?} was first handled after {last:?}");
+            }
+        }
+        println!("{} stored, {} unconfirmed, {} handled", stored.len(), unconfirmed.len(), seen.len());
+        for consumer in self.consumers {
+            consumer.shutdown().await;
+        }
+        drop(self.mq);
+    }
+}
+
+/// How often each message is in the logs.
+fn logged(logs: impl Fn(&str) -> String) -> BTreeMap<Job, usize> {
+    let mut jobs = BTreeMap::new();
+    for log in (0..PARTITIONS).map(log) {
+        for line in logs(&log).lines().filter(|line| line.starts_with('[')) {
+            let job: Job = serde_json::from_str(line).expect("a message");
+            *jobs.entry(job).or_default() += 1;
+        }
+    }
+    jobs
+}
+
+/// Returns the key of a partition's log.
+pub(crate) fn log(partition: u32) -> String {
+    let tp = TopicPartition::new("jobs".parse().expect("a name"), partition);
+    Keys::new().log(&tp).to_string()
+}
+
+/// Number of changes of a kind: `MILLSTREAM_SERVER_CHANGES`, or few.
+pub(crate) fn changes(few: usize) -> usize {
+    std::env::var("MILLSTREAM_SERVER_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+}
