@@ -19,18 +19,18 @@ const URL: &str = "redis://127.0.0.1:6379";
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// URL of the server: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, or `redis+unix:///path`.
-    /// Default: `redis://127.0.0.1:6379`
+    /// URL of the servers: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `redis+unix:///path`,
+    /// `redis+cluster://host[,host]`, or `redis+sentinel://host[,host]/service`. Default: `redis://127.0.0.1:6379`
     #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
     url: Option<String>,
     /// Prefix of all keys, the same as in the programs that use the queue. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
-    /// With `rediss://`: file with the certificates (PEM) of the authorities to trust. Default: those of the system
+    /// With TLS: file with the certificates (PEM) of the authorities to trust. Default: those of the system
     #[cfg(feature = "tls")]
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CA", value_parser = path())]
     tls_ca: Option<PathBuf>,
-    /// With `rediss://`: file with the certificate (PEM) to present, and its chain. Default: none
+    /// With TLS: file with the certificate (PEM) to present, and its chain. Default: none
     #[cfg(feature = "tls")]
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CERT", value_parser = path())]
     tls_cert: Option<PathBuf>,
