@@ -118,8 +118,17 @@ impl Cluster {
     ///
     /// If that takes too long.
     pub fn wait_primary(&self, at: usize) {
+        self.wait_primary_but(at, usize::MAX);
+    }
+
+    /// The same, without the view of one node.
+    ///
+    /// # Panics
+    ///
+    /// If that takes too long.
+    pub fn wait_primary_but(&self, at: usize, silent: usize) {
         self.wait("a node is a primary", |cluster| {
-            cluster.running().all(|(_, node)| {
+            cluster.running().filter(|(other, _)| *other != silent).all(|(_, node)| {
                 let nodes = node.try_cli(&["CLUSTER", "NODES"]).unwrap_or_default();
                 let line = nodes.lines().find(|line| line.starts_with(&cluster.ids[at]));
                 line.is_some_and(|line| line.contains("master"))

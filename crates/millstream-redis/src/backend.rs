@@ -1,5 +1,6 @@
 //! The backend: state that all roles share, and the check of the server when connecting.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
+use crate::address::Address;
 use crate::config::RedisConfig;
 use crate::conn::bulk::Bulk;
 use crate::conn::cluster::heard::{Heard, question};
@@ -152,6 +154,19 @@ impl Inner {
             }
         }
         Ok(risks)
+    }
+
+    /// Returns the positions of these keys, those of one server together.
+    pub(crate) fn by_server<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Vec<Vec<usize>> {
+        let Some(cluster) = self.servers.cluster() else {
+            return vec![keys.enumerate().map(|(at, _)| at).collect()];
+        };
+        let mut servers: BTreeMap<Option<Address>, Vec<usize>> = BTreeMap::new();
+        for (at, key) in keys.enumerate() {
+            let hop = cluster.hop(slot_of(key.as_str().as_bytes()));
+            servers.entry(hop.ok().and_then(|hop| hop.dial.address())).or_default().push(at);
+        }
+        servers.into_values().collect()
     }
 
     /// Waits on a key, by a blocking command.

@@ -79,3 +79,23 @@ async fn primaries_that_are_killed_lose_what_was_not_replicated_and_nothing_else
     }
     load.end(&lost, |log| entries(&cluster, log)).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_is_frozen_is_left() {
+    let (cluster, load) = start().await;
+    let (primary, replica) = tokio::task::block_in_place(|| primary(&cluster, 0));
+    let frozen = Instant::now();
+    tokio::task::block_in_place(|| {
+        cluster.nodes[primary].pause();
+        cluster.wait_primary_but(replica, primary);
+    });
+    let promoted = Instant::now();
+    load.goes_on("messages of all keys, while a primary is frozen").await;
+    println!("promoted after {:?}, went on {:?} later", promoted - frozen, promoted.elapsed());
+    tokio::task::block_in_place(|| {
+        cluster.nodes[primary].resume();
+        cluster.wait_ok();
+    });
+    load.goes_on("messages of all keys, after it came back").await;
+    load.end(&[frozen], |log| entries(&cluster, log)).await;
+}

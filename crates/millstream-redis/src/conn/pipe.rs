@@ -55,6 +55,10 @@ impl Pipe {
         self.is_left() || !self.received.is_empty() || self.stream.is_over()
     }
 
+    pub(crate) fn tenure(&self) -> Option<&Tenure> {
+        self.tenure.as_ref()
+    }
+
     /// Whether another server has become the primary, so that nothing more should be sent.
     pub(crate) fn is_left(&self) -> bool {
         self.tenure.as_ref().is_some_and(Tenure::is_over)

@@ -15,7 +15,7 @@ use crate::conn::replies::reply;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::stream::Stream;
-use crate::conn::tenure::{Tenure, left};
+use crate::conn::tenure::{Tenure, during};
 use crate::error::{Phase, no_answer, translate};
 
 /// Minimum free space for a read, in bytes.
@@ -38,15 +38,14 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Logs in and names the connection; with `tenure`, checks that the server is a primary.
+    /// Logs in and names the connection; with `checked`, checks that the server is a primary.
     pub(crate) async fn open(
         stream: Stream,
         settings: &RedisConnectionInfo,
         role: &str,
-        tenure: Option<Tenure>,
+        (checked, tenure): (bool, Option<Tenure>),
     ) -> Result<Self> {
         let (scanner, received) = (Scanner::default(), Vec::new());
-        let primary = tenure.is_some();
         let mut socket = Self { stream, tenure, scanner, received, last: 0, took: Duration::ZERO };
         let mut request = Request::default();
         if let Some(password) = settings.password() {
@@ -60,7 +59,7 @@ impl Socket {
             request.add(&[b"SELECT", settings.db().to_string().as_bytes()]);
         }
         let needed = request.commands();
-        if primary {
+        if checked {
             request.add(&[b"ROLE"]);
         }
         // The replies to these are ignored: a user without the permission does without names.
@@ -81,7 +80,7 @@ impl Socket {
                 return Err(if command < login { denied(error) } else { error });
             }
         }
-        if primary {
+        if checked {
             check_primary(replies.next()?.value()?)?;
         }
         Ok(socket)
@@ -97,15 +96,12 @@ impl Socket {
             self.shrink();
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
-        let answer = match self.tenure.clone() {
-            None => self.exchange(request, block + limit, limit).await,
-            Some(mut tenure) => tokio::select! {
-                biased;
-                () = tenure.end() => return Err(left()),
-                answer = self.exchange(request, block + limit, limit) => answer,
-            },
+        let tenure = self.tenure.clone();
+        let answer = async {
+            let answer = self.exchange(request, block + limit, limit).await;
+            answer.map_err(|broken| broken.error(failed))
         };
-        answer.map_err(|broken| broken.error(failed))
+        during(tenure.as_ref(), answer).await
     }
 
     /// Frees the memory of large replies. They cannot be read afterwards.
@@ -292,7 +288,7 @@ mod tests {
         let settings = url.into_connection_info().expect("a url").redis_settings().clone();
         let ConnectionAddr::Tcp(host, port) = info.addr() else { panic!("{info:?} is no TCP") };
         let stream = Stream::Tcp(TcpStream::connect((&**host, *port)).await.expect("connected"));
-        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, None).await
+        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, (false, None)).await
     }
 
     fn ping(times: usize) -> Request {

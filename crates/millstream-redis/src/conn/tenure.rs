@@ -1,8 +1,10 @@
 //! How long a server is the primary: connections to one that is not any more are left at once.
 //!
-//! A demoted server may take writes for seconds until it is told, and loses them.
+//! A demoted server may take writes for seconds until it is told, and loses them. A frozen one does not answer at all.
 
-use millstream_core::error::{Error, ErrorKind};
+use std::future::pending;
+
+use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::sync::watch;
 
 /// The time for which the server of a connection is the primary.
@@ -28,8 +30,20 @@ impl Tenure {
     pub(crate) async fn end(&mut self) {
         if self.now.wait_for(|now| *now != self.number).await.is_err() {
             // Nobody watches any more.
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         }
+    }
+}
+
+/// Awaits the answer to a request, as long as its server is the primary.
+pub(crate) async fn during<T>(tenure: Option<&Tenure>, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    match tenure.cloned() {
+        None => answer.await,
+        Some(mut tenure) => tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = tenure.end() => Err(left()),
+        },
     }
 }
 

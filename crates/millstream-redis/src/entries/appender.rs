@@ -19,6 +19,7 @@ use crate::conn::connection::DEMOTED;
 use crate::conn::dial::Dial;
 use crate::conn::pipe::Pipe;
 use crate::conn::request::Request;
+use crate::conn::tenure::{Tenure, left};
 use crate::error::{no_answer, redirect};
 
 pub(crate) struct StreamAppender {
@@ -94,7 +95,14 @@ impl StreamAppender {
             }
             Link::Open(pipe) => {
                 let limit = self.dial.response_timeout;
-                match timeout(limit.saturating_sub(self.quiet.elapsed()), pipe.advance()).await {
+                let left = pipe.tenure().cloned();
+                let rest = limit.saturating_sub(self.quiet.elapsed());
+                let step = tokio::select! {
+                    biased;
+                    step = timeout(rest, pipe.advance()) => step,
+                    error = given_up(left) => Ok(Err(error)),
+                };
+                match step {
                     Ok(answered) => {
                         self.quiet = Instant::now();
                         answered
@@ -215,6 +223,17 @@ impl Appender for StreamAppender {
             }
         }
     }
+}
+
+/// Maximum time for answers of a server that is not the primary any more.
+const LAST: Duration = Duration::from_millis(200);
+
+/// Waits until another server has become the primary and this one has had [`LAST`] to answer.
+async fn given_up(tenure: Option<Tenure>) -> Error {
+    let Some(mut tenure) = tenure else { return std::future::pending().await };
+    tenure.end().await;
+    sleep(LAST).await;
+    left()
 }
 
 fn request(inner: &Inner, batch: &[Append], asking: bool) -> Request {

@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
 use redis::{Pipeline, Value};
+use tokio::time::timeout;
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::error::{fenced, unexpected};
+use crate::error::{fenced, no_answer, unexpected};
 use crate::scripts::script;
 
 /// Adds the partition of the resource that an error concerns.
@@ -76,17 +78,30 @@ impl Leases for RedisBackend {
             Ok(keys) => keys,
             Err(error) => return vec![Err(error); leases.len()],
         };
-        let calls = leases.iter().zip(&keys).map(|(lease, [key, fence])| {
-            let call = self.inner.scripts.renew.call([key, fence]);
-            call.arg(lease.token.as_str()).arg(ttl_ms(lease.ttl))
+        let servers = self.inner.by_server(keys.iter().map(|[_, fence]| fence));
+        // A node that does not answer must not cost the leases at other nodes, whose answers are known only when this call
+        // returns: another renewal follows a third of the ttl after this one.
+        let limit = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
+        let limit = limit.map_or(Duration::MAX, |ttl| ttl / 3);
+        let requests = servers.iter().map(|positions| async {
+            let calls = positions.iter().map(|at| {
+                let ([key, fence], lease) = (&keys[*at], &leases[*at]);
+                let call = self.inner.scripts.renew.call([key, fence]);
+                call.arg(lease.token.as_str()).arg(ttl_ms(lease.ttl))
+            });
+            let answers = timeout(limit, script::run(&self.inner.leases, calls.collect())).await;
+            answers.unwrap_or_else(|_| vec![Err(no_answer(limit)); positions.len()])
         });
-        let answers = script::run(&self.inner.leases, calls.collect()).await;
-        let renewed = leases.iter().zip(answers).map(|(lease, answer)| match answer {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::Fenced => Err(lease.fenced()),
-            Err(error) => Err(of(&lease.resource, error.during("renew leases"))),
-        });
-        renewed.collect()
+        let answers = servers.iter().flatten().zip(join_all(requests).await.into_iter().flatten());
+        let mut renewed: Vec<(usize, Result<()>)> = answers
+            .map(|(at, answer)| match (answer, &leases[*at]) {
+                (Ok(_), _) => (*at, Ok(())),
+                (Err(error), lease) if error.kind() == ErrorKind::Fenced => (*at, Err(lease.fenced())),
+                (Err(error), lease) => (*at, Err(of(&lease.resource, error.during("renew leases")))),
+            })
+            .collect();
+        renewed.sort_by_key(|(at, _)| *at);
+        renewed.into_iter().map(|(_, renewed)| renewed).collect()
     }
 
     async fn release(&self, lease: &Lease) -> Result<()> {

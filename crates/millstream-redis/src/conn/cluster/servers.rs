@@ -5,14 +5,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use redis::Pipeline;
-use tokio::time::{sleep_until, timeout};
+use tokio::sync::watch;
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::address::{Address, Place};
 use crate::config::RedisConfig;
@@ -24,6 +25,8 @@ use crate::error::{Redirect, redirect};
 
 /// Minimum time between two readings of the topology: many callers notice the same change at once.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time after which the topology is read without a reason.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time for a node to report the topology, before another one is asked.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -42,15 +45,24 @@ pub(crate) struct Cluster {
     reading: tokio::sync::Mutex<Reading>,
     /// Whether a task reads the topology.
     refreshing: AtomicBool,
+    /// Whether a task reads it from time to time.
+    watched: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     topology: Topology,
     /// One for each address ever seen: connections are compared by it.
-    dials: HashMap<Address, Arc<Dial>>,
+    dials: HashMap<Address, Reached>,
     /// Time at which something last showed that the topology may have changed, and it was not read since.
     suspected: Option<Instant>,
+}
+
+/// A node that was ever named.
+struct Reached {
+    dial: Arc<Dial>,
+    /// Changes when it ceases to be a primary: its connections end.
+    number: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -83,6 +95,7 @@ impl Servers {
                 state: Mutex::new(State { suspected: Some(Instant::now()), ..State::default() }),
                 reading: tokio::sync::Mutex::default(),
                 refreshing: AtomicBool::new(false),
+                watched: AtomicBool::new(false),
             })),
         })
     }
@@ -169,8 +182,12 @@ impl Cluster {
         }
     }
 
-    fn dial(&self, dials: &mut HashMap<Address, Arc<Dial>>, to: &Address, name: Option<&str>) -> Arc<Dial> {
-        dials.entry(to.clone()).or_insert_with(|| Arc::new(self.template.at(to, name))).clone()
+    fn dial(&self, dials: &mut HashMap<Address, Reached>, to: &Address, name: Option<&str>) -> Arc<Dial> {
+        let reached = dials.entry(to.clone()).or_insert_with(|| {
+            let number = watch::Sender::new(0);
+            Reached { dial: Arc::new(self.template.at(to, name).until(number.subscribe())), number }
+        });
+        reached.dial.clone()
     }
 
     /// Whether a server owns slots, as far as is known now.
@@ -195,6 +212,9 @@ impl Cluster {
             let state = self.state();
             (state.suspected, state.topology.primaries().is_empty())
         };
+        if !self.watched.swap(true, Ordering::AcqRel) {
+            tokio::spawn(follow(Arc::downgrade(self)));
+        }
         let Some(suspected) = suspected else { return Ok(()) };
         if none {
             return self.refresh(suspected).await;
@@ -230,7 +250,13 @@ impl Cluster {
                     if state.suspected.is_some_and(|suspected| suspected <= began) {
                         state.suspected = None;
                     }
-                    state.topology = topology;
+                    let before = std::mem::replace(&mut state.topology, topology);
+                    for node in before.primaries() {
+                        let still = state.topology.primaries().iter().any(|it| it.address == node.address);
+                        if let Some(reached) = state.dials.get(&node.address).filter(|_| !still) {
+                            reached.number.send_modify(|number| *number += 1);
+                        }
+                    }
                 }
                 Err(error) => reading.failed = Some(error),
             }
@@ -281,6 +307,29 @@ impl Cluster {
             }
         }
         Err(failed.unwrap_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no node to ask")))
+    }
+}
+
+/// Reads the topology from time to time: a frozen node gives no sign that another one has taken its place.
+async fn follow(cluster: Weak<Cluster>) {
+    let _unwatched = Unwatched(cluster.clone());
+    loop {
+        sleep(INTERVAL).await;
+        let Some(cluster) = cluster.upgrade() else { return };
+        if let Err(error) = cluster.refresh(Instant::now()).await {
+            tracing::debug!(%error, "the topology of the cluster cannot be read");
+        }
+    }
+}
+
+/// Lets the next request start another task, if this one is dropped with its runtime.
+struct Unwatched(Weak<Cluster>);
+
+impl Drop for Unwatched {
+    fn drop(&mut self) {
+        if let Some(cluster) = self.0.upgrade() {
+            cluster.watched.store(false, Ordering::Release);
+        }
     }
 }
 

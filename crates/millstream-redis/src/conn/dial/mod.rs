@@ -15,6 +15,7 @@ use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError,
 };
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -34,6 +35,8 @@ pub(crate) struct Dial {
     /// Credentials, database and TCP settings, and the address unless there are Sentinels.
     info: ConnectionInfo,
     sentinels: Option<Arc<Sentinels>>,
+    /// Changes when a node of a cluster is not a primary any more.
+    node: Option<watch::Receiver<u64>>,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
     /// Name that the server's certificate must have, if it is not the host.
@@ -58,6 +61,7 @@ impl Dial {
         let mut dial = Self {
             info: tuned(info, config),
             sentinels: None,
+            node: None,
             #[cfg(feature = "tls")]
             tls,
             #[cfg(feature = "tls")]
@@ -92,6 +96,11 @@ impl Dial {
         }
     }
 
+    /// Returns the same, with connections that end when this number changes.
+    pub(crate) fn until(self, node: watch::Receiver<u64>) -> Self {
+        Self { node: Some(node), ..self }
+    }
+
     /// Returns the address, if it is one of TCP and always the same.
     pub(crate) fn address(&self) -> Option<Address> {
         if self.sentinels.is_some() { None } else { Address::of(self.info.addr()) }
@@ -112,7 +121,7 @@ impl Dial {
         let tenure = self.tenure();
         self.within(async {
             let stream = self.stream().await?;
-            Socket::open(stream, self.info.redis_settings(), role, tenure).await
+            Socket::open(stream, self.info.redis_settings(), role, (self.sentinels.is_some(), tenure)).await
         })
         .await
     }
@@ -161,7 +170,7 @@ impl Dial {
             let mut connection = Multiplexed { connection, tenure, _driver: driver };
             // The reply is ignored: a user without the permission to set a name does without one.
             connection.send_packed_command(&name).await.map_err(failed)?;
-            if connection.tenure.is_some() {
+            if self.sentinels.is_some() {
                 let role = connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;
                 check_primary(role)?;
             }
@@ -199,7 +208,8 @@ impl Dial {
     }
 
     fn tenure(&self) -> Option<Tenure> {
-        self.sentinels.as_ref().map(Sentinels::tenure)
+        let of_node = || self.node.clone().map(Tenure::new);
+        self.sentinels.as_ref().map(Sentinels::tenure).or_else(of_node)
     }
 
     async fn within<T>(&self, opening: impl Future<Output = Result<T>>) -> Result<T> {
@@ -223,6 +233,10 @@ impl Multiplexed {
     /// Whether another server has become the primary.
     pub(crate) fn is_left(&self) -> bool {
         self.tenure.as_ref().is_some_and(Tenure::is_over)
+    }
+
+    pub(crate) fn tenure(&self) -> Option<&Tenure> {
+        self.tenure.as_ref()
     }
 }
 
