@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::{ErrorKind, MessageId, TopicChange};
+use millstream_core::{ErrorKind, MessageId, TopicChange, TopicPartition};
 use millstream_runtime::{Producer, Record};
 use tokio::time::Instant;
 
@@ -161,4 +161,36 @@ async fn a_question_for_room_that_got_no_answer_leaves_nothing_unconfirmed() {
     let producer = bench.producing(topic()).delivery_timeout(MS(500)).await.expect("a producer");
     bench.log.length_failures.lock().expect("lock").extend([ErrorKind::Unconfirmed; 1_000]);
     assert_eq!(send(&producer, 1).await, [Err(ErrorKind::Unavailable)]);
+}
+
+/// Partitions may be on different servers: one of them is away while the other one stores its part of each batch.
+#[tokio::test(start_paused = true)]
+async fn what_one_server_refuses_is_sent_again_and_what_another_one_has_stored_is_not() {
+    // Of forty messages twenty go to each partition, ten in a batch: less than one batch, all of them, and more than once.
+    for entries in [3, 20, 50] {
+        let bench = bench();
+        *bench.log.ahead.lock().expect("lock") = true;
+        let producer = bench.producing(NUMBERS.partitions(2)).max_batch(10).await.expect("a producer");
+        *bench.log.refused.lock().expect("lock") = (1, entries);
+        let values: Vec<u64> = (0..40).collect();
+        let records =
+            values.iter().map(|value| Record::new(value).partition(u32::try_from(value % 2).expect("small")));
+        let sent = producer.send_all(records).await;
+        let mut ids = [Vec::new(), Vec::new()];
+        for (at, sent) in sent.into_iter().enumerate() {
+            match sent {
+                Ok(sent) => ids[at % 2].push(sent.id),
+                // The rest of its batch was stored, or later ones: it would come behind them.
+                Err(error) => {
+                    assert!(error.kind() == ErrorKind::Unavailable && at % 2 == 1 && at < 6, "{at}: {error}")
+                }
+            }
+        }
+        assert!(ids[0].len() == 20 && ids[0].is_sorted(), "{entries} refusals: {ids:?}");
+        let lost = if entries == 3 { 3 } else { 0 };
+        assert!(ids[1].len() == 20 - lost && ids[1].is_sorted(), "{entries} refusals: {ids:?}");
+        let logs = [0, 1].map(|number| TopicPartition::new(partition().topic, number));
+        let stored = bench.backend.log().lengths(&logs).await.expect("lengths");
+        assert_eq!(stored, [20, 20 - lost as u64], "{entries} refusals: nothing is stored twice");
+    }
 }

@@ -31,6 +31,8 @@ pub struct Scripted {
     /// How long an append takes.
     pub append_takes: Mutex<Duration>,
     pub append_failures: Mutex<VecDeque<ErrorKind>>,
+    /// How often entries of this partition are refused, while others are stored.
+    pub refused: Mutex<(u32, usize)>,
     /// Whether it has an appender: then requests overlap.
     pub ahead: Mutex<bool>,
     pub fetch_failures: Mutex<VecDeque<ErrorKind>>,
@@ -138,8 +140,28 @@ impl Scripted {
         if let Some(error) = failure(&self.append_failures) {
             return batch.iter().map(|_| Err(error.clone())).collect();
         }
-        self.inner.append(batch).await
+        let (partition, entries) = *self.refused.lock().expect("lock");
+        if entries == 0 {
+            return self.inner.append(batch).await;
+        }
+        let mut results = Vec::with_capacity(batch.len());
+        for append in batch {
+            let away = append.topic_partition.partition.0 == partition && one_less_of(&self.refused);
+            results.push(match away {
+                true => Err(Error::new(ErrorKind::Unavailable, "its server is away")),
+                false => self.inner.append(std::slice::from_ref(append)).await.remove(0),
+            });
+        }
+        results
     }
+}
+
+/// Whether a refusal is left, and takes it.
+fn one_less_of(refused: &Mutex<(u32, usize)>) -> bool {
+    let mut refused = refused.lock().expect("lock");
+    let left = refused.1 > 0;
+    refused.1 -= usize::from(left);
+    left
 }
 
 struct ScriptedAppender {
@@ -265,6 +287,7 @@ pub fn bench() -> Bench {
         appends: Mutex::default(),
         append_takes: Mutex::new(MS(1)),
         append_failures: Mutex::default(),
+        refused: Mutex::default(),
         ahead: Mutex::default(),
         fetch_failures: Mutex::default(),
         settle_failures: Mutex::default(),
