@@ -182,7 +182,7 @@ async fn what_one_server_refuses_is_sent_again_and_what_another_one_has_stored_i
                 Ok(sent) => ids[at % 2].push(sent.id),
                 // The rest of its batch was stored, or later ones: it would come behind them.
                 Err(error) => {
-                    assert!(error.kind() == ErrorKind::Unavailable && at % 2 == 1 && at < 6, "{at}: {error}")
+                    assert!(error.kind() == ErrorKind::Unavailable && at % 2 == 1 && at < 6, "{at}: {error}");
                 }
             }
         }
