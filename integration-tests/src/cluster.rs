@@ -142,7 +142,7 @@ impl Cluster {
     pub fn owner(&self, slot: u16) -> Option<usize> {
         let mut owner = None;
         for (at, node) in self.running() {
-            // A primary counts a slot as its own until it has heard of the change.
+            // A primary counts a slot as its own until it has learnt of the change.
             let mine = node.try_cli(&["CLUSTER", "NODES"]).ok()?;
             let mine = mine.lines().find(|line| line.contains("myself"))?.to_owned();
             if mine.contains("master") && has_slot(&mine, slot) && owner.replace(at).is_some() {
@@ -211,7 +211,7 @@ impl Cluster {
             }
         }
         for node in [target, source].into_iter().chain(self.running().map(|(_, node)| node)) {
-            // Replicas hear of it from their primaries.
+            // Replicas learn it from their primaries.
             let _ = node.try_cli(&["CLUSTER", "SETSLOT", &text, "NODE", &self.ids[to]]);
         }
     }

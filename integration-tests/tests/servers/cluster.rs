@@ -1,10 +1,18 @@
 //! A Redis Cluster that changes under load: slots that move, primaries that die, fail-overs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use integration_tests::cluster::Cluster;
+use integration_tests::eventually;
+use integration_tests::server::Builder;
+use millstream::{Delivery, Millstream, Topic};
+use millstream_core::TopicPartition;
+use millstream_core::keys::Keys;
+use tokio::sync::watch;
 
-use crate::load::{Load, PARTITIONS, changes, log};
+use crate::load::{Load, PARTITIONS, changes, log, log_of};
 
 async fn start() -> (Cluster, Load) {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 1)).await.expect("a cluster");
@@ -98,4 +106,83 @@ async fn a_primary_that_is_frozen_is_left() {
     });
     load.goes_on("messages of all keys, after it came back").await;
     load.end(&[frozen], |log| entries(&cluster, log)).await;
+}
+
+/// The doctor queues each command that is needed in a transaction, and discards it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_doctor_only_tries_is_never_done() {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(2, 0)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    // The name that the tried commands use.
+    let producer = mq.producer(Topic::<u64>::new("doctor").partitions(1)).await.expect("a producer");
+    producer.send(&1).await.expect("sent");
+    let log = log_of("doctor", 0);
+    let slot = cluster.slot(&log);
+    let owner = cluster.owner(slot).expect("an owner");
+    // Without one slot all nodes refuse every command with a key, until it has an owner again.
+    let lost = if slot == 0 { "1".to_owned() } else { (slot - 1).to_string() };
+    cluster.nodes[owner].cli(&["CLUSTER", "DELSLOTS", &lost]);
+    eventually(
+        async || cluster.nodes[owner].cli(&["CLUSTER", "INFO"]).contains("cluster_state:fail"),
+        "down",
+    )
+    .await;
+    let backend = mq.backend().clone();
+    let doctor = tokio::spawn(async move { backend.inspect().expect("inspects").server().await });
+    let refused = || cluster.nodes[owner].cli(&["INFO", "errorstats"]).contains("errorstat_CLUSTERDOWN");
+    eventually(async || refused(), "its commands are refused").await;
+    cluster.nodes[owner].cli(&["CLUSTER", "ADDSLOTS", &lost]);
+    let seen = doctor.await.expect("no panic").expect("looked");
+    assert_eq!(seen.denied, Vec::<String>::new());
+    cluster.wait_ok();
+    assert_eq!(cluster.nodes[owner].cli(&["XLEN", &log]), "1", "what it tried was done");
+}
+
+/// For longer than leases last, and without a replica to take its place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_costs_no_lease_at_the_others() {
+    let settings = |builder: Builder| builder.arg("--cluster-node-timeout", "60000");
+    let cluster =
+        tokio::task::spawn_blocking(move || Cluster::start_with(3, 0, settings)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    let topic = Topic::<u64>::new("jobs").partitions(PARTITIONS);
+    let ttl = Duration::from_secs(3);
+    // Handlers run meanwhile, and note whether they lost their lease.
+    let (begun, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (open, gate) = watch::channel(false);
+    let (count, losers) = (begun.clone(), lost.clone());
+    let consumer = mq.consumer(topic.clone(), "g").lease_ttl(ttl).start(move |message: Delivery<u64>| {
+        let (count, losers, mut gate) = (count.clone(), losers.clone(), gate.clone());
+        async move {
+            count.fetch_add(1, Ordering::Relaxed);
+            tokio::select! {
+                _ = gate.wait_for(|open| *open) => {}
+                () = message.cancelled() => losers.lock().expect("lock").push(message.payload),
+            }
+            Ok::<(), millstream::Error>(())
+        }
+    });
+    let consumer = consumer.await.expect("a consumer");
+    let tp = |partition| TopicPartition::new("jobs".parse().expect("a name"), partition);
+    let fence = |partition| Keys::new().fence(&tp(partition), &"g".parse().expect("a name")).to_string();
+    let frozen = cluster.owner(cluster.slot("{jobs}")).expect("an owner");
+    // Heartbeats of the group go to another node.
+    let frozen = (frozen + 1) % 3;
+    let place = |partition| cluster.owner(cluster.slot(&fence(partition))).expect("an owner");
+    let others: Vec<_> = (0..PARTITIONS)
+        .map(|partition| (partition, place(partition)))
+        .filter(|(_, at)| *at != frozen)
+        .collect();
+    let producer = mq.producer(topic).await.expect("a producer");
+    for (partition, _) in &others {
+        producer.send(&u64::from(*partition)).partition(*partition).await.expect("sent");
+    }
+    eventually(async || begun.load(Ordering::Relaxed) == others.len(), "a handler for each partition").await;
+    cluster.nodes[frozen].pause();
+    // Three lease times, by the servers' clocks: what is tested is time.
+    tokio::time::sleep(3 * ttl).await;
+    assert_eq!(*lost.lock().expect("lock"), Vec::<u64>::new(), "leases at nodes that answer were lost");
+    open.send_replace(true);
+    cluster.nodes[frozen].resume();
+    consumer.shutdown().await;
 }

@@ -168,10 +168,14 @@ fn logged(logs: impl Fn(&str) -> String) -> BTreeMap<Job, usize> {
     jobs
 }
 
-/// Returns the key of a partition's log.
+/// Returns the key of the log of a partition of the load.
 pub(crate) fn log(partition: u32) -> String {
-    let tp = TopicPartition::new("jobs".parse().expect("a name"), partition);
-    Keys::new().log(&tp).to_string()
+    log_of("jobs", partition)
+}
+
+/// Returns the key of a partition's log.
+pub(crate) fn log_of(topic: &str, partition: u32) -> String {
+    Keys::new().log(&TopicPartition::new(topic.parse().expect("a name"), partition)).to_string()
 }
 
 /// Number of changes of a kind: `MILLSTREAM_SERVER_CHANGES`, or few.

@@ -154,6 +154,16 @@ impl Holder {
     }
 }
 
+/// Returns the time limit of a renewal of leases with this ttl: a tenth of it, at least 350 ms, at most a quarter of it.
+#[must_use]
+pub fn renewal_patience(ttl: Duration) -> Duration {
+    (ttl / 10).max(LEAST_PATIENCE).min(ttl / 4)
+}
+
+/// Minimum time limit for a reply, unless leases are shorter than four times that: servers may be a few hundred
+/// milliseconds away.
+const LEAST_PATIENCE: Duration = Duration::from_millis(350);
+
 /// Grants, renews and ends leases.
 ///
 /// Required are all methods except [`withdraw_end`](Leases::withdraw_end).
@@ -185,6 +195,9 @@ pub trait Leases: Send + Sync {
 
     /// Extends leases by another ttl. Returns one result per lease, [`ErrorKind::Fenced`] if another owner was granted
     /// the resource since. A lease that merely expired is revived as long as no other owner took it.
+    ///
+    /// The caller waits for [`renewal_patience`] and then counts all of them as not renewed. A backend of several servers
+    /// returns earlier, with errors for the leases at those that have not answered.
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>>;
 
     /// Releases a resource. From then on the token is invalid. The next grant has the [ends](Lease::ends) of `lease`.

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
-use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource, renewal_patience};
 use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
@@ -79,10 +79,10 @@ impl Leases for RedisBackend {
             Err(error) => return vec![Err(error); leases.len()],
         };
         let servers = self.inner.by_server(keys.iter().map(|[_, fence]| fence));
-        // A node that does not answer must not cost the leases at other nodes, whose answers are known only when this call
-        // returns: another renewal follows a third of the ttl after this one.
-        let limit = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
-        let limit = limit.map_or(Duration::MAX, |ttl| ttl / 3);
+        // A node that does not answer must not cost the leases at other nodes: their answers are known only when this call
+        // returns, and the caller waits no longer than this.
+        let ttl = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
+        let limit = ttl.map_or(Duration::MAX, |ttl| renewal_patience(ttl) * 3 / 4);
         let requests = servers.iter().map(|positions| async {
             let calls = positions.iter().map(|at| {
                 let ([key, fence], lease) = (&keys[*at], &leases[*at]);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
+use millstream_core::leases::renewal_patience;
 use millstream_core::panics::{Careful, Policies};
 use millstream_core::{
     Backend, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition, TopicSpec,
@@ -24,9 +25,6 @@ use crate::consumer::status::Status;
 use crate::consumer::{ConsumerConfig, handler::Handler};
 use crate::report::Counts;
 use millstream_loops::{Answers, ControlThread, LeaseClock, LoopMonitor, Loops, Scope};
-
-/// Minimum time limit for a reply, unless leases are shorter than four times that.
-const LEAST_PATIENCE: Duration = Duration::from_millis(350);
 
 /// State shared by all loops of one consumer.
 pub(in crate::consumer) struct Context {
@@ -121,9 +119,9 @@ impl Context {
     ///
     /// Together with the [pause](Self::retry_pause) it is well under a sixth of a ttl, if the ttl is a few seconds or
     /// more. So a member whose last answered request was a third of a ttl before an outage of up to half a ttl gets an
-    /// answer again before the ttl is over. The lower bound is for servers that are a few hundred milliseconds away.
+    /// answer again before the ttl is over.
     pub(in crate::consumer) fn beat_patience(&self) -> Duration {
-        (self.config.lease_ttl / 10).max(LEAST_PATIENCE).min(self.patience())
+        renewal_patience(self.config.lease_ttl)
     }
 
     /// Returns the pause after a failed request that keeps us alive. `pause` is the pause of other loops.

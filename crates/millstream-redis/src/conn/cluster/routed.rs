@@ -3,6 +3,9 @@
 //! The server executes nothing of a command that it redirects or refuses because its slot is moving. Such a command is sent again, alone, and
 //! only if no later command of its slot in the same request was executed: it would come behind that one. Commands that
 //! were executed are never sent again.
+//!
+//! A transaction is sent to one server as a whole, and only as a whole again: its commands alone, outside of it, would be
+//! executed even if it was to be discarded.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +14,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Arg, Cmd, Pipeline, Value};
 use tokio::time::{Instant, sleep};
 
 use crate::address::Address;
@@ -156,6 +159,12 @@ impl<L: Line> Routed<L> {
     async fn spread(&self, cluster: &Arc<Cluster>, pipe: &Pipeline) -> Vec<Result<Value>> {
         let commands: Vec<&Cmd> = pipe.cmd_iter().collect();
         let slots: Vec<Option<u16>> = commands.iter().map(|cmd| key_of(cmd).map(slot_of)).collect();
+        if commands.iter().any(|cmd| is_multi(cmd)) {
+            return match self.transaction(cluster, pipe, slots.iter().find_map(|slot| *slot)).await {
+                Ok(values) => values.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); commands.len()],
+            };
+        }
         let mut results: Vec<Option<Result<Value>>> = commands.iter().map(|_| None).collect();
         let started = Instant::now();
         let (mut rest, mut tries): (Vec<usize>, u32) = ((0..commands.len()).collect(), 0);
@@ -182,7 +191,7 @@ impl<L: Line> Routed<L> {
             }
             tries += 1;
             if paused || tries > AT_ONCE {
-                let pause = (PAUSES.0 * 2u32.saturating_pow(tries.min(8))).min(PAUSES.1);
+                let pause = pause(tries);
                 if started.elapsed() + pause > self.patience {
                     break;
                 }
@@ -192,6 +201,39 @@ impl<L: Line> Routed<L> {
         }
         let missing = || Err(unexpected("no reply"));
         results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+    }
+
+    /// Sends a transaction to the server of its keys. The server discards all of it if it redirects or refuses a command.
+    async fn transaction(
+        &self,
+        cluster: &Arc<Cluster>,
+        pipe: &Pipeline,
+        slot: Option<u16>,
+    ) -> Result<Vec<Value>> {
+        let (started, mut tries) = (Instant::now(), 0);
+        loop {
+            cluster.ready().await?;
+            let dial = match slot {
+                Some(slot) => Some(cluster.hop(slot)?.dial),
+                None => cluster.primaries().await?.into_iter().next(),
+            };
+            let dial = dial.ok_or_else(|| unexpected("a cluster without a primary"))?;
+            let values = self.line(&dial)?.send(pipe).await.inspect_err(|_| cluster.suspect())?;
+            tries += 1;
+            let pause = pause(tries);
+            if !values.iter().any(is_again) || started.elapsed() + pause > self.patience {
+                return Ok(values);
+            }
+            cluster.suspect();
+            for value in &values {
+                if let Value::ServerError(error) = value
+                    && let Some(moved) = redirection(error, dial.address().as_ref())
+                {
+                    cluster.redirected(&moved);
+                }
+            }
+            sleep(pause).await;
+        }
     }
 
     /// Assigns commands to servers. A command without a key goes to every server that gets another one, in its place; if
@@ -309,6 +351,15 @@ fn again(rest: &mut Vec<usize>, slots: &[Option<u16>], results: &mut [Option<Res
     keep.reverse();
     *rest = keep;
     paused
+}
+
+/// Returns the pause before another try.
+fn pause(tries: u32) -> Duration {
+    (PAUSES.0 * 2u32.saturating_pow(tries.min(8))).min(PAUSES.1)
+}
+
+fn is_multi(cmd: &Cmd) -> bool {
+    matches!(cmd.args_iter().next(), Some(Arg::Simple(word)) if word == b"MULTI")
 }
 
 fn is_redirected(value: &Value) -> bool {
