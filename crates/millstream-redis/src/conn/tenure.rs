@@ -1,6 +1,6 @@
 //! How long a server is the primary: connections to one that is not any more are left at once.
 //!
-//! A demoted server may take writes for seconds until it is told, and loses them. A frozen one does not answer at all.
+//! A demoted server may accept writes for seconds before it learns of that, and loses them. A frozen one does not answer.
 
 use std::future::pending;
 
