@@ -9,11 +9,13 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 #[cfg(feature = "tls")]
 use millstream::TlsConfig;
-use millstream::{Builder, Millstream};
+use millstream::{Builder, Credentials, Millstream, PasswordFile};
 use serde::Deserialize;
 
 /// The default URL.
 const URL: &str = "redis://127.0.0.1:6379";
+/// Variable with the password.
+const PASSWORD: &str = "MILLSTREAM_PASSWORD";
 
 /// Options of all commands.
 #[derive(Args, Clone)]
@@ -23,6 +25,13 @@ pub(crate) struct Global {
     /// `redis+cluster://host[,host]`, or `redis+sentinel://host[,host]/service`. Default: `redis://127.0.0.1:6379`
     #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
     url: Option<String>,
+    /// User to log in as, unless the URL names one. Default: the server's default user
+    #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_USER")]
+    user: Option<String>,
+    /// File with the password, or else the variable `MILLSTREAM_PASSWORD`: neither is seen in a list of processes, as the
+    /// URL is. Default: none
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_PASSWORD_FILE", value_parser = path())]
+    password_file: Option<PathBuf>,
     /// Prefix of all keys, the same as in the programs that use the queue. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
@@ -38,7 +47,7 @@ pub(crate) struct Global {
     #[cfg(feature = "tls")]
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_KEY", value_parser = path())]
     tls_key: Option<PathBuf>,
-    /// Settings file (TOML) with `url`, `namespace`, `tls-ca`, `tls-cert` and `tls-key`
+    /// Settings file (TOML) with `url`, `user`, `password-file`, `namespace`, `tls-ca`, `tls-cert` and `tls-key`
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
     /// Prints JSON
@@ -54,6 +63,9 @@ pub(crate) struct Global {
 #[serde(deny_unknown_fields)]
 struct Settings {
     url: Option<String>,
+    user: Option<String>,
+    #[serde(rename = "password-file")]
+    password_file: Option<PathBuf>,
     namespace: Option<String>,
     #[cfg(feature = "tls")]
     #[serde(rename = "tls-ca")]
@@ -81,11 +93,17 @@ impl Global {
             }
         };
         drops("url", &mut self.url);
+        drops("user", &mut self.user);
         drops("namespace", &mut self.namespace);
-        #[cfg(feature = "tls")]
-        for (id, path) in
-            [("tls_ca", &mut self.tls_ca), ("tls_cert", &mut self.tls_cert), ("tls_key", &mut self.tls_key)]
-        {
+        for (id, path) in [
+            ("password_file", &mut self.password_file),
+            #[cfg(feature = "tls")]
+            ("tls_ca", &mut self.tls_ca),
+            #[cfg(feature = "tls")]
+            ("tls_cert", &mut self.tls_cert),
+            #[cfg(feature = "tls")]
+            ("tls_key", &mut self.tls_key),
+        ] {
             if matches.value_source(id) == Some(ValueSource::EnvVariable) {
                 path.take_if(|path| path.as_os_str().is_empty());
             }
@@ -110,10 +128,31 @@ impl Global {
         };
         #[cfg(not(feature = "tls"))]
         let builder = Millstream::at(url);
+        let user = self.user.clone().or(settings.user).filter(|user| !user.is_empty());
+        let builder = self.credentials(builder, user, settings.password_file)?;
         Ok(match self.namespace.clone().or(settings.namespace) {
             // An empty namespace means none, whatever the file contains.
             Some(namespace) if !namespace.is_empty() => builder.namespace(namespace),
             _ => builder,
+        })
+    }
+
+    /// Sets the source of the password, if one is named. Whether the URL has one too is checked later.
+    fn credentials(
+        &self,
+        builder: Builder,
+        user: Option<String>,
+        in_file: Option<PathBuf>,
+    ) -> Result<Builder> {
+        let file = self.password_file.clone().or(in_file).filter(|path| !path.as_os_str().is_empty());
+        let in_variable = env::var(PASSWORD).ok().filter(|password| !password.is_empty());
+        Ok(match (file, in_variable, user) {
+            (Some(file), _, Some(user)) => builder.credentials(PasswordFile::new(file).user(user)),
+            (Some(file), _, None) => builder.credentials(PasswordFile::new(file)),
+            (None, Some(password), Some(user)) => builder.credentials(Credentials::new(user, password)),
+            (None, Some(password), None) => builder.credentials(Credentials::password(password)),
+            (None, None, Some(_)) => bail!("--user needs a password: --password-file, or {PASSWORD}"),
+            (None, None, None) => builder,
         })
     }
 

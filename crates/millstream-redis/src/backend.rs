@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use millstream_core::backend::Backend;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -114,10 +115,6 @@ impl RedisBackend {
         };
         let url = inner.config.redacted_url();
         inner.check_server().await.map_err(|error| error.during(format_args!("connect to {url}")))?;
-        for line in inner.messages.all().await? {
-            let durable = durability::check(&*line, inner.config.durability).await;
-            durable.map_err(|error| error.during(format_args!("connect to {url}")))?;
-        }
         tracing::debug!(url, "connected");
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -195,15 +192,18 @@ impl Inner {
         }
         let (inner, ttl) = (self.clone(), heard.ttl());
         tokio::spawn(async move {
-            let nodes = inner.leases.run(|line| async move { line.each(&question()).await }).await;
-            for (node, answers) in nodes.unwrap_or_default() {
+            let asked = Instant::now();
+            let (heard, servers) = (inner.heard.clone(), inner.servers.clone());
+            let answered = move |node: Address, answers| {
                 // Makes a record with this ttl, if there is none.
-                let _ = inner.heard.is_due(&node, ttl);
+                let _ = heard.is_due(&node, ttl);
                 match answers {
-                    Ok(answers) => inner.heard.answered(&node, answers),
-                    Err(error) => inner.servers.learn(&error),
+                    Ok(answers) => heard.answered(&node, asked, answers),
+                    Err(error) => servers.learn(&error),
                 }
-            }
+            };
+            // A failure shows with the next heartbeat.
+            let _ = inner.leases.run(|line| async move { line.each(&question(), answered).await }).await;
         });
     }
 
@@ -220,11 +220,30 @@ impl Inner {
         self.heard.of(&node, heard)
     }
 
+    /// Checks the server, or the nodes of a cluster that can be reached: at least one, and all that can be.
     async fn check_server(&self) -> Result<()> {
-        for line in self.messages.all().await? {
-            self.check_one(&line).await?;
+        let lines = self.messages.all().await?;
+        let checks = join_all(lines.iter().map(|line| async {
+            self.check_one(line).await?;
+            durability::check(&**line, self.config.durability).await
+        }));
+        let mut passed = false;
+        let mut away = None;
+        for checked in checks.await {
+            match checked {
+                Ok(()) => passed = true,
+                Err(error) if error.is_transient() => away = Some(error),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
+        match away {
+            Some(error) if passed => {
+                tracing::warn!(%error, "a node of the cluster is away: its partitions wait for it");
+                Ok(())
+            }
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     async fn check_one(&self, line: &Shared) -> Result<()> {

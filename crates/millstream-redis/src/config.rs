@@ -1,12 +1,14 @@
 //! Configuration of the backend: validated as a whole, and printed without its password.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::name::Namespace;
 
-use crate::address::{self, Parsed};
+use crate::address::{self, Parsed, Place};
+use crate::credentials::CredentialsProvider;
 
 /// Shortest and longest timeout allowed. The longest is far above any sensible one, and no sum of timeouts overflows
 /// with it.
@@ -67,6 +69,10 @@ pub struct RedisConfig {
     /// Certificates for TLS; `None` for those of the system. Only with a URL that asks for TLS. Default: `None`.
     #[cfg(feature = "tls")]
     pub tls: Option<TlsConfig>,
+    /// Source of user and password, instead of those in the URL. Default: `None`.
+    pub credentials: Option<Arc<dyn CredentialsProvider>>,
+    /// Source of user and password for Sentinels, if they ask for any. Default: `None`.
+    pub sentinel_credentials: Option<Arc<dyn CredentialsProvider>>,
     /// Puts `#!lua` in front of every script, so that the server refuses undeclared keys. For tests: a server that is
     /// out of memory refuses such scripts, acknowledgements included. Default: false.
     #[doc(hidden)]
@@ -161,6 +167,8 @@ impl RedisConfig {
             durability: Durability::default(),
             #[cfg(feature = "tls")]
             tls: None,
+            credentials: None,
+            sentinel_credentials: None,
             strict_scripts: false,
             count_lag: false,
             lag_budget: 20_000,
@@ -202,6 +210,18 @@ impl RedisConfig {
     #[must_use]
     pub fn with_tls(self, tls: TlsConfig) -> Self {
         Self { tls: Some(tls), ..self }
+    }
+
+    /// Returns the configuration with a source of user and password, instead of those in the URL.
+    #[must_use]
+    pub fn with_credentials(self, provider: impl CredentialsProvider + 'static) -> Self {
+        Self { credentials: Some(Arc::new(provider)), ..self }
+    }
+
+    /// Returns the configuration with a source of user and password for Sentinels.
+    #[must_use]
+    pub fn with_sentinel_credentials(self, provider: impl CredentialsProvider + 'static) -> Self {
+        Self { sentinel_credentials: Some(Arc::new(provider)), ..self }
     }
 
     /// Returns the configuration with `#!lua` in front of every script. For tests.
@@ -251,6 +271,17 @@ impl RedisConfig {
         problems.require(encrypted || self.tls.is_none(), || {
             "tls is set, and url does not ask for TLS, as rediss:// or redis+cluster+tls:// do".into()
         });
+        let (in_url, at_sentinels) = parsed.as_ref().map_or((false, false), |parsed| {
+            let in_url = parsed.info.redis_settings().password().is_some();
+            (in_url, matches!(parsed.place, Place::Sentinel(..)))
+        });
+        problems.require(!in_url || self.credentials.is_none(), || {
+            "credentials are set, and url has a password too: use one of them".into()
+        });
+        let unused = parsed.is_some() && !at_sentinels;
+        problems.require(!unused || self.sentinel_credentials.is_none(), || {
+            "sentinel_credentials are set, and url does not name Sentinels".into()
+        });
         for (name, timeout) in
             [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
         {
@@ -284,6 +315,7 @@ impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisConfig")
             .field("url", &self.redacted_url())
+            .field("credentials", &self.credentials.is_some())
             .field("namespace", &self.namespace)
             .field("connect_timeout", &self.connect_timeout)
             .field("response_timeout", &self.response_timeout)

@@ -6,6 +6,7 @@ mod backend;
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 mod boot_clock;
 mod config;
+mod credentials;
 mod durability;
 mod error;
 mod server;
@@ -24,4 +25,5 @@ pub use backend::RedisBackend;
 #[cfg(feature = "tls")]
 pub use config::TlsConfig;
 pub use config::{Durability, RedisConfig};
+pub use credentials::{Credentials, CredentialsProvider, PasswordFile};
 pub use durability::Risk;

@@ -26,6 +26,8 @@ pub use millstream_runtime::{
 
 #[cfg(feature = "tls")]
 pub use millstream_redis::TlsConfig;
+#[cfg(feature = "redis")]
+pub use millstream_redis::{Credentials, CredentialsProvider, PasswordFile};
 
 /// The underlying crates, for extensions of Millstream. Their items may change in a minor release.
 pub mod layers {

@@ -13,6 +13,8 @@ use millstream_core::{
 };
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 use millstream_memory::MemoryBackend;
+#[cfg(feature = "redis")]
+use millstream_redis::CredentialsProvider;
 #[cfg(feature = "tls")]
 use millstream_redis::TlsConfig;
 use millstream_runtime::{ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, ProducerBuilder};
@@ -49,6 +51,8 @@ impl Millstream {
             durable: false,
             #[cfg(feature = "tls")]
             tls: None,
+            #[cfg(feature = "redis")]
+            credentials: [None, None],
             observer: None,
         }
     }
@@ -236,6 +240,8 @@ pub struct Builder {
     durable: bool,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
+    #[cfg(feature = "redis")]
+    credentials: [Option<Arc<dyn CredentialsProvider>>; 2],
     observer: Option<Arc<dyn Observer>>,
 }
 
@@ -289,6 +295,29 @@ impl Builder {
         self
     }
 
+    /// Sets the source of user and password, instead of those in the URL. It is asked for each connection, or once for
+    /// as long as its answer is valid.
+    ///
+    /// ```no_run
+    /// # use millstream::{Millstream, PasswordFile};
+    /// # async fn example() -> millstream::Result<()> {
+    /// let password = PasswordFile::new("/run/secrets/redis").user("orders");
+    /// let mq = Millstream::at("rediss://redis.internal").credentials(password).await?;
+    /// # drop(mq); Ok(()) }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
+        self.credentials[0] = Some(Arc::new(provider));
+        self
+    }
+
+    /// Sets the source of user and password for Sentinels. Default: none.
+    #[cfg(feature = "redis")]
+    pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
+        self.credentials[1] = Some(Arc::new(provider));
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -304,6 +333,11 @@ impl Builder {
             #[cfg(feature = "tls")]
             "memory" if self.tls.is_some() => {
                 let why = "a queue in memory has no connection that could be encrypted";
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
+            #[cfg(feature = "redis")]
+            "memory" if self.credentials.iter().any(Option::is_some) => {
+                let why = "a queue in memory has no server that could ask for credentials";
                 return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
             "memory" => Backend::from(MemoryBackend::new()),
@@ -337,6 +371,7 @@ impl Builder {
         if let Some(tls) = &self.tls {
             config = config.with_tls(tls.clone());
         }
+        [config.credentials, config.sentinel_credentials] = self.credentials.clone();
         Ok(Backend::from(RedisBackend::connect(config).await?))
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use integration_tests::eventually;
-use millstream::{Delivery, ErrorKind, Millstream, Retention, Topic};
+use millstream::{ConsumerConfig, Delivery, ErrorKind, Millstream, Retention, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
 
@@ -37,19 +37,23 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) async fn start(url: &str) -> Self {
-        let mq = Millstream::connect(url).await.expect("connected");
+        Self::on(Millstream::connect(url).await.expect("connected")).await
+    }
+
+    pub(crate) async fn on(mq: Millstream) -> Self {
         let (sent, handled) = (Arc::new(Sent::default()), Arc::new(Mutex::new(Vec::new())));
         let mut consumers = Vec::new();
         for _ in 0..2 {
             let log = handled.clone();
-            let consumer =
-                mq.consumer(JOBS, "g").lease_ttl(Duration::from_secs(3)).start(move |job: Delivery<Job>| {
-                    let log = log.clone();
-                    async move {
-                        log.lock().expect("lock").push(job.payload);
-                        Ok::<(), millstream::Error>(())
-                    }
-                });
+            let mut config = ConsumerConfig::default();
+            (config.lease_ttl, config.max_wait) = (Duration::from_secs(3), Duration::from_millis(500));
+            let consumer = mq.consumer(JOBS, "g").config(config).start(move |job: Delivery<Job>| {
+                let log = log.clone();
+                async move {
+                    log.lock().expect("lock").push(job.payload);
+                    Ok::<(), millstream::Error>(())
+                }
+            });
             consumers.push(consumer.await.expect("a consumer"));
         }
         let producer = mq.producer(JOBS).await.expect("a producer");
@@ -77,6 +81,11 @@ impl Load {
         let load = Self { mq, sent, handled, stop, senders, consumers };
         load.goes_on("messages are handled").await;
         load
+    }
+
+    /// Number of sends of which it is not known whether they were stored.
+    pub(crate) fn unconfirmed(&self) -> usize {
+        self.sent.unconfirmed.lock().expect("lock").len()
     }
 
     /// Waits until every key was sent and handled once more.

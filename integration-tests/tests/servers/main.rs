@@ -8,6 +8,7 @@ mod broken_keys;
 mod cluster;
 mod control;
 mod crash_scenes;
+mod credentials;
 mod delay_clock;
 mod delay_cost;
 mod delay_faults;

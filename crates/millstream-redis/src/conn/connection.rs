@@ -15,7 +15,7 @@ use crate::config::RedisConfig;
 use crate::conn::control_thread::ControlThread;
 use crate::conn::dial::{Dial, Multiplexed};
 use crate::conn::replies::wrong_type;
-use crate::conn::tenure::during;
+use crate::conn::terms::during;
 use crate::error::{Phase, no_answer, translate, unexpected};
 
 /// Connection that takes pipelines. The answer has one value per command; a server error is returned as a value.
@@ -140,7 +140,10 @@ impl State {
 
     async fn send_on(&self, mut live: Live, pipe: &Pipeline) -> Result<Vec<Value>> {
         let tenure = live.connection.tenure().cloned();
-        let answer = async { Ok(live.connection.send_packed_commands(pipe, 0, pipe.len()).await) };
+        let answer = async {
+            live.connection.log_in().await;
+            Ok(live.connection.send_packed_commands(pipe, 0, pipe.len()).await)
+        };
         let answer = during(tenure.as_ref(), answer).await?;
         let gone = match &answer {
             Ok(values) => is_demoted(values) && live.opened.elapsed() >= DEMOTED,

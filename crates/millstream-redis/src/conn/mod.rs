@@ -7,11 +7,12 @@ pub(crate) mod replies;
 pub(crate) mod bulk;
 pub(crate) mod connection;
 pub(crate) mod control_thread;
+pub(crate) mod login;
 pub(crate) mod pipe;
 pub(crate) mod request;
 pub(crate) mod socket;
 pub(crate) mod stream;
-pub(crate) mod tenure;
+pub(crate) mod terms;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod waiters;

@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 use std::io;
 
 use millstream_core::error::Result;
-use redis::RedisError;
+use redis::{RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::conn::login::refused;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::socket::{Broken, Socket};
 use crate::conn::stream::Stream;
-use crate::conn::tenure::Tenure;
+use crate::conn::terms::{Tenure, Terms};
 use crate::error::{Phase, translate};
 
 /// About what a reply takes.
@@ -21,7 +22,7 @@ const ROOM: usize = 64 << 10;
 
 pub(crate) struct Pipe {
     stream: Stream,
-    tenure: Option<Tenure>,
+    terms: Terms,
     /// What is not answered, the oldest first.
     requests: VecDeque<Request>,
     /// How many of them are sent as a whole.
@@ -37,10 +38,10 @@ pub(crate) struct Pipe {
 
 impl Pipe {
     pub(crate) fn new(socket: Socket) -> Self {
-        let (stream, tenure) = socket.into_parts();
+        let (stream, terms) = socket.into_parts();
         Self {
             stream,
-            tenure,
+            terms,
             requests: VecDeque::new(),
             sent: 0,
             written: 0,
@@ -56,16 +57,19 @@ impl Pipe {
     }
 
     pub(crate) fn tenure(&self) -> Option<&Tenure> {
-        self.tenure.as_ref()
+        self.terms.tenure.as_ref()
     }
 
     /// Whether another server has become the primary, so that nothing more should be sent.
     pub(crate) fn is_left(&self) -> bool {
-        self.tenure.as_ref().is_some_and(Tenure::is_over)
+        self.terms.is_left()
     }
 
     /// Adds a request, to be sent by [`advance`](Self::advance).
     pub(crate) fn put(&mut self, request: Request) {
+        if let Some(credentials) = self.terms.due() {
+            self.requests.push_back(Request::of_login(&credentials));
+        }
         self.requests.push_back(request);
     }
 
@@ -76,7 +80,8 @@ impl Pipe {
 
     /// How many requests that are not answered the server may have heard of.
     pub(crate) fn begun(&self) -> usize {
-        self.sent + usize::from(self.written > 0)
+        let begun = self.sent + usize::from(self.written > 0);
+        self.requests.iter().take(begun).filter(|request| !request.is_login()).count()
     }
 
     /// Sends or receives something. Whether the oldest request is answered. Dropping the future loses nothing.
@@ -113,12 +118,13 @@ impl Pipe {
             }
         }
         let Some(oldest) = self.requests.front() else { return Ok(false) };
+        let is_login = oldest.is_login();
         if !self.scanning {
             self.scanner.begin(oldest.commands());
             self.scanning = true;
         }
         if self.scanner.scan_first(&self.received)? == 0 {
-            return Ok(true);
+            return self.answered(is_login);
         }
         // TLS may keep what it has accepted.
         self.stream.flush().await?;
@@ -126,7 +132,18 @@ impl Pipe {
         if self.stream.read_buf(&mut self.received).await? == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed").into());
         }
-        Ok(self.scanner.scan_first(&self.received)? == 0)
+        if self.scanner.scan_first(&self.received)? == 0 { self.answered(is_login) } else { Ok(false) }
+    }
+
+    /// The oldest request is answered. Whether its user is to be told: not of one that only logs in again.
+    fn answered(&mut self, is_login: bool) -> std::result::Result<bool, Broken> {
+        if is_login {
+            if let Value::ServerError(error) = self.replies().next()?.value()? {
+                refused(&error);
+            }
+            self.next();
+        }
+        Ok(!is_login)
     }
 
     /// The replies to the oldest request, once it is answered.

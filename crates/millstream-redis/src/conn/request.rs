@@ -3,17 +3,33 @@
 use millstream_core::id::MessageId;
 use redis::Pipeline;
 
+use crate::conn::login::auth;
+use crate::credentials::Credentials;
+
 /// Commands to send in one write. Meant to be cleared and filled again, since the next request is about as long as the
 /// last one.
 #[derive(Default)]
 pub(crate) struct Request {
     bytes: Vec<u8>,
     commands: usize,
+    login: bool,
 }
 
 impl Request {
     pub(crate) fn with_capacity(bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), commands: 0 }
+        Self { bytes: Vec::with_capacity(bytes), ..Self::default() }
+    }
+
+    /// Logs in again on an open connection.
+    pub(crate) fn of_login(credentials: &Credentials) -> Self {
+        let mut request = Self { login: true, ..Self::default() };
+        request.add(&auth(credentials));
+        request
+    }
+
+    /// Whether it does nothing but log in again.
+    pub(crate) fn is_login(&self) -> bool {
+        self.login
     }
 
     pub(crate) fn clear(&mut self) {

@@ -11,11 +11,13 @@ use redis::{RedisConnectionInfo, RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
+use crate::conn::login::refused;
 use crate::conn::replies::reply;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::stream::Stream;
-use crate::conn::tenure::{Tenure, during};
+use crate::conn::terms::{Terms, during};
+use crate::credentials::Credentials;
 use crate::error::{Phase, no_answer, translate};
 
 /// Minimum free space for a read, in bytes.
@@ -27,7 +29,7 @@ const KEPT: usize = 16 << 10;
 
 pub(crate) struct Socket {
     stream: Stream,
-    tenure: Option<Tenure>,
+    terms: Terms,
     scanner: Scanner,
     /// Bytes received of the replies to the last request.
     received: Vec<u8>,
@@ -43,10 +45,10 @@ impl Socket {
         stream: Stream,
         settings: &RedisConnectionInfo,
         role: &str,
-        (checked, tenure): (bool, Option<Tenure>),
+        (checked, terms): (bool, Terms),
     ) -> Result<Self> {
         let (scanner, received) = (Scanner::default(), Vec::new());
-        let mut socket = Self { stream, tenure, scanner, received, last: 0, took: Duration::ZERO };
+        let mut socket = Self { stream, terms, scanner, received, last: 0, took: Duration::ZERO };
         let mut request = Request::default();
         if let Some(password) = settings.password() {
             match settings.username() {
@@ -96,12 +98,26 @@ impl Socket {
             self.shrink();
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
-        let tenure = self.tenure.clone();
+        let tenure = self.terms.tenure.clone();
+        if let Some(credentials) = self.terms.due() {
+            during(tenure.as_ref(), self.log_in(&credentials, limit)).await?;
+        }
         let answer = async {
             let answer = self.exchange(request, block + limit, limit).await;
             answer.map_err(|broken| broken.error(failed))
         };
         during(tenure.as_ref(), answer).await
+    }
+
+    /// Logs in again, with other credentials.
+    async fn log_in(&mut self, credentials: &Credentials, limit: Duration) -> Result<()> {
+        let request = Request::of_login(credentials);
+        let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
+        self.exchange(&request, limit, limit).await.map_err(|broken| broken.error(failed))?;
+        if let Value::ServerError(error) = self.replies().next()?.value()? {
+            refused(&error);
+        }
+        Ok(())
     }
 
     /// Frees the memory of large replies. They cannot be read afterwards.
@@ -118,7 +134,7 @@ impl Socket {
 
     /// Returns whether the connection cannot take another request.
     pub(crate) fn is_over(&self) -> bool {
-        self.stream.is_over() || self.tenure.as_ref().is_some_and(Tenure::is_over)
+        self.stream.is_over() || self.terms.is_left()
     }
 
     /// Waits for bytes that come without a request. Returns whether some came in this time.
@@ -132,9 +148,9 @@ impl Socket {
         }
     }
 
-    /// Returns the stream, between two requests, and for how long it is of use.
-    pub(crate) fn into_parts(self) -> (Stream, Option<Tenure>) {
-        (self.stream, self.tenure)
+    /// Returns the stream, between two requests, and what it depends on.
+    pub(crate) fn into_parts(self) -> (Stream, Terms) {
+        (self.stream, self.terms)
     }
 
     /// Returns the replies to the last request.
@@ -288,7 +304,7 @@ mod tests {
         let settings = url.into_connection_info().expect("a url").redis_settings().clone();
         let ConnectionAddr::Tcp(host, port) = info.addr() else { panic!("{info:?} is no TCP") };
         let stream = Stream::Tcp(TcpStream::connect((&**host, *port)).await.expect("connected"));
-        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, (false, None)).await
+        Socket::open(stream, &settings.set_lib_name("millstream", "1"), role, (false, Terms::default())).await
     }
 
     fn ping(times: usize) -> Request {

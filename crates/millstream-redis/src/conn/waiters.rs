@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::conn::connection::{Shared, complete, send_within};
 use crate::conn::dial::{Dial, Multiplexed};
 use crate::conn::replies::reply;
+use crate::conn::terms::{left, over};
 
 /// Maximum number of idle connections that are kept.
 const MAX_IDLE: usize = 64;
@@ -76,6 +77,7 @@ impl Waiters {
             Some(waiter) => waiter,
             None => self.open().await?,
         };
+        waiter.connection.log_in().await;
         let answers = self.ended(&mut waiter, &pipe, wait).await;
         let mut idle = self.idle();
         if answers.is_err() {
@@ -88,9 +90,16 @@ impl Waiters {
     }
 
     async fn ended(&self, waiter: &mut Waiter, pipe: &Pipeline, wait: Duration) -> Result<Vec<Value>> {
+        let mut tenure = waiter.connection.tenure().cloned();
         let mut answer = pin!(waiter.connection.send_packed_commands(pipe, 0, pipe.len()));
-        if let Ok(answer) = timeout(wait, &mut answer).await {
-            return complete(answer, pipe);
+        tokio::select! {
+            biased;
+            answer = timeout(wait, &mut answer) => {
+                if let Ok(answer) = answer {
+                    return complete(answer, pipe);
+                }
+            }
+            () = over(&mut tenure) => return Err(left()),
         }
         let limit = self.dial.response_timeout;
         let late = Instant::now() + limit;

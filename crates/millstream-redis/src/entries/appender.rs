@@ -12,14 +12,14 @@ use millstream_core::keys::Key;
 use millstream_core::log::{Append, Appender};
 use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backend::Inner;
 use crate::conn::connection::DEMOTED;
 use crate::conn::dial::Dial;
 use crate::conn::pipe::Pipe;
 use crate::conn::request::Request;
-use crate::conn::tenure::{Tenure, left};
+use crate::conn::terms::{Tenure, left, over};
 use crate::error::{no_answer, redirect};
 
 pub(crate) struct StreamAppender {
@@ -34,6 +34,8 @@ pub(crate) struct StreamAppender {
     quiet: Instant,
     /// When the connection was opened.
     opened: Instant,
+    /// Since when its server is known not to be the primary any more.
+    left_since: Option<Instant>,
     /// The server takes no writes any more: the address may lead to another one by now.
     demoted: bool,
     /// How often in a row no connection could be opened.
@@ -63,6 +65,7 @@ impl StreamAppender {
             begun: VecDeque::new(),
             quiet: now,
             opened: now,
+            left_since: None,
             demoted: false,
             refused: 0,
         }
@@ -85,7 +88,7 @@ impl StreamAppender {
                 let refused = opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unavailable);
                 self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
                 let mut pipe = opened?;
-                self.opened = Instant::now();
+                (self.opened, self.left_since) = (Instant::now(), None);
                 for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
                     pipe.put(request(&self.inner, &begun.batch, self.asking));
                 }
@@ -95,12 +98,12 @@ impl StreamAppender {
             }
             Link::Open(pipe) => {
                 let limit = self.dial.response_timeout;
-                let left = pipe.tenure().cloned();
+                let (left, since) = (pipe.tenure().cloned(), &mut self.left_since);
                 let rest = limit.saturating_sub(self.quiet.elapsed());
                 let step = tokio::select! {
                     biased;
                     step = timeout(rest, pipe.advance()) => step,
-                    error = given_up(left) => Ok(Err(error)),
+                    error = given_up(left, since) => Ok(Err(error)),
                 };
                 match step {
                     Ok(answered) => {
@@ -229,10 +232,11 @@ impl Appender for StreamAppender {
 const LAST: Duration = Duration::from_millis(200);
 
 /// Waits until another server has become the primary and this one has had [`LAST`] to answer.
-async fn given_up(tenure: Option<Tenure>) -> Error {
-    let Some(mut tenure) = tenure else { return std::future::pending().await };
-    tenure.end().await;
-    sleep(LAST).await;
+///
+/// `since` keeps the beginning of that time over calls: each step waits anew.
+async fn given_up(mut tenure: Option<Tenure>, since: &mut Option<Instant>) -> Error {
+    over(&mut tenure).await;
+    sleep_until(*since.get_or_insert_with(Instant::now) + LAST).await;
     left()
 }
 

@@ -120,6 +120,9 @@ impl SpreadReader {
             if !read.is_empty() {
                 return Ok(read);
             }
+            if self.readers.iter().any(|one| one.ready) {
+                continue;
+            }
             self.begin_waits();
             let Ok(Some((at, news))) = timeout_at(until, self.waits.next()).await else {
                 return Ok(Vec::new());

@@ -18,6 +18,7 @@ use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::send_within;
 use crate::conn::dial::Multiplexed;
 use crate::conn::replies::reply;
+use crate::conn::terms::during;
 use crate::error::unexpected;
 use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
@@ -263,7 +264,10 @@ impl Watch for StreamWatch {
         pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms);
         pipe.arg("STREAMS").arg(self.changes.as_str()).arg(seen.0.to_string());
         let limit = block + servers.response_timeout();
-        let answer = send_within(&mut connection, &pipe, limit).await.inspect_err(learn).map_err(on)?;
+        connection.log_in().await;
+        let tenure = connection.tenure().cloned();
+        let answer = during(tenure.as_ref(), send_within(&mut connection, &pipe, limit)).await;
+        let answer = answer.inspect_err(learn).map_err(on)?;
         match answer.into_iter().next() {
             // The key was deleted, or the server changes its role: the next heartbeat finds out.
             Some(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}

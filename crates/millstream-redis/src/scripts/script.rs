@@ -86,7 +86,7 @@ impl Call<'_> {
 
 /// Makes all calls in one pipeline and returns one result per call: the server's error, or that of the connection.
 ///
-/// Calls that fail with NOSCRIPT are sent once more behind a SCRIPT LOAD.
+/// Calls that fail with NOSCRIPT are sent once more behind a SCRIPT LOAD, and those that still do with their source.
 pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Vec<Result<Value>> {
     let mut pipe = Pipeline::with_capacity(calls.len());
     for call in &mut calls {
@@ -122,6 +122,22 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Vec<Resul
                 (Some(error), true) => Err(error.clone()),
                 _ => answer,
             };
+        }
+        // While a slot moves, a call may be sent on to a node that the SCRIPT LOAD did not reach: with its source.
+        let lost: Vec<usize> = (0..answers.len()).filter(|at| is_noscript(&answers[*at])).collect();
+        let mut whole = Pipeline::with_capacity(lost.len());
+        for i in &lost {
+            whole.cmd("EVAL").arg(&calls[*i].script.source);
+            for arg in cmds[*i].args_iter().skip(2) {
+                if let redis::Arg::Simple(arg) = arg {
+                    whole.arg(arg);
+                }
+            }
+        }
+        if !lost.is_empty() {
+            for (i, answer) in lost.into_iter().zip(line.send_each(&whole).await) {
+                answers[i] = answer;
+            }
         }
     }
     let mut results = Vec::with_capacity(calls.len());

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_core::Timestamp;
 use millstream_core::continuity::{Continuity, UNNAMED};
 use redis::{Pipeline, Value};
 
@@ -23,6 +22,8 @@ struct Node {
     /// One for each ttl that is in use.
     known: Vec<Continuity>,
     asked: Option<Instant>,
+    /// Time of the newest question that was answered.
+    newest: Option<Instant>,
 }
 
 impl Node {
@@ -72,8 +73,9 @@ impl Heard {
         due
     }
 
-    /// Records the answers to [`question`].
-    pub(crate) fn answered(&self, node: &Address, answers: Vec<Value>) {
+    /// Records the answers to the [`question`] of the time `asked`. An answer that comes behind one to a later question is
+    /// ignored: its time would look like a clock that was set back.
+    pub(crate) fn answered(&self, node: &Address, asked: Instant, answers: Vec<Value>) {
         let Ok([process, history, time]) = <[Value; 3]>::try_from(answers) else { return };
         let Ok(now) = reply::time(time) else { return };
         let word = |info: Value, name: &str| -> Option<String> {
@@ -86,13 +88,12 @@ impl Heard {
             (Some(process), Some(history)) => format!("{process}.{history}"),
             _ => UNNAMED.to_owned(),
         };
-        self.advance(node, &server, now);
-    }
-
-    fn advance(&self, node: &Address, server: &str, now: Timestamp) {
         let mut nodes = self.nodes();
-        let known = &mut nodes.entry(node.clone()).or_default().known;
-        known.iter_mut().for_each(|known| known.advance(server, now));
+        let node = nodes.entry(node.clone()).or_default();
+        if node.newest.is_none_or(|newest| newest < asked) {
+            node.newest = Some(asked);
+            node.known.iter_mut().for_each(|known| known.advance(&server, now));
+        }
     }
 }
 
@@ -107,6 +108,8 @@ pub(crate) fn question() -> Pipeline {
 
 #[cfg(test)]
 mod tests {
+    use millstream_core::Timestamp;
+
     use super::*;
 
     #[test]
@@ -119,7 +122,7 @@ mod tests {
             let time = Value::Array(vec![text("1"), text(&(ms * 1_000).to_string())]);
             let replies =
                 [text(&format!("# Server\r\nrun_id:{run}\r\n")), text("master_replid:cd\r\n"), time];
-            heard.answered(node, replies.to_vec());
+            heard.answered(node, Instant::now(), replies.to_vec());
         };
         assert!([&one, &two, &three].iter().all(|node| heard.is_due(node, ttl)));
         let mut asked = Continuity::new(ttl);

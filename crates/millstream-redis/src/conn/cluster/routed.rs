@@ -140,20 +140,26 @@ impl Part {
 }
 
 impl<L: Line> Routed<L> {
-    /// Sends the same to every node of a cluster, and returns the answer of each.
-    pub(crate) async fn each(&self, pipe: &Pipeline) -> Result<Vec<(Address, Result<Vec<Value>>)>> {
-        let Some(cluster) = self.servers.cluster() else { return Ok(Vec::new()) };
+    /// Sends the same to every node of a cluster, and passes on the answer of each as it comes.
+    pub(crate) async fn each(
+        &self,
+        pipe: &Pipeline,
+        answered: impl Fn(Address, Result<Vec<Value>>),
+    ) -> Result<()> {
+        let Some(cluster) = self.servers.cluster() else { return Ok(()) };
+        let answered = &answered;
         let nodes = cluster.primaries().await?;
         let answers = nodes.iter().filter_map(|dial| {
             let (node, line) = (dial.address()?, self.line(dial));
             Some(async move {
                 match line {
-                    Ok(line) => (node, line.send(pipe).await),
-                    Err(error) => (node, Err(error)),
+                    Ok(line) => answered(node, line.send(pipe).await),
+                    Err(error) => answered(node, Err(error)),
                 }
             })
         });
-        Ok(join_all(answers).await)
+        join_all(answers).await;
+        Ok(())
     }
 
     async fn spread(&self, cluster: &Arc<Cluster>, pipe: &Pipeline) -> Vec<Result<Value>> {

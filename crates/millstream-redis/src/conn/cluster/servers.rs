@@ -19,6 +19,7 @@ use crate::address::{Address, Place};
 use crate::config::RedisConfig;
 use crate::conn::cluster::slots::{Topology, slot_of};
 use crate::conn::dial::Dial;
+use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::error::{Redirect, redirect};
@@ -54,6 +55,8 @@ struct State {
     topology: Topology,
     /// One for each address ever seen: connections are compared by it.
     dials: HashMap<Address, Reached>,
+    /// Nodes that were named by redirections lately. Others may learn of them later.
+    redirected: HashMap<Address, Instant>,
     /// Time at which something last showed that the topology may have changed, and it was not read since.
     suspected: Option<Instant>,
 }
@@ -61,6 +64,8 @@ struct State {
 /// A node that was ever named.
 struct Reached {
     dial: Arc<Dial>,
+    /// Name of its certificate. A redirection does not give it, the topology does.
+    name: Option<String>,
     /// Changes when it ceases to be a primary: its connections end.
     number: watch::Sender<u64>,
 }
@@ -153,6 +158,7 @@ impl Cluster {
         if !ask {
             let mut state = self.state();
             state.topology.moved(*slot, to.clone());
+            state.redirected.insert(to.clone(), Instant::now());
             // Other slots may have moved with it.
             state.suspected.get_or_insert_with(Instant::now);
         }
@@ -183,17 +189,25 @@ impl Cluster {
     }
 
     fn dial(&self, dials: &mut HashMap<Address, Reached>, to: &Address, name: Option<&str>) -> Arc<Dial> {
+        let new =
+            |number: &watch::Sender<u64>| Arc::new(self.template.at(to, name).until(number.subscribe()));
         let reached = dials.entry(to.clone()).or_insert_with(|| {
             let number = watch::Sender::new(0);
-            Reached { dial: Arc::new(self.template.at(to, name).until(number.subscribe())), number }
+            Reached { dial: new(&number), name: name.map(str::to_owned), number }
         });
+        if self.template.checks_names() && name.is_some() && reached.name.as_deref() != name {
+            // Its connections failed, or were checked against another name.
+            reached.number.send_modify(|number| *number += 1);
+            (reached.dial, reached.name) = (new(&reached.number), name.map(str::to_owned));
+        }
         reached.dial.clone()
     }
 
     /// Whether a server owns slots, as far as is known now.
-    pub(crate) fn is_primary(&self, dial: &Dial) -> bool {
-        let address = dial.address();
-        self.state().topology.primaries().iter().any(|primary| Some(&primary.address) == address.as_ref())
+    pub(crate) fn is_primary(&self, dial: &Arc<Dial>) -> bool {
+        let state = self.state();
+        let dials = state.topology.primaries().iter().filter_map(|primary| state.dials.get(&primary.address));
+        dials.into_iter().any(|reached| Arc::ptr_eq(&reached.dial, dial))
     }
 
     /// Returns all primaries.
@@ -251,8 +265,10 @@ impl Cluster {
                         state.suspected = None;
                     }
                     let before = std::mem::replace(&mut state.topology, topology);
+                    state.redirected.retain(|_, at| at.elapsed() < INTERVAL);
                     for node in before.primaries() {
                         let still = state.topology.primaries().iter().any(|it| it.address == node.address);
+                        let still = still || state.redirected.contains_key(&node.address);
                         if let Some(reached) = state.dials.get(&node.address).filter(|_| !still) {
                             reached.number.send_modify(|number| *number += 1);
                         }
@@ -264,13 +280,17 @@ impl Cluster {
         reading.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Asks the node that answered last; if it does not answer, all known nodes at once.
+    /// Asks the node that answered last; if it does not answer, or is cut off from the others, all known nodes at once.
     async fn read(&self, kept: &mut Option<(Address, Socket)>) -> Result<Topology> {
+        let mut cut_off = None;
         if let Some((address, mut socket)) = kept.take()
-            && let Ok(Ok(topology)) = timeout(PATIENCE, slots(&mut socket, &address)).await
+            && let Ok(Ok((topology, joined))) = timeout(PATIENCE, slots(&mut socket, &address)).await
         {
-            *kept = Some((address, socket));
-            return Ok(topology);
+            if joined {
+                *kept = Some((address, socket));
+                return Ok(topology);
+            }
+            cut_off = Some(topology);
         }
         let mut nodes: Vec<(Address, Option<String>)> = Vec::new();
         {
@@ -288,17 +308,20 @@ impl Cluster {
             .map(|(address, name)| async move {
                 let dial = self.template.at(&address, name.as_deref());
                 let mut socket = dial.socket("topology").await.map_err(|error| error.during(&address))?;
-                let topology = slots(&mut socket, &address).await.map_err(|error| error.during(&address))?;
-                Ok((topology, address, socket))
+                let slots = slots(&mut socket, &address).await;
+                let (topology, joined) = slots.map_err(|error| error.during(&address))?;
+                Ok((topology, joined, address, socket))
             })
             .collect();
         let mut failed: Option<Error> = None;
         while let Some(answer) = asked.next().await {
             match answer {
-                Ok((topology, address, socket)) => {
+                Ok((topology, true, address, socket)) => {
                     *kept = Some((address, socket));
                     return Ok(topology);
                 }
+                // Better than none: all nodes answer so while the cluster is down.
+                Ok((topology, false, ..)) => cut_off = cut_off.or(Some(topology)),
                 // A refusal says more than that another node is away.
                 Err::<_, Error>(error) if failed.as_ref().is_none_or(Error::is_transient) => {
                     failed = Some(error);
@@ -306,7 +329,9 @@ impl Cluster {
                 Err(_) => {}
             }
         }
-        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no node to ask")))
+        let failed =
+            failed.unwrap_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no node to ask"));
+        cut_off.ok_or(failed)
     }
 }
 
@@ -342,9 +367,11 @@ impl Drop for Done<'_> {
     }
 }
 
-async fn slots(socket: &mut Socket, address: &Address) -> Result<Topology> {
-    let mut pipe = Pipeline::with_capacity(1);
+/// Returns what a node knows of the topology, and whether it is in touch with most others.
+async fn slots(socket: &mut Socket, address: &Address) -> Result<(Topology, bool)> {
+    let mut pipe = Pipeline::with_capacity(2);
     pipe.cmd("CLUSTER").arg("SLOTS");
+    pipe.cmd("CLUSTER").arg("INFO");
     let mut request = Request::default();
     request.add_pipeline(&pipe);
     let asked = socket.ask(&request, Duration::ZERO, PATIENCE).await;
@@ -353,12 +380,14 @@ async fn slots(socket: &mut Socket, address: &Address) -> Result<Topology> {
         ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
         _ => error,
     })?;
-    let answer = socket.replies().next()?.value()?;
-    let answer = crate::conn::replies::reply::ok(answer)?;
-    let topology = Topology::parse(answer, address)?;
+    let mut replies = socket.replies();
+    let (answer, info) = (replies.next()?.value()?, replies.next()?.value()?);
+    let topology = Topology::parse(reply::ok(answer)?, address)?;
     if topology.primaries().is_empty() {
         let why = "the cluster cannot serve: no slot is assigned to a node";
         return Err(Error::new(ErrorKind::Unavailable, why));
     }
-    Ok(topology)
+    // A user without the right to ask goes without the answer.
+    let joined = !reply::text(info).is_ok_and(|info| info.contains("cluster_state:fail"));
+    Ok((topology, joined))
 }

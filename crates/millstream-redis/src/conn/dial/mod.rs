@@ -13,21 +13,29 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError,
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind,
+    RedisConnectionInfo, RedisError, Value,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::address::{Address, Parsed, Place};
 use crate::config::RedisConfig;
 use crate::conn::dial::sentinel::Sentinels;
+use crate::conn::login::{Login, auth, refused};
 use crate::conn::socket::{Socket, check_primary};
 use crate::conn::stream::{Stream, connect, tune};
-use crate::conn::tenure::Tenure;
+use crate::conn::terms::{Tenure, Terms, over};
 #[cfg(feature = "tls")]
 use crate::conn::tls::Tls;
 use crate::error::{Phase, translate};
+
+/// How long refused credentials are asked for anew: a secret may be changed at the server and at its source one after the
+/// other.
+const CHANGING: Duration = Duration::from_secs(1);
+/// Pause before the first time.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens connections to one server: to one address, or to the primary that Sentinels name.
 #[derive(Clone)]
@@ -35,6 +43,8 @@ pub(crate) struct Dial {
     /// Credentials, database and TCP settings, and the address unless there are Sentinels.
     info: ConnectionInfo,
     sentinels: Option<Arc<Sentinels>>,
+    /// Source of the credentials, if it is not the URL.
+    login: Option<Arc<Login>>,
     /// Changes when a node of a cluster is not a primary any more.
     node: Option<watch::Receiver<u64>>,
     #[cfg(feature = "tls")]
@@ -61,6 +71,7 @@ impl Dial {
         let mut dial = Self {
             info: tuned(info, config),
             sentinels: None,
+            login: config.credentials.clone().map(|provider| Arc::new(Login::new(provider))),
             node: None,
             #[cfg(feature = "tls")]
             tls,
@@ -70,7 +81,9 @@ impl Dial {
             response_timeout: config.response_timeout,
         };
         if let Place::Sentinel(addresses, service) = &place {
-            let asks = addresses.iter().map(|address| Arc::new(dial.anonymous().at(address, None)));
+            let login = config.sentinel_credentials.clone().map(|provider| Arc::new(Login::new(provider)));
+            let sentinel = Self { login, ..dial.anonymous() };
+            let asks = addresses.iter().map(|address| Arc::new(sentinel.at(address, None)));
             dial.sentinels = Some(Arc::new(Sentinels::new(asks.collect(), service.clone())));
         }
         Ok((dial, place))
@@ -101,6 +114,14 @@ impl Dial {
         Self { node: Some(node), ..self }
     }
 
+    /// Whether a server's certificate is checked against its name.
+    pub(crate) fn checks_names(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        false
+    }
+
     /// Returns the address, if it is one of TCP and always the same.
     pub(crate) fn address(&self) -> Option<Address> {
         if self.sentinels.is_some() { None } else { Address::of(self.info.addr()) }
@@ -112,16 +133,21 @@ impl Dial {
         if self.tls.is_some() {
             return None;
         }
-        self.sentinels.is_none().then_some(&self.info)
+        (self.sentinels.is_none() && self.login.is_none()).then_some(&self.info)
     }
 
     /// Opens a connection for a user with many requests, without the client's background task and parser.
     pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
-        // Before the primary is asked for: it may change meanwhile.
-        let tenure = self.tenure();
-        self.within(async {
-            let stream = self.stream().await?;
-            Socket::open(stream, self.info.redis_settings(), role, (self.sentinels.is_some(), tenure)).await
+        let checked = self.sentinels.is_some();
+        self.within(|| async move {
+            let (primary, settings, terms) = self.terms().await?;
+            let opening = async {
+                let stream = self.stream(primary.as_ref()).await?;
+                Socket::open(stream, &settings, role, (checked, terms.clone())).await
+            };
+            let socket = while_primary(&terms, opening).await?;
+            self.confirm(primary.as_ref()).await?;
+            Ok(socket)
         })
         .await
     }
@@ -157,36 +183,41 @@ impl Dial {
         config: AsyncConnectionConfig,
         role: &str,
     ) -> Result<Multiplexed> {
-        let settings = self.info.redis_settings().clone().set_protocol(protocol);
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(format!("millstream:{role}"));
         let failed = |error| translate(&error, Phase::Connecting);
-        let tenure = self.tenure();
-        self.within(async {
-            let stream = self.stream().await?;
-            let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
-            let (connection, driver) = opened.map_err(failed)?;
-            let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
-            let mut connection = Multiplexed { connection, tenure, _driver: driver };
-            // The reply is ignored: a user without the permission to set a name does without one.
-            connection.send_packed_command(&name).await.map_err(failed)?;
-            if self.sentinels.is_some() {
-                let role = connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;
-                check_primary(role)?;
+        self.within(|| {
+            let (name, config) = (&name, config.clone());
+            async move {
+                let (primary, settings, terms) = self.terms().await?;
+                let settings = settings.set_protocol(protocol);
+                let opening = async {
+                    let stream = self.stream(primary.as_ref()).await?;
+                    let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
+                    let (connection, driver) = opened.map_err(failed)?;
+                    let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
+                    let mut connection = Multiplexed { connection, terms: terms.clone(), _driver: driver };
+                    // The reply is ignored: a user without the permission to set a name does without one.
+                    connection.send_packed_command(name).await.map_err(failed)?;
+                    if self.sentinels.is_some() {
+                        let role =
+                            connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;
+                        check_primary(role)?;
+                    }
+                    Ok(connection)
+                };
+                let connection = while_primary(&terms, opening).await?;
+                self.confirm(primary.as_ref()).await?;
+                Ok(connection)
             }
-            Ok(connection)
         })
         .await
     }
 
-    /// Connects. The caller limits the time.
-    async fn stream(&self) -> Result<Stream> {
+    /// Connects to a server: to the one that Sentinels name, or the only one. The caller limits the time.
+    async fn stream(&self, primary: Option<&Address>) -> Result<Stream> {
         let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
-        let primary = match &self.sentinels {
-            Some(sentinels) => Some(sentinels.primary().await?),
-            None => None,
-        };
-        let (host, port) = match (&primary, self.info.addr()) {
+        let (host, port) = match (primary, self.info.addr()) {
             (Some(primary), _) => (&*primary.host, primary.port),
             (None, ConnectionAddr::Tcp(host, port)) => (&**host, *port),
             #[cfg(unix)]
@@ -207,17 +238,71 @@ impl Dial {
         Ok(Stream::Tcp(stream))
     }
 
-    fn tenure(&self) -> Option<Tenure> {
-        let of_node = || self.node.clone().map(Tenure::new);
-        self.sentinels.as_ref().map(Sentinels::tenure).or_else(of_node)
-    }
-
-    async fn within<T>(&self, opening: impl Future<Output = Result<T>>) -> Result<T> {
+    /// Opens a connection in time. With refused credentials it tries again for [`CHANGING`], if they may have changed.
+    async fn within<T, F: Future<Output = Result<T>>>(&self, open: impl Fn() -> F) -> Result<T> {
+        let opening = async {
+            let Some(login) = &self.login else { return open().await };
+            let (begun, mut pause) = (Instant::now(), PAUSE);
+            loop {
+                let opened = open().await;
+                let denied = opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Denied);
+                if !denied || begun.elapsed() >= CHANGING {
+                    return opened;
+                }
+                login.refused();
+                sleep(pause).await;
+                pause *= 2;
+            }
+        };
         timeout(self.connect_timeout, opening).await.unwrap_or_else(|_| {
             let why =
                 format!("the server cannot be reached: no connection within {:?}", self.connect_timeout);
             Err(Error::new(ErrorKind::Unavailable, why))
         })
+    }
+
+    /// Checks that Sentinels still name a server.
+    async fn confirm(&self, primary: Option<&Address>) -> Result<()> {
+        match (&self.sentinels, primary) {
+            (Some(sentinels), Some(primary)) => sentinels.confirm(primary).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the primary that Sentinels name, the settings of a connection with its credentials, and what it depends on.
+    async fn terms(&self) -> Result<(Option<Address>, RedisConnectionInfo, Terms)> {
+        let mut settings = self.info.redis_settings().clone();
+        let mut session = None;
+        if let Some(login) = &self.login {
+            let (credentials, of_login) = login.credentials().await?;
+            settings = settings.set_password(&credentials.password);
+            if let Some(user) = &credentials.user {
+                settings = settings.set_username(user);
+            }
+            session = Some(of_login);
+        }
+        let (primary, tenure) = match &self.sentinels {
+            Some(sentinels) => {
+                sentinels.watch();
+                let (primary, tenure) = sentinels.primary_and_tenure().await?;
+                (Some(primary), Some(tenure))
+            }
+            None => (None, self.node.clone().map(Tenure::new)),
+        };
+        Ok((primary, settings, Terms { tenure, session }))
+    }
+}
+
+/// Opens a connection, as long as its server is the primary.
+async fn while_primary<T>(terms: &Terms, opening: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut tenure = terms.tenure.clone();
+    tokio::select! {
+        biased;
+        opened = opening => opened,
+        () = over(&mut tenure) => {
+            let why = "the server cannot be reached: another one has become the primary";
+            Err(Error::new(ErrorKind::Unavailable, why))
+        }
     }
 }
 
@@ -225,18 +310,29 @@ impl Dial {
 #[derive(Clone)]
 pub(crate) struct Multiplexed {
     connection: MultiplexedConnection,
-    tenure: Option<Tenure>,
+    terms: Terms,
     _driver: Arc<Driver>,
 }
 
 impl Multiplexed {
     /// Whether another server has become the primary.
     pub(crate) fn is_left(&self) -> bool {
-        self.tenure.as_ref().is_some_and(Tenure::is_over)
+        self.terms.is_left()
     }
 
     pub(crate) fn tenure(&self) -> Option<&Tenure> {
-        self.tenure.as_ref()
+        self.terms.tenure.as_ref()
+    }
+
+    /// Logs in again if there are other credentials. To be called before a request.
+    pub(crate) async fn log_in(&mut self) {
+        let Some(credentials) = self.terms.due() else { return };
+        let mut command = Cmd::new();
+        auth(&credentials).into_iter().for_each(|word| _ = command.arg(word));
+        // If the connection is broken, the request finds out.
+        if let Ok(Value::ServerError(error)) = self.connection.send_packed_command(&command).await {
+            refused(&error);
+        }
     }
 }
 

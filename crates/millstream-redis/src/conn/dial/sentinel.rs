@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
@@ -13,7 +13,7 @@ use crate::conn::dial::Dial;
 use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::conn::tenure::Tenure;
+use crate::conn::terms::Tenure;
 use crate::error::unexpected;
 
 /// Maximum time for the answer of one Sentinel: the next one may be reachable.
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Sentinels {
     service: Arc<str>,
     order: Mutex<Vec<Arc<Dial>>>,
-    /// The primary as it was last named.
-    named: Mutex<Option<Address>>,
+    /// The primary as it was last named, and the time of the question.
+    named: Mutex<Option<(Address, Instant)>>,
     /// Number of the primary: another one for each change.
     number: watch::Sender<u64>,
     /// Whether a task watches.
@@ -42,22 +42,45 @@ impl Sentinels {
         }
     }
 
-    /// Returns the time for which the primary of now is one. From then on a task watches it, as long as connections use it.
-    pub(crate) fn tenure(self: &Arc<Self>) -> Tenure {
+    /// Starts a task that watches which server is the primary, as long as connections use it.
+    pub(crate) fn watch(self: &Arc<Self>) {
         if !self.watched.swap(true, Ordering::AcqRel) {
             tokio::spawn(follow(Arc::downgrade(self)));
         }
-        Tenure::new(self.number.subscribe())
     }
 
-    fn name(&self, primary: &Address) {
+    /// Returns the primary, and the time for which it is one.
+    pub(crate) async fn primary_and_tenure(&self) -> Result<(Address, Tenure)> {
+        let primary = self.primary().await?;
+        // Another answer may have come meanwhile: what is returned belongs together.
+        let named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let primary = named.as_ref().map_or(primary, |(named, _)| named.clone());
+        Ok((primary, Tenure::new(self.number.subscribe())))
+    }
+
+    /// Checks that a server is still the primary, once a connection to it is open. One that was dead when it was named and
+    /// has started since takes itself for the primary, until a Sentinel tells it otherwise.
+    pub(crate) async fn confirm(&self, primary: &Address) -> Result<()> {
+        let now = self.primary().await?;
+        if now == *primary {
+            return Ok(());
+        }
+        let why =
+            format!("the server cannot be used: {now} has become the primary in the place of {primary}");
+        Err(Error::new(ErrorKind::Unavailable, why))
+    }
+
+    /// Takes note of the primary, as the answer to the question of the time `asked`. Its number changes under the lock.
+    fn name(&self, primary: &Address, asked: Instant) {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
-        if named.as_ref() != Some(primary) {
-            let before = named.replace(primary.clone());
-            if let Some(before) = before {
-                tracing::info!(service = &*self.service, %before, %primary, "the primary has changed");
-                self.number.send_modify(|number| *number += 1);
-            }
+        if named.as_ref().is_some_and(|(_, newest)| asked < *newest) {
+            return;
+        }
+        if let Some((before, _)) = named.replace((primary.clone(), asked))
+            && before != *primary
+        {
+            tracing::info!(service = &*self.service, %before, %primary, "the primary has changed");
+            self.number.send_modify(|number| *number += 1);
         }
     }
 
@@ -73,13 +96,14 @@ impl Sentinels {
     }
 
     /// Asks one Sentinel after the other for the address of the primary.
-    pub(crate) async fn primary(&self) -> Result<Address> {
+    async fn primary(&self) -> Result<Address> {
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut failed = None;
         for (at, sentinel) in order.iter().enumerate() {
+            let asked = Instant::now();
             match tokio::time::timeout(PATIENCE, self.ask(sentinel)).await {
                 Ok(Ok(primary)) => {
-                    self.name(&primary);
+                    self.name(&primary, asked);
                     if at > 0 {
                         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
                         order.retain(|other| !Arc::ptr_eq(other, sentinel));

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::error::Result;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::members::GroupMembers;
 use millstream_core::shared::{Claimed, consumer_of};
 use millstream_core::{MemberId, Partition};
@@ -28,6 +28,8 @@ pub(in crate::consumer) struct Claimer {
     grown: watch::Sender<u32>,
     /// Time of the last check of all partitions.
     looked: Instant,
+    /// The partition to begin with, so that one that fails slowly does not keep us from those behind it.
+    first: u32,
 }
 
 /// Result of a check.
@@ -40,7 +42,7 @@ struct Looked {
 
 impl Claimer {
     pub(in crate::consumer) fn new(sharer: Arc<Sharer>, grown: watch::Sender<u32>) -> Self {
-        Self { sharer, grown, looked: Instant::now() }
+        Self { sharer, grown, looked: Instant::now(), first: 0 }
     }
 
     /// Claims until the consumer stops.
@@ -98,7 +100,9 @@ impl Claimer {
         let living = Arc::new(living);
         let mut paused = context.pauses.changes();
         let mut looked = Looked { pause: period, full: false };
-        for partition in (0..roster.partitions).map(Partition) {
+        let mut failed = None;
+        let (started, first, count) = (Instant::now(), self.first, roster.partitions);
+        for partition in (0..count).map(|at| Partition((first + at) % count)) {
             let ours = all || is_ours(&roster, &context.member, partition);
             if !ours || paused.is_on(&member.partition(partition)) {
                 continue;
@@ -109,11 +113,23 @@ impl Claimer {
             leases.begin_claim();
             let claim = context.backend.shared()?.claim(member, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
-            if claimed.is_err() {
-                // The claim may have been executed: then entries are pending under our name that we do not know.
-                leases.start_over();
-            }
-            let Claimed { abandoned, given_back, next, .. } = claimed?;
+            let Claimed { abandoned, given_back, next, .. } = match claimed {
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    leases.end_claim();
+                    // It may have been executed: then entries are pending under our name that we do not know.
+                    if error.kind() != ErrorKind::Unavailable {
+                        leases.start_over();
+                    }
+                    self.first = (partition.0 + 1) % count;
+                    if started.elapsed() >= period {
+                        return Err(error);
+                    }
+                    // The server of one partition may be away while others are not.
+                    failed = Some(error);
+                    continue;
+                }
+            };
             take_in(&sharer, partition, abandoned, asked, Origin::Abandoned(living.clone()));
             take_in(&sharer, partition, given_back, asked, Origin::GivenBack);
             leases.end_claim();
@@ -125,7 +141,7 @@ impl Claimer {
                 }
             }
         }
-        Ok(looked)
+        failed.map_or(Ok(looked), Err)
     }
 }
 

@@ -1,4 +1,6 @@
-//! How long a server is the primary: connections to one that is not any more are left at once.
+//! For how long a connection is of use: as long as its server is the primary, and with credentials that are valid.
+//!
+//! A connection to a server that is not the primary any more is left at once.
 //!
 //! A demoted server may accept writes for seconds before it learns of that, and loses them. A frozen one does not answer.
 
@@ -6,6 +8,30 @@ use std::future::pending;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::sync::watch;
+
+use crate::conn::login::Session;
+use crate::credentials::Credentials;
+
+/// What a connection depends on.
+#[derive(Clone, Default)]
+pub(crate) struct Terms {
+    /// `None` if its server is the primary for good.
+    pub(crate) tenure: Option<Tenure>,
+    /// `None` if its credentials do not change.
+    pub(crate) session: Option<Session>,
+}
+
+impl Terms {
+    /// Whether another server has become the primary.
+    pub(crate) fn is_left(&self) -> bool {
+        self.tenure.as_ref().is_some_and(Tenure::is_over)
+    }
+
+    /// Returns the credentials to log in with again before the next request, if there are others.
+    pub(crate) fn due(&self) -> Option<Credentials> {
+        self.session.as_ref()?.due()
+    }
+}
 
 /// The time for which the server of a connection is the primary.
 #[derive(Clone)]
@@ -35,15 +61,21 @@ impl Tenure {
     }
 }
 
+/// Waits until a tenure ends; for ever where a server is the primary for good.
+pub(crate) async fn over(tenure: &mut Option<Tenure>) {
+    match tenure {
+        Some(tenure) => tenure.end().await,
+        None => pending().await,
+    }
+}
+
 /// Awaits the answer to a request, as long as its server is the primary.
 pub(crate) async fn during<T>(tenure: Option<&Tenure>, answer: impl Future<Output = Result<T>>) -> Result<T> {
-    match tenure.cloned() {
-        None => answer.await,
-        Some(mut tenure) => tokio::select! {
-            biased;
-            answer = answer => answer,
-            () = tenure.end() => Err(left()),
-        },
+    let mut tenure = tenure.cloned();
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        () = over(&mut tenure) => Err(left()),
     }
 }
 
