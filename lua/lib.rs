@@ -1,5 +1,7 @@
 #![doc = include_str!("README.md")]
 
+use std::collections::BTreeSet;
+
 /// Lua script with its contract. The header of its file states the same contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Script {
@@ -11,13 +13,57 @@ pub struct Script {
     pub keys: &'static [&'static str],
     /// Names of its `ARGV`, in order. A last name that ends in `...` stands for one or more values.
     pub args: &'static [&'static str],
+    /// Whether it changes nothing, so that a user with the right to read may run it (`EVALSHA_RO`).
+    pub read_only: bool,
+}
+
+impl Script {
+    /// Returns the commands that it calls, in lower case, each once; subcommands as rules of access name them:
+    /// `xinfo|groups`.
+    #[must_use]
+    pub fn commands(&self) -> BTreeSet<String> {
+        let code = self.source.lines().filter(|line| !line.trim_start().starts_with("--"));
+        let code: Vec<&str> = code.collect();
+        let code = code.join(" ");
+        let calls = ["redis.call(", "redis.pcall("].map(|call| code.split(call).skip(1).flat_map(named));
+        calls.into_iter().flatten().collect()
+    }
+}
+
+/// Returns the commands that a call may name, from its text behind the bracket: one, or those that it chooses from.
+fn named(call: &str) -> Vec<String> {
+    let Some(call) = call.strip_prefix('\'') else {
+        let choice = call.split(',').next().unwrap_or_default();
+        let words = choice.split('\'').filter(|word| !word.is_empty());
+        let commands = words.filter(|word| word.bytes().all(|byte| byte.is_ascii_uppercase()));
+        return commands.map(str::to_ascii_lowercase).collect();
+    };
+    let mut words = call.splitn(4, '\'');
+    let command = words.next().unwrap_or_default().to_ascii_lowercase();
+    vec![match (words.next(), words.next()) {
+        (Some(", "), Some(sub)) if matches!(&*command, "xinfo" | "xgroup") => {
+            format!("{command}|{}", sub.to_ascii_lowercase())
+        }
+        _ => command,
+    }]
 }
 
 macro_rules! script {
     ($(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr) => {
+        script!(@ $(#[$doc])* $konst, $name, $keys, $args, false);
+    };
+    (read_only $(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr) => {
+        script!(@ $(#[$doc])* $konst, $name, $keys, $args, true);
+    };
+    (@ $(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr, $read_only:literal) => {
         $(#[$doc])*
-        pub const $konst: Script =
-            Script { name: $name, source: include_str!(concat!($name, ".lua")), keys: &$keys, args: &$args };
+        pub const $konst: Script = Script {
+            name: $name,
+            source: include_str!(concat!($name, ".lua")),
+            keys: &$keys,
+            args: &$args,
+            read_only: $read_only,
+        };
     };
 }
 
@@ -110,14 +156,17 @@ script!(
     RESCHEDULE, "reschedule", ["delay", "recur", "wake"], ["place", "due", "ids..."]
 );
 script!(
+    read_only
     /// Reads one waiting message.
     FIND, "find", ["delay", "delay_items"], ["id"]
 );
 script!(
+    read_only
     /// Reads a page of waiting messages, by due time, and within one due time by the bytes of their ids.
     SCHEDULED, "scheduled", ["delay", "delay_items"], ["due", "id", "limit"]
 );
 script!(
+    read_only
     /// Counts waiting messages.
     WAITING, "waiting", ["delay"], []
 );
@@ -197,6 +246,7 @@ script!(
     LEAVE, "leave", ["members", "member", "changes"], ["id", "incarnation"]
 );
 script!(
+    read_only
     /// Returns the state of a whole group.
     ROSTER, "roster", ["members", "member", "assignment", "changes", "meta"], []
 );
@@ -209,10 +259,12 @@ script!(
     EXPAND, "expand", ["meta"], ["partitions"]
 );
 script!(
+    read_only
     /// Counts entries of a range without sending them.
     COUNT, "count", ["log"], ["from", "to", "limit"]
 );
 script!(
+    read_only
     /// Returns the state of a log and all its groups, at one moment unless entries are large.
     LOOK, "look", ["log"], ["who", "after"]
 );
@@ -250,6 +302,7 @@ script!(
 );
 
 script!(
+    read_only
     /// Checks one page of a group's data on a partition for contradictions.
     AUDIT, "audit",
     ["stream", "retry_due", "retry_items", "held"],
@@ -262,6 +315,7 @@ script!(
     ["fault", "source", "group", "id", "owner", "topic", "partition"]
 );
 script!(
+    read_only
     /// Checks one page of the waiting items of a place for contradictions.
     AUDIT_PLACE, "audit_place",
     ["delay", "delay_items", "claims", "task_states"],
@@ -331,7 +385,6 @@ pub const ALL: &[&Script] = &[
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::fs;
     use std::path::PathBuf;
 
@@ -352,6 +405,49 @@ mod tests {
                 words.split(' ').collect()
             })
             .collect()
+    }
+
+    #[test]
+    fn a_script_that_only_reads_calls_nothing_that_writes() {
+        let reads = [
+            "exists",
+            "get",
+            "hexists",
+            "hget",
+            "hgetall",
+            "hkeys",
+            "hlen",
+            "hmget",
+            "hrandfield",
+            "hscan",
+            "info",
+            "llen",
+            "pttl",
+            "sismember",
+            "smismember",
+            "time",
+            "xinfo|consumers",
+            "xinfo|groups",
+            "xinfo|stream",
+            "xlen",
+            "xpending",
+            "xrange",
+            "xrevrange",
+            "zcard",
+            "zcount",
+            "zmscore",
+            "zrange",
+            "zrangebyscore",
+            "zscan",
+            "zscore",
+        ];
+        for script in ALL {
+            let commands = script.commands();
+            let writes = commands.iter().any(|command| !reads.contains(&&**command));
+            assert_eq!(script.read_only, !writes, "{}: {commands:?}", script.name);
+        }
+        assert!(LOOK.commands().contains("xinfo|groups"));
+        assert!(SCHEDULE.commands().contains("llen") && SCHEDULE.commands().contains("xlen"), "a choice");
     }
 
     fn code(script: &Script) -> impl Iterator<Item = &'static str> {

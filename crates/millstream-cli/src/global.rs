@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 #[cfg(feature = "tls")]
 use millstream::TlsConfig;
-use millstream::{Builder, Credentials, Millstream, PasswordFile};
+use millstream::{Builder, Credentials, Millstream, Namespace, PasswordFile};
 use serde::Deserialize;
 
 /// The default URL.
@@ -130,11 +130,20 @@ impl Global {
         let builder = Millstream::at(url);
         let user = self.user.clone().or(settings.user).filter(|user| !user.is_empty());
         let builder = self.credentials(builder, user, settings.password_file)?;
-        Ok(match self.namespace.clone().or(settings.namespace) {
-            // An empty namespace means none, whatever the file contains.
-            Some(namespace) if !namespace.is_empty() => builder.namespace(namespace),
-            _ => builder,
-        })
+        Ok(self.named(settings.namespace).into_iter().fold(builder, Builder::namespace))
+    }
+
+    /// Returns the namespace, for commands that need no server.
+    ///
+    /// # Errors
+    /// Those of the settings file; an invalid name.
+    pub(crate) fn namespace(&self) -> Result<Option<Namespace>> {
+        Ok(self.named(self.settings()?.namespace).map(Namespace::new).transpose()?)
+    }
+
+    fn named(&self, in_file: Option<String>) -> Option<String> {
+        // An empty namespace means none, whatever the file contains.
+        self.namespace.clone().or(in_file).filter(|namespace| !namespace.is_empty())
     }
 
     /// Sets the source of the password, if one is named. Whether the URL has one too is checked later.

@@ -219,6 +219,36 @@ impl Keys {
         (partition.to_string() == number).then_some(partition)
     }
 
+    /// Returns patterns of all keys of a topic, for rules that limit what a user may touch. Names contain no character
+    /// that has a meaning in a pattern, and a key has one hash tag: no other topic has a key that matches.
+    #[must_use]
+    pub fn patterns_of(&self, topic: &TopicName) -> Vec<Key> {
+        vec![
+            self.key(format_args!("stream:topic:{{{topic}:p:*")),
+            self.key(format_args!("streaming:mq:*{{{topic}:p:*")),
+            self.key(format_args!("streaming:mq:*{{{topic}}}*")),
+            self.topics(),
+        ]
+    }
+
+    /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
+    #[must_use]
+    pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {
+        let families = ["delay", "delay:item", "recur", "recur:item", "wake"];
+        let schedule = families.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}:p:*}}")));
+        let mut patterns = vec![self.key(format_args!("stream:topic:{{{topic}:p:*}}"))];
+        patterns.extend(schedule);
+        patterns.push(self.key(format_args!("streaming:mq:topic:{{{topic}}}:*")));
+        patterns.push(self.topics());
+        patterns
+    }
+
+    /// Returns patterns of all keys of this namespace.
+    #[must_use]
+    pub fn patterns_of_all(&self) -> Vec<Key> {
+        vec![self.key(format_args!("stream:*")), self.key(format_args!("streaming:mq:*"))]
+    }
+
     /// Set: the names of all topics.
     #[must_use]
     pub fn topics(&self) -> Key {

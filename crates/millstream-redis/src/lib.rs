@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 // In reading order: the public API, then connections and scripts, then what roles share, then the roles.
+mod acl;
 mod address;
 mod backend;
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
@@ -21,6 +22,7 @@ mod entries;
 mod queue;
 mod roles;
 
+pub use acl::{Access, acl};
 pub use backend::RedisBackend;
 #[cfg(feature = "tls")]
 pub use config::TlsConfig;

@@ -236,7 +236,7 @@ fn needed(keys: &Keys) -> Result<Vec<String>> {
         &["SADD @ m", "SMEMBERS @", "SISMEMBER @ m", "SMISMEMBER @ m", "SCARD @", "SREM @ m"],
     ));
     all.extend(of(&list, &["LPUSH @ 1", "LLEN @", "BLPOP @ 1"]));
-    all.extend(["TIME", "EVALSHA s 0", "EVAL s 0", "SCRIPT LOAD s"].map(str::to_owned));
+    all.extend(["TIME", "EVALSHA s 0", "EVAL s 0", "EVALSHA_RO s 0", "SCRIPT LOAD s"].map(str::to_owned));
     Ok(all)
 }
 

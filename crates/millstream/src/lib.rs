@@ -27,7 +27,7 @@ pub use millstream_runtime::{
 #[cfg(feature = "tls")]
 pub use millstream_redis::TlsConfig;
 #[cfg(feature = "redis")]
-pub use millstream_redis::{Credentials, CredentialsProvider, PasswordFile};
+pub use millstream_redis::{Access, Credentials, CredentialsProvider, PasswordFile, acl};
 
 /// The underlying crates, for extensions of Millstream. Their items may change in a minor release.
 pub mod layers {

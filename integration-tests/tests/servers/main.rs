@@ -2,6 +2,7 @@
 //! One binary, because each costs its own linking.
 #![allow(missing_docs)]
 
+mod acl;
 mod admin;
 mod block_key;
 mod broken_keys;

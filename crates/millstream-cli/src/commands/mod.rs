@@ -52,6 +52,7 @@ pub(crate) enum Command {
     Queue(queue::Queue),
     #[cfg(feature = "top")]
     Top(top::Top),
+    Acl(generate::acl::Acl),
     Completions(generate::completions::Completions),
     Man(generate::man::Man),
 }
@@ -82,6 +83,7 @@ impl Command {
             Self::Dlq(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Verify(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Doctor(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Acl(it) => it.run(global, Output::new(global.json)),
             Self::Completions(it) => it.run(Output::new(global.json)),
             Self::Man(it) => it.run(Output::new(global.json)),
         }

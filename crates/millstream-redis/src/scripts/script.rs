@@ -18,7 +18,11 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     fn new(contract: &'static lua::Script, strict: bool) -> Self {
-        let source = if strict { format!("#!lua\n{}", contract.source) } else { contract.source.to_owned() };
+        let source = match (strict, contract.read_only) {
+            (true, true) => format!("#!lua flags=no-writes\n{}", contract.source),
+            (true, false) => format!("#!lua\n{}", contract.source),
+            (false, _) => contract.source.to_owned(),
+        };
         let sha = redis::Script::new(&source).get_hash().to_owned();
         Self { contract, source, sha }
     }
@@ -26,7 +30,8 @@ impl Loaded {
     /// Returns a call with these keys; its arguments are added later.
     pub(crate) fn call<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
         debug_assert_eq!(N, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
-        let mut cmd = redis::cmd("EVALSHA");
+        // A user who may only read may run it then.
+        let mut cmd = redis::cmd(if self.contract.read_only { "EVALSHA_RO" } else { "EVALSHA" });
         cmd.arg(&self.sha).arg(N);
         for key in keys {
             cmd.arg(key.as_str());
@@ -127,7 +132,8 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Vec<Resul
         let lost: Vec<usize> = (0..answers.len()).filter(|at| is_noscript(&answers[*at])).collect();
         let mut whole = Pipeline::with_capacity(lost.len());
         for i in &lost {
-            whole.cmd("EVAL").arg(&calls[*i].script.source);
+            let read_only = calls[*i].script.contract.read_only;
+            whole.cmd(if read_only { "EVAL_RO" } else { "EVAL" }).arg(&calls[*i].script.source);
             for arg in cmds[*i].args_iter().skip(2) {
                 if let redis::Arg::Simple(arg) = arg {
                     whole.arg(arg);

@@ -29,7 +29,9 @@ pub(crate) fn key_of(cmd: &Cmd) -> Option<&[u8]> {
     match word(0)? {
         b"AUTH" | b"ASKING" | b"CLIENT" | b"CLUSTER" | b"COMMAND" | b"CONFIG" | b"DISCARD" | b"EXEC"
         | b"INFO" | b"MULTI" | b"PING" | b"ROLE" | b"SCRIPT" | b"TIME" => None,
-        b"EVAL" | b"EVALSHA" => word(2).filter(|keys| *keys != b"0").and_then(|_| word(3)),
+        b"EVAL" | b"EVAL_RO" | b"EVALSHA" | b"EVALSHA_RO" => {
+            word(2).filter(|keys| *keys != b"0").and_then(|_| word(3))
+        }
         b"XREAD" | b"XREADGROUP" => {
             let mut words = cmd.args_iter();
             words.find(|arg| matches!(arg, Arg::Simple(word) if word.eq_ignore_ascii_case(b"STREAMS")))?;

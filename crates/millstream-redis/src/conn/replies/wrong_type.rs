@@ -26,7 +26,7 @@ fn key_of(cmd: &Cmd) -> Option<&str> {
         _ => None,
     });
     let at = match words.next()? {
-        b"EVALSHA" | b"EVAL" => return None,
+        b"EVALSHA" | b"EVALSHA_RO" | b"EVAL" | b"EVAL_RO" => return None,
         b"XINFO" | b"XGROUP" | b"MEMORY" | b"OBJECT" => 1,
         _ => 0,
     };

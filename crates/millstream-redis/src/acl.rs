@@ -1,0 +1,195 @@
+//! Users with the least rights: rules for the server's access control.
+
+use std::collections::BTreeSet;
+
+use millstream_core::keys::Keys;
+use millstream_core::name::{Namespace, TopicName};
+use millstream_lua as lua;
+
+/// What a user is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Access {
+    /// Sends messages, also scheduled and recurring ones.
+    Producer,
+    /// Handles messages, with retries, dead letters and upkeep. Includes what a producer may do.
+    Worker,
+    /// Looks and changes, as the command and `Admin` do.
+    Admin,
+    /// Looks.
+    ReadOnly,
+}
+
+/// Commands of every connection. Those that set names are left out where a version does not know them: a refusal of them
+/// is ignored.
+const CONNECTION: &[&str] = &[
+    "auth",
+    "hello",
+    "select",
+    "ping",
+    "role",
+    "client|setname",
+    "client|id",
+    "info",
+    "time",
+    "cluster|slots",
+    "cluster|info",
+    "asking",
+    "multi",
+    "exec",
+    "unwatch",
+    "discard",
+    "script|load",
+    "type",
+    "eval_ro",
+    "evalsha_ro",
+];
+/// What is read without a script.
+const READS: &[&str] = &[
+    "exists",
+    "get",
+    "hexists",
+    "hget",
+    "hkeys",
+    "hlen",
+    "hmget",
+    "pttl",
+    "scard",
+    "sismember",
+    "smembers",
+    "smismember",
+    "xinfo|groups",
+    "xinfo|stream",
+    "xinfo|consumers",
+    "xlen",
+    "xpending",
+    "xrange",
+    "xrevrange",
+    "xread",
+    "zcard",
+    "zcount",
+    "command|info",
+    "config|get",
+    "memory|usage",
+];
+/// What a producer uses without a script.
+const SENDS: &[&str] = &[
+    "eval",
+    "evalsha",
+    "sadd",
+    "xadd",
+    "exists",
+    "get",
+    "hget",
+    "hmget",
+    "sismember",
+    "smembers",
+    "smismember",
+];
+/// What a worker uses without a script, beside what is read.
+const WORKS: &[&str] = &[
+    "eval",
+    "evalsha",
+    "client|unblock",
+    "watch",
+    "blpop",
+    "hdel",
+    "hsetnx",
+    "sadd",
+    "srem",
+    "unlink",
+    "xack",
+    "xadd",
+    "xdel",
+    "xgroup|create",
+    "xgroup|destroy",
+    "xreadgroup",
+    "xtrim",
+    "zrem",
+];
+/// Scripts of a producer.
+const SENDING: &[&lua::Script] = &[
+    &lua::CREATE_TOPIC,
+    &lua::SCHEDULE,
+    &lua::CANCEL,
+    &lua::RESCHEDULE,
+    &lua::FIND,
+    &lua::SCHEDULED,
+    &lua::WAITING,
+    &lua::RECUR_PUT,
+    &lua::RECUR_REMOVE,
+    &lua::RECUR_PAUSE,
+];
+
+/// Returns the rules of a user, to be put behind `ACL SETUSER name on >password`: no right but those that are needed, on
+/// the keys of these topics, or of all topics and delay queues of the namespace if none is named.
+///
+/// A producer may not read messages, nor a read-only user change anything; scripts that only read are run with
+/// `EVALSHA_RO` for that.
+///
+/// ```
+/// use millstream_redis::{Access, acl};
+///
+/// let rules = acl(Access::Producer, None, &["orders".parse()?]);
+/// assert!(rules.contains(&"+xadd".to_owned()) && !rules.contains(&"+xrange".to_owned()));
+/// assert!(rules.contains(&"~stream:topic:{orders:p:*}".to_owned()));
+/// # Ok::<(), millstream_core::Error>(())
+/// ```
+#[must_use]
+pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) -> Vec<String> {
+    let keys = namespace.map_or_else(Keys::new, Keys::within);
+    let mut commands: BTreeSet<String> = CONNECTION.iter().map(|command| (*command).to_owned()).collect();
+    let mut add = |some: &[&str], scripts: &mut dyn Iterator<Item = &&lua::Script>| {
+        commands.extend(some.iter().map(|command| (*command).to_owned()));
+        commands.extend(scripts.flat_map(|script| script.commands()));
+    };
+    match access {
+        Access::Producer => add(SENDS, &mut SENDING.iter()),
+        Access::ReadOnly => add(READS, &mut lua::ALL.iter().filter(|script| script.read_only)),
+        Access::Worker | Access::Admin => {
+            add(READS, &mut lua::ALL.iter());
+            add(WORKS, &mut SENDING.iter());
+        }
+    }
+    if access == Access::Worker {
+        // It reads the settings of the server only to warn of them.
+        commands.remove("config|get");
+    }
+    let mark = if access == Access::ReadOnly { "%R~" } else { "~" };
+    let mut patterns = Vec::new();
+    for topic in topics {
+        patterns.extend(match access {
+            Access::Producer => keys.patterns_to_send(topic),
+            _ => keys.patterns_of(topic),
+        });
+    }
+    if topics.is_empty() {
+        patterns.extend(keys.patterns_of_all());
+    }
+    let rules = ["-@all", "resetkeys", "resetchannels"].map(str::to_owned);
+    let rules = rules.into_iter().chain(commands.iter().map(|command| format!("+{command}")));
+    rules.chain(patterns.iter().map(|pattern| format!("{mark}{pattern}"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_may_do_more_than_is_needed() {
+        let topic: TopicName = "orders".parse().expect("a name");
+        let namespace = Namespace::new("shop").expect("a name");
+        for access in [Access::Producer, Access::Worker, Access::Admin, Access::ReadOnly] {
+            let rules = acl(access, Some(&namespace), std::slice::from_ref(&topic));
+            for never in ["+@all", "+flushall", "+keys", "+acl|setuser", "+config|set", "+shutdown", "~*"] {
+                assert!(!rules.iter().any(|rule| rule == never), "{access:?}: {never}");
+            }
+            let keys = rules.iter().filter_map(|rule| rule.split_once('~').map(|(_, pattern)| pattern));
+            assert!(keys.clone().all(|pattern| pattern.starts_with("shop:str")), "{rules:?}");
+            assert!(keys.clone().all(|it| it.contains("{orders") || it.ends_with(":registry")), "{rules:?}");
+            let writes =
+                ["+evalsha", "+xadd", "+hset", "+del"].iter().any(|it| rules.contains(&(*it).to_owned()));
+            assert_eq!(writes, access != Access::ReadOnly);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Users with the least rights: each does what it is for, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use integration_tests::eventually;
+use integration_tests::server::Server;
+use millstream::{
+    Access, Concurrency, Delivery, ErrorKind, Millstream, Outcome, Retention, Sharing, Start, Topic, acl,
+};
+
+const ORDERS: Topic<u64> = Topic::new("orders").partitions(2).retention(Retention::Keep);
+
+/// Connects as a user with these rights.
+async fn connect(server: &Server, access: Access) -> Millstream {
+    let name = format!("{access:?}").to_lowercase();
+    let mut command = vec!["ACL", "SETUSER", &name, "reset", "on", ">secret"];
+    let rules = acl(access, None, &["orders".parse().expect("a name")]);
+    command.extend(rules.iter().map(String::as_str));
+    assert_eq!(server.cli(&command), "OK", "{command:?}");
+    let url = format!("redis://{name}:secret@127.0.0.1:{}", server.port());
+    Millstream::connect(&url).await.expect("connected")
+}
+
+/// Commands that were refused, but for those whose refusal is ignored.
+fn refused(server: &Server) -> Vec<String> {
+    let log = server.cli(&["ACL", "LOG"]);
+    let lines: Vec<&str> = log.lines().collect();
+    let objects =
+        lines.windows(2).filter(|pair| pair[0].ends_with("object")).map(|pair| pair[1].trim().to_owned());
+    objects.filter(|object| !["client|setinfo", "config|get"].iter().any(|it| object.contains(it))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_producer_and_a_worker_need_no_other_right() {
+    let server = Server::start();
+    let sender = connect(&server, Access::Producer).await;
+    let producer = sender.producer(ORDERS).await.expect("a producer");
+    for number in 0..20 {
+        producer.send(&number).await.expect("sent");
+    }
+    let later = producer.send(&100).delay(Duration::from_millis(200)).await;
+    later.expect("scheduled");
+    assert_eq!(refused(&server), Vec::<String>::new(), "of a producer");
+
+    let worker = connect(&server, Access::Worker).await;
+    for (group, sharing) in [("owners", Sharing::Exclusive), ("sharers", Sharing::Shared)] {
+        let done = Arc::new(AtomicUsize::new(0));
+        let count = done.clone();
+        let handler = move |message: Delivery<u64>| {
+            let count = count.clone();
+            async move {
+                if message.payload.is_multiple_of(5) && message.attempt() == 1 {
+                    return Outcome::retry("once more");
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+                if message.payload % 7 == 3 { Outcome::dead_letter("never") } else { Outcome::Ack }
+            }
+        };
+        let retry = millstream::Fixed::new(Duration::from_millis(50));
+        let consumer = worker
+            .consumer(ORDERS, group)
+            .start_from(Start::Earliest)
+            .sharing(sharing)
+            .concurrency(Concurrency::Unordered(4))
+            .retry(retry)
+            .start(handler)
+            .await;
+        let consumer = consumer.expect("a consumer");
+        let handled = async || done.load(Ordering::Relaxed) >= 21 || !refused(&server).is_empty();
+        eventually(handled, "all are handled").await;
+        consumer.shutdown().await;
+        assert_eq!(refused(&server), Vec::<String>::new(), "of a worker, {group}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_look_sees_everything_and_changes_nothing() {
+    let server = Server::start();
+    let all = Millstream::connect(&server.url()).await.expect("connected");
+    let producer = all.producer(ORDERS).await.expect("a producer");
+    producer.send(&1).await.expect("sent");
+    let reader = connect(&server, Access::ReadOnly).await;
+    let admin = reader.admin();
+    assert_eq!(admin.topics().await.expect("topics").len(), 1);
+    let name = "orders".parse().expect("a name");
+    admin.survey(&name).await.expect("a survey");
+    admin.waiting(&name).await.expect("what waits");
+    admin.memory(&name).await.expect("memory");
+    let options = millstream::admin::VerifyOptions::default();
+    admin.verify(&name, options).await.expect("verified");
+    let doctor = admin.doctor().await.expect("examined");
+    assert!(doctor.iter().any(|report| report.subject == "rights"), "{doctor:?}");
+    let error = reader.producer(ORDERS).await.map(drop).err();
+    let error = match error {
+        Some(error) => error,
+        None => reader.producer(ORDERS).await.expect("a producer").send(&1).await.expect_err("no right"),
+    };
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert_eq!(
+        server.cli(&["XLEN", "stream:topic:{orders:p:0}"]).parse::<u64>().expect("a number")
+            + server.cli(&["XLEN", "stream:topic:{orders:p:1}"]).parse::<u64>().expect("a number"),
+        1
+    );
+}
+
+/// Of another topic whose name begins alike, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_is_not_named_is_denied() {
+    let server = Server::start();
+    let sender = connect(&server, Access::Producer).await;
+    for name in ["orders2", "order"] {
+        let error = match sender.producer(ORDERS.named(name)).await {
+            Ok(producer) => producer.send(&1).await.expect_err("no right"),
+            Err(error) => error,
+        };
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert_eq!(server.cli(&["EXISTS", &format!("stream:topic:{{{name}:p:0}}")]), "0");
+    }
+}
