@@ -205,7 +205,7 @@ async fn who_may_only_read_can_look() {
     let server = Server::start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
     let (topic, group) = fill(&server, &mq, 6_400, 6_400).await;
-    let rights = "ACL SETUSER looker on >secret ~* -@all +@read +@connection +info +time +evalsha +script|load +command \
+    let rights = "ACL SETUSER looker on >secret ~* -@all +@read +@connection +info +time +evalsha_ro +script|load +command \
                   +multi +discard +config|get";
     server.cli(&rights.split_whitespace().collect::<Vec<_>>());
     server.cli(&["SCRIPT", "FLUSH"]);
