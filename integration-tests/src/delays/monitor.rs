@@ -58,7 +58,7 @@ impl Ear {
 /// Returns the name of a command or script, with the part of its first key that tells the kind of key.
 fn kind(words: &[String]) -> String {
     let command = words[0].to_ascii_uppercase();
-    let command = if command == "EVALSHA" { script(&words[1]) } else { command };
+    let command = if command == "EVALSHA" || command == "EVALSHA_RO" { script(&words[1]) } else { command };
     let key = words.iter().skip(1).find(|word| word.len() < 300 && word.contains('{') && word.contains(':'));
     match key {
         Some(key) => {

@@ -75,7 +75,7 @@ fn a_password_that_is_missing_or_wrong_is_told() {
 #[test]
 fn a_command_that_a_user_may_not_use_is_named() {
     let server = Server::start();
-    server.cli(&["ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-eval", "-evalsha"]);
+    server.cli(&["ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-evalsha", "-evalsha_ro"]);
     let at = server.url().strip_prefix("redis://").expect("a url").to_owned();
     let refused = said(&format!("redis://reader:pw@{at}"), "topic create orders");
     assert!(refused.contains("this user lacks a permission") && refused.contains("evalsha"), "{refused}");

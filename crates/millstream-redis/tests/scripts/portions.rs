@@ -20,7 +20,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 impl Bench {
     /// How many calls of scripts there were since the statistics were reset.
     async fn script_calls(&mut self) -> u64 {
-        cost(self, "evalsha").await.0
+        cost(self, "evalsha").await.0 + cost(self, "evalsha_ro").await.0
     }
 }
 
