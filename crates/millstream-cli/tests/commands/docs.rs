@@ -29,11 +29,12 @@ fn every_shell_completes_every_command() {
 fn bash_understands_its_script() {
     let script = printed(&["completions", "bash"]);
     let line = "COMP_WORDS=(millstream topic cr); COMP_CWORD=2; _millstream millstream cr topic; echo ${COMPREPLY[@]}";
-    let output = Command::new("bash")
-        .args(["--norc", "-c", &format!("{script}\n{line}")])
-        .stdin(Stdio::null())
-        .output()
-        .expect("bash runs");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("script");
+    // Too long for an argument.
+    fs::write(&file, format!("{script}\n{line}")).expect("written");
+    let output =
+        Command::new("bash").arg("--norc").arg(&file).stdin(Stdio::null()).output().expect("bash runs");
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "create", "{output:?}");
 }
 
