@@ -124,8 +124,9 @@ const SENDING: &[&lua::Script] = &[
 /// Returns the rules of a user, to be put behind `ACL SETUSER name on >password`: no right but those that are needed, on
 /// the keys of these topics, or of all topics and delay queues of the namespace if none is named.
 ///
-/// A producer may not read messages, nor a read-only user change anything; scripts that only read are run with
-/// `EVALSHA_RO` for that.
+/// A producer may not read logs, but what is scheduled, and it may delete keys that it may write: a rule of the server joins
+/// all commands with all keys. A read-only user may change nothing; scripts that only read are run with `EVALSHA_RO` for
+/// that. Only an administrator may read the settings of the server, with `CONFIG GET`, which shows passwords.
 ///
 /// ```
 /// use millstream_redis::{Access, acl};
@@ -151,8 +152,8 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
             add(WORKS, &mut SENDING.iter());
         }
     }
-    if access == Access::Worker {
-        // It reads the settings of the server only to warn of them.
+    if access != Access::Admin {
+        // It shows passwords of the server too, and is needed for warnings alone.
         commands.remove("config|get");
     }
     let mark = if access == Access::ReadOnly { "%R~" } else { "~" };
@@ -190,6 +191,11 @@ mod tests {
             let writes =
                 ["+evalsha", "+xadd", "+hset", "+del"].iter().any(|it| rules.contains(&(*it).to_owned()));
             assert_eq!(writes, access != Access::ReadOnly);
+            assert_eq!(
+                rules.contains(&"+config|get".to_owned()),
+                access == Access::Admin,
+                "it shows passwords"
+            );
         }
     }
 }

@@ -196,7 +196,12 @@ impl Dial {
                     let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
                     let (connection, driver) = opened.map_err(failed)?;
                     let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
-                    let mut connection = Multiplexed { connection, terms: terms.clone(), _driver: driver };
+                    let mut connection = Multiplexed {
+                        connection,
+                        terms: terms.clone(),
+                        limit: self.response_timeout,
+                        _driver: driver,
+                    };
                     // The reply is ignored: a user without the permission to set a name does without one.
                     connection.send_packed_command(name).await.map_err(failed)?;
                     if self.sentinels.is_some() {
@@ -311,6 +316,8 @@ async fn while_primary<T>(terms: &Terms, opening: impl Future<Output = Result<T>
 pub(crate) struct Multiplexed {
     connection: MultiplexedConnection,
     terms: Terms,
+    /// Maximum time for the answer to a log-in.
+    limit: Duration,
     _driver: Arc<Driver>,
 }
 
@@ -329,8 +336,9 @@ impl Multiplexed {
         let Some(credentials) = self.terms.due() else { return };
         let mut command = Cmd::new();
         auth(&credentials).into_iter().for_each(|word| _ = command.arg(word));
-        // If the connection is broken, the request finds out.
-        if let Ok(Value::ServerError(error)) = self.connection.send_packed_command(&command).await {
+        // If the connection is broken, or gives no answer, the request finds out.
+        let answer = timeout(self.limit, self.connection.send_packed_command(&command)).await;
+        if let Ok(Ok(Value::ServerError(error))) = answer {
             refused(&error);
         }
     }
