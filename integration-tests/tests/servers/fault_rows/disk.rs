@@ -76,7 +76,8 @@ async fn refused(pair: &mut Pair, code: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_refuses_writes_and_all_goes_on_when_there_is_room() {
     let disk = Disk::new("4m");
-    let server = Server::builder().within(disk.path()).appendonly(true).start();
+    let builder = Server::builder().within(disk.path()).appendonly(true).arg("--appendfsync", "everysec");
+    let server = builder.start();
     let mut pair = Pair::begin(&server.url(), Work { patience: MS(1_500), ..Work::default() }).await;
     let before = clients(&server);
     disk.fill();
@@ -160,7 +161,7 @@ async fn a_snapshot_that_fails_stops_writes_and_all_goes_on_after_one_that_does_
 /// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_lost_its_end_loses_the_newest_and_repeats_what_was_settled() {
-    let mut server = Server::builder().appendonly(true).arg("--appendfsync", "no").start();
+    let mut server = Server::builder().appendonly(true).start();
     let work = Work { takes: MS(120), ..Work::default() };
     let mut pair = Pair::begin(&server.url(), work).await;
     for _ in 0..10 {
