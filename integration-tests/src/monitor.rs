@@ -94,7 +94,7 @@ impl Fencing {
             if !READS.contains(&&*command) {
                 self.by_script(&command, &words, line);
             }
-        } else if command == "EVALSHA" || command == "EVAL" {
+        } else if ["EVALSHA", "EVAL", "EVALSHA_RO", "EVAL_RO"].contains(&&*command) {
             self.call(address, &words);
         } else if command == "XREADGROUP" {
             let (fence, token) = self.readers.get(address).expect("a reader opens before it reads").clone();
@@ -189,6 +189,15 @@ mod tests {
         let mut fencing = Fencing::default();
         lines.concat().iter().for_each(|line| fencing.line(line));
         fencing
+    }
+
+    #[test]
+    fn commands_count_for_the_script_that_runs_them() {
+        // Of another script than the refused one before it.
+        const READER: &str = r#"3.1 [0 1:1] "EVALSHA_RO" "aa" "1" "s" "7:a""#;
+        const SERVER: &str = r#"3.1 [0 lua] "INFO" "server""#;
+        let read = hear(&[&GRANTS, &TAKEN, &[CALL, LOOK, READER, SERVER]]);
+        assert_eq!((read.stale_calls, read.violations), (1, Vec::new()));
     }
 
     #[test]
