@@ -89,8 +89,8 @@ script!(
     OPEN_READER, "open_reader", ["fence"], ["token", "reader"]
 );
 script!(
-    /// Reads a stream as the holder of its lease, if the server refuses the usual transaction.
-    READ, "read", ["fence", "stream"], ["token", "group", "consumer", "count", "after"]
+    /// Reads a stream as the holder of its lease, without a connection that watches the fence.
+    READ, "read", ["fence", "stream"], ["token", "group", "consumer", "count", "after", "reader"]
 );
 script!(
     /// Removes handled entries from the pending list, and from the retry log if they were read there.

@@ -21,8 +21,14 @@ fn main() -> ExitCode {
         let name = |backend: &str| format!("{backend}::{}::{}", case.role, case.name);
         [
             Trial::test(name("memory"), move || on_memory(&case)),
-            Trial::test(name("redis"), move || on_redis(&case, &ONE, server::shared_url)),
-            Trial::test(name("cluster"), move || on_redis(&case, &CLUSTER, cluster::shared_url)),
+            Trial::test(name("redis"), move || on_redis(&case, &ONE, server::shared_url, |config| config)),
+            Trial::test(name("cluster"), move || {
+                on_redis(&case, &CLUSTER, cluster::shared_url, |config| config)
+            }),
+            Trial::test(name("few_connections"), move || {
+                // No reader has a connection of its own.
+                on_redis(&case, &FEW, server::shared_url, |config| config.with_max_reader_connections(0))
+            }),
         ]
     });
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
@@ -42,20 +48,22 @@ fn on_memory(case: &Case) -> Result<(), Failed> {
 
 /// The backend that all cases share, and its console.
 type Shared = OnceCell<(RedisBackend, RedisConsole)>;
+type Settings = fn(RedisConfig) -> RedisConfig;
 
 static ONE: Shared = OnceCell::const_new();
 static CLUSTER: Shared = OnceCell::const_new();
+static FEW: Shared = OnceCell::const_new();
 
-fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String) -> Result<(), Failed> {
+fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String, set: Settings) -> Result<(), Failed> {
     // The servers are started here and not in `main`: listing the tests needs none.
     runtime().block_on(async {
-        let (redis, console) = shared.get_or_try_init(|| connect(url)).await?;
+        let (redis, console) = shared.get_or_try_init(|| connect(url, set)).await?;
         let harness = Harness::new(redis.clone()).with_operator(console.clone());
         Ok((case.run)(harness).await?)
     })
 }
 
-async fn connect(url: fn() -> String) -> anyhow::Result<(RedisBackend, RedisConsole)> {
+async fn connect(url: fn() -> String, set: Settings) -> anyhow::Result<(RedisBackend, RedisConsole)> {
     let url = tokio::task::spawn_blocking(url).await?;
     let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let namespace = Namespace::new(format!("conformance-{}-{time:x}", std::process::id()))?;
@@ -64,7 +72,7 @@ async fn connect(url: fn() -> String) -> anyhow::Result<(RedisBackend, RedisCons
     let node = first.map_or_else(|| url.clone(), |node| format!("redis://{node}"));
     let connection = redis::Client::open(node)?.get_multiplexed_async_connection().await?;
     let console = RedisConsole { keys: Keys::within(&namespace), connection };
-    let backend = RedisBackend::connect(RedisConfig::new(url).with_namespace(namespace)).await?;
+    let backend = RedisBackend::connect(set(RedisConfig::new(url).with_namespace(namespace))).await?;
     Ok((backend, console))
 }
 

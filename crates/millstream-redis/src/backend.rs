@@ -25,8 +25,10 @@ use crate::conn::cluster::slots::slot_of;
 use crate::conn::connection::{Kept, Line, Pooled, Shared};
 use crate::conn::dial::Dial;
 use crate::conn::replies::reply;
-use crate::conn::waiters::Waiters;
+use crate::conn::waits::waiters::Waiters;
 use crate::durability::{self, Risk};
+use crate::entries::node_appender::NodeAppenders;
+use crate::entries::reader_connections::ReaderConnections;
 use crate::error::unexpected;
 use crate::scripts::script::Scripts;
 use crate::snapshots::lag_cache::LagCache;
@@ -72,6 +74,10 @@ pub(crate) struct Inner {
     pub(crate) bulk: Routed<Bulk>,
     /// Cache of counted lags.
     pub(crate) counted: LagCache,
+    /// Connections of the producers.
+    pub(crate) appenders: Routed<NodeAppenders>,
+    /// Connections of the readers of owned partitions.
+    pub(crate) readers: Routed<ReaderConnections>,
     /// Connections for waits on single keys.
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
@@ -94,15 +100,24 @@ impl RedisBackend {
         let messages = Routed::new(&servers, patience, messages)?;
         // A lease or a heartbeat that a node does not take must not delay those at other nodes.
         let leases = Routed::new(&servers, Duration::ZERO, |dial| Ok(Shared::new(dial.clone(), "leases")))?;
+        let max_readers = config.max_reader_connections;
         let (for_pool, pages, line) = (config.clone(), config.clone(), messages.clone());
+        let keys = config.namespace.as_ref().map_or_else(Keys::new, Keys::within);
+        let for_appenders = keys.clone();
         let inner = Inner {
-            keys: config.namespace.as_ref().map_or_else(Keys::new, Keys::within),
+            keys,
             scripts: Scripts::new(config.strict_scripts),
             leases: Kept::new(leases),
             pool: Routed::new(&servers, patience, move |dial| Pooled::new(&for_pool, dial))?,
             bulk: Routed::new(&servers, patience, move |dial| {
                 let (size, limit) = (pages.pool_size, pages.connect_timeout + pages.response_timeout);
                 Ok(Bulk::new(dial.clone(), size, limit))
+            })?,
+            appenders: Routed::new(&servers, patience, move |dial| {
+                Ok(NodeAppenders::new(&for_appenders, dial))
+            })?,
+            readers: Routed::new(&servers, patience, move |dial| {
+                Ok(ReaderConnections::new(dial.clone(), max_readers))
             })?,
             waiters: Routed::new(&servers, patience, move |dial| {
                 Ok(Waiters::new(dial.clone(), (*line.line(dial)?).clone()))

@@ -63,6 +63,10 @@ pub struct RedisConfig {
     pub response_timeout: Duration,
     /// Maximum number of connections for catalog, statistics and dead letters, at least 1. Default: 4.
     pub pool_size: usize,
+    /// Maximum number of connections of a process to one node for reading owned partitions. The readers of further
+    /// partitions (all of them with 0) share one more connection, on which they wait for notices of changed keys, and read in small pages;
+    /// those that have more to read take turns with connections of their own. Default: 64.
+    pub max_reader_connections: usize,
     /// Reaction to a server that may lose messages: no persistence, eviction, replicas that are not waited for.
     /// Default: warnings.
     pub durability: Durability,
@@ -164,6 +168,7 @@ impl RedisConfig {
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(5),
             pool_size: 4,
+            max_reader_connections: 64,
             durability: Durability::default(),
             #[cfg(feature = "tls")]
             tls: None,
@@ -197,6 +202,12 @@ impl RedisConfig {
     #[must_use]
     pub fn with_pool_size(self, pool_size: usize) -> Self {
         Self { pool_size, ..self }
+    }
+
+    /// Returns the configuration with another limit for the connections of readers.
+    #[must_use]
+    pub fn with_max_reader_connections(self, max_reader_connections: usize) -> Self {
+        Self { max_reader_connections, ..self }
     }
 
     /// Returns the configuration with another reaction to a server that may lose messages.
@@ -320,6 +331,7 @@ impl fmt::Debug for RedisConfig {
             .field("connect_timeout", &self.connect_timeout)
             .field("response_timeout", &self.response_timeout)
             .field("pool_size", &self.pool_size)
+            .field("max_reader_connections", &self.max_reader_connections)
             .field("durability", &self.durability)
             .finish_non_exhaustive()
     }

@@ -69,7 +69,13 @@ impl PageSizer {
 
     /// Returns the number of entries to request: at least one, at most `max`.
     pub fn count(&mut self, max: usize) -> usize {
-        let fits = match self.budget.saturating_mul(self.entries).checked_div(self.bytes) {
+        self.count_within(max, usize::MAX)
+    }
+
+    /// The same for a page of at most this number of bytes, if that is less.
+    pub fn count_within(&mut self, max: usize, bytes: usize) -> usize {
+        let budget = self.budget.min(bytes as u64);
+        let fits = match budget.saturating_mul(self.entries).checked_div(self.bytes) {
             Some(fits) => usize::try_from(fits).unwrap_or(usize::MAX),
             None => self.first,
         };
@@ -113,6 +119,15 @@ mod tests {
 
     fn came(sizer: &mut PageSizer, entries: usize, each: usize) {
         sizer.came(entries, entries * each, FAST);
+    }
+
+    #[test]
+    fn a_page_may_have_to_be_smaller() {
+        let mut sizer = PageSizer::default();
+        assert_eq!(sizer.count_within(8, MIB), 8, "the size is not known yet");
+        came(&mut sizer, 100, MIB / 4);
+        assert_eq!((sizer.count_within(500, MIB), sizer.count(500)), (4, 8));
+        assert_eq!((sizer.count_within(500, 1), sizer.count_within(500, 100 * MIB)), (1, 8));
     }
 
     #[test]

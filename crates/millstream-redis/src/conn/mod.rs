@@ -15,4 +15,4 @@ pub(crate) mod stream;
 pub(crate) mod terms;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
-pub(crate) mod waiters;
+pub(crate) mod waits;

@@ -1,4 +1,4 @@
-//! What a producer appends with: a connection of its own, on which requests follow each other without waiting for answers.
+//! A connection for appends, on which requests follow each other without waiting for answers.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -8,13 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
-use millstream_core::keys::Key;
+use millstream_core::keys::{Key, Keys};
 use millstream_core::log::{Append, Appender};
 use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backend::Inner;
 use crate::conn::connection::DEMOTED;
 use crate::conn::dial::Dial;
 use crate::conn::pipe::Pipe;
@@ -23,7 +22,7 @@ use crate::conn::terms::{Tenure, left, over};
 use crate::error::{no_answer, redirect};
 
 pub(crate) struct StreamAppender {
-    inner: Arc<Inner>,
+    keys: Keys,
     dial: Arc<Dial>,
     /// Whether its slots are moving to this node, so that an `ASKING` precedes each entry.
     asking: bool,
@@ -55,10 +54,10 @@ struct Begun {
 }
 
 impl StreamAppender {
-    pub(crate) fn new(inner: Arc<Inner>, dial: Arc<Dial>, asking: bool) -> Self {
+    pub(crate) fn new(keys: Keys, dial: Arc<Dial>, asking: bool) -> Self {
         let now = Instant::now();
         Self {
-            inner,
+            keys,
             dial,
             asking,
             link: Link::Closed,
@@ -69,6 +68,11 @@ impl StreamAppender {
             demoted: false,
             refused: 0,
         }
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.begun.is_empty()
     }
 
     /// Takes a step: opens the connection, or sends and receives. Whether the oldest batch is answered.
@@ -90,7 +94,7 @@ impl StreamAppender {
                 let mut pipe = opened?;
                 (self.opened, self.left_since) = (Instant::now(), None);
                 for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
-                    pipe.put(request(&self.inner, &begun.batch, self.asking));
+                    pipe.put(request(&self.keys, &begun.batch, self.asking));
                 }
                 self.quiet = Instant::now();
                 self.link = Link::Open(Box::new(pipe));
@@ -197,7 +201,7 @@ impl Appender for StreamAppender {
             if self.begun.is_empty() && over() {
                 (self.link, self.demoted) = (Link::Closed, false);
             } else {
-                pipe.put(request(&self.inner, &batch, self.asking));
+                pipe.put(request(&self.keys, &batch, self.asking));
             }
         }
         self.begun.push_back(Begun { batch, failed });
@@ -240,7 +244,7 @@ async fn given_up(mut tenure: Option<Tenure>, since: &mut Option<Instant>) -> Er
     left()
 }
 
-fn request(inner: &Inner, batch: &[Append], asking: bool) -> Request {
+fn request(keys: &Keys, batch: &[Append], asking: bool) -> Request {
     let mut request = Request::with_capacity(batch.iter().map(size).sum());
     // Neighbours often go to one partition.
     let mut key: Option<(&TopicPartition, Key)> = None;
@@ -248,7 +252,7 @@ fn request(inner: &Inner, batch: &[Append], asking: bool) -> Request {
         let tp = &append.topic_partition;
         let (_, key) = match key.take() {
             Some(known) if known.0 == tp => key.insert(known),
-            _ => key.insert((tp, inner.keys.log(tp))),
+            _ => key.insert((tp, keys.log(tp))),
         };
         if asking {
             request.add(&[b"ASKING"]);

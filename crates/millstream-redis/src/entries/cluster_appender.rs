@@ -19,7 +19,7 @@ use crate::backend::Inner;
 use crate::conn::cluster::servers::{Cluster, Hop};
 use crate::conn::cluster::slots::slot_of;
 use crate::conn::dial::Dial;
-use crate::entries::appender::StreamAppender;
+use crate::entries::node_appender::NodeAppender;
 use crate::error::{redirect, unexpected};
 
 pub(crate) struct ClusterAppender {
@@ -45,7 +45,7 @@ pub(crate) struct ClusterAppender {
 struct Node {
     dial: Arc<Dial>,
     asking: bool,
-    appender: StreamAppender,
+    appender: NodeAppender,
     parts: VecDeque<Part>,
 }
 
@@ -89,7 +89,7 @@ impl ClusterAppender {
             for append in &*entries {
                 let tp = &append.topic_partition;
                 if !nodes.contains_key(tp) {
-                    let node = self.hop(tp).map(|hop| self.node(hop));
+                    let node = self.hop(tp).and_then(|hop| self.node(hop));
                     if let (Some((busy, _)), Ok(node)) = (self.busy.get(tp), &node)
                         && busy != node
                     {
@@ -159,16 +159,16 @@ impl ClusterAppender {
         }
     }
 
-    fn node(&mut self, Hop { dial, asking }: Hop) -> usize {
+    fn node(&mut self, Hop { dial, asking }: Hop) -> Result<usize> {
         let known = |node: &Node| Arc::ptr_eq(&node.dial, &dial) && node.asking == asking;
         if let Some(known) = self.nodes.iter().position(known) {
-            return known;
+            return Ok(known);
         }
-        let appender = StreamAppender::new(self.inner.clone(), dial.clone(), asking);
+        let appender = self.inner.appenders.line(&dial)?.appender(asking);
         let node = Node { dial, asking, appender, parts: VecDeque::new() };
         // In the place of one that has left, so that positions stay.
         let gone = |node: &Node| node.parts.is_empty() && !self.cluster.is_primary(&node.dial);
-        match self.nodes.iter().position(gone) {
+        Ok(match self.nodes.iter().position(gone) {
             Some(free) => {
                 self.nodes[free] = node;
                 free
@@ -177,7 +177,7 @@ impl ClusterAppender {
                 self.nodes.push(node);
                 self.nodes.len() - 1
             }
-        }
+        })
     }
 
     fn set(&mut self, batch: u64, at: usize, result: Result<MessageId>) {

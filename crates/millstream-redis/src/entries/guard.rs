@@ -1,9 +1,12 @@
-//! The fenced read: requests of a reader under a WATCH on the fence of its lease.
+//! The fenced read: requests of a reader that do nothing if its lease is not the current one any more.
 //!
-//! One request is one pipeline: `[XREAD BLOCK] MULTI XREADGROUP… EXEC WATCH HGET`. EXEC does nothing if the fence
+//! On a connection of the reader's own, with a WATCH on the fence of its lease, one request is one pipeline: `[XREAD BLOCK] MULTI XREADGROUP… EXEC WATCH HGET`. EXEC does nothing if the fence
 //! changed since the WATCH of the request before, and the HGET of that request had returned our token. So an owner
 //! reads nothing if another one took over while it was paused or blocked in the XREAD. The server runs the commands
 //! behind the XREAD as soon as it returns, so a wait costs no further round trip.
+//!
+//! A reader without a connection of its own (see `reader_connections.rs`) waits for notices of changed keys and calls the
+//! script `read`, which looks at the fence itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +21,35 @@ use millstream_core::wire;
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
+use crate::conn::connection::Line;
 use crate::conn::replies::cursor::Cursor;
 use crate::conn::replies::reply::{self, RawEntry};
 use crate::conn::replies::resp::Head;
 use crate::conn::request::{Digits, Request};
 use crate::conn::socket::Socket;
+use crate::conn::waits::changes::Change;
+use crate::entries::reader_connections::{Own, SHORT_WAIT, Sharing};
 use crate::error::{fenced, unexpected};
 use crate::stored::note;
 
-/// Connection of one reader that watches the fence of its lease.
+/// Longest single wait on the server. A longer wait is split into several.
+const MAX_WAIT: Duration = Duration::from_secs(3_600);
+/// Bytes of a page above which a reader without a connection of its own does not read over that of messages, which would
+/// have to wait behind it.
+const LARGE: usize = 256 << 10;
+
+/// How a reader's requests reach the server.
+enum Way {
+    /// Not at all: it has to [`open`](Guard::open) first. Also while a request is under way, so that a dropped future drops
+    /// the connection too.
+    Closed,
+    /// Over a connection of its own that watches the fence.
+    Own(Box<Own>),
+    /// By scripts, over the connections that all share.
+    Sharing(Sharing),
+}
+
+/// The requests of one reader, under the fence of its lease.
 pub(crate) struct Guard {
     inner: Arc<Inner>,
     lease: Lease,
@@ -36,8 +59,13 @@ pub(crate) struct Guard {
     wake: Key,
     fence: Key,
     held: Key,
-    /// `None` while a request is under way, so that a dropped future drops the connection too.
-    socket: Option<Socket>,
+    way: Way,
+    /// The word with which this reader was begun.
+    word: String,
+    /// Bytes of the last page, and the time it took.
+    weight: (usize, Duration),
+    /// Whether pages are too large for the connection of messages.
+    large: bool,
     /// Buffer for requests, used again.
     request: Request,
 }
@@ -116,44 +144,102 @@ impl Guard {
             group: group.clone(),
             lease: lease.clone(),
             inner,
-            socket: None,
+            way: Way::Closed,
+            word: String::new(),
+            weight: (0, Duration::ZERO),
+            large: false,
             request: Request::default(),
         })
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.socket.is_some()
+        !matches!(self.way, Way::Closed)
+    }
+
+    /// Whether pages should be small, since they are read over a connection that others use too.
+    pub(crate) fn is_sharing(&self) -> bool {
+        matches!(self.way, Way::Sharing(_))
+    }
+
+    /// Returns how long a wait may last at once.
+    pub(crate) fn max_wait(&self) -> Duration {
+        match &self.way {
+            Way::Own(own) if own.is_crowded() => SHORT_WAIT,
+            _ => MAX_WAIT,
+        }
     }
 
     pub(crate) fn close(&mut self) {
-        self.socket = None;
+        self.way = Way::Closed;
     }
 
-    /// Closes the connection after an error, which may mean that another server has the partition now.
+    /// Ends the connection after an error, which may mean that another server has the partition now.
     pub(crate) fn fail(&mut self, error: &Error) {
         self.inner.servers.learn(error);
-        self.socket = None;
+        self.way = Way::Closed;
     }
 
-    /// Connects, aborts the requests that an earlier reader of this lease may still have on the server, and watches
-    /// the fence.
+    /// Gives back a connection that another reader needs more, or takes one that is free if there is more to read. Returns the
+    /// group's position if it took one.
+    pub(crate) async fn choose_way(&mut self, busy: bool) -> Result<Option<Position>> {
+        match std::mem::replace(&mut self.way, Way::Closed) {
+            Way::Own(own) if own.is_due(busy) => self.way = Way::Sharing(own.give_back()),
+            Way::Sharing(sharing) if busy => match sharing.own().await {
+                Ok(Some(own)) => {
+                    return self.begin(Way::Own(Box::new(own))).await.map(|(position, _)| Some(position));
+                }
+                Ok(None) => self.way = Way::Sharing(sharing),
+                Err(error) => {
+                    tracing::debug!(%error, fence = self.fence.as_str(), "no connection for a reader: it goes on without");
+                    self.way = Way::Sharing(sharing);
+                }
+            },
+            same => self.way = same,
+        }
+        Ok(None)
+    }
+
+    /// Connects, or takes a place among those that share a connection, and begins.
     pub(crate) async fn open(&mut self) -> Result<(Position, Weight)> {
-        self.socket = Some(self.inner.servers.of(&self.fence).await?.socket("reader").await?);
-        let word = format!("{:016x}", fastrand::u64(..));
-        let mut pipe = Pipeline::with_capacity(7);
+        let node = self.inner.readers.of(&self.fence).await?;
+        let way = match node.own().await? {
+            Some(own) => Way::Own(Box::new(own)),
+            None => Way::Sharing(node.share()),
+        };
+        self.begin(way).await
+    }
+
+    /// Aborts the requests that an earlier reader of this lease may still have on the server, and watches the fence if the
+    /// connection is its own.
+    async fn begin(&mut self, way: Way) -> Result<(Position, Weight)> {
+        let watching = matches!(way, Way::Own(_));
+        self.way = way;
+        self.word = format!("{:016x}", fastrand::u64(..));
+        let mut pipe = Pipeline::with_capacity(8);
         let script = &self.inner.scripts.open_reader;
         // `open_reader` changes the fence: that aborts a blocked request that the server may still hold for a cut
-        // connection of this lease. Our WATCH comes behind the change, so our own first transaction is not aborted.
-        pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &word]));
+        // connection of this lease, and the word is not that of a script that is still under way. Our WATCH comes behind
+        // the change, so our own first transaction is not aborted.
+        pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &self.word]));
         self.add_position(&mut pipe);
-        self.add_watch(&mut pipe);
         add_weight(&mut pipe, &self.streams[0]);
-        let answers = self.send(&pipe).await?;
-        let [opened, log, retry_log, watch, token, length, bytes] = reply::tuple(Value::Array(answers))?;
+        if watching {
+            // The connection may have watched the fence of another reader.
+            pipe.cmd("UNWATCH");
+            self.add_watch(&mut pipe);
+        }
+        let mut answers = self.send(&pipe).await?;
+        let watched = answers.split_off(5);
+        let [opened, log, retry_log, length, bytes] = reply::tuple(Value::Array(answers))?;
         let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
         reply::ok(opened).map_err(on_fence)?;
-        self.check_token(reply::ok(watch).map(drop), token)?;
-        Ok((self.read_position([log, retry_log])?, weight(length, bytes)))
+        if watching {
+            let [_, watch, token] = reply::tuple(Value::Array(watched))?;
+            self.check_token(reply::ok(watch).map(drop), token)?;
+        }
+        let weight = weight(length, bytes);
+        self.large = weight.bytes.checked_div(weight.entries).is_some_and(|mean| mean >= LARGE as u64);
+        Ok((self.read_position([log, retry_log])?, weight))
     }
 
     /// Returns whether a stream still has an entry with this id and digest.
@@ -167,7 +253,7 @@ impl Guard {
 
     /// Returns the size of the last answer in bytes, and how long it took to arrive.
     pub(crate) fn weight(&self) -> (usize, Duration) {
-        self.socket.as_ref().map_or((0, Duration::ZERO), Socket::weight)
+        self.weight
     }
 
     pub(crate) async fn position(&mut self) -> Result<Position> {
@@ -185,9 +271,13 @@ impl Guard {
         above: Option<Above>,
         block: Option<Duration>,
     ) -> Result<Answer> {
+        if self.is_sharing() {
+            return self.read_sharing(asks, above, block).await;
+        }
         let request = std::mem::take(&mut self.request);
         self.request = self.read_request(request, asks, above, block);
         self.exchange(block.unwrap_or_default()).await?;
+        self.weight = self.socket()?.weight();
 
         let mut replies = self.socket()?.replies();
         let woke = if above.is_some() { self.woke(replies.next()?)? } else { Woke::default() };
@@ -213,8 +303,8 @@ impl Guard {
                 return Err(self.on(stream, error));
             }
             self.check_token(watch.ok(), token)?;
-            let pages = Some(self.read_by_script(asks).await?);
-            return Ok(Answer { woke, pages, noted });
+            let (pages, _) = self.read_by_script(asks, Pipeline::new()).await?;
+            return Ok(Answer { woke, pages: Some(pages), noted });
         }
         // Judge the token before nil: the HGET ran behind EXEC. Nil with our own token means that the lease is still
         // ours, and only the fence was touched.
@@ -227,6 +317,57 @@ impl Guard {
         }
         let pages = asks.iter().map(|ask| self.page(ask, &mut done));
         Ok(Answer { woke, pages: Some(pages.collect::<Result<_>>()?), noted })
+    }
+
+    /// The same without a connection of its own.
+    async fn read_sharing(
+        &mut self,
+        asks: &[StreamRead],
+        above: Option<Above>,
+        block: Option<Duration>,
+    ) -> Result<Answer> {
+        let mut woke = Woke::default();
+        if let (Some(above), Some(block), Way::Sharing(sharing)) = (above, block, &self.way) {
+            let [log, retry_log] = &self.streams;
+            let streams = [(log, above.streams[0]), (retry_log, above.streams[1]), (&self.wake, above.wake)];
+            let change = sharing.changes.wait(&streams, block).await;
+            let on =
+                |error: Error| error.during(format_args!("wait for {log}, {retry_log} and {}", self.wake));
+            if let Change::Entries(found) = change.map_err(on)? {
+                woke = self.found(
+                    reply::streams(found).map_err(on)?.iter().map(|(key, entries)| (&**key, &**entries)),
+                );
+            }
+        }
+        let mut extra = Pipeline::with_capacity(2);
+        if let Some(above) = above {
+            extra.cmd("XREAD").arg("COUNT").arg(1).arg("STREAMS");
+            extra.arg(self.wake.as_str()).arg(above.wake.to_string());
+        }
+        let of_pending = asks.iter().any(|ask| ask.after.is_some());
+        if of_pending {
+            extra.cmd("HLEN").arg(self.held.as_str());
+        }
+        let (pages, extra) = self.read_by_script(asks, extra).await?;
+        let mut extra = extra.into_iter();
+        if above.is_some() {
+            let found = extra.next().map_or_else(|| Ok(Vec::new()), reply::streams);
+            let found = found.map_err(|error| error.during(format_args!("read {}", self.wake)))?;
+            let head = self.found(found.iter().map(|(key, entries)| (&**key, &**entries)));
+            woke.wake = head.wake.or(woke.wake);
+        }
+        let noted = of_pending
+            && reply::count(extra.next().unwrap_or_default())
+                .map_err(|error| error.during(format_args!("read {}", self.held)))?
+                > 0;
+        let bodies = pages.iter().flat_map(|page| &page.entries);
+        let bytes = bodies.filter_map(|(_, fields)| fields.as_ref()).flatten();
+        let bytes: usize = bytes.map(|(name, value)| name.len() + value.len()).sum();
+        self.weight = (bytes, Duration::ZERO);
+        if bytes > 0 {
+            self.large = bytes >= LARGE;
+        }
+        Ok(Answer { woke, pages: Some(pages), noted })
     }
 
     fn read_request(
@@ -287,17 +428,24 @@ impl Guard {
         note::told(answers, &self.held, ids)
     }
 
-    /// Reads with a script. A server that is out of memory refuses every command inside MULTI, also those that would
-    /// free memory, so consumers could never drain it. It accepts the script, which costs twice as much.
-    async fn read_by_script(&mut self, asks: &[StreamRead]) -> Result<Vec<Page>> {
-        let mut pipe = Pipeline::with_capacity(asks.len());
+    /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every
+    /// command inside MULTI, also those that would free memory, so consumers could never drain it. It accepts the script,
+    /// which costs twice as much.
+    async fn read_by_script(
+        &mut self,
+        asks: &[StreamRead],
+        others: Pipeline,
+    ) -> Result<(Vec<Page>, Vec<Value>)> {
+        let mut pipe = Pipeline::with_capacity(asks.len() + others.len());
         for ask in asks {
             let count = ask.count.to_string();
             let after = ask.after.map_or_else(|| ">".to_owned(), |id| id.to_string());
-            let args = [self.lease.token.as_str(), self.group.as_str(), CONSUMER, &count, &after];
+            let args = [self.lease.token.as_str(), self.group.as_str(), CONSUMER, &count, &after, &self.word];
             pipe.add_command(self.inner.scripts.read.eval([&self.fence, &self.streams[ask.stream]], &args));
         }
-        let answers = self.send(&pipe).await?;
+        others.cmd_iter().for_each(|cmd| _ = pipe.add_command(cmd.clone()));
+        let mut answers = self.send(&pipe).await?;
+        let others = answers.split_off(asks.len());
         let pages = asks.iter().zip(answers).map(|(ask, answer)| {
             let on = |error| self.on(ask.stream, fenced(error, &self.lease));
             let [entries, deliveries] = reply::ok(answer).and_then(reply::tuple).map_err(on)?;
@@ -305,7 +453,7 @@ impl Guard {
             let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
             Ok(Page { entries, deliveries: reply::deliveries(deliveries).map_err(on)? })
         });
-        pages.collect()
+        Ok((pages.collect::<Result<_>>()?, others))
     }
 
     fn page(&self, ask: &StreamRead, done: &mut Cursor<'_>) -> Result<Page> {
@@ -329,6 +477,11 @@ impl Guard {
         let streams = answer
             .streams()
             .map_err(|error| error.during(format_args!("wait for {log}, {retry_log} and {wake}")))?;
+        Ok(self.found(streams.iter().map(|(key, entries)| (*key, &**entries))))
+    }
+
+    /// Tells apart the streams in which a wait has found something.
+    fn found<'a>(&self, streams: impl Iterator<Item = (&'a [u8], &'a [RawEntry])>) -> Woke {
         let mut woke = Woke::default();
         for (key, entries) in streams {
             let Some((id, _)) = entries.first() else { continue };
@@ -337,7 +490,7 @@ impl Guard {
                 None => woke.wake = Some(*id),
             }
         }
-        Ok(woke)
+        woke
     }
 
     fn add_position(&self, pipe: &mut Pipeline) {
@@ -382,11 +535,21 @@ impl Guard {
     }
 
     fn socket(&self) -> Result<&Socket> {
-        self.socket.as_ref().ok_or_else(not_connected)
+        match &self.way {
+            Way::Own(own) => Ok(&own.socket),
+            Way::Closed | Way::Sharing(_) => Err(not_connected()),
+        }
     }
 
-    /// Sends a request that is rare, and returns its replies as values of the client.
+    /// Sends a request that is rare, or has no connection of its own, and returns its replies as values of the client.
     async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        if let Way::Sharing(_) = self.way {
+            return if self.large {
+                self.inner.bulk.send(pipe).await
+            } else {
+                self.inner.messages.send(pipe).await
+            };
+        }
         self.request.clear();
         self.request.add_pipeline(pipe);
         self.exchange(Duration::ZERO).await?;
@@ -396,9 +559,11 @@ impl Guard {
 
     async fn exchange(&mut self, block: Duration) -> Result<()> {
         // Taken out during the exchange: after an error or a dropped future, unread replies may follow on it.
-        let mut socket = self.socket.take().ok_or_else(not_connected)?;
-        socket.ask(&self.request, block, self.inner.servers.response_timeout()).await?;
-        self.socket = Some(socket);
+        let Way::Own(mut own) = std::mem::replace(&mut self.way, Way::Closed) else {
+            return Err(not_connected());
+        };
+        own.socket.ask(&self.request, block, self.inner.servers.response_timeout()).await?;
+        self.way = Way::Own(own);
         Ok(())
     }
 }

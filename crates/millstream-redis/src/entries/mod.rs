@@ -3,8 +3,10 @@
 pub(crate) mod appender;
 pub(crate) mod cluster_appender;
 pub(crate) mod guard;
+pub(crate) mod node_appender;
 pub(crate) mod plan;
 pub(crate) mod reader;
+pub(crate) mod reader_connections;
 pub(crate) mod shared_reader;
 pub(crate) mod spread_reader;
 pub(crate) mod trimming;

@@ -12,10 +12,10 @@ use millstream_core::wire;
 
 use crate::backend::Inner;
 use crate::entries::guard::{Above, Guard, Position, StreamRead};
-use millstream_core::pages::PageSizer;
+use millstream_core::pages::{PAGE_BYTES, PageSizer};
 
-/// Longest single wait on the server. A longer wait is split into several.
-const MAX_BLOCK: Duration = Duration::from_secs(3_600);
+/// Bytes of a page that is read over a connection that others use too: a full one would hold them up.
+const SHARED: usize = 128 << 10;
 /// Shortest wait on the server, since the server takes 0 ms for an unlimited wait.
 const MIN_BLOCK: Duration = Duration::from_millis(1);
 
@@ -39,6 +39,8 @@ pub(crate) struct StreamReader {
     tail: [MessageId; 2],
     /// Whether each stream may hold more right now: if so, the next read does not wait.
     backlog: [bool; 2],
+    /// Whether nothing new was read since the pending entries: what `backlog` says is not known yet.
+    fresh: bool,
     /// Whether the last answer of each stream was empty: the other stream then gets its share of the next read.
     empty: [bool; 2],
     /// Highest id of the log that this reader has returned.
@@ -69,6 +71,7 @@ impl StreamReader {
             pages: PageSizer::default(),
             tail: [MessageId::ZERO; 2],
             backlog: [true; 2],
+            fresh: true,
             empty: [false; 2],
             handed: MessageId::ZERO,
             newest: [None; 2],
@@ -94,14 +97,18 @@ impl StreamReader {
             if self.tail_lost {
                 return Ok(Fetched::default());
             }
-            let max = self.pages.count(max);
+            if let Stage::New = self.stage {
+                self.choose_way().await?;
+            }
+            let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
+            let max = self.pages.count_within(max, budget);
             if let Stage::Pending(stream, after) = self.stage {
                 if let Some(fetched) = self.pending(stream, after, max).await? {
                     return Ok(fetched);
                 }
                 continue;
             }
-            let left = wait.saturating_sub(started.elapsed()).min(MAX_BLOCK);
+            let left = wait.saturating_sub(started.elapsed()).min(self.guard.max_wait());
             let idle = self.backlog == [false; 2];
             if idle && (self.rewound.is_some() || self.woken) {
                 return Ok(Fetched::default());
@@ -132,6 +139,17 @@ impl StreamReader {
         }
     }
 
+    /// Takes or leaves a connection of its own, as this partition and others have more to read.
+    async fn choose_way(&mut self) -> Result<()> {
+        let busy = !self.fresh && self.backlog != [false; 2];
+        if let Some(position) = self.guard.choose_way(busy).await?
+            && position.delivered[0] < self.handed
+        {
+            self.start_over(position).await?;
+        }
+        Ok(())
+    }
+
     /// Starts over with the pending entries and checks whether the group is positioned before an entry that this reader has
     /// returned.
     ///
@@ -151,7 +169,7 @@ impl StreamReader {
         }
         self.tail = delivered;
         self.stage = Stage::Pending(0, MessageId::ZERO);
-        (self.backlog, self.empty) = ([true; 2], [false; 2]);
+        (self.backlog, self.empty, self.fresh) = ([true; 2], [false; 2], true);
         Ok(())
     }
 
@@ -221,6 +239,7 @@ impl StreamReader {
             (self.wake, self.woken) = (wake, true);
         }
         let Some(pages) = answer.pages else { return self.touched().await };
+        self.fresh = false;
 
         let mut fetched = Fetched::default();
         let (mut read, mut entries) = ([false; 2], 0);

@@ -19,7 +19,6 @@ use crate::conn::cluster::servers::Servers;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
-use crate::entries::appender::StreamAppender;
 use crate::entries::cluster_appender::ClusterAppender;
 use crate::entries::reader::StreamReader;
 use crate::error::fenced;
@@ -48,10 +47,10 @@ impl Log for RedisBackend {
 
     fn appender(&self) -> Option<Box<dyn Appender>> {
         let inner = self.inner.clone();
-        Some(match &*self.inner.servers {
-            Servers::One(dial) => Box::new(StreamAppender::new(inner, dial.clone(), false)),
-            Servers::Cluster(cluster) => Box::new(ClusterAppender::new(inner, cluster.clone())),
-        })
+        match &*self.inner.servers {
+            Servers::One(dial) => Some(Box::new(inner.appenders.line(dial).ok()?.appender(false))),
+            Servers::Cluster(cluster) => Some(Box::new(ClusterAppender::new(inner, cluster.clone()))),
+        }
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

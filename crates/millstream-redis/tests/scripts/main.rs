@@ -4,6 +4,7 @@
 //! start one of their own.
 
 mod appender;
+mod appenders;
 mod bytes;
 mod catalog;
 mod connect;

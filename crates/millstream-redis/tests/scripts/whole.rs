@@ -114,13 +114,20 @@ async fn with_every_key_checked_on_a_node_of_a_cluster() {
     // The one script that runs out of memory only, where a strict one would be refused.
     let (fence, log) = (bench.fence(), bench.log());
     let lease = grant(&bench.backend, &bench.tp, &bench.group, "next").await;
+    let begun: () = redis::cmd("HSET")
+        .arg(fence.as_str())
+        .arg(&["reader", "word"])
+        .query_async(&mut bench.raw)
+        .await
+        .expect("a reader");
+    assert_eq!(begun, ());
     for after in [">", "0-0"] {
         let mut read = redis::cmd("EVAL");
         read.arg(format!("#!lua\n{}", millstream_lua::READ.source))
             .arg(2)
             .arg(fence.as_str())
             .arg(log.as_str());
-        read.arg(&[lease.token.as_str(), "billing", "owner", "10", after]);
+        read.arg(&[lease.token.as_str(), "billing", "owner", "10", after, "word"]);
         read.exec_async(&mut bench.raw).await.expect("read");
     }
 }

@@ -161,6 +161,15 @@ impl Dial {
 
     /// Opens a connection for many callers. The flag is set as soon as it is cut.
     pub(crate) async fn shared(&self, role: &str) -> Result<(Multiplexed, Arc<AtomicBool>)> {
+        self.telling(role, |_| {}).await
+    }
+
+    /// The same, and passes on what the server says without being asked, and that the connection is cut.
+    pub(crate) async fn telling(
+        &self,
+        role: &str,
+        heard: impl Fn(&PushInfo) + Send + Sync + 'static,
+    ) -> Result<(Multiplexed, Arc<AtomicBool>)> {
         let gone = Arc::new(AtomicBool::new(false));
         let told = gone.clone();
         let config = AsyncConnectionConfig::new()
@@ -169,6 +178,7 @@ impl Dial {
                 if push.kind == PushKind::Disconnection {
                     told.store(true, Ordering::Release);
                 }
+                heard(&push);
                 Ok::<(), std::convert::Infallible>(())
             });
         // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection

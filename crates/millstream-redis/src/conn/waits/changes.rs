@@ -1,0 +1,191 @@
+//! Waits of many users on one connection, by key tracking: the server remembers which keys were read over the connection,
+//! and tells once when one of them changes, whoever changes it.
+//!
+//! A wait reads its streams with a plain `XREAD`, which either returns what is there or makes the server remember the
+//! keys. So nothing is missed in between, and a wait costs the server nothing while it lasts, however many there are. A
+//! blocking command would need a connection for each slot of a cluster.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use redis::{Pipeline, PushInfo, PushKind, Value};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::conn::connection::send_within;
+use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::replies::reply;
+use crate::conn::terms::{during, left, over};
+
+/// Time between two looks at the streams where the server does not tell of changes: a user without the right to
+/// `CLIENT TRACKING`, or a server without it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What ended a wait.
+pub(crate) enum Change {
+    /// The reply of `XREAD` with the first entry of each stream that has one above its id.
+    Entries(Value),
+    /// A key has changed: there may be an entry, or none.
+    Maybe,
+    /// The time is over.
+    Nothing,
+}
+
+/// One connection to one server, on which any number of users wait.
+pub(crate) struct Changes {
+    dial: Arc<Dial>,
+    waiting: Arc<Waiting>,
+    /// `None` before the first wait, and after the connection was lost. Held while one is opened.
+    live: tokio::sync::Mutex<Option<Live>>,
+}
+
+#[derive(Clone)]
+struct Live {
+    connection: Multiplexed,
+    gone: Arc<AtomicBool>,
+    /// Whether the server tells of changes.
+    told: bool,
+}
+
+/// Who waits for each key.
+#[derive(Default)]
+struct Waiting {
+    users: Mutex<HashMap<Box<[u8]>, Vec<User>>>,
+    number: AtomicU64,
+}
+
+struct User {
+    number: u64,
+    change: Arc<Notify>,
+}
+
+/// One wait. Its user is taken out of the lists when it is dropped.
+struct Wait<'a> {
+    waiting: &'a Waiting,
+    keys: &'a [(&'a Key, MessageId)],
+    number: u64,
+    change: Arc<Notify>,
+}
+
+impl Changes {
+    pub(crate) fn new(dial: Arc<Dial>) -> Self {
+        Self { dial, waiting: Arc::default(), live: tokio::sync::Mutex::default() }
+    }
+
+    /// Waits until one of these streams has an entry above its id, or may have one.
+    ///
+    /// # Errors
+    /// The connection was lost, or the server refuses the look.
+    pub(crate) async fn wait(&self, streams: &[(&Key, MessageId)], wait: Duration) -> Result<Change> {
+        let deadline = Instant::now() + wait;
+        // Before the look: the notice may come before the reply is read.
+        let waiting = self.waiting.enter(streams);
+        let mut look = Pipeline::with_capacity(1);
+        look.cmd("XREAD").arg("COUNT").arg(1).arg("STREAMS");
+        streams.iter().for_each(|(key, _)| _ = look.arg(key.as_str()));
+        streams.iter().for_each(|(_, above)| _ = look.arg(above.to_string()));
+        loop {
+            let mut live = self.live().await?;
+            let mut tenure = live.connection.tenure().cloned();
+            live.connection.log_in().await;
+            let limit = self.dial.response_timeout;
+            let asked = send_within(&mut live.connection, &look, limit);
+            let answer = during(tenure.as_ref(), asked)
+                .await
+                .inspect_err(|_| live.gone.store(true, Ordering::Release));
+            let found = reply::ok(answer?.pop().unwrap_or_default())?;
+            if found != Value::Nil {
+                return Ok(Change::Entries(found));
+            }
+            let until = if live.told { deadline } else { deadline.min(Instant::now() + LOOK) };
+            tokio::select! {
+                () = waiting.change.notified() => {
+                    return if live.gone.load(Ordering::Acquire) { Err(cut()) } else { Ok(Change::Maybe) };
+                }
+                () = over(&mut tenure) => return Err(left()),
+                () = sleep_until(until) => if until == deadline { return Ok(Change::Nothing) },
+            }
+        }
+    }
+
+    async fn live(&self) -> Result<Live> {
+        let mut live = self.live.lock().await;
+        let usable = |live: &&Live| !live.gone.load(Ordering::Acquire) && !live.connection.is_left();
+        if let Some(live) = live.as_ref().filter(usable) {
+            return Ok(live.clone());
+        }
+        *live = None;
+        let waiting = self.waiting.clone();
+        let heard = move |push: &PushInfo| waiting.hear(push);
+        let (mut connection, gone) = self.dial.telling("watch", heard).await?;
+        let mut track = Pipeline::with_capacity(1);
+        track.cmd("CLIENT").arg("TRACKING").arg("ON");
+        let answer = send_within(&mut connection, &track, self.dial.response_timeout).await?.pop();
+        let told = match reply::ok(answer.unwrap_or_default()) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the server does not tell of changed keys: idle partitions are looked at once a second");
+                false
+            }
+        };
+        Ok(live.insert(Live { connection, gone, told }).clone())
+    }
+}
+
+impl Waiting {
+    fn users(&self) -> MutexGuard<'_, HashMap<Box<[u8]>, Vec<User>>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter<'a>(&'a self, keys: &'a [(&'a Key, MessageId)]) -> Wait<'a> {
+        let (number, change) = (self.number.fetch_add(1, Ordering::Relaxed), Arc::new(Notify::new()));
+        let mut users = self.users();
+        for (key, _) in keys {
+            let user = User { number, change: change.clone() };
+            users.entry(key.as_str().as_bytes().into()).or_default().push(user);
+        }
+        Wait { waiting: self, keys, number, change }
+    }
+
+    /// Takes what the server says without being asked.
+    fn hear(&self, push: &PushInfo) {
+        let users = self.users();
+        let tell = |of: &Vec<User>| of.iter().for_each(|user| user.change.notify_one());
+        match (&push.kind, push.data.first()) {
+            (PushKind::Invalidate, Some(Value::Array(keys))) => {
+                for key in keys {
+                    if let Value::BulkString(key) = key {
+                        users.get(&**key).into_iter().for_each(tell);
+                    }
+                }
+            }
+            // All keys: the server was emptied. Or the connection is lost, as everybody who waits shall find out.
+            (PushKind::Invalidate | PushKind::Disconnection, _) => users.values().for_each(tell),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        let mut users = self.waiting.users();
+        for (key, _) in self.keys {
+            let key = key.as_str().as_bytes();
+            if let Some(of) = users.get_mut(key) {
+                of.retain(|user| user.number != self.number);
+                if of.is_empty() {
+                    users.remove(key);
+                }
+            }
+        }
+    }
+}
+
+fn cut() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection was lost during a wait")
+}
