@@ -7,7 +7,7 @@
 -- ARGV[4] count maximum number of entries
 -- ARGV[5] after '>' for new entries, or an id for entries above it that were handed out
 -- ARGV[6] reader the word with which the reader was begun
--- returns {the reply of XREADGROUP, the reply of XPENDING for the same range}, or the error FENCED
+-- returns {the reply of XREADGROUP, the reply of XPENDING for the same range}, or the errors FENCED or READER
 local fence, stream = KEYS[1], KEYS[2]
 local token, group, consumer, count, after, reader = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
@@ -20,7 +20,7 @@ end
 -- A call that arrives late, after its caller has given it up and begun anew: what it reads now would be lost to that
 -- one, which has read the pending list already.
 if holder[2] ~= reader then
-  return redis.error_reply('FENCED another reader of the lease has begun')
+  return redis.error_reply('READER another reader of the lease has begun')
 end
 local entries = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', count, 'STREAMS', stream, after)
 if after == '>' then

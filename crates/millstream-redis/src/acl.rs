@@ -30,6 +30,7 @@ const CONNECTION: &[&str] = &[
     "role",
     "client|setname",
     "client|id",
+    "client|tracking",
     "info",
     "time",
     "cluster|slots",

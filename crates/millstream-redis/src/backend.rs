@@ -25,6 +25,7 @@ use crate::conn::cluster::slots::slot_of;
 use crate::conn::connection::{Kept, Line, Pooled, Shared};
 use crate::conn::dial::Dial;
 use crate::conn::replies::reply;
+use crate::conn::waits::changes::Changes;
 use crate::conn::waits::waiters::Waiters;
 use crate::durability::{self, Risk};
 use crate::entries::node_appender::NodeAppenders;
@@ -78,7 +79,11 @@ pub(crate) struct Inner {
     pub(crate) appenders: Routed<NodeAppenders>,
     /// Connections of the readers of owned partitions.
     pub(crate) readers: Routed<ReaderConnections>,
-    /// Connections for waits on single keys.
+    /// Connections for waits on streams.
+    pub(crate) changes: Routed<Changes>,
+    /// The same for what runs on control threads, and must not wait for handlers.
+    pub(crate) watches: Routed<Changes>,
+    /// Connections for waits that take what they wait for.
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
     pub(crate) heard: Arc<Heard>,
@@ -119,6 +124,8 @@ impl RedisBackend {
             readers: Routed::new(&servers, patience, move |dial| {
                 Ok(ReaderConnections::new(dial.clone(), max_readers))
             })?,
+            changes: Routed::new(&servers, patience, |dial| Ok(Changes::new(dial.clone(), "changes")))?,
+            watches: Routed::new(&servers, patience, |dial| Ok(Changes::new(dial.clone(), "watch")))?,
             waiters: Routed::new(&servers, patience, move |dial| {
                 Ok(Waiters::new(dial.clone(), (*line.line(dial)?).clone()))
             })?,

@@ -181,9 +181,10 @@ fn known(code: &str) -> Option<ErrorKind> {
         "WRONGTYPE" => ErrorKind::WrongType,
         "OOM" => ErrorKind::Backpressure,
         // Refused before anything was done, and temporary: a fail-over, a start, a full disk, a script of somebody
-        // else, a slot that moves. A NOSCRIPT gets here only if somebody flushes scripts all the time.
+        // else, a slot that moves. A NOSCRIPT gets here only if somebody flushes scripts all the time, a READER only if
+        // somebody reads with our lease.
         "MOVED" | "ASK" | "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY"
-        | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" => ErrorKind::Unavailable,
+        | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" | "READER" => ErrorKind::Unavailable,
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
         "NOPROTO" => ErrorKind::Unsupported,
         _ => return None,

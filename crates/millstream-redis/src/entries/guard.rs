@@ -21,7 +21,6 @@ use millstream_core::wire;
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
-use crate::conn::connection::Line;
 use crate::conn::replies::cursor::Cursor;
 use crate::conn::replies::reply::{self, RawEntry};
 use crate::conn::replies::resp::Head;
@@ -34,8 +33,7 @@ use crate::stored::note;
 
 /// Longest single wait on the server. A longer wait is split into several.
 const MAX_WAIT: Duration = Duration::from_secs(3_600);
-/// Bytes of a page above which a reader without a connection of its own does not read over that of messages, which would
-/// have to wait behind it.
+/// Bytes of a page above which it is large.
 const LARGE: usize = 256 << 10;
 
 /// How a reader's requests reach the server.
@@ -45,7 +43,7 @@ enum Way {
     Closed,
     /// Over a connection of its own that watches the fence.
     Own(Box<Own>),
-    /// By scripts, over the connections that all share.
+    /// By scripts, over a connection that others use too.
     Sharing(Sharing),
 }
 
@@ -64,7 +62,7 @@ pub(crate) struct Guard {
     word: String,
     /// Bytes of the last page, and the time it took.
     weight: (usize, Duration),
-    /// Whether pages are too large for the connection of messages.
+    /// Whether pages are large: few of them are under way at once on a connection that others use.
     large: bool,
     /// Buffer for requests, used again.
     request: Request,
@@ -183,7 +181,9 @@ impl Guard {
     /// group's position if it took one.
     pub(crate) async fn choose_way(&mut self, busy: bool) -> Result<Option<Position>> {
         match std::mem::replace(&mut self.way, Way::Closed) {
-            Way::Own(own) if own.is_due(busy) => self.way = Way::Sharing(own.give_back()),
+            Way::Own(own) if own.is_due(busy) => {
+                return self.begin(Way::Sharing(own.give_back())).await.map(|(position, _)| Some(position));
+            }
             Way::Sharing(sharing) if busy => match sharing.own().await {
                 Ok(Some(own)) => {
                     return self.begin(Way::Own(Box::new(own))).await.map(|(position, _)| Some(position));
@@ -211,8 +211,14 @@ impl Guard {
 
     /// Aborts the requests that an earlier reader of this lease may still have on the server, and watches the fence if the
     /// connection is its own.
-    async fn begin(&mut self, way: Way) -> Result<(Position, Weight)> {
-        let watching = matches!(way, Way::Own(_));
+    async fn begin(&mut self, mut way: Way) -> Result<(Position, Weight)> {
+        let watching = match &mut way {
+            Way::Sharing(sharing) => {
+                sharing.begin().await?;
+                false
+            }
+            Way::Own(_) | Way::Closed => true,
+        };
         self.way = way;
         self.word = format!("{:016x}", fastrand::u64(..));
         let mut pipe = Pipeline::with_capacity(8);
@@ -303,8 +309,8 @@ impl Guard {
                 return Err(self.on(stream, error));
             }
             self.check_token(watch.ok(), token)?;
-            let (pages, _) = self.read_by_script(asks, Pipeline::new()).await?;
-            return Ok(Answer { woke, pages: Some(pages), noted });
+            let pages = self.read_by_script(asks, Pipeline::new()).await?.map(|(pages, _)| pages);
+            return Ok(Answer { woke, pages, noted });
         }
         // Judge the token before nil: the HGET ran behind EXEC. Nil with our own token means that the lease is still
         // ours, and only the fence was touched.
@@ -327,13 +333,13 @@ impl Guard {
         block: Option<Duration>,
     ) -> Result<Answer> {
         let mut woke = Woke::default();
-        if let (Some(above), Some(block), Way::Sharing(sharing)) = (above, block, &self.way) {
+        if let (Some(above), Some(block)) = (above, block) {
             let [log, retry_log] = &self.streams;
             let streams = [(log, above.streams[0]), (retry_log, above.streams[1]), (&self.wake, above.wake)];
-            let change = sharing.changes.wait(&streams, block).await;
+            let change = async { self.inner.changes.of(&self.fence).await?.wait(&streams, block).await };
             let on =
                 |error: Error| error.during(format_args!("wait for {log}, {retry_log} and {}", self.wake));
-            if let Change::Entries(found) = change.map_err(on)? {
+            if let Change::Entries(found) = change.await.map_err(on)? {
                 woke = self.found(
                     reply::streams(found).map_err(on)?.iter().map(|(key, entries)| (&**key, &**entries)),
                 );
@@ -348,7 +354,9 @@ impl Guard {
         if of_pending {
             extra.cmd("HLEN").arg(self.held.as_str());
         }
-        let (pages, extra) = self.read_by_script(asks, extra).await?;
+        let Some((pages, extra)) = self.read_by_script(asks, extra).await? else {
+            return Ok(Answer { woke, pages: None, noted: false });
+        };
         let mut extra = extra.into_iter();
         if above.is_some() {
             let found = extra.next().map_or_else(|| Ok(Vec::new()), reply::streams);
@@ -431,11 +439,13 @@ impl Guard {
     /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every
     /// command inside MULTI, also those that would free memory, so consumers could never drain it. It accepts the script,
     /// which costs twice as much.
+    ///
+    /// Returns `None` if another reader of the lease had begun, and begins anew.
     async fn read_by_script(
         &mut self,
         asks: &[StreamRead],
         others: Pipeline,
-    ) -> Result<(Vec<Page>, Vec<Value>)> {
+    ) -> Result<Option<(Vec<Page>, Vec<Value>)>> {
         let mut pipe = Pipeline::with_capacity(asks.len() + others.len());
         for ask in asks {
             let count = ask.count.to_string();
@@ -445,6 +455,12 @@ impl Guard {
         }
         others.cmd_iter().for_each(|cmd| _ = pipe.add_command(cmd.clone()));
         let mut answers = self.send(&pipe).await?;
+        let anew = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "READER");
+        if answers.iter().any(anew) {
+            let way = std::mem::replace(&mut self.way, Way::Closed);
+            self.begin(way).await?;
+            return Ok(None);
+        }
         let others = answers.split_off(asks.len());
         let pages = asks.iter().zip(answers).map(|(ask, answer)| {
             let on = |error| self.on(ask.stream, fenced(error, &self.lease));
@@ -453,7 +469,7 @@ impl Guard {
             let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
             Ok(Page { entries, deliveries: reply::deliveries(deliveries).map_err(on)? })
         });
-        Ok((pages.collect::<Result<_>>()?, others))
+        Ok(Some((pages.collect::<Result<_>>()?, others)))
     }
 
     fn page(&self, ask: &StreamRead, done: &mut Cursor<'_>) -> Result<Page> {
@@ -543,12 +559,8 @@ impl Guard {
 
     /// Sends a request that is rare, or has no connection of its own, and returns its replies as values of the client.
     async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        if let Way::Sharing(_) = self.way {
-            return if self.large {
-                self.inner.bulk.send(pipe).await
-            } else {
-                self.inner.messages.send(pipe).await
-            };
+        if let Way::Sharing(sharing) = &self.way {
+            return sharing.send(pipe, self.large).await;
         }
         self.request.clear();
         self.request.add_pipeline(pipe);

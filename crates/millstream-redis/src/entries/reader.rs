@@ -142,9 +142,10 @@ impl StreamReader {
     /// Takes or leaves a connection of its own, as this partition and others have more to read.
     async fn choose_way(&mut self) -> Result<()> {
         let busy = !self.fresh && self.backlog != [false; 2];
-        if let Some(position) = self.guard.choose_way(busy).await?
-            && position.delivered[0] < self.handed
-        {
+        let Some(position) = self.guard.choose_way(busy).await? else { return Ok(()) };
+        // A fail-over in between would have cut a connection that was kept.
+        let newest = self.newest.map(|newest| newest.map_or(MessageId::ZERO, |(id, _)| id));
+        if position.delivered[0] < newest[0].max(self.handed) || position.delivered[1] < newest[1] {
             self.start_over(position).await?;
         }
         Ok(())

@@ -1,20 +1,21 @@
-//! Connections of the readers of partitions: up to a number of them for each node, and one that all other readers share.
+//! Connections of the readers of partitions: up to a number of them for each node, and two that all other readers share.
 //!
 //! A reader with a connection of its own waits and reads in one request. The others wait for notices of changed keys, and
-//! read by scripts over the connections that all parts of a process share: a round trip more for each message that comes
-//! alone, about twice the server's time for each page, and smaller pages. A reader that has more to read than that takes the next
+//! read by scripts over another one: a round trip more for each message that comes alone, about twice the server's time for
+//! each page, and smaller pages. A reader that has more to read than that takes the next
 //! connection that is free; one that waits, or has had its turn, gives its connection back if another one wants it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_core::error::Result;
+use millstream_core::error::{Error, ErrorKind, Result};
+use redis::{Pipeline, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::conn::connection::Shared;
 use crate::conn::dial::Dial;
 use crate::conn::socket::Socket;
-use crate::conn::waits::changes::Changes;
 
 /// Time for which a reader that has more to read keeps its connection while others want one. To change costs a round trip
 /// or two, which does not count in this time.
@@ -36,9 +37,19 @@ pub(crate) struct ReaderConnections {
     /// When a reader last wanted a connection and got none, in milliseconds since `begun`, and one more; 0 for never.
     wanted: AtomicU64,
     begun: Instant,
-    /// What readers without a connection wait on, as long as there are any.
-    changes: Mutex<Weak<Changes>>,
+    /// What readers without a connection share, as long as there are any.
+    common: Mutex<Weak<Common>>,
 }
+
+/// What readers without a connection of their own share, beside the connection on which they wait.
+struct Common {
+    pages: Shared,
+    /// Large pages under way: many at once would come too late.
+    large: Semaphore,
+}
+
+/// Maximum number of large pages under way.
+const LARGE_PAGES: usize = 4;
 
 /// A connection of one reader.
 pub(crate) struct Own {
@@ -51,7 +62,9 @@ pub(crate) struct Own {
 /// The place of a reader without a connection of its own.
 pub(crate) struct Sharing {
     node: Arc<ReaderConnections>,
-    pub(crate) changes: Arc<Changes>,
+    common: Arc<Common>,
+    /// Number of the connection on which it has begun.
+    begun: Option<u64>,
     /// When it gave its connection back: others come first.
     had_turn: Option<Instant>,
 }
@@ -66,7 +79,7 @@ impl ReaderConnections {
             sharing: AtomicUsize::new(0),
             wanted: AtomicU64::new(0),
             begun: Instant::now(),
-            changes: Mutex::default(),
+            common: Mutex::default(),
         }
     }
 
@@ -88,14 +101,17 @@ impl ReaderConnections {
 
     /// Returns a place among those that share one.
     pub(crate) fn share(self: &Arc<Self>) -> Sharing {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = changes.upgrade().unwrap_or_else(|| {
-            let new = Arc::new(Changes::new(self.dial.clone()));
-            *changes = Arc::downgrade(&new);
+        let mut common = self.common.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = common.upgrade().unwrap_or_else(|| {
+            let new = Arc::new(Common {
+                pages: Shared::new(self.dial.clone(), "pages"),
+                large: Semaphore::new(LARGE_PAGES),
+            });
+            *common = Arc::downgrade(&new);
             new
         });
         self.sharing.fetch_add(1, Ordering::Relaxed);
-        Sharing { node: self.clone(), changes: shared, had_turn: None }
+        Sharing { node: self.clone(), common: shared, begun: None, had_turn: None }
     }
 
     fn now(&self) -> u64 {
@@ -120,6 +136,8 @@ impl Own {
     }
 
     /// Gives the connection to the next reader that wants one. To be called between two requests.
+    ///
+    /// The place has to [`begin`](Sharing::begin).
     pub(crate) fn give_back(self) -> Sharing {
         let Self { mut socket, node, .. } = self;
         socket.shrink();
@@ -131,6 +149,20 @@ impl Own {
 }
 
 impl Sharing {
+    /// Begins on the connection of now.
+    pub(crate) async fn begin(&mut self) -> Result<()> {
+        self.begun = Some(self.common.pages.generation().await?);
+        Ok(())
+    }
+
+    /// Sends over the connection on which it has begun. Once that one is lost, the server may have lost its latest writes, and
+    /// the reader has to begin anew.
+    pub(crate) async fn send(&self, pipe: &Pipeline, large: bool) -> Result<Vec<Value>> {
+        let lost = || Error::new(ErrorKind::Unavailable, "the connection was lost since the last request");
+        let _turn = if large { self.common.large.acquire().await.ok() } else { None };
+        self.common.pages.send_over(self.begun.ok_or_else(lost)?, pipe).await?.ok_or_else(lost)
+    }
+
     /// Takes a connection for a reader that has more to read, if one is free.
     pub(crate) async fn own(&self) -> Result<Option<Own>> {
         if self.had_turn.is_some_and(|since| since.elapsed() < TURN) && self.node.is_wanted() {

@@ -12,13 +12,10 @@ use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
 use millstream_core::name::{GroupName, MemberId, TopicName};
-use redis::{Pipeline, Value};
+use redis::Value;
 
 use crate::backend::{Inner, RedisBackend};
-use crate::conn::connection::send_within;
-use crate::conn::dial::Multiplexed;
 use crate::conn::replies::reply;
-use crate::conn::terms::during;
 use crate::error::unexpected;
 use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
@@ -31,8 +28,6 @@ const MAX_INCARNATION: usize = 128;
 const VERSION: &str = ":version";
 /// Stands for "no limit" and for "none" in the stored fields of a member.
 const NOTHING: &str = "-";
-/// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
-const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
 
 #[async_trait]
 impl Members for RedisBackend {
@@ -110,7 +105,7 @@ impl Members for RedisBackend {
 
     async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
         let changes = self.inner.keys.changes(topic, group);
-        Ok(Box::new(StreamWatch { inner: self.inner.clone(), changes, connection: None }))
+        Ok(Box::new(StreamWatch { inner: self.inner.clone(), changes }))
     }
 }
 
@@ -239,43 +234,22 @@ fn roster(answer: Value) -> Result<GroupMembers> {
     Ok(roster)
 }
 
-/// Waits for changes on a connection of its own.
+/// Waits for changes.
 struct StreamWatch {
     inner: Arc<Inner>,
     changes: Key,
-    /// `None` before the first wait, after an error and during a wait. So a dropped wait drops the connection, whose
-    /// late reply would otherwise be taken for that of the next wait.
-    connection: Option<Multiplexed>,
 }
 
 #[async_trait]
 impl Watch for StreamWatch {
     async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
-        let on = |error: Error| error.during(format_args!("wait for {}", self.changes));
-        let servers = &self.inner.servers;
-        let learn = |error: &Error| servers.learn(error);
-        let mut connection = match self.connection.take().filter(|connection| !connection.is_left()) {
-            Some(connection) => connection,
-            None => servers.of(&self.changes).await?.waiting("watch").await.inspect_err(learn)?,
-        };
-        let block = wait.clamp(BLOCK.0, BLOCK.1);
-        let ms = u64::try_from(block.as_millis()).unwrap_or(u64::MAX);
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms);
-        pipe.arg("STREAMS").arg(self.changes.as_str()).arg(seen.0.to_string());
-        let limit = block + servers.response_timeout();
-        connection.log_in().await;
-        let tenure = connection.tenure().cloned();
-        let answer = during(tenure.as_ref(), send_within(&mut connection, &pipe, limit)).await;
-        let answer = answer.inspect_err(learn).map_err(on)?;
-        match answer.into_iter().next() {
-            // The key was deleted, or the server changes its role: the next heartbeat finds out.
-            Some(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}
-            Some(answer) => drop(reply::streams(answer).inspect_err(learn).map_err(on)?),
-            None => {}
-        }
-        self.connection = Some(connection);
-        Ok(())
+        let streams = [(&self.changes, seen.0)];
+        let waiting = async { self.inner.watches.of(&self.changes).await?.entries(&streams, wait).await };
+        let found = waiting.await.and_then(|found| found.map(reply::streams).transpose());
+        found.map(drop).map_err(|error| {
+            self.inner.servers.learn(&error);
+            error.during(format_args!("wait for {}", self.changes))
+        })
     }
 }
 

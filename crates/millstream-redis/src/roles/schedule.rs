@@ -219,16 +219,9 @@ impl Schedule for RedisBackend {
             let newest = entries.first().map_or(MessageId::ZERO, |(id, _)| *id);
             return Ok(Seen(newest.to_string()));
         };
-        let answers = self.inner.wait_on(&wake, timeout, |pipe, ms| {
-            pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms);
-            pipe.arg("STREAMS").arg(wake.as_str()).arg(last.to_string());
-        });
-        let answer = answers.await.map_err(on)?.pop().unwrap_or_default();
-        // The key was deleted, or the server changes its role: the caller calls again by itself.
-        if matches!(&answer, Value::ServerError(error) if error.code() == "UNBLOCKED") {
-            return Ok(seen.clone());
-        }
-        let streams = reply::streams(answer).map_err(on)?;
+        let waiting = async { self.inner.changes.of(&wake).await?.entries(&[(&wake, last)], timeout).await };
+        let found = waiting.await.inspect_err(|error| self.inner.servers.learn(error)).map_err(on)?;
+        let streams = found.map_or_else(|| Ok(Vec::new()), reply::streams).map_err(on)?;
         let newest = streams.iter().flat_map(|(_, entries)| entries).map(|(id, _)| *id).max();
         Ok(newest.map_or_else(|| seen.clone(), |id| Seen(id.to_string())))
     }

@@ -32,6 +32,7 @@ mod seek;
 mod server;
 mod settle;
 mod shared;
+mod sharing_readers;
 mod tasks;
 mod tasks_cost;
 mod tasks_faults;

@@ -156,7 +156,7 @@ impl Dial {
     /// request.
     pub(crate) async fn waiting(&self, role: &str) -> Result<Multiplexed> {
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        self.open(ProtocolVersion::RESP2, config, role).await
+        self.open(ProtocolVersion::RESP2, config, role, None).await
     }
 
     /// Opens a connection for many callers. The flag is set as soon as it is cut.
@@ -164,26 +164,29 @@ impl Dial {
         self.telling(role, |_| {}).await
     }
 
-    /// The same, and passes on what the server says without being asked, and that the connection is cut.
+    /// The same, and passes on what the server says without being asked, and at last `None`: the connection is lost.
     pub(crate) async fn telling(
         &self,
         role: &str,
-        heard: impl Fn(&PushInfo) + Send + Sync + 'static,
+        heard: impl Fn(Option<&PushInfo>) + Send + Sync + 'static,
     ) -> Result<(Multiplexed, Arc<AtomicBool>)> {
         let gone = Arc::new(AtomicBool::new(false));
-        let told = gone.clone();
+        let heard = Arc::new(heard);
+        let lost = Lost { gone: gone.clone(), told: heard.clone() };
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(self.response_timeout))
             .set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
-                    told.store(true, Ordering::Release);
+                    lost.tell();
+                } else {
+                    (lost.told)(Some(&push));
                 }
-                heard(&push);
                 Ok::<(), std::convert::Infallible>(())
             });
+        let lost = Arc::new(Lost { gone: gone.clone(), told: heard });
         // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
         // instead of failing.
-        Ok((self.open(ProtocolVersion::RESP3, config, role).await?, gone))
+        Ok((self.open(ProtocolVersion::RESP3, config, role, Some(lost)).await?, gone))
     }
 
     /// Opens a connection of the client's, over a stream of ours.
@@ -192,12 +195,13 @@ impl Dial {
         protocol: ProtocolVersion,
         config: AsyncConnectionConfig,
         role: &str,
+        lost: Option<Arc<dyn Tell>>,
     ) -> Result<Multiplexed> {
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(format!("millstream:{role}"));
         let failed = |error| translate(&error, Phase::Connecting);
         self.within(|| {
-            let (name, config) = (&name, config.clone());
+            let (name, config, lost) = (&name, config.clone(), lost.clone());
             async move {
                 let (primary, settings, terms) = self.terms().await?;
                 let settings = settings.set_protocol(protocol);
@@ -205,6 +209,11 @@ impl Dial {
                     let stream = self.stream(primary.as_ref()).await?;
                     let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
                     let (connection, driver) = opened.map_err(failed)?;
+                    let driver = async move {
+                        // Also if its runtime ends.
+                        let _ended = Ended(lost);
+                        driver.await;
+                    };
                     let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
                     let mut connection = Multiplexed {
                         connection,
@@ -350,6 +359,34 @@ impl Multiplexed {
         let answer = timeout(self.limit, self.connection.send_packed_command(&command)).await;
         if let Ok(Ok(Value::ServerError(error))) = answer {
             refused(&error);
+        }
+    }
+}
+
+/// Somebody who is told that a connection is lost.
+trait Tell: Send + Sync {
+    fn tell(&self);
+}
+
+struct Lost<F> {
+    gone: Arc<AtomicBool>,
+    told: Arc<F>,
+}
+
+impl<F: Fn(Option<&PushInfo>) + Send + Sync> Tell for Lost<F> {
+    fn tell(&self) {
+        self.gone.store(true, Ordering::Release);
+        (self.told)(None);
+    }
+}
+
+/// Tells when the background task of a connection ends.
+struct Ended(Option<Arc<dyn Tell>>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(told) = &self.0 {
+            told.tell();
         }
     }
 }

@@ -26,6 +26,9 @@ use crate::conn::terms::{during, left, over};
 /// `CLIENT TRACKING`, or a server without it.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Longest wait, so that its end can be computed.
+const LONGEST: Duration = Duration::from_secs(3_600);
+
 /// What ended a wait.
 pub(crate) enum Change {
     /// The reply of `XREAD` with the first entry of each stream that has one above its id.
@@ -39,6 +42,7 @@ pub(crate) enum Change {
 /// One connection to one server, on which any number of users wait.
 pub(crate) struct Changes {
     dial: Arc<Dial>,
+    role: &'static str,
     waiting: Arc<Waiting>,
     /// `None` before the first wait, and after the connection was lost. Held while one is opened.
     live: tokio::sync::Mutex<Option<Live>>,
@@ -73,8 +77,8 @@ struct Wait<'a> {
 }
 
 impl Changes {
-    pub(crate) fn new(dial: Arc<Dial>) -> Self {
-        Self { dial, waiting: Arc::default(), live: tokio::sync::Mutex::default() }
+    pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
+        Self { dial, role, waiting: Arc::default(), live: tokio::sync::Mutex::default() }
     }
 
     /// Waits until one of these streams has an entry above its id, or may have one.
@@ -82,7 +86,7 @@ impl Changes {
     /// # Errors
     /// The connection was lost, or the server refuses the look.
     pub(crate) async fn wait(&self, streams: &[(&Key, MessageId)], wait: Duration) -> Result<Change> {
-        let deadline = Instant::now() + wait;
+        let deadline = Instant::now() + wait.min(LONGEST);
         // Before the look: the notice may come before the reply is read.
         let waiting = self.waiting.enter(streams);
         let mut look = Pipeline::with_capacity(1);
@@ -94,11 +98,9 @@ impl Changes {
             let mut tenure = live.connection.tenure().cloned();
             live.connection.log_in().await;
             let limit = self.dial.response_timeout;
-            let asked = send_within(&mut live.connection, &look, limit);
-            let answer = during(tenure.as_ref(), asked)
-                .await
-                .inspect_err(|_| live.gone.store(true, Ordering::Release));
-            let found = reply::ok(answer?.pop().unwrap_or_default())?;
+            let asked = during(tenure.as_ref(), send_within(&mut live.connection, &look, limit)).await;
+            let found = asked.inspect_err(|_| live.gone.store(true, Ordering::Release)).map_err(unchanged)?;
+            let found = reply::ok(found.into_iter().next().unwrap_or_default())?;
             if found != Value::Nil {
                 return Ok(Change::Entries(found));
             }
@@ -107,8 +109,28 @@ impl Changes {
                 () = waiting.change.notified() => {
                     return if live.gone.load(Ordering::Acquire) { Err(cut()) } else { Ok(Change::Maybe) };
                 }
-                () = over(&mut tenure) => return Err(left()),
+                () = over(&mut tenure) => return Err(unchanged(left())),
                 () = sleep_until(until) => if until == deadline { return Ok(Change::Nothing) },
+            }
+        }
+    }
+
+    /// Waits until one of these streams has an entry above its id, and returns the reply of `XREAD` with the first entry of
+    /// each that has one; `None` when the time is over.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) async fn entries(
+        &self,
+        streams: &[(&Key, MessageId)],
+        wait: Duration,
+    ) -> Result<Option<Value>> {
+        let begun = Instant::now();
+        loop {
+            match self.wait(streams, wait.saturating_sub(begun.elapsed())).await? {
+                Change::Entries(found) => return Ok(Some(found)),
+                Change::Maybe => {}
+                Change::Nothing => return Ok(None),
             }
         }
     }
@@ -121,8 +143,8 @@ impl Changes {
         }
         *live = None;
         let waiting = self.waiting.clone();
-        let heard = move |push: &PushInfo| waiting.hear(push);
-        let (mut connection, gone) = self.dial.telling("watch", heard).await?;
+        let heard = move |push: Option<&PushInfo>| waiting.hear(push);
+        let (mut connection, gone) = self.dial.telling(self.role, heard).await?;
         let mut track = Pipeline::with_capacity(1);
         track.cmd("CLIENT").arg("TRACKING").arg("ON");
         let answer = send_within(&mut connection, &track, self.dial.response_timeout).await?.pop();
@@ -152,21 +174,24 @@ impl Waiting {
         Wait { waiting: self, keys, number, change }
     }
 
-    /// Takes what the server says without being asked.
-    fn hear(&self, push: &PushInfo) {
+    /// Takes what the server says without being asked; `None` when the connection is lost.
+    fn hear(&self, push: Option<&PushInfo>) {
         let users = self.users();
         let tell = |of: &Vec<User>| of.iter().for_each(|user| user.change.notify_one());
-        match (&push.kind, push.data.first()) {
-            (PushKind::Invalidate, Some(Value::Array(keys))) => {
-                for key in keys {
-                    if let Value::BulkString(key) = key {
-                        users.get(&**key).into_iter().for_each(tell);
-                    }
+        match push {
+            Some(PushInfo { kind: PushKind::Invalidate, data }) => match data.first() {
+                Some(Value::Array(keys)) => {
+                    let keys = keys.iter().filter_map(|key| match key {
+                        Value::BulkString(key) => users.get(&**key),
+                        _ => None,
+                    });
+                    keys.for_each(tell);
                 }
-            }
-            // All keys: the server was emptied. Or the connection is lost, as everybody who waits shall find out.
-            (PushKind::Invalidate | PushKind::Disconnection, _) => users.values().for_each(tell),
-            _ => {}
+                // All keys: the server was emptied.
+                _ => users.values().for_each(tell),
+            },
+            Some(_) => {}
+            None => users.values().for_each(tell),
         }
     }
 }
@@ -183,6 +208,14 @@ impl Drop for Wait<'_> {
                 }
             }
         }
+    }
+}
+
+/// A look changes nothing, whether it was done or not.
+fn unchanged(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
+        _ => error,
     }
 }
 
