@@ -35,6 +35,7 @@ pub fn shared_url() -> String {
 #[derive(Debug)]
 pub struct Server {
     running: Option<Running>,
+    program: PathBuf,
     port: u16,
     dir: PathBuf,
     args: Vec<String>,
@@ -44,6 +45,7 @@ pub struct Server {
 /// The settings of a [`Server`] before it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
+    program: Option<PathBuf>,
     appendonly: bool,
     within: Option<PathBuf>,
     sentinel: Option<String>,
@@ -77,6 +79,13 @@ impl Builder {
     #[must_use]
     pub fn sentinel(mut self, lines: &[&str]) -> Self {
         self.sentinel = Some(lines.join("\n"));
+        self
+    }
+
+    /// Sets the program. Default: what `REDIS_SERVER` names, or `redis-server`.
+    #[must_use]
+    pub fn program(mut self, path: PathBuf) -> Self {
+        self.program = Some(path);
         self
     }
 
@@ -115,7 +124,9 @@ impl Builder {
             args.insert(0, file.display().to_string());
             args.push("--sentinel".to_owned());
         }
-        let mut server = Server { running: None, port: 0, dir, args, env: self.env };
+        let program = self.program.or_else(|| env::var_os("REDIS_SERVER").map(PathBuf::from));
+        let program = program.unwrap_or_else(|| "redis-server".into());
+        let mut server = Server { running: None, program, port: 0, dir, args, env: self.env };
         for _ in 0..20 {
             server.port = free_port();
             if server.launch() {
@@ -261,7 +272,7 @@ impl Server {
     /// process took the port in the meantime.
     fn launch(&mut self) -> bool {
         let _ = fs::remove_file(self.dir.join("server.log"));
-        let mut running = Running::start(self.port, &self.dir, &self.args, &self.env);
+        let mut running = Running::start(&self.program, self.port, &self.dir, &self.args, &self.env);
         // The log confirms that *this* server has the port, which a reply on the port does not.
         let mut served = false;
         wait_until(|| {
@@ -290,11 +301,10 @@ impl Drop for Server {
 }
 
 impl Running {
-    fn start(port: u16, dir: &Path, args: &[String], env: &[(String, PathBuf)]) -> Self {
-        let binary = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+    fn start(binary: &Path, port: u16, dir: &Path, args: &[String], env: &[(String, PathBuf)]) -> Self {
         // A configuration file is the first argument.
         let (file, args) = args.split_at(usize::from(args.first().is_some_and(|arg| !arg.starts_with("--"))));
-        let server = Command::new(&binary)
+        let server = Command::new(binary)
             .args(file)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
             .args(["--logfile", "server.log", "--dir"])

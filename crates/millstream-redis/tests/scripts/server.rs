@@ -52,7 +52,8 @@ impl Server {
 
     fn try_at(port: u16, extra: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let child = Command::new("redis-server")
+        let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+        let child = Command::new(program)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(extra)
             .current_dir(dir.path())
