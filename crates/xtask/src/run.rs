@@ -81,6 +81,16 @@ impl Program {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Runs it silently. An error if it fails, with the last line that it wrote to stderr.
+    pub(crate) fn collected(mut self) -> Result<()> {
+        let output = self.command.output().with_context(|| format!("cannot run {}", self.shown))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+        let name = self.shown.split(' ').next().unwrap_or_default();
+        ensure!(output.status.success(), "{name} failed: {}", last.trim());
+        Ok(())
+    }
+
     /// Runs it and passes its output on while it comes; returns whether it succeeded, and all lines.
     pub(crate) fn watch(mut self) -> Result<(bool, Vec<String>)> {
         println!("$ {}", self.shown);

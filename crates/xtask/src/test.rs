@@ -11,9 +11,9 @@ use crate::server::Server;
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Totals {
-    passed: u32,
-    failed: u32,
+pub(crate) struct Totals {
+    pub(crate) passed: u32,
+    pub(crate) failed: u32,
 }
 
 /// Runs the tests whose name contains `filter`, or all. Returns `N passed, N failed`; an error if any failed, or if
@@ -79,7 +79,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
 /// Adds up the results that `cargo test` prints for every binary, or nextest once.
 ///
 /// Only one of the two: nextest shows what failed as it was printed, with the results of that one test.
-fn count<'a>(lines: impl Iterator<Item = &'a str>, nextest: bool) -> Totals {
+pub(crate) fn count<'a>(lines: impl Iterator<Item = &'a str>, nextest: bool) -> Totals {
     let (start, then) = if nextest { ("Summary [", " run: ") } else { ("test result: ", ". ") };
     let mut totals = Totals::default();
     for line in lines {

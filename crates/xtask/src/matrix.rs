@@ -1,0 +1,288 @@
+//! Runs what depends on a server on each line of servers, on a cluster, behind TLS and as a user with few rights.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cluster::Cluster;
+use crate::run::{cargo, program, root};
+use crate::server::{Builder, Server};
+use crate::servers::{Fetched, LINES, Line, folder};
+use crate::test::{Totals, count};
+
+/// What depends on a server.
+const ON_SERVERS: &str = "binary_id(millstream-redis::scripts) + binary_id(millstream-cli::commands) \
+    + binary_id(integration-tests::servers) + (binary_id(integration-tests::conformance) - test(/^memory::/))";
+/// The cases of the suite on a cluster.
+const ON_CLUSTER: &str = "binary_id(integration-tests::conformance) & test(/^cluster::/)";
+/// What uses the shared server, and nothing but its URL.
+const BY_URL: &str = "(binary_id(integration-tests::conformance) & test(/^redis::/)) \
+    + (binary_id(integration-tests::servers) & test(/^(control|delay_races|groups|metrics)::/))";
+
+const NOT_ON_CLUSTER: &str = "the others connect to a single server, or start servers of their own";
+const NOT_BY_URL: &str = "the others start servers of their own, or open plain connections as the default user; the \
+    cluster has its own row";
+
+/// A row of the table.
+#[derive(Debug)]
+struct Row {
+    server: String,
+    version: String,
+    totals: Totals,
+    /// Why tests were not run.
+    why: String,
+}
+
+/// Where the tests of a row connect to.
+struct Place<'a> {
+    program: &'a Path,
+    url: &'a str,
+    cluster: &'a str,
+    env: Vec<(&'static str, String)>,
+}
+
+/// Runs the tests whose name contains `filter`, or all that depend on a server, and prints the table. An error if a test
+/// failed, or if none was run.
+pub(crate) fn run(filter: Option<&str>) -> Result<()> {
+    ensure!(
+        cargo(["nextest", "--version"]).works(),
+        "the matrix selects tests by expressions: install cargo-nextest"
+    );
+    let mut rows: Vec<Row> = LINES.iter().map(|line| on_line(line, filter)).collect();
+    if let Ok(server) = LINES[0].fetch() {
+        type Special = fn(&Path, Option<&str>) -> Result<(Totals, &'static str)>;
+        let special: [(&str, Special); 3] = [("cluster 3+3", cluster), ("TLS", tls), ("ACL user", acl)];
+        rows.extend(special.into_iter().map(|(name, run)| {
+            println!("\n== {name}");
+            row(&format!("{}, {name}", LINES[0].name), &server.version, run(&server.path, filter))
+        }));
+    }
+    println!("\n{}", table(&rows));
+    verdict(&rows)
+}
+
+fn verdict(rows: &[Row]) -> Result<()> {
+    let failed: u32 = rows.iter().map(|row| row.totals.failed).sum();
+    let run: u32 = rows.iter().map(|row| row.totals.passed + row.totals.failed).sum();
+    ensure!(run > 0, "no test was run");
+    ensure!(failed == 0, "{failed} of {run} tests failed");
+    let broken: Vec<_> = rows.iter().filter(|row| row.why.starts_with(BROKEN)).collect();
+    ensure!(broken.is_empty(), "{} of {} rows could not be run", broken.len(), rows.len());
+    Ok(())
+}
+
+/// How the reason begins where a row should have been run and was not.
+const BROKEN: &str = "broken: ";
+
+fn row(server: &str, version: &str, result: Result<(Totals, impl Into<String>)>) -> Row {
+    let (totals, why) = match result {
+        Ok((totals, why)) => (totals, why.into()),
+        Err(error) => (Totals::default(), format!("{BROKEN}{error:#}")),
+    };
+    Row { server: server.to_owned(), version: version.to_owned(), totals, why }
+}
+
+fn on_line(line: &Line, filter: Option<&str>) -> Row {
+    println!("\n== {}", line.name);
+    let Fetched { version, path } = match line.fetch() {
+        Ok(fetched) => fetched,
+        Err(error) => {
+            let why = format!("the server is not to be had: {error:#}");
+            return row(line.name, "-", Ok((Totals::default(), why)));
+        }
+    };
+    let result = if line.too_old {
+        refusal(&path)
+            .map(|said| (Totals::default(), format!("below the oldest version: `doctor` says \"{said}\"")))
+    } else {
+        on_all(&path, filter).map(|totals| (totals, String::new()))
+    };
+    row(line.name, &version, result)
+}
+
+fn on_all(program: &Path, filter: Option<&str>) -> Result<Totals> {
+    let server = builder(program).start();
+    let cluster = start_cluster(program);
+    let place = Place { program, url: &server.url(), cluster: &cluster.url(), env: Vec::new() };
+    tests(ON_SERVERS, filter, &place)
+}
+
+fn cluster(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str)> {
+    let cluster = start_cluster(program);
+    // No test of this row connects to a single server.
+    let place = Place { program, url: "redis://127.0.0.1:1", cluster: &cluster.url(), env: Vec::new() };
+    Ok((tests(ON_CLUSTER, filter, &place)?, NOT_ON_CLUSTER))
+}
+
+fn tls(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str)> {
+    let certificates = certificates()?;
+    let file = |name: &str| certificates.join(name).display().to_string();
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let server = builder(program)
+        .arg("--tls-port", &port.to_string())
+        .arg("--tls-cert-file", &file("server.pem"))
+        .arg("--tls-key-file", &file("server.key"))
+        .arg("--tls-ca-cert-file", &file("ca.pem"))
+        .arg("--tls-auth-clients", "no")
+        .start();
+    // Without a CA of their own clients trust the system's: for these tests that is ours.
+    let env = vec![("SSL_CERT_FILE", file("ca.pem")), ("MILLSTREAM_TEST_CONSOLE", server.url())];
+    let url = format!("rediss://localhost:{port}");
+    let place = Place { program, url: &url, cluster: "", env };
+    Ok((tests(BY_URL, filter, &place)?, NOT_BY_URL))
+}
+
+fn acl(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str)> {
+    let printed = millstream(&["acl", "admin", "--topic", "t"])?;
+    let rules = with_all_keys(&printed).context("`millstream acl` prints no command")?;
+    let server = builder(program).start();
+    let mut command = vec!["ACL", "SETUSER", "tester", "reset", "on", ">secret"];
+    command.extend(rules.iter().map(String::as_str));
+    server.try_cli(&command).context("ACL SETUSER")?;
+    let env = vec![("MILLSTREAM_TEST_CONSOLE", server.url())];
+    let url = format!("redis://tester:secret@127.0.0.1:{}", server.port());
+    let place = Place { program, url: &url, cluster: "", env };
+    Ok((tests(BY_URL, filter, &place)?, NOT_BY_URL))
+}
+
+fn builder(program: &Path) -> Builder {
+    Server::builder().program(program.to_owned())
+}
+
+fn start_cluster(program: &Path) -> Cluster {
+    Cluster::start_with(3, 1, |builder| builder.program(program.to_owned()))
+}
+
+fn tests(expression: &str, filter: Option<&str>, place: &Place<'_>) -> Result<Totals> {
+    let config = format!("xtask:{}", root().join("crates/xtask/nextest.toml").display());
+    // The whole workspace, so that nothing is built again for the matrix.
+    let mut args = vec!["nextest", "run", "--workspace", "--no-tests=pass", "--no-fail-fast"];
+    args.extend(["--status-level", "fail", "--tool-config-file", &config, "-E", expression]);
+    args.extend(filter);
+    let mut cargo = cargo(args).env("REDIS_SERVER", place.program);
+    cargo = cargo.env("MILLSTREAM_TEST_REDIS", place.url).env("MILLSTREAM_TEST_CLUSTER", place.cluster);
+    for (name, value) in &place.env {
+        cargo = cargo.env(name, value);
+    }
+    let (success, lines) = cargo.watch()?;
+    let totals = count(lines.iter().map(String::as_str), true);
+    ensure!(success || totals.failed > 0, "`cargo nextest` failed");
+    Ok(totals)
+}
+
+/// What the command says about a server that is too old.
+fn refusal(program: &Path) -> Result<String> {
+    let server = builder(program).start();
+    let said = millstream(&["--url", &server.url(), "doctor"])?;
+    let about = about_version(&said).map(str::to_owned);
+    about.with_context(|| format!("`doctor` says nothing about the version: {said}"))
+}
+
+/// What the command writes, whether it succeeds or not. Without `-p`, so that the build is that of the tests.
+fn millstream(args: &[&str]) -> Result<String> {
+    let all = ["run", "-q", "--bin", "millstream", "--"].iter().chain(args).copied();
+    let (_, lines) = cargo(all).watch()?;
+    Ok(lines.join("\n"))
+}
+
+/// What a message says about the version, without the address that comes first.
+fn about_version(said: &str) -> Option<&str> {
+    let start = said.find("the server is version ")?;
+    said[start..].lines().next()
+}
+
+/// The rules in a printed `ACL SETUSER name reset on rule …`, for every key.
+fn with_all_keys(printed: &str) -> Option<Vec<String>> {
+    let line = printed.lines().find(|line| line.starts_with("ACL SETUSER "))?;
+    let rules = line.split_whitespace().skip(5);
+    let rules = rules.filter(|rule| !rule.starts_with(['~', '%']));
+    Some(rules.map(str::to_owned).chain(["~*".to_owned()]).collect())
+}
+
+/// Makes an authority and a certificate for `localhost`; returns their folder.
+fn certificates() -> Result<PathBuf> {
+    let to = folder().join("certificates");
+    fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
+    fs::write(to.join("names"), "subjectAltName=DNS:localhost\n")?;
+    let file = |name: &str| to.join(name).display().to_string();
+    let (ca, ca_key, key) = (file("ca.pem"), file("ca.key"), file("server.key"));
+    let (request, signed, names) = (file("server.csr"), file("server.pem"), file("names"));
+    let new = ["req", "-newkey", "rsa:2048", "-nodes", "-keyout"];
+    let openssl = |args: &[&str]| program("openssl", args.iter().copied()).collected();
+    openssl(
+        &[&new[..], &[&ca_key, "-x509", "-days", "30", "-subj", "/CN=an authority", "-out", &ca]].concat(),
+    )?;
+    openssl(&[&new[..], &[&key, "-subj", "/CN=localhost", "-out", &request]].concat())?;
+    let sign = ["x509", "-req", "-days", "30", "-in", &request, "-CA", &ca, "-CAkey", &ca_key];
+    openssl(&[&sign[..], &["-CAcreateserial", "-extfile", &names, "-out", &signed]].concat())?;
+    Ok(to)
+}
+
+/// The rows in Markdown. What was not run is counted from the largest row.
+fn table(rows: &[Row]) -> String {
+    let run = |row: &Row| row.totals.passed + row.totals.failed;
+    let all = rows.iter().map(run).max().unwrap_or_default();
+    let mut table =
+        "| server | version | passed | failed | not run, and why |\n|---|---|---|---|---|\n".to_owned();
+    for row in rows {
+        let Row { server, version, totals: Totals { passed, failed }, why } = row;
+        let why = why.replace('|', "\\|").replace('\n', " ");
+        let missing = match (all - run(row), why.is_empty()) {
+            (0, true) => "0".to_owned(),
+            (missing, true) => format!("{missing}: no reason is known"),
+            (missing, false) => format!("{missing}: {why}"),
+        };
+        let _ = writeln!(table, "| {server} | {version} | {passed} | {failed} | {missing} |");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BROKEN, Row, about_version, table, verdict, with_all_keys};
+    use crate::test::Totals;
+
+    fn row(server: &str, passed: u32, failed: u32, why: &str) -> Row {
+        let totals = Totals { passed, failed };
+        Row { server: server.to_owned(), version: "1.2".to_owned(), totals, why: why.to_owned() }
+    }
+
+    #[test]
+    fn the_table_counts_what_each_row_lacks() {
+        let rows = [row("a", 9, 1, ""), row("b", 3, 0, "others|need\nmore"), row("c", 9, 0, "")];
+        let lines = "| a | 1.2 | 9 | 1 | 0 |\n| b | 1.2 | 3 | 0 | 7: others\\|need more |\n\
+                     | c | 1.2 | 9 | 0 | 1: no reason is known |\n";
+        assert!(table(&rows).ends_with(lines), "{}", table(&rows));
+    }
+
+    #[test]
+    fn a_failure_and_a_row_that_could_not_be_run_are_errors() {
+        let said = |rows: &[Row]| verdict(rows).err().map(|error| error.to_string());
+        assert_eq!(said(&[row("a", 2, 0, ""), row("b", 0, 0, "the server is not to be had")]), None);
+        assert_eq!(said(&[row("a", 2, 1, "")]).as_deref(), Some("1 of 3 tests failed"));
+        let broken = format!("{BROKEN}no compiler");
+        assert_eq!(
+            said(&[row("a", 2, 0, ""), row("b", 0, 0, &broken)]).as_deref(),
+            Some("1 of 2 rows could not be run")
+        );
+        assert_eq!(said(&[row("a", 0, 0, "")]).as_deref(), Some("no test was run"));
+    }
+
+    #[test]
+    fn the_rules_of_a_user_keep_their_commands_and_get_all_keys() {
+        let rules = with_all_keys("ACL SETUSER admin reset on -@all resetkeys +get +xadd ~mq:{t}* %R~mq:x\n");
+        assert_eq!(rules.unwrap_or_default(), ["-@all", "resetkeys", "+get", "+xadd", "~*"]);
+        assert_eq!(with_all_keys("nothing"), None);
+    }
+
+    #[test]
+    fn what_is_said_about_the_version_is_one_line_without_the_address() {
+        let said =
+            "error: connect to redis://127.0.0.1:1: the server is version 6.2.14, at least 7.0 is needed\n$";
+        assert_eq!(about_version(said), Some("the server is version 6.2.14, at least 7.0 is needed"));
+        assert_eq!(about_version("connect to redis://127.0.0.1: refused"), None);
+    }
+}
