@@ -15,13 +15,13 @@ use crate::servers::{Fetched, LINES, Line, folder};
 use crate::test::{Totals, count};
 
 /// What depends on a server.
-const ON_SERVERS: &str = "binary_id(millstream-redis::scripts) + binary_id(millstream-cli::commands) \
+const ON_SERVERS: &str = "(package(millstream-redis) & binary(scripts)) + binary_id(millstream-cli::commands) \
     + binary_id(integration-tests::servers) + (binary_id(integration-tests::conformance) - test(/^memory::/))";
 /// The cases of the suite on a cluster.
 const ON_CLUSTER: &str = "binary_id(integration-tests::conformance) & test(/^cluster::/)";
 /// What uses the shared server by its URL alone.
 const BY_URL: &str = "binary_id(millstream-cli::commands) \
-    + (binary_id(integration-tests::conformance) & test(/^redis::/)) \
+    + (binary_id(integration-tests::conformance) & test(/^redis:/)) \
     + (binary_id(integration-tests::servers) & test(/^(control|delay_races|groups|metrics)::/))";
 
 const NOT_ON_CLUSTER: &str = "the others connect to a single server, or start servers of their own";

@@ -31,6 +31,7 @@ mod outage_scenes;
 mod pages;
 mod poison;
 mod rebalance;
+mod secrets;
 mod sentinel;
 mod sharing;
 mod stopped;

@@ -1,5 +1,6 @@
 //! Connections: dialling, the servers of a cluster, one request and its replies, and shared and exclusive use.
 
+pub(crate) mod appends;
 pub(crate) mod cluster;
 pub(crate) mod dial;
 pub(crate) mod replies;
@@ -9,6 +10,7 @@ pub(crate) mod connection;
 pub(crate) mod control_thread;
 pub(crate) mod login;
 pub(crate) mod pipe;
+pub(crate) mod reader_connections;
 pub(crate) mod request;
 pub(crate) mod socket;
 pub(crate) mod stream;

@@ -16,10 +16,10 @@ use millstream_core::topic::TopicPartition;
 
 use crate::address::Address;
 use crate::backend::Inner;
+use crate::conn::appends::node_appender::NodeAppender;
 use crate::conn::cluster::servers::{Cluster, Hop};
 use crate::conn::cluster::slots::slot_of;
 use crate::conn::dial::Dial;
-use crate::entries::node_appender::NodeAppender;
 use crate::error::{redirect, unexpected};
 
 pub(crate) struct ClusterAppender {

@@ -25,27 +25,14 @@ use crate::conn::replies::cursor::Cursor;
 use crate::conn::replies::reply::{self, RawEntry};
 use crate::conn::replies::resp::Head;
 use crate::conn::request::{Digits, Request};
-use crate::conn::socket::Socket;
 use crate::conn::waits::changes::Change;
-use crate::entries::reader_connections::{Own, SHORT_WAIT, Sharing};
+use crate::entries::reader_line::ReaderLine;
+use crate::entries::weight::{Weight, add_weight, weight};
 use crate::error::{fenced, unexpected};
 use crate::stored::note;
 
-/// Longest single wait on the server. A longer wait is split into several.
-const MAX_WAIT: Duration = Duration::from_secs(3_600);
 /// Bytes of a page above which it is large.
 const LARGE: usize = 256 << 10;
-
-/// How a reader's requests reach the server.
-enum Way {
-    /// Not at all: it has to [`open`](Guard::open) first. Also while a request is under way, so that a dropped future drops
-    /// the connection too.
-    Closed,
-    /// Over a connection of its own that watches the fence.
-    Own(Box<Own>),
-    /// By scripts, over a connection that others use too.
-    Sharing(Sharing),
-}
 
 /// The requests of one reader, under the fence of its lease.
 pub(crate) struct Guard {
@@ -57,15 +44,11 @@ pub(crate) struct Guard {
     wake: Key,
     fence: Key,
     held: Key,
-    way: Way,
+    line: ReaderLine,
     /// The word with which this reader was begun.
     word: String,
     /// Bytes of the last page, and the time it took.
     weight: (usize, Duration),
-    /// Whether pages are large: few of them are under way at once on a connection that others use.
-    large: bool,
-    /// Buffer for requests, used again.
-    request: Request,
 }
 
 /// Request for entries of one stream.
@@ -96,13 +79,6 @@ pub(crate) struct Page {
 pub(crate) struct Position {
     /// Last delivered id of each stream.
     pub(crate) delivered: [MessageId; 2],
-}
-
-/// Number of entries of a log and its approximate size.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Weight {
-    pub(crate) entries: u64,
-    pub(crate) bytes: u64,
 }
 
 /// Ids above which entries of the streams and heads of the schedule count as new.
@@ -141,85 +117,57 @@ impl Guard {
             held: inner.keys.held(tp, group),
             group: group.clone(),
             lease: lease.clone(),
-            inner,
-            way: Way::Closed,
+            line: ReaderLine::new(inner.clone()),
             word: String::new(),
             weight: (0, Duration::ZERO),
-            large: false,
-            request: Request::default(),
+            inner,
         })
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        !matches!(self.way, Way::Closed)
+        self.line.is_open()
     }
 
     /// Whether pages should be small, since they are read over a connection that others use too.
     pub(crate) fn is_sharing(&self) -> bool {
-        matches!(self.way, Way::Sharing(_))
+        self.line.is_sharing()
     }
 
     /// Returns how long a wait may last at once.
     pub(crate) fn max_wait(&self) -> Duration {
-        match &self.way {
-            Way::Own(own) if own.is_crowded() => SHORT_WAIT,
-            _ => MAX_WAIT,
-        }
+        self.line.max_wait()
     }
 
     pub(crate) fn close(&mut self) {
-        self.way = Way::Closed;
+        self.line.close();
     }
 
     /// Ends the connection after an error, which may mean that another server has the partition now.
     pub(crate) fn fail(&mut self, error: &Error) {
         self.inner.servers.learn(error);
-        self.way = Way::Closed;
+        self.line.close();
     }
 
     /// Gives back a connection that another reader needs more, or takes one that is free if there is more to read. Returns the
-    /// group's position if it took one.
+    /// group's position if it did either.
     pub(crate) async fn choose_way(&mut self, busy: bool) -> Result<Option<Position>> {
-        match std::mem::replace(&mut self.way, Way::Closed) {
-            Way::Own(own) if own.is_due(busy) => {
-                return self.begin(Way::Sharing(own.give_back())).await.map(|(position, _)| Some(position));
-            }
-            Way::Sharing(sharing) if busy => match sharing.own().await {
-                Ok(Some(own)) => {
-                    return self.begin(Way::Own(Box::new(own))).await.map(|(position, _)| Some(position));
-                }
-                Ok(None) => self.way = Way::Sharing(sharing),
-                Err(error) => {
-                    tracing::debug!(%error, fence = self.fence.as_str(), "no connection for a reader: it goes on without");
-                    self.way = Way::Sharing(sharing);
-                }
-            },
-            same => self.way = same,
+        if self.line.choose(busy).await {
+            return self.begin().await.map(|(position, _)| Some(position));
         }
         Ok(None)
     }
 
     /// Connects, or takes a place among those that share a connection, and begins.
     pub(crate) async fn open(&mut self) -> Result<(Position, Weight)> {
-        let node = self.inner.readers.of(&self.fence).await?;
-        let way = match node.own().await? {
-            Some(own) => Way::Own(Box::new(own)),
-            None => Way::Sharing(node.share()),
-        };
-        self.begin(way).await
+        self.line.open(&self.fence).await?;
+        self.begin().await
     }
 
     /// Aborts the requests that an earlier reader of this lease may still have on the server, and watches the fence if the
     /// connection is its own.
-    async fn begin(&mut self, mut way: Way) -> Result<(Position, Weight)> {
-        let watching = match &mut way {
-            Way::Sharing(sharing) => {
-                sharing.begin().await?;
-                false
-            }
-            Way::Own(_) | Way::Closed => true,
-        };
-        self.way = way;
+    async fn begin(&mut self) -> Result<(Position, Weight)> {
+        let watching = !self.line.is_sharing();
+        self.line.begin().await?;
         self.word = format!("{:016x}", fastrand::u64(..));
         let mut pipe = Pipeline::with_capacity(8);
         let script = &self.inner.scripts.open_reader;
@@ -234,7 +182,7 @@ impl Guard {
             pipe.cmd("UNWATCH");
             self.add_watch(&mut pipe);
         }
-        let mut answers = self.send(&pipe).await?;
+        let mut answers = self.line.send(&pipe).await?;
         let watched = answers.split_off(5);
         let [opened, log, retry_log, length, bytes] = reply::tuple(Value::Array(answers))?;
         let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
@@ -244,7 +192,7 @@ impl Guard {
             self.check_token(reply::ok(watch).map(drop), token)?;
         }
         let weight = weight(length, bytes);
-        self.large = weight.bytes.checked_div(weight.entries).is_some_and(|mean| mean >= LARGE as u64);
+        self.line.large = weight.bytes.checked_div(weight.entries).is_some_and(|mean| mean >= LARGE as u64);
         Ok((self.read_position([log, retry_log])?, weight))
     }
 
@@ -252,7 +200,7 @@ impl Guard {
     pub(crate) async fn holds(&mut self, stream: usize, (id, digest): (MessageId, u64)) -> Result<bool> {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("XRANGE").arg(self.streams[stream].as_str()).arg(id.to_string()).arg(id.to_string());
-        let entries = self.send(&pipe).await?.pop().unwrap_or_default();
+        let entries = self.line.send(&pipe).await?.pop().unwrap_or_default();
         let mut entries = reply::entries(entries).map_err(|error| self.on(stream, error))?.into_iter();
         Ok(entries.any(|(_, fields)| fields.is_some_and(|fields| wire::digest(&fields) == digest)))
     }
@@ -265,7 +213,7 @@ impl Guard {
     pub(crate) async fn position(&mut self) -> Result<Position> {
         let mut pipe = Pipeline::with_capacity(2);
         self.add_position(&mut pipe);
-        let answers = self.send(&pipe).await?;
+        let answers = self.line.send(&pipe).await?;
         self.read_position(reply::tuple(Value::Array(answers))?)
     }
 
@@ -280,12 +228,12 @@ impl Guard {
         if self.is_sharing() {
             return self.read_sharing(asks, above, block).await;
         }
-        let request = std::mem::take(&mut self.request);
-        self.request = self.read_request(request, asks, above, block);
-        self.exchange(block.unwrap_or_default()).await?;
-        self.weight = self.socket()?.weight();
+        let request = std::mem::take(&mut self.line.request);
+        self.line.request = self.read_request(request, asks, above, block);
+        self.line.exchange(block.unwrap_or_default()).await?;
+        self.weight = self.line.socket()?.weight();
 
-        let mut replies = self.socket()?.replies();
+        let mut replies = self.line.socket()?.replies();
         let woke = if above.is_some() { self.woke(replies.next()?)? } else { Woke::default() };
         replies.next()?.ok()?;
         // Each command inside MULTI is answered with QUEUED, or with the error for which the server refused it.
@@ -373,7 +321,7 @@ impl Guard {
         let bytes: usize = bytes.map(|(name, value)| name.len() + value.len()).sum();
         self.weight = (bytes, Duration::ZERO);
         if bytes > 0 {
-            self.large = bytes >= LARGE;
+            self.line.large = bytes >= LARGE;
         }
         Ok(Answer { woke, pages: Some(pages), noted })
     }
@@ -432,7 +380,7 @@ impl Guard {
     /// Reads the notes of entries of one stream, one result per id. A value that is no note of ours is logged and
     /// skipped.
     pub(crate) async fn notes(&mut self, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
-        let answers = self.send(&note::ask(&self.held, source, ids)).await?;
+        let answers = self.line.send(&note::ask(&self.held, source, ids)).await?;
         note::told(answers, &self.held, ids)
     }
 
@@ -454,11 +402,10 @@ impl Guard {
             pipe.add_command(self.inner.scripts.read.eval([&self.fence, &self.streams[ask.stream]], &args));
         }
         others.cmd_iter().for_each(|cmd| _ = pipe.add_command(cmd.clone()));
-        let mut answers = self.send(&pipe).await?;
+        let mut answers = self.line.send(&pipe).await?;
         let anew = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "READER");
         if answers.iter().any(anew) {
-            let way = std::mem::replace(&mut self.way, Way::Closed);
-            self.begin(way).await?;
+            self.begin().await?;
             return Ok(None);
         }
         let others = answers.split_off(asks.len());
@@ -549,50 +496,4 @@ impl Guard {
     fn stream(&self, stream: usize) -> &[u8] {
         self.streams[stream].as_str().as_bytes()
     }
-
-    fn socket(&self) -> Result<&Socket> {
-        match &self.way {
-            Way::Own(own) => Ok(&own.socket),
-            Way::Closed | Way::Sharing(_) => Err(not_connected()),
-        }
-    }
-
-    /// Sends a request that is rare, or has no connection of its own, and returns its replies as values of the client.
-    async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        if let Way::Sharing(sharing) = &self.way {
-            return sharing.send(pipe, self.large).await;
-        }
-        self.request.clear();
-        self.request.add_pipeline(pipe);
-        self.exchange(Duration::ZERO).await?;
-        let mut replies = self.socket()?.replies();
-        (0..pipe.len()).map(|_| replies.next()?.value()).collect()
-    }
-
-    async fn exchange(&mut self, block: Duration) -> Result<()> {
-        // Taken out during the exchange: after an error or a dropped future, unread replies may follow on it.
-        let Way::Own(mut own) = std::mem::replace(&mut self.way, Way::Closed) else {
-            return Err(not_connected());
-        };
-        own.socket.ask(&self.request, block, self.inner.servers.response_timeout()).await?;
-        self.way = Way::Own(own);
-        Ok(())
-    }
-}
-
-/// Adds the commands that estimate how large the entries of a stream are before any is read.
-pub(crate) fn add_weight(pipe: &mut Pipeline, stream: &Key) {
-    pipe.cmd("XLEN").arg(stream.as_str());
-    pipe.cmd("MEMORY").arg("USAGE").arg(stream.as_str()).arg("SAMPLES").arg(5);
-}
-
-/// Parses the replies to [`add_weight`]. A field is 0 where the server or the user's permissions do not allow the
-/// command; then the first page shows the size.
-pub(crate) fn weight(length: Value, bytes: Value) -> Weight {
-    let number = |value| reply::count(value).map_or(0, |number| number as u64);
-    Weight { entries: number(length), bytes: number(bytes) }
-}
-
-fn not_connected() -> Error {
-    Error::new(ErrorKind::Unavailable, "the reader has no connection")
 }

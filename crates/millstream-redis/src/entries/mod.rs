@@ -1,12 +1,11 @@
 //! Log entries in bulk: appending, reading under a fence, trimming.
 
-pub(crate) mod appender;
 pub(crate) mod cluster_appender;
 pub(crate) mod guard;
-pub(crate) mod node_appender;
 pub(crate) mod plan;
 pub(crate) mod reader;
-pub(crate) mod reader_connections;
+pub(crate) mod reader_line;
 pub(crate) mod shared_reader;
 pub(crate) mod spread_reader;
 pub(crate) mod trimming;
+pub(crate) mod weight;

@@ -1,7 +1,7 @@
 //! Reader of many partitions on several servers, beside other readers: one reader for each partition.
 //!
-//! No command blocks over two slots. So a wait is one plain `XREAD` for each partition, which takes nothing and may stay
-//! under way between two calls; entries are taken without blocking, and only during a call. As with one reader of all,
+//! No command blocks over two slots. So each partition waits by itself, which takes nothing and may stay under way between
+//! two calls; entries are taken without blocking, and only during a call. As with one reader of all,
 //! entries that are pending under our name come first: nothing new is returned before that list was read on every
 //! partition.
 
@@ -175,16 +175,13 @@ impl SpreadReader {
 }
 
 /// Waits for entries behind these. Returns the newest ones then; `None` if there is nothing new.
-async fn wait(inner: &Inner, [log, retry_log]: &[Key; 2], last: Tails) -> Result<Option<Tails>> {
-    let answers = inner.wait_on(log, WAIT, |pipe, ms| {
-        pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms).arg("STREAMS");
-        pipe.arg(log.as_str()).arg(retry_log.as_str()).arg(&last.map(|id| id.to_string()));
-    });
-    let answer = answers.await?.pop().unwrap_or_default();
-    if reply::streams(answer)?.is_empty() {
+async fn wait(inner: &Inner, streams: &[Key; 2], last: Tails) -> Result<Option<Tails>> {
+    let above = [(&streams[0], last[0]), (&streams[1], last[1])];
+    let found = async { inner.changes.of(&streams[0]).await?.entries(&above, WAIT).await };
+    if found.await.inspect_err(|error| inner.servers.learn(error))?.is_none() {
         return Ok(None);
     }
-    tails(inner, &[log.clone(), retry_log.clone()]).await.map(Some)
+    tails(inner, streams).await.map(Some)
 }
 
 async fn tails(inner: &Inner, streams: &[Key; 2]) -> Result<Tails> {

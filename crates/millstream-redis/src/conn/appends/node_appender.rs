@@ -18,8 +18,8 @@ use millstream_core::log::{Append, Appender};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::conn::appends::appender::StreamAppender;
 use crate::conn::dial::Dial;
-use crate::entries::appender::StreamAppender;
 use crate::error::redirect;
 
 /// Time after which a connection that nobody uses is closed.

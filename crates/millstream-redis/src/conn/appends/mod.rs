@@ -1,0 +1,4 @@
+//! Connections of producers: one that requests follow each other on, and what all producers of a process share.
+
+pub(crate) mod appender;
+pub(crate) mod node_appender;
