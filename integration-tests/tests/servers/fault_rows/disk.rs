@@ -125,7 +125,9 @@ async fn a_server_that_ends_on_a_full_disk_is_waited_for_without_haste() {
         pair.doubled()
     );
     figure("fault", &text);
-    assert!(calls <= connections as u64 * 40, "{calls} calls for {connections} connections in {time:?}");
+    // Three kinds of waits share connections: who waits calls for itself all the same.
+    let callers = connections as u64 + 3;
+    assert!(calls <= callers * 40, "{calls} calls for {connections} connections in {time:?}");
     pair.lives_on().await;
 }
 

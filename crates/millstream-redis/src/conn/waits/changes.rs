@@ -44,8 +44,16 @@ pub(crate) struct Changes {
     dial: Arc<Dial>,
     role: &'static str,
     waiting: Arc<Waiting>,
-    /// `None` before the first wait, and after the connection was lost. Held while one is opened.
-    live: tokio::sync::Mutex<Option<Live>>,
+    /// Held while a connection is opened.
+    state: tokio::sync::Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None` before the first wait, and after the connection was lost.
+    live: Option<Live>,
+    /// The last failure to open one, and its time.
+    failed: Option<(Instant, Error)>,
 }
 
 #[derive(Clone)]
@@ -78,7 +86,7 @@ struct Wait<'a> {
 
 impl Changes {
     pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
-        Self { dial, role, waiting: Arc::default(), live: tokio::sync::Mutex::default() }
+        Self { dial, role, waiting: Arc::default(), state: tokio::sync::Mutex::default() }
     }
 
     /// Waits until one of these streams has an entry above its id, or may have one.
@@ -136,12 +144,31 @@ impl Changes {
     }
 
     async fn live(&self) -> Result<Live> {
-        let mut live = self.live.lock().await;
+        let asked = Instant::now();
+        // One caller opens the connection. The others wait here and use that one, or return its error: each would try for
+        // itself otherwise, one after the other.
+        let mut state = self.state.lock().await;
         let usable = |live: &&Live| !live.gone.load(Ordering::Acquire) && !live.connection.is_left();
-        if let Some(live) = live.as_ref().filter(usable) {
+        if let Some(live) = state.live.as_ref().filter(usable) {
             return Ok(live.clone());
         }
-        *live = None;
+        if let Some((_, error)) = state.failed.as_ref().filter(|(when, _)| *when >= asked) {
+            return Err(error.clone());
+        }
+        state.live = None;
+        match self.open().await {
+            Ok(live) => {
+                (state.live, state.failed) = (Some(live.clone()), None);
+                Ok(live)
+            }
+            Err(error) => {
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Live> {
         let waiting = self.waiting.clone();
         let heard = move |push: Option<&PushInfo>| waiting.hear(push);
         let (mut connection, gone) = self.dial.telling(self.role, heard).await?;
@@ -155,7 +182,7 @@ impl Changes {
                 false
             }
         };
-        Ok(live.insert(Live { connection, gone, told }).clone())
+        Ok(Live { connection, gone, told })
     }
 }
 
