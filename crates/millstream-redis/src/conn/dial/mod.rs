@@ -363,7 +363,7 @@ impl Multiplexed {
     }
 }
 
-/// Somebody who is told that a connection is lost.
+/// Receives the notice that a connection is lost.
 trait Tell: Send + Sync {
     fn tell(&self);
 }

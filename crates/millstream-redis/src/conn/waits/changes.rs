@@ -22,7 +22,7 @@ use crate::conn::dial::{Dial, Multiplexed};
 use crate::conn::replies::reply;
 use crate::conn::terms::{during, left, over};
 
-/// Time between two looks at the streams where the server does not tell of changes: a user without the right to
+/// Time between two looks at the streams where the server sends no notices: a user without the right to
 /// `CLIENT TRACKING`, or a server without it.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -60,7 +60,7 @@ struct State {
 struct Live {
     connection: Multiplexed,
     gone: Arc<AtomicBool>,
-    /// Whether the server tells of changes.
+    /// Whether the server sends notices of changes.
     told: bool,
 }
 
@@ -178,7 +178,7 @@ impl Changes {
         let told = match reply::ok(answer.unwrap_or_default()) {
             Ok(_) => true,
             Err(error) => {
-                tracing::warn!(%error, "the server does not tell of changed keys: idle partitions are looked at once a second");
+                tracing::warn!(%error, "the server sends no notices of changed keys: waits check their streams once a second");
                 false
             }
         };
