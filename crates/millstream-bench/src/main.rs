@@ -33,7 +33,7 @@ const RUNS: u32 = 5;
 
 /// The log filter unless `RUST_LOG` is set. The private server has no persistence, so the warning about that is
 /// omitted.
-const LOG_FILTER: &str = "warn,millstream_redis::durability=error";
+const LOG_FILTER: &str = "warn,millstream_redis::risks=error";
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

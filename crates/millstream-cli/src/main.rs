@@ -52,7 +52,7 @@ stopped ends with 0 then.";
 
 /// The log filter unless `RUST_LOG` is set. The warning that a server without persistence can lose messages is
 /// omitted.
-const LOG_FILTER: &str = "warn,millstream_redis::durability=error";
+const LOG_FILTER: &str = "warn,millstream_redis::risks=error";
 
 /// Rewrites `millstream help topic list` to `millstream topic list --help`.
 fn expand_help(mut args: Vec<OsString>) -> Vec<OsString> {

@@ -58,6 +58,8 @@ capabilities! {
     Seek: "log", "moving the position of a group", ["Log::seek"];
     /// To count the entries of logs; needed for topics with a bound.
     Lengths: "log", "lengths of logs", ["Log::lengths"];
+    /// To store entries with a [durability](crate::Durability) of more than `Stored`.
+    Durability: "log", "durability of single messages", ["Log::appender"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
     /// and messages that kill processes are not detected.
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];

@@ -50,6 +50,7 @@ pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
 pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
+pub use message::durability::Durability;
 pub use name::{GroupName, MemberId, Namespace, QueueName, TopicName};
 pub use outcome::{IntoOutcome, Outcome};
 pub use partitioner::Partitioner;

@@ -75,6 +75,7 @@ const READS: &[&str] = &[
 ];
 /// What a producer uses without a script.
 const SENDS: &[&str] = &[
+    "wait",
     "eval",
     "evalsha",
     "sadd",
@@ -89,6 +90,7 @@ const SENDS: &[&str] = &[
 ];
 /// What a worker uses without a script, beside what is read.
 const WORKS: &[&str] = &[
+    "wait",
     "eval",
     "evalsha",
     "client|unblock",
@@ -127,7 +129,8 @@ const SENDING: &[&lua::Script] = &[
 ///
 /// A producer may not read logs, but what is scheduled, and it may delete keys that it may write: a rule of the server joins
 /// all commands with all keys. A read-only user may change nothing; scripts that only read are run with `EVALSHA_RO` for
-/// that. Only an administrator may read the settings of the server, with `CONFIG GET`, which shows passwords.
+/// that. Sends with [`Durability::Fsynced`](millstream_core::Durability::Fsynced) need `+waitaof` beside these rules, which
+/// servers before 7.2 refuse. Only an administrator may read the settings of the server, with `CONFIG GET`, which shows passwords.
 ///
 /// ```
 /// use millstream_redis::{Access, acl};

@@ -29,8 +29,8 @@ use crate::conn::reader_connections::ReaderConnections;
 use crate::conn::replies::reply;
 use crate::conn::waits::changes::Changes;
 use crate::conn::waits::waiters::Waiters;
-use crate::durability::{self, Risk};
 use crate::error::unexpected;
+use crate::risks::{self, Risk};
 use crate::scripts::script::Scripts;
 use crate::snapshots::lag_cache::LagCache;
 
@@ -95,7 +95,7 @@ impl RedisBackend {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the configuration cannot be used, or if the server may lose messages and that is
-    /// [not wanted](RedisConfig::durability), [`ErrorKind::Unavailable`] if the server cannot be reached,
+    /// [not wanted](RedisConfig::on_risk), [`ErrorKind::Unavailable`] if the server cannot be reached,
     /// [`ErrorKind::Denied`] if it refuses the credentials, [`ErrorKind::Unsupported`] if it is older than 7.0, or a node
     /// of a cluster with several nodes while the URL names one server.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
@@ -166,7 +166,7 @@ impl Inner {
     pub(crate) async fn risks(&self) -> Result<Vec<Risk>> {
         let mut risks = Vec::new();
         for line in self.pool.all().await? {
-            for risk in durability::risks(&*line).await? {
+            for risk in risks::risks(&*line).await? {
                 if !risks.contains(&risk) {
                     risks.push(risk);
                 }
@@ -247,7 +247,7 @@ impl Inner {
         let lines = self.messages.all().await?;
         let checks = join_all(lines.iter().map(|line| async {
             self.check_one(line).await?;
-            durability::check(&**line, self.config.durability).await
+            risks::check(&**line, self.config.on_risk).await
         }));
         let mut passed = false;
         let mut away = None;

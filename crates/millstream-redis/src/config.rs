@@ -17,7 +17,7 @@ const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// Reaction to a server that may lose messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
+pub enum OnRisk {
     /// The settings are not read.
     Ignore,
     /// Every [`Risk`](crate::Risk) is logged as a warning when connecting.
@@ -25,7 +25,7 @@ pub enum Durability {
     Warn,
     /// Connecting fails with [`ErrorKind::InvalidConfig`], which lists every risk. It fails as well if the settings
     /// cannot be read.
-    Require,
+    Refuse,
 }
 
 /// Configuration of the connection to a Redis or Valkey server.
@@ -69,7 +69,7 @@ pub struct RedisConfig {
     pub max_reader_connections: usize,
     /// Reaction to a server that may lose messages: no persistence, eviction, replicas that are not waited for.
     /// Default: warnings.
-    pub durability: Durability,
+    pub on_risk: OnRisk,
     /// Certificates for TLS; `None` for those of the system. Only with a URL that asks for TLS. Default: `None`.
     #[cfg(feature = "tls")]
     pub tls: Option<TlsConfig>,
@@ -169,7 +169,7 @@ impl RedisConfig {
             response_timeout: Duration::from_secs(5),
             pool_size: 4,
             max_reader_connections: 64,
-            durability: Durability::default(),
+            on_risk: OnRisk::default(),
             #[cfg(feature = "tls")]
             tls: None,
             credentials: None,
@@ -212,8 +212,8 @@ impl RedisConfig {
 
     /// Returns the configuration with another reaction to a server that may lose messages.
     #[must_use]
-    pub fn with_durability(self, durability: Durability) -> Self {
-        Self { durability, ..self }
+    pub fn with_on_risk(self, on_risk: OnRisk) -> Self {
+        Self { on_risk, ..self }
     }
 
     /// Returns the configuration with certificates for TLS.
@@ -332,7 +332,7 @@ impl fmt::Debug for RedisConfig {
             .field("response_timeout", &self.response_timeout)
             .field("pool_size", &self.pool_size)
             .field("max_reader_connections", &self.max_reader_connections)
-            .field("durability", &self.durability)
+            .field("on_risk", &self.on_risk)
             .finish_non_exhaustive()
     }
 }

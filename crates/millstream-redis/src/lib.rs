@@ -8,8 +8,8 @@ mod backend;
 mod boot_clock;
 mod config;
 mod credentials;
-mod durability;
 mod error;
+mod risks;
 mod server;
 mod usage;
 
@@ -26,6 +26,6 @@ pub use acl::{Access, acl};
 pub use backend::RedisBackend;
 #[cfg(feature = "tls")]
 pub use config::TlsConfig;
-pub use config::{Durability, RedisConfig};
+pub use config::{OnRisk, RedisConfig};
 pub use credentials::{Credentials, CredentialsProvider, PasswordFile};
-pub use durability::Risk;
+pub use risks::Risk;

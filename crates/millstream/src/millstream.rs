@@ -359,10 +359,10 @@ impl Builder {
 
     #[cfg(feature = "redis")]
     async fn redis(&self, namespace: Option<Namespace>) -> Result<Backend> {
-        use millstream_redis::{Durability, RedisBackend, RedisConfig};
+        use millstream_redis::{OnRisk, RedisBackend, RedisConfig};
         let mut config = RedisConfig::new(&self.url);
         if self.durable {
-            config = config.with_durability(Durability::Require);
+            config = config.with_on_risk(OnRisk::Refuse);
         }
         if let Some(namespace) = namespace {
             config = config.with_namespace(namespace);

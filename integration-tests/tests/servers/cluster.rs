@@ -16,7 +16,7 @@ use crate::load::{Load, PARTITIONS, changes, log, log_of};
 
 async fn start() -> (Cluster, Load) {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 1)).await.expect("a cluster");
-    let load = Load::start(&cluster.url()).await;
+    let load = Load::replicated(&cluster.url()).await;
     (cluster, load)
 }
 

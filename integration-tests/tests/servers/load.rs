@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use integration_tests::eventually;
-use millstream::{ConsumerConfig, Delivery, ErrorKind, Millstream, Retention, Topic};
+use millstream::{ConsumerConfig, Delivery, Durability, ErrorKind, Millstream, Retention, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
 
@@ -16,6 +16,11 @@ const JOBS: Topic<(u64, u64)> = Topic::new("jobs").partitions(PARTITIONS).retent
 
 /// A message: its key, and its number among those of the key.
 type Job = (u64, u64);
+
+/// Whether the sends of a key wait for a replica, where there are some.
+fn is_replicated(key: u64) -> bool {
+    key % 2 == 1
+}
 
 /// What became of the sends.
 #[derive(Default)]
@@ -28,6 +33,8 @@ struct Sent {
 /// Producers and consumers of one topic, in this process.
 pub(crate) struct Load {
     mq: Millstream,
+    /// Whether every other key waits for a replica.
+    replicated: bool,
     sent: Arc<Sent>,
     handled: Arc<Mutex<Vec<Job>>>,
     stop: Arc<AtomicBool>,
@@ -36,11 +43,16 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) async fn start(url: &str) -> Self {
-        Self::on(Millstream::connect(url).await.expect("connected")).await
+    /// On servers with replicas: every other key waits for one with each send, and loses nothing.
+    pub(crate) async fn replicated(url: &str) -> Self {
+        Self::with(Millstream::connect(url).await.expect("connected"), is_replicated).await
     }
 
     pub(crate) async fn on(mq: Millstream) -> Self {
+        Self::with(mq, |_| false).await
+    }
+
+    async fn with(mq: Millstream, waits: fn(u64) -> bool) -> Self {
         let (sent, handled) = (Arc::new(Sent::default()), Arc::new(Mutex::new(Vec::new())));
         let mut consumers = Vec::new();
         for _ in 0..2 {
@@ -66,7 +78,8 @@ impl Load {
                         return;
                     }
                     let job = (key, n);
-                    match producer.send(&job).key(key.to_string()).await {
+                    let durability = if waits(key) { Durability::Replicated(1) } else { Durability::Stored };
+                    match producer.send(&job).key(key.to_string()).durability(durability).await {
                         Ok(_) => drop(sent.stored.lock().expect("lock").insert(job, Instant::now())),
                         Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                             sent.unconfirmed.lock().expect("lock").insert(job);
@@ -78,7 +91,7 @@ impl Load {
             })
         });
         let senders = senders.collect();
-        let load = Self { mq, sent, handled, stop, senders, consumers };
+        let load = Self { mq, replicated: waits(1), sent, handled, stop, senders, consumers };
         load.goes_on("messages are handled").await;
         load
     }
@@ -110,8 +123,9 @@ impl Load {
         .await;
     }
 
-    /// Stops sending, waits until everything is handled, and checks it. `logs` returns what `XRANGE` prints for a key. `tail`: a time at which a primary was lost; what was
-    /// stored up to a second before that may be lost with it.
+    /// Stops sending, waits until everything is handled, and checks it. `logs` returns what `XRANGE` prints for a key.
+    /// `tail`: times at which a primary was lost; what was stored up to a second before that may be lost with it, unless
+    /// a replica had confirmed it.
     pub(crate) async fn end(self, tail: &[Instant], logs: impl Fn(&str) -> String) {
         self.stop.store(true, Ordering::Relaxed);
         for sender in self.senders {
@@ -127,11 +141,15 @@ impl Load {
         let strangers: Vec<_> =
             logged.keys().filter(|job| !stored.contains_key(job) && !unconfirmed.contains(job)).collect();
         assert_eq!(strangers, Vec::<&Job>::new(), "stored, and nobody was told");
-        let in_tail = |at: &Instant| {
-            tail.iter().any(|lost| *at <= *lost && lost.duration_since(*at) < Duration::from_secs(1))
+        let replicated = self.replicated;
+        let confirmed = stored.keys().filter(|(key, _)| is_replicated(*key)).count();
+        assert!(confirmed > 0, "nothing that waits for a replica was ever confirmed");
+        let in_tail = |key: u64, at: &Instant| {
+            !(replicated && is_replicated(key))
+                && tail.iter().any(|lost| *at <= *lost && lost.duration_since(*at) < Duration::from_secs(1))
         };
         let lost: Vec<_> =
-            stored.iter().filter(|(job, at)| !logged.contains_key(job) && !in_tail(at)).collect();
+            stored.iter().filter(|(job, at)| !logged.contains_key(job) && !in_tail(job.0, at)).collect();
         let ends = lost.iter().map(|(_, at)| *at).min().zip(lost.iter().map(|(_, at)| *at).max());
         assert!(
             lost.is_empty(),

@@ -19,6 +19,7 @@ mod delay_kills;
 mod delay_oom;
 mod delay_precision;
 mod delay_races;
+mod durability;
 mod fault_rows;
 mod faults;
 mod foreign;

@@ -75,7 +75,8 @@ impl Service {
 
 async fn start() -> (Service, Load) {
     let service = tokio::task::spawn_blocking(Service::start).await.expect("servers");
-    let load = Load::start(&format!("redis+sentinel://127.0.0.1:{}/main", service.sentinel.port())).await;
+    let load =
+        Load::replicated(&format!("redis+sentinel://127.0.0.1:{}/main", service.sentinel.port())).await;
     (service, load)
 }
 

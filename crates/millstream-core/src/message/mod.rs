@@ -3,6 +3,7 @@
 
 pub mod codec;
 pub(crate) mod dead_letter;
+pub(crate) mod durability;
 pub mod envelope;
 pub mod history;
 pub(crate) mod receipt;

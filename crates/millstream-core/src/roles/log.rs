@@ -3,7 +3,8 @@
 //! A partition has one *log* that all groups read, and per group one *retry log* for messages that return to that group
 //! alone: retries that are due and replayed dead letters. A group reads both; no other group reads its retry log.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::schedule::Due;
 use crate::topic::{Retention, TopicPartition};
 use crate::wire::Fields;
 
+pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{Receipt, Source};
 
 /// Entry to be appended.
@@ -245,9 +247,13 @@ pub trait Log: Send + Sync {
     /// is refused.
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
 
-    /// Opens an appender for one producer, or returns `None` if this log has nothing better than one
-    /// [`append`](Self::append) after the other. Default: `None`.
-    fn appender(&self) -> Option<Box<dyn Appender>> {
+    /// Opens an appender for one producer, whose entries have this durability before their results are returned.
+    ///
+    /// Returns `None` for [`Durability::Stored`] if this log has nothing better than one [`append`](Self::append) after the
+    /// other, and for anything more if it does not support it: see
+    /// [`Capability::Durability`](crate::Capability::Durability). Default: `None`.
+    fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
+        let _ = durability;
         None
     }
 
@@ -339,8 +345,49 @@ pub trait Appender: Send {
     /// Returns the results of the oldest batch that was begun and not reported yet: one result per entry, as
     /// [`Log::append`] returns them. Without such a batch it returns an empty list at once.
     ///
+    /// An entry that was stored, but did not reach the [`Durability`] of the appender in time, has the error
+    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). Where the server cannot give this durability at all,
+    /// nothing is stored, and the error is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    ///
     /// Dropping this future loses nothing: the next call continues.
     async fn finish(&mut self) -> Vec<Result<MessageId>>;
+}
+
+/// Appender that [appends](Log::append) one batch after the other.
+pub struct InTurn<L> {
+    log: L,
+    /// Batches that are not reported, oldest first.
+    begun: VecDeque<Arc<Vec<Append>>>,
+    /// The append of the oldest one, once it has begun.
+    under_way: Option<UnderWay>,
+}
+
+type UnderWay = Pin<Box<dyn Future<Output = Vec<Result<MessageId>>> + Send>>;
+
+impl<L: Log + Clone + 'static> InTurn<L> {
+    /// Creates an appender for this log.
+    pub const fn new(log: L) -> Self {
+        Self { log, begun: VecDeque::new(), under_way: None }
+    }
+}
+
+#[async_trait]
+impl<L: Log + Clone + 'static> Appender for InTurn<L> {
+    fn begin(&mut self, batch: Arc<Vec<Append>>) {
+        self.begun.push_back(batch);
+    }
+
+    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        let Some(oldest) = self.begun.front() else { return Vec::new() };
+        let under_way = self.under_way.get_or_insert_with(|| {
+            let (log, batch) = (self.log.clone(), oldest.clone());
+            Box::pin(async move { log.append(&batch).await })
+        });
+        let results = under_way.await;
+        self.under_way = None;
+        self.begun.pop_front();
+        results
+    }
 }
 
 /// Reads one partition for one group, as the holder of its lease.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, Durability, Fetched, InTurn, Log, Measured, Reader, Receipt, Settled, Settlement,
+    Source, Trimmed,
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -36,6 +37,14 @@ impl Log for MemoryBackend {
             partition.wake.notify_waiters();
         }
         results
+    }
+
+    /// Everything in memory is as durable as the process: what is stored has any durability.
+    fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
+        match durability {
+            Durability::Stored => None,
+            _ => Some(Box::new(InTurn::new(self.clone()))),
+        }
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use futures_util::future::select_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
-use millstream_core::log::{Append, Appender};
+use millstream_core::log::{Append, Appender, Durability};
 use millstream_core::topic::TopicPartition;
 
 use crate::address::Address;
@@ -25,6 +25,7 @@ use crate::error::{redirect, unexpected};
 pub(crate) struct ClusterAppender {
     inner: Arc<Inner>,
     cluster: Arc<Cluster>,
+    durability: Durability,
     nodes: Vec<Node>,
     /// Batches that are not returned, the oldest first.
     batches: VecDeque<Batch>,
@@ -67,10 +68,11 @@ struct Batch {
 }
 
 impl ClusterAppender {
-    pub(crate) fn new(inner: Arc<Inner>, cluster: Arc<Cluster>) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, cluster: Arc<Cluster>, durability: Durability) -> Self {
         Self {
             inner,
             cluster,
+            durability,
             nodes: Vec::new(),
             batches: VecDeque::new(),
             begun: 0,
@@ -164,7 +166,7 @@ impl ClusterAppender {
         if let Some(known) = self.nodes.iter().position(known) {
             return Ok(known);
         }
-        let appender = self.inner.appenders.line(&dial)?.appender(asking);
+        let appender = self.inner.appenders.line(&dial)?.appender(asking, self.durability);
         let node = Node { dial, asking, appender, parts: VecDeque::new() };
         // In the place of one that has left, so that positions stay.
         let gone = |node: &Node| node.parts.is_empty() && !self.cluster.is_primary(&node.dial);

@@ -7,7 +7,7 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
-    Append, Appender, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, Durability, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::topic::{Retention, TopicPartition};
@@ -45,12 +45,12 @@ impl Log for RedisBackend {
         self.append_asking(batch, &[]).await.0
     }
 
-    fn appender(&self) -> Option<Box<dyn Appender>> {
+    fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
         let inner = self.inner.clone();
-        match &*self.inner.servers {
-            Servers::One(dial) => Some(Box::new(inner.appenders.line(dial).ok()?.appender(false))),
-            Servers::Cluster(cluster) => Some(Box::new(ClusterAppender::new(inner, cluster.clone()))),
-        }
+        Some(match &*self.inner.servers {
+            Servers::One(dial) => Box::new(inner.appenders.line(dial).ok()?.appender(false, durability)),
+            Servers::Cluster(cluster) => Box::new(ClusterAppender::new(inner, cluster.clone(), durability)),
+        })
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
-use millstream_core::log::{Append, Appender, Log};
+use millstream_core::log::{Append, Appender, Durability, Log};
 use millstream_core::topic::TopicPartition;
 use millstream_redis::RedisConfig;
 use redis::Value;
@@ -16,7 +16,7 @@ use crate::server::{Bench, Server, message};
 const LONG: Duration = Duration::from_secs(20);
 
 fn appender(bench: &Bench) -> Box<dyn Appender> {
-    bench.backend.appender().expect("an appender")
+    bench.backend.appender(Durability::Stored).expect("an appender")
 }
 
 fn batch(tp: &TopicPartition, payloads: impl IntoIterator<Item = u32>) -> Arc<Vec<Append>> {

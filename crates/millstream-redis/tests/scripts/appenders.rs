@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
-use millstream_core::log::{Append, Appender, Log};
+use millstream_core::log::{Append, Appender, Durability, Log};
 use redis::Value;
 use tokio::time::timeout;
 
@@ -16,7 +16,7 @@ use crate::server::{Bench, message};
 const LONG: Duration = Duration::from_secs(20);
 
 fn appender(bench: &Bench) -> Box<dyn Appender> {
-    bench.backend.appender().expect("an appender")
+    bench.backend.appender(Durability::Stored).expect("an appender")
 }
 
 fn batch(bench: &Bench, payloads: &[&str]) -> Arc<Vec<Append>> {

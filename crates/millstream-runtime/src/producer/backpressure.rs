@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::{Append, Measured};
+use millstream_core::log::{Append, Appender, Measured};
 use millstream_core::policy::Exponential;
 use millstream_core::{Log, MessageId, TopicPartition};
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use super::config::OnFull;
@@ -39,6 +40,8 @@ impl Bound {
 /// Log that accepts messages to a partition only while the partition has room.
 pub(super) struct Bounded {
     log: Arc<dyn Log>,
+    /// Appender of a durability of more than `Stored`. Its requests run one after the other here, as all of them do.
+    durable: Option<AsyncMutex<Box<dyn Appender>>>,
     bound: Bound,
     on_full: OnFull,
     /// Last measured length of each partition.
@@ -46,8 +49,14 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    pub(super) fn new(log: Arc<dyn Log>, bound: Bound, on_full: OnFull) -> Self {
-        Self { log, bound, on_full, lengths: Mutex::default() }
+    pub(super) fn new(
+        log: Arc<dyn Log>,
+        durable: Option<Box<dyn Appender>>,
+        bound: Bound,
+        on_full: OnFull,
+    ) -> Self {
+        let durable = durable.map(AsyncMutex::new);
+        Self { log, durable, bound, on_full, lengths: Mutex::default() }
     }
 
     pub(super) fn is_bound(&self) -> bool {
@@ -56,7 +65,7 @@ impl Bounded {
 
     /// Appends a batch. If the producer waits when a partition is full, it waits until `deadline` at most.
     pub(super) async fn append(&self, batch: &[Append], deadline: Instant) -> Vec<Result<MessageId>> {
-        let Some(bound) = self.bound.get() else { return self.log.append(batch).await };
+        let Some(bound) = self.bound.get() else { return self.appended(batch).await };
         let full = match self.full(batch, deadline).await {
             Ok(full) => full,
             // The append returns an error of its own for each message.
@@ -85,7 +94,23 @@ impl Bounded {
         batch.iter().map(result).collect()
     }
 
+    async fn appended(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        let Some(durable) = &self.durable else { return self.log.append(batch).await };
+        let mut durable = durable.lock().await;
+        durable.begin(Arc::new(batch.to_vec()));
+        durable.finish().await
+    }
+
     async fn measured(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        if self.durable.is_some() {
+            // Its requests have no lengths beside them, so each partition is asked for its length before the next one.
+            let results = self.appended(batch).await;
+            let mut lengths = self.lengths();
+            for append in batch {
+                lengths.remove(&append.topic_partition);
+            }
+            return results;
+        }
         let Measured { results, lengths, .. } = self.log.append_measured(batch).await;
         self.lengths().extend(lengths);
         results

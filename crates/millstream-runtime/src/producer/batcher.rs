@@ -61,7 +61,7 @@ impl<C: Outgoing> Pending<C> {
     }
 }
 
-fn closed() -> Error {
+pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the producer is closed")
 }
 
@@ -76,13 +76,14 @@ impl<C: Outgoing> Batcher<C> {
         topic: TopicName,
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
+        room: Arc<Semaphore>,
     ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let sender = Sender::new(Box::new(sink), topic, observer, inbox, config);
         tokio::spawn(sender.run());
         Self {
             commands,
-            room: Arc::new(Semaphore::new(config.buffer_memory)),
+            room,
             buffer_memory: config.buffer_memory,
             delivery_timeout: config.delivery_timeout,
         }

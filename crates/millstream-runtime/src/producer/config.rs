@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::Problems;
 use millstream_core::partitioner::ByKey;
-use millstream_core::{Limits, Partitioner};
+use millstream_core::{Durability, Limits, Partitioner};
 
 /// Policy for messages to a partition that has as many entries as its topic
 /// [allows](millstream_core::TopicSpec::max_length).
@@ -38,6 +38,8 @@ pub struct ProducerConfig {
     /// while it was going down or coming up fails earlier if a later one was stored meanwhile: sent again, it would
     /// be stored after the later one.
     pub delivery_timeout: Duration,
+    /// What a send waits for, unless it [says](crate::SendFuture::durability) otherwise. Default: [`Durability::Stored`].
+    pub durability: Durability,
     /// Policy for messages to a full partition. Default: [`OnFull::Wait`]. A topic has no bound unless one is set.
     pub on_full: OnFull,
     /// Size limits of a message.
@@ -57,6 +59,7 @@ impl Default for ProducerConfig {
             linger: Duration::ZERO,
             buffer_memory: 32 << 20,
             delivery_timeout: Duration::from_secs(30),
+            durability: Durability::default(),
             on_full: OnFull::default(),
             limits: Limits::default(),
             refresh: Some(Duration::from_secs(60)),
@@ -76,6 +79,7 @@ impl ProducerConfig {
         problems.require(self.buffer_memory <= u32::MAX as usize, || {
             format!("buffer_memory is {} bytes, at most 4 GiB are allowed", self.buffer_memory)
         });
+        problems.take(self.durability.check());
         let refresh = self.refresh.unwrap_or(Duration::MAX);
         problems.require(refresh >= Duration::from_millis(100), || {
             format!("refresh is {refresh:?}, at least 100ms are needed")

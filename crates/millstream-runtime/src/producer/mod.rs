@@ -3,6 +3,7 @@
 mod backpressure;
 mod batch;
 mod batcher;
+mod by_durability;
 mod config;
 mod delayed;
 mod metadata_refresh;
@@ -24,8 +25,9 @@ use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    Backend, Capability, Codec, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec,
+    Backend, Capability, Codec, Durability, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec,
 };
+use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use config::{OnFull, ProducerConfig};
@@ -34,8 +36,9 @@ pub use record::{Record, SendFuture, Sent};
 
 use backpressure::Bound;
 use batcher::Batcher;
+use by_durability::ByDurability;
 use metadata_refresh::{MetadataRefresh, Partitions};
-use sink::{Outgoing, ToLog, ToSchedule};
+use sink::{Outgoing, ToSchedule};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
 ///
@@ -58,7 +61,7 @@ struct Inner<T: 'static> {
     codec: &'static dyn Codec<T>,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
-    batcher: Arc<Batcher<Append>>,
+    appends: Arc<ByDurability>,
     delayed: Arc<Batcher<Scheduling>>,
 }
 
@@ -82,12 +85,23 @@ impl<T> Producer<T> {
     where
         T: 'a,
     {
-        let encoded = records.into_iter().map(|record| {
-            let append = self.encode(record)?;
-            Ok((append.topic_partition.partition, append))
-        });
-        let sent = self.in_chunks(&self.inner.batcher, encoded).await.into_iter();
-        sent.map(|sent| sent.map(|(partition, id)| Sent { partition, id })).collect()
+        let mut records = records.into_iter().peekable();
+        let mut outcomes = Vec::new();
+        while let Some(durability) = records.peek().map(|record| self.durability_of(record)) {
+            // Those of another durability begin when these have ended: they go another way, and must not overtake them.
+            let same = std::iter::from_fn(|| records.next_if(|it| self.durability_of(it) == durability));
+            let encoded = same.map(|record| {
+                let append = self.encode(record)?;
+                Ok((append.topic_partition.partition, append))
+            });
+            let sent = match self.inner.appends.of(durability) {
+                Ok(batcher) => self.in_chunks(&batcher, encoded).await,
+                Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
+            };
+            let sent = sent.into_iter();
+            outcomes.extend(sent.map(|sent| sent.map(|(partition, id)| Sent { partition, id })));
+        }
+        outcomes
     }
 
     /// Sends many values with delays in as few requests as possible, and returns one result per value, in the same
@@ -144,7 +158,7 @@ impl<T> Producer<T> {
 
     /// Waits until all earlier sends have their results.
     pub async fn flush(&self) {
-        tokio::join!(self.inner.batcher.flush(), self.inner.delayed.flush());
+        tokio::join!(self.inner.appends.flush(), self.inner.delayed.flush());
     }
 
     /// Stops accepting messages and waits until all earlier sends have their results. Later sends, of any clone, fail
@@ -152,7 +166,7 @@ impl<T> Producer<T> {
     ///
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
-        tokio::join!(self.inner.batcher.close(), self.inner.delayed.close());
+        tokio::join!(self.inner.appends.close(), self.inner.delayed.close());
     }
 
     /// Returns the number of partitions of the topic, as of the last [refresh](ProducerConfig::refresh).
@@ -161,8 +175,8 @@ impl<T> Producer<T> {
         self.inner.partitions.count().get()
     }
 
-    fn batcher(&self) -> Arc<Batcher<Append>> {
-        self.inner.batcher.clone()
+    fn durability_of(&self, record: &Record<'_, T>) -> Durability {
+        record.durability.unwrap_or(self.inner.config.durability)
     }
 
     fn encode(&self, record: Record<'_, T>) -> Result<Append> {
@@ -172,6 +186,11 @@ impl<T> Producer<T> {
 
     fn encode_delayed(&self, record: DelayedRecord<'_, T>) -> Result<(Partition, Scheduling)> {
         let id = record.schedule_id()?;
+        let durability = self.durability_of(&record.record);
+        if durability != Durability::Stored {
+            let why = format!("a delayed message cannot be {durability}, only {}", Durability::Stored);
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
         let DelayedRecord { record, due, id: given, on_conflict } = record;
         // Without a key, an explicit id chooses the partition: only messages of one partition are compared by id.
         let (topic_partition, fields) = self.encoded(record, given.as_ref().map(String::as_bytes))?;
@@ -275,6 +294,17 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
+    /// Sets what each send waits for, unless it [says](SendFuture::durability) otherwise. Default:
+    /// [`Durability::Stored`].
+    ///
+    /// With more than that, the sends of all producers of a process share one connection, and a send takes the time until
+    /// the replicas or the disk have confirmed. Delayed sends are refused with [`ErrorKind::Unsupported`]: they are only
+    /// ever `Stored`.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.config.durability = durability;
+        self
+    }
+
     /// Sets the policy for messages to a full partition. Default: [`OnFull::Wait`].
     pub fn on_full(mut self, on_full: OnFull) -> Self {
         self.config.on_full = on_full;
@@ -332,10 +362,12 @@ impl<T> ProducerBuilder<T> {
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
-        let to_log = ToLog::new(self.backend.log().clone(), bound, config.on_full);
-        let batcher = Batcher::start(to_log, name.clone(), config, observer.clone());
+        let log = self.backend.log().clone();
+        let appends = ByDurability::new(log, bound, name.clone(), config, observer.clone());
+        appends.of(config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
-        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone());
+        let room = Arc::new(Semaphore::new(config.buffer_memory));
+        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone(), room);
         let inner = Inner {
             topic: stored.name,
             partitions,
@@ -343,7 +375,7 @@ impl<T> ProducerBuilder<T> {
             codec: self.topic.codec(),
             config: self.config,
             observer,
-            batcher: Arc::new(batcher),
+            appends: Arc::new(appends),
             delayed: Arc::new(delayed),
         };
         Ok(Producer { inner: Arc::new(inner) })

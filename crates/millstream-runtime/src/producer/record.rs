@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use millstream_core::{Envelope, MessageId, Partition, Result};
+use millstream_core::{Durability, Envelope, MessageId, Partition, Result};
 
 use super::Producer;
 
@@ -13,6 +13,7 @@ use super::Producer;
 pub struct Record<'a, T> {
     pub(super) value: &'a T,
     pub(super) partition: Option<Partition>,
+    pub(super) durability: Option<Durability>,
     /// Key and headers; the payload is filled in when the value is encoded.
     pub(super) envelope: Envelope,
 }
@@ -21,7 +22,7 @@ impl<'a, T> Record<'a, T> {
     /// Creates a record without key and headers.
     #[must_use]
     pub fn new(value: &'a T) -> Self {
-        Self { value, partition: None, envelope: Envelope::default() }
+        Self { value, partition: None, durability: None, envelope: Envelope::default() }
     }
 
     /// Sets the key: messages with the same key go to the same partition and keep their order.
@@ -42,6 +43,16 @@ impl<'a, T> Record<'a, T> {
     #[must_use]
     pub fn partition(mut self, partition: u32) -> Self {
         self.partition = Some(Partition(partition));
+        self
+    }
+
+    /// Sets what the send waits for. Default: that of the [producer](super::ProducerBuilder::durability).
+    ///
+    /// Sends of different durability go to the server on different ways: one keeps its order behind another only if it
+    /// begins after the other has ended. [`Producer::send_all`] sees to that by itself.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = Some(durability);
         self
     }
 }
@@ -82,6 +93,17 @@ impl<T> SendFuture<'_, T> {
         self.record = self.record.partition(partition);
         self
     }
+
+    /// Sets what the send waits for: see [`Record::durability`].
+    ///
+    /// # Errors
+    /// Of the awaited future: [`ErrorKind::Unconfirmed`](millstream_core::ErrorKind::Unconfirmed) if it was stored and not
+    /// confirmed in time, [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) if the backend or its server
+    /// cannot confirm it: then nothing was stored.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.record = self.record.durability(durability);
+        self
+    }
 }
 
 impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
@@ -90,12 +112,13 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future holds neither value nor codec.
+        let durability = self.producer.durability_of(&self.record);
         let encoded = self.producer.encode(self.record);
-        let batcher = self.producer.batcher();
+        let appends = self.producer.inner.appends.clone();
         Box::pin(async move {
             let append = encoded?;
             let partition = append.topic_partition.partition;
-            let id = batcher.send(append).await?;
+            let id = appends.of(durability)?.send(append).await?;
             Ok(Sent { partition, id })
         })
     }

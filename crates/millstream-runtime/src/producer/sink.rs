@@ -10,7 +10,7 @@ use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, Appender};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
 use millstream_core::topic::Partition;
-use millstream_core::{Log, MessageId, TopicName};
+use millstream_core::{Durability, Log, MessageId, TopicName};
 use tokio::time::Instant;
 
 use super::OnFull;
@@ -102,6 +102,8 @@ impl<D> InTurn<D> {
 pub(super) struct ToLog {
     /// Appender for partitions without a bound, if the log has one that pipelines requests.
     appender: Option<Box<dyn Appender>>,
+    /// Whether each request waits for more than the server's memory.
+    is_confirmed: bool,
     /// Number of requests of the appender whose results were not returned yet. The bound of a topic can be set or
     /// removed at any time. The requests under way determine the path of the next one, so that requests of both paths
     /// never run at the same time.
@@ -111,10 +113,21 @@ pub(super) struct ToLog {
 }
 
 impl ToLog {
-    pub(super) fn new(log: Arc<dyn Log>, bound: Bound, on_full: OnFull) -> Self {
-        let appender = log.appender();
-        let bounded = Arc::new(Bounded::new(log, bound, on_full));
-        Self { appender, appending: 0, bounded, in_turn: InTurn(VecDeque::new()) }
+    /// Returns `None` if the log does not support this durability.
+    pub(super) fn new(
+        log: Arc<dyn Log>,
+        bound: Bound,
+        on_full: OnFull,
+        durability: Durability,
+    ) -> Option<Self> {
+        let appender = log.appender(durability);
+        let is_confirmed = durability != Durability::Stored;
+        if is_confirmed && appender.is_none() {
+            return None;
+        }
+        let durable = if is_confirmed { log.appender(durability) } else { None };
+        let bounded = Arc::new(Bounded::new(log, durable, bound, on_full));
+        Some(Self { appender, is_confirmed, appending: 0, bounded, in_turn: InTurn(VecDeque::new()) })
     }
 
     /// Whether requests are sent without waiting for earlier answers. Not while a bound is checked before each
@@ -128,6 +141,10 @@ impl ToLog {
 /// memory is bounded by the producer's buffer.
 const AHEAD: usize = 64;
 
+/// The same where the server waits behind each request until it is durable: one waits, and the next one is filled and
+/// sent meanwhile. More would only make each of them smaller.
+const CONFIRMED_AHEAD: usize = 2;
+
 /// Number of bytes at which a batch is closed while requests are pipelined. Redis reads 16 KiB at a time from a
 /// connection (`PROTO_IOBUF_LEN`) and writes replies after each read: a larger batch is answered later, without a
 /// gain.
@@ -136,13 +153,17 @@ const FULL_AT: usize = 16 << 10;
 #[async_trait]
 impl Sink<Append> for ToLog {
     fn ahead(&self) -> usize {
-        if self.is_pipelined() { AHEAD } else { 1 }
+        match self.is_pipelined() {
+            true if self.is_confirmed => CONFIRMED_AHEAD,
+            true => AHEAD,
+            false => 1,
+        }
     }
 
     fn full_at(&self) -> usize {
         // Without a pipeline a request takes everything that waits: otherwise each round trip would carry at most 16
         // KiB.
-        if self.is_pipelined() { FULL_AT } else { usize::MAX }
+        if self.is_pipelined() && !self.is_confirmed { FULL_AT } else { usize::MAX }
     }
 
     fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {

@@ -15,6 +15,7 @@ mod dead_letters;
 mod delayed;
 mod deleted;
 mod dispatch;
+mod durability;
 mod failover;
 mod group_pause;
 mod groups;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Log, Measured, Note, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, Durability, InTurn, Log, Measured, Note, Reader, Receipt, Settled, Settlement, Source,
+    Trimmed,
 };
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
@@ -47,6 +48,12 @@ impl Log for Broken {
             results.reverse();
         }
         results
+    }
+
+    fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
+        self.inner.log().appender(durability)?;
+        let is_claimed = self.supports(Capability::Durability).is_ok();
+        is_claimed.then(|| Box::new(InTurn::new(self.clone())) as Box<dyn Appender>)
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

@@ -743,6 +743,8 @@ sabotages! {
     SeekUnsupported,
     /// It claims the lengths of logs, and answers that it is unsupported.
     LengthsUnsupported,
+    /// It claims the durability of single messages, and has no appender for it.
+    DurabilityUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.
@@ -774,6 +776,7 @@ impl Mutant {
         Some(match self {
             Self::SeekUnsupported => Capability::Seek,
             Self::LengthsUnsupported => Capability::Lengths,
+            Self::DurabilityUnsupported => Capability::Durability,
             Self::RescheduleUnsupported => Capability::Reschedule,
             Self::ListScheduledUnsupported => Capability::ListScheduled,
             Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,

@@ -8,7 +8,9 @@ use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats
 use millstream_core::dead_letters::{Claim, DeadLetterAction, DeadLetters};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
-use millstream_core::log::{Append, Appender, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream_core::log::{
+    Append, Appender, Durability, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed,
+};
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
@@ -50,7 +52,7 @@ impl Log for Client {
     }
 
     // Every append must pass through here as a separate request.
-    fn appender(&self) -> Option<Box<dyn Appender>> {
+    fn appender(&self, _: Durability) -> Option<Box<dyn Appender>> {
         None
     }
 

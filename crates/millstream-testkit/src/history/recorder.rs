@@ -9,7 +9,8 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, Durability, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source,
+    Trimmed,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -161,7 +162,7 @@ impl Log for Recorder {
     }
 
     // Every append must pass through here as a separate request.
-    fn appender(&self) -> Option<Box<dyn Appender>> {
+    fn appender(&self, _: Durability) -> Option<Box<dyn Appender>> {
         None
     }
 

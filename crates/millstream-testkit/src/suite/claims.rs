@@ -6,8 +6,8 @@ use millstream_core::catalog::Start;
 use millstream_core::leases::Resource;
 use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::{
-    Capability, ErrorKind, GroupName, MessageId, QueueName, Result, Retention, TopicChange, TopicPartition,
-    TopicSpec,
+    Capability, Durability, ErrorKind, GroupName, MessageId, QueueName, Result, Retention, TopicChange,
+    TopicPartition, TopicSpec,
 };
 
 use super::schedule::{body, id};
@@ -18,6 +18,7 @@ use crate::harness::{BRIEF, Harness};
 suite!("claims":
     seeking_is_as_claimed,
     lengths_are_as_claimed,
+    durability_is_as_claimed,
     ends_are_as_claimed,
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
@@ -74,6 +75,12 @@ async fn lengths_are_as_claimed(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let lengths = h.backend.log().lengths(&[tp]).await;
     as_claimed(&h, Capability::Lengths, "Log::lengths", lengths)
+}
+
+async fn durability_is_as_claimed(h: Harness) -> Verdict {
+    let appender = h.backend.log().appender(Durability::Fsynced);
+    let appender = appender.ok_or_else(|| Capability::Durability.missing());
+    as_claimed(&h, Capability::Durability, "Log::appender", appender)
 }
 
 /// Not counting ends is no error, but visible: leases have none.

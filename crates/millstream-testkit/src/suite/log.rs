@@ -1,5 +1,6 @@
 //! The log role: append, fetch, settle, hold, seek, trim.
 
+mod durability;
 mod fencing;
 mod histories;
 mod holding;
@@ -26,6 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
         trimming::cases(),
         retaining::cases(),
         measuring::cases(),
+        durability::cases(),
     ]
     .concat()
 }

@@ -1,8 +1,8 @@
 //! The departure board: the handler's state, and the judge of what it was given.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream::{Delivery, Outcome};
 
@@ -17,7 +17,6 @@ pub(crate) struct Board {
     fixed: AtomicBool,
     produced: AtomicU64,
     handled: AtomicUsize,
-    dead: AtomicUsize,
     retried: AtomicU64,
     touched: AtomicU64,
     violations: AtomicU64,
@@ -27,21 +26,29 @@ pub(crate) struct Board {
 struct State {
     /// How often each departure was shown.
     shown: Vec<u8>,
-    /// The last departure of each aircraft that came by the straight way.
+    /// The departures that are given up.
+    dead: HashSet<usize>,
+    /// The departures that came by the straight way.
+    came: HashSet<usize>,
+    /// The last of them of each aircraft.
     last: HashMap<String, usize>,
     per_partition: Vec<u64>,
 }
 
 impl Board {
     pub(crate) fn new(departures: usize, partitions: usize) -> Self {
-        let state =
-            State { shown: vec![0; departures], last: HashMap::new(), per_partition: vec![0; partitions] };
+        let state = State {
+            shown: vec![0; departures],
+            dead: HashSet::new(),
+            came: HashSet::new(),
+            last: HashMap::new(),
+            per_partition: vec![0; partitions],
+        };
         Self {
             state: Mutex::new(state),
             fixed: AtomicBool::new(false),
             produced: AtomicU64::new(0),
             handled: AtomicUsize::new(0),
-            dead: AtomicUsize::new(0),
             retried: AtomicU64::new(0),
             touched: AtomicU64::new(0),
             violations: AtomicU64::new(0),
@@ -53,17 +60,19 @@ impl Board {
     pub(crate) fn show(&self, delivery: &Delivery<Departure>) -> Outcome {
         let departure = &delivery.payload;
         self.touched.fetch_add(1, Relaxed);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         // A retry or a replay comes from elsewhere than the log, and later than its turn.
         let straight = delivery.id() == delivery.origin();
-        if straight && let Some(tail) = &departure.tail {
-            let last = state.last.insert(tail.clone(), departure.n);
-            if last.is_some_and(|last| last >= departure.n) {
-                self.violations.fetch_add(1, Relaxed);
-            }
+        // What comes again, after a fail-over or a repeated send, came in its turn the first time.
+        if straight
+            && state.came.insert(departure.n)
+            && let Some(tail) = &departure.tail
+            && state.last.insert(tail.clone(), departure.n).is_some_and(|last| last >= departure.n)
+        {
+            self.violations.fetch_add(1, Relaxed);
         }
         if departure.is_cancelled() && !self.fixed.load(Relaxed) {
-            self.dead.fetch_add(1, Relaxed);
+            state.dead.insert(departure.n);
             return Outcome::dead_letter(CANCELLED);
         }
         if departure.n % 100 == 7 && straight {
@@ -85,6 +94,10 @@ impl Board {
         Outcome::Ack
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn produced(&self) {
         self.produced.fetch_add(1, Relaxed);
     }
@@ -94,14 +107,10 @@ impl Board {
         self.fixed.store(true, Relaxed);
     }
 
-    /// So many of the dead are on their way back.
-    pub(crate) fn expect_again(&self, count: usize) {
-        self.dead.fetch_sub(count, Relaxed);
-    }
-
     /// Departures that are shown or dead.
     pub(crate) fn done(&self) -> usize {
-        self.handled.load(Relaxed) + self.dead.load(Relaxed)
+        let dead = if self.fixed.load(Relaxed) { 0 } else { self.state().dead.len() };
+        self.handled.load(Relaxed) + dead
     }
 
     pub(crate) fn touched(&self) -> u64 {
@@ -113,19 +122,18 @@ impl Board {
             produced: self.produced.load(Relaxed),
             handled: self.handled.load(Relaxed) as u64,
             retried: self.retried.load(Relaxed),
-            dead: self.dead.load(Relaxed) as u64,
+            dead: self.state().dead.len() as u64,
             duplicates: self.duplicates.load(Relaxed),
         }
     }
 
     pub(crate) fn per_partition(&self) -> Vec<u64> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).per_partition.clone()
+        self.state().per_partition.clone()
     }
 
     /// Departures that were never shown.
     pub(crate) fn lost(&self) -> usize {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.shown.iter().filter(|shown| **shown == 0).count()
+        self.state().shown.iter().filter(|shown| **shown == 0).count()
     }
 
     /// Departures that came before an earlier one of the same aircraft, retries and replays aside.

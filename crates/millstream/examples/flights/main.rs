@@ -3,18 +3,21 @@
 //! ```text
 //! cargo run --release --example flights                               # the sample, on a queue in memory
 //! cargo run --release --example flights -- --url redis://127.0.0.1    # the same on Redis
+//! cargo run --release --example flights -- --url redis+cluster://127.0.0.1:7000   # on a cluster with replicas
 //! cargo run --release --example flights -- path/to/flights.jsonl.gz   # another file: JSON lines, gzipped or not
 //! ```
 //!
 //! Every line is a departure. It is sent under its aircraft's tail number, so that the departures of one aircraft
 //! stay in order. The group `board` handles them: one in a hundred fails at the first attempt and comes back;
 //! cancelled flights are given up and become dead letters. Then somebody "fixes" the board, the dead letters are
-//! replayed, and everything must be accounted for. The data is CC0: departures of 2013, published by the U.S.
+//! replayed, and everything must be accounted for. On a cluster or under Sentinels each send waits for a replica
+//! (`--durability replicated:1`) and is repeated if none has confirmed it: a server can be killed in the middle. The data is CC0: departures of 2013, published by the U.S.
 //! Bureau of Transportation Statistics.
 
 mod board;
 mod events;
 mod progress;
+mod send;
 mod table;
 
 use std::collections::BTreeSet;
@@ -23,43 +26,48 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
-use millstream::{DeadLetter, Exponential, Millstream, Reason, Record, Topic};
+use millstream::{DeadLetter, Durability, Exponential, Millstream, Reason, Topic};
 
 use board::Board;
 use events::Departure;
 use progress::Progress;
 
 const GROUP: &str = "board";
-/// How many events are sent per call: enough for full batches, few enough for a lively progress line.
-const CHUNK: usize = 2_000;
 
 struct Options {
     path: Option<PathBuf>,
     url: String,
     partitions: u32,
+    durability: Durability,
 }
 
-const USAGE: &str = "usage: flights [PATH] [--url URL] [--partitions N]";
+const USAGE: &str =
+    "usage: flights [PATH] [--url URL] [--partitions N] [--durability stored|fsynced|replicated:N]";
 
 fn options() -> Result<Options> {
-    let mut options = Options { path: None, url: "memory://".into(), partitions: 8 };
+    let (mut path, mut url, mut partitions, mut durability) = (None, "memory://".to_owned(), 8, None);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "--url" => options.url = args.next().context("--url needs a value")?,
+            "--url" => url = args.next().context("--url needs a value")?,
             "--partitions" => {
                 let value = args.next().context("--partitions needs a value")?;
-                options.partitions = value.parse().context("--partitions needs a number")?;
+                partitions = value.parse().context("--partitions needs a number")?;
+            }
+            "--durability" => {
+                durability = Some(args.next().context("--durability needs a value")?.parse()?);
             }
             "--help" | "-h" => {
                 println!("{USAGE}");
                 std::process::exit(0);
             }
             other if other.starts_with('-') => bail!("unknown option {other}\n{USAGE}"),
-            path => options.path = Some(path.into()),
+            given => path = Some(given.into()),
         }
     }
-    Ok(options)
+    let fails_over = url.starts_with("redis+cluster") || url.starts_with("redis+sentinel");
+    let default = if fails_over { Durability::Replicated(1) } else { Durability::Stored };
+    Ok(Options { path, url, partitions, durability: durability.unwrap_or(default) })
 }
 
 #[tokio::main]
@@ -97,19 +105,8 @@ async fn main() -> Result<()> {
 
     let mut progress = Progress::new(departures.len() as u64);
     let started = Instant::now();
-    let producer = mq.producer(flights.clone()).await?;
-    for chunk in departures.chunks(CHUNK) {
-        let records = chunk.iter().map(|departure| match &departure.tail {
-            Some(tail) => Record::new(departure).key(tail),
-            // The aircraft is not known: any partition will do.
-            None => Record::new(departure),
-        });
-        for sent in producer.send_all(records).await {
-            sent.context("sending")?;
-            board.produced();
-        }
-        progress.show(&board);
-    }
+    let producer = mq.producer(flights.clone()).durability(options.durability).await?;
+    let repeated = send::send(&producer, &departures, options.durability, &board, &mut progress).await?;
     producer.close().await;
     let produced_in = started.elapsed();
 
@@ -124,19 +121,18 @@ async fn main() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let letters = queue.list(usize::MAX).await?;
-    check(&letters, &cancelled, &flights)?;
+    check(&letters, &cancelled, &flights, repeated > 0)?;
     if let Some(letter) = letters.first() {
         println!("\na dead letter: {}", describe(letter));
     }
     board.fix();
     let replayed = queue.replay_all().await?;
     println!("the board is fixed, {replayed} dead letters are replayed\n");
-    board.expect_again(cancelled.len());
     settle(&board, departures.len(), &mut progress).await?;
     progress.finish();
     let report = consumer.shutdown().await;
 
-    let summary = table::Summary { board: &board, report, replayed, produced_in, handled_in };
+    let summary = table::Summary { board: &board, report, replayed, repeated, produced_in, handled_in };
     print!("{}", summary.render());
     let lost = board.lost();
     ensure!(lost == 0, "{lost} departures were lost");
@@ -160,14 +156,20 @@ async fn settle(board: &Board, total: usize, progress: &mut Progress) -> Result<
     Ok(())
 }
 
-/// Every cancelled flight, and nothing else, is there, with everything that one needs to know.
-fn check(letters: &[DeadLetter], cancelled: &BTreeSet<usize>, topic: &Topic<Departure>) -> Result<()> {
+/// Every cancelled flight, and nothing else, is there, with everything that one needs to know: once, unless sends were
+/// repeated.
+fn check(
+    letters: &[DeadLetter],
+    cancelled: &BTreeSet<usize>,
+    topic: &Topic<Departure>,
+    repeated: bool,
+) -> Result<()> {
     let mut found = BTreeSet::new();
     let name = topic.spec()?.name;
     for letter in letters {
         let envelope = letter.envelope(&millstream::Limits::default())?;
         let departure = topic.codec().decode(&envelope.payload).map_err(anyhow::Error::from_boxed)?;
-        ensure!(found.insert(departure.n), "departure {} is dead twice", departure.n);
+        ensure!(found.insert(departure.n) || repeated, "departure {} is dead twice", departure.n);
         ensure!(letter.reason == Reason::Rejected, "reason {}", letter.reason);
         ensure!(letter.error == board::CANCELLED, "error {:?}", letter.error);
         ensure!(letter.attempts == 1, "{} attempts", letter.attempts);

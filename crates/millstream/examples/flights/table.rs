@@ -11,6 +11,8 @@ pub(crate) struct Summary<'a> {
     pub(crate) board: &'a Board,
     pub(crate) report: Report,
     pub(crate) replayed: u64,
+    /// Sends that were repeated.
+    pub(crate) repeated: u64,
     /// Until the last one was stored.
     pub(crate) produced_in: Duration,
     /// Until the last one was handled or dead, the time of producing included.
@@ -23,6 +25,7 @@ impl Summary<'_> {
         let rate = |took: Duration| counts.produced as f64 / took.as_secs_f64();
         let rows = [
             ("produced", counts.produced.to_string()),
+            ("sent again", self.repeated.to_string()),
             ("handled", counts.handled.to_string()),
             ("retried", self.report.retried.to_string()),
             ("dead", self.report.dead.to_string()),

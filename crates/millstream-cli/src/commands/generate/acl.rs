@@ -24,6 +24,9 @@ pub(crate) struct Acl {
     /// Topic that the user may touch; may be given several times. Default: all topics and delay queues of the namespace
     #[arg(long, short, value_name = "TOPIC")]
     topic: Vec<TopicName>,
+    /// Adds the right to WAITAOF, which sends with the durability `fsynced` need. Servers before 7.2 do not know it
+    #[arg(long)]
+    fsynced: bool,
     /// Name of the user. Default: the use
     #[arg(long, value_name = "NAME", id = "name")]
     as_user: Option<String>,
@@ -57,7 +60,10 @@ impl Acl {
             Use::ReadOnly => (Access::ReadOnly, "read-only"),
         };
         let namespace = global.namespace()?;
-        let rules = acl(access, namespace.as_ref(), &self.topic);
+        let mut rules = acl(access, namespace.as_ref(), &self.topic);
+        if self.fsynced {
+            rules.push("+waitaof".to_owned());
+        }
         let user = self.as_user.unwrap_or_else(|| format!("millstream-{name}"));
         output.show(&View { user, rules }, |view| {
             format!("ACL SETUSER {} reset on {}\n", view.user, view.rules.join(" "))

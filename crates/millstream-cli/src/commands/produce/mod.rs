@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use millstream::{ErrorKind, Producer, Topic, TopicName, TopicSpec};
+use millstream::{Durability, ErrorKind, Producer, Topic, TopicName, TopicSpec};
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -112,6 +112,9 @@ pub(crate) struct Produce {
     /// Maximum time of a send, while the server is unavailable or the topic is full
     #[arg(long, value_parser = options::duration, default_value = "30s", value_name = "TIME")]
     timeout: Duration,
+    /// What each send waits for: the server's memory, its disk, or the memory of this many replicas. Not with a due time
+    #[arg(long, default_value_t, value_name = "stored|fsynced|replicated:N")]
+    durability: Durability,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -283,7 +286,7 @@ impl Produce {
         let topic =
             Topic::raw("").named(self.topic.as_str()).partitions(spec.partitions).retention(spec.retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
-        Ok(cx.mq.producer(topic).delivery_timeout(self.timeout).await?)
+        Ok(cx.mq.producer(topic).delivery_timeout(self.timeout).durability(self.durability).await?)
     }
 }
 

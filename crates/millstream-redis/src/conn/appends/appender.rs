@@ -14,18 +14,19 @@ use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::conn::appends::confirm::Confirm;
 use crate::conn::connection::DEMOTED;
 use crate::conn::dial::Dial;
 use crate::conn::pipe::Pipe;
 use crate::conn::request::Request;
+use crate::conn::socket::Socket;
 use crate::conn::terms::{Tenure, left, over};
 use crate::error::{no_answer, redirect};
 
 pub(crate) struct StreamAppender {
     keys: Keys,
     dial: Arc<Dial>,
-    /// Whether its slots are moving to this node, so that an `ASKING` precedes each entry.
-    asking: bool,
+    form: Form,
     link: Link,
     /// What was begun and is not told of, the oldest first.
     begun: VecDeque<Begun>,
@@ -39,6 +40,17 @@ pub(crate) struct StreamAppender {
     demoted: bool,
     /// How often in a row no connection could be opened.
     refused: u32,
+    /// How many connections have failed.
+    failures: u64,
+}
+
+/// What a request has beside the entries.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// Whether their slots are moving to this node, so that an `ASKING` precedes each entry.
+    pub(crate) asking: bool,
+    /// What the server is to wait for behind them.
+    pub(crate) confirm: Option<Confirm>,
 }
 
 enum Link {
@@ -54,12 +66,12 @@ struct Begun {
 }
 
 impl StreamAppender {
-    pub(crate) fn new(keys: Keys, dial: Arc<Dial>, asking: bool) -> Self {
+    pub(crate) fn new(keys: Keys, dial: Arc<Dial>, form: Form) -> Self {
         let now = Instant::now();
         Self {
             keys,
             dial,
-            asking,
+            form,
             link: Link::Closed,
             begun: VecDeque::new(),
             quiet: now,
@@ -67,6 +79,7 @@ impl StreamAppender {
             left_since: None,
             demoted: false,
             refused: 0,
+            failures: 0,
         }
     }
 
@@ -75,14 +88,28 @@ impl StreamAppender {
         self.begun.is_empty()
     }
 
+    /// Whether the server waits behind its entries.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.form.confirm.is_some()
+    }
+
+    /// Returns how many connections have failed so far, each with what was under way on it.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures
+    }
+
     /// Takes a step: opens the connection, or sends and receives. Whether the oldest batch is answered.
     async fn advance(&mut self) -> Result<bool> {
         match &mut self.link {
             Link::Closed => {
-                let (dial, pause) = (self.dial.clone(), self.pause());
+                let (dial, pause, confirm) = (self.dial.clone(), self.pause(), self.form.confirm);
                 self.link = Link::Opening(Box::pin(async move {
                     sleep(pause).await;
-                    dial.socket("producer").await.map(Pipe::new)
+                    let mut socket = dial.socket("producer").await?;
+                    if let Some(confirm) = confirm {
+                        check(confirm, &mut socket, dial.response_timeout).await?;
+                    }
+                    Ok(Pipe::new(socket))
                 }));
                 Ok(false)
             }
@@ -94,7 +121,7 @@ impl StreamAppender {
                 let mut pipe = opened?;
                 (self.opened, self.left_since) = (Instant::now(), None);
                 for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
-                    pipe.put(request(&self.keys, &begun.batch, self.asking));
+                    pipe.put(request(&self.keys, &begun.batch, self.form));
                 }
                 self.quiet = Instant::now();
                 self.link = Link::Open(Box::new(pipe));
@@ -133,6 +160,7 @@ impl StreamAppender {
 
     /// The connection is of no use any more: tells apart what the server cannot have heard of.
     fn fail(&mut self, error: &Error) {
+        self.failures += 1;
         let heard = match std::mem::replace(&mut self.link, Link::Closed) {
             Link::Open(pipe) => {
                 let heard = pipe.begun();
@@ -160,18 +188,28 @@ impl StreamAppender {
     fn results(&mut self, batch: &[Append]) -> Vec<Result<MessageId>> {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
-        let results = batch.iter().map(|append| {
-            if self.asking {
-                // Its failure shows in the reply behind it.
-                let _ = replies.next();
-            }
-            let id = replies.next().and_then(|mut reply| reply.id());
-            id.map_err(|error| {
-                self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
-                during(error, append)
+        let mut results: Vec<_> = batch
+            .iter()
+            .map(|append| {
+                if self.form.asking {
+                    // Its failure shows in the reply behind it.
+                    let _ = replies.next();
+                }
+                let id = replies.next().and_then(|mut reply| reply.id());
+                id.map_err(|error| {
+                    self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
+                    during(error, append)
+                })
             })
-        });
-        let results = results.collect();
+            .collect();
+        if let Some(confirm) = self.form.confirm {
+            let answer = replies.next().and_then(|mut reply| reply.value());
+            if let Some(missing) = confirm.missing(answer) {
+                for (result, append) in results.iter_mut().zip(batch).filter(|(result, _)| result.is_ok()) {
+                    *result = Err(during(missing.clone(), append));
+                }
+            }
+        }
         pipe.next();
         results
     }
@@ -201,7 +239,7 @@ impl Appender for StreamAppender {
             if self.begun.is_empty() && over() {
                 (self.link, self.demoted) = (Link::Closed, false);
             } else {
-                pipe.put(request(&self.keys, &batch, self.asking));
+                pipe.put(request(&self.keys, &batch, self.form));
             }
         }
         self.begun.push_back(Begun { batch, failed });
@@ -244,7 +282,20 @@ async fn given_up(mut tenure: Option<Tenure>, since: &mut Option<Instant>) -> Er
     left()
 }
 
-fn request(keys: &Keys, batch: &[Append], asking: bool) -> Request {
+/// Checks on a new connection that its server can confirm, so that nothing is stored if it cannot.
+async fn check(confirm: Confirm, socket: &mut Socket, limit: Duration) -> Result<()> {
+    let mut request = Request::default();
+    confirm.add_check(&mut request);
+    // Nothing of a producer is sent yet: whatever happens, it can be sent again.
+    let unavailable = |error: Error| match error.kind() {
+        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, error.to_string()),
+        _ => error,
+    };
+    socket.ask(&request, Duration::ZERO, limit).await.map_err(unavailable)?;
+    confirm.check(socket.replies().next()?.value()?)
+}
+
+fn request(keys: &Keys, batch: &[Append], form: Form) -> Request {
     let mut request = Request::with_capacity(batch.iter().map(size).sum());
     // Neighbours often go to one partition.
     let mut key: Option<(&TopicPartition, Key)> = None;
@@ -254,7 +305,7 @@ fn request(keys: &Keys, batch: &[Append], asking: bool) -> Request {
             Some(known) if known.0 == tp => key.insert(known),
             _ => key.insert((tp, keys.log(tp))),
         };
-        if asking {
+        if form.asking {
             request.add(&[b"ASKING"]);
         }
         request.begin(3 + 2 * append.fields.len());
@@ -265,6 +316,9 @@ fn request(keys: &Keys, batch: &[Append], asking: bool) -> Request {
             request.arg(name);
             request.arg(value);
         }
+    }
+    if let Some(confirm) = form.confirm {
+        confirm.add(&mut request);
     }
     request
 }

@@ -1,4 +1,5 @@
 //! Connections of producers: one that requests follow each other on, and what all producers of a process share.
 
 pub(crate) mod appender;
+pub(crate) mod confirm;
 pub(crate) mod node_appender;

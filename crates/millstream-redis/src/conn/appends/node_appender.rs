@@ -1,11 +1,16 @@
-//! What producers append with to one node: at most two connections for all producers of a process.
+//! What producers append with to one node: at most two connections for all producers of a process, and one for each
+//! durability of more than `Stored` that they ask for.
 //!
 //! Most producers are idle at most times, and one that sends alone should pay for nobody else. So one connection is for
 //! whoever begins to send while it is free: it is kept until everything is answered, and used without a task in between. Those who
 //! come meanwhile share the other one, which a task of its own serves. Both are closed when nobody has used them for a
 //! while.
+//!
+//! Where the server waits behind the entries until they are durable, its answer takes as long for one entry as for a
+//! thousand, and blocks the connection. So all of these producers share one connection, and what comes while it is blocked
+//! is sent as one request.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -14,11 +19,12 @@ use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
-use millstream_core::log::{Append, Appender};
+use millstream_core::log::{Append, Appender, Durability};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::conn::appends::appender::StreamAppender;
+use crate::conn::appends::appender::{Form, StreamAppender};
+use crate::conn::appends::confirm::Confirm;
 use crate::conn::dial::Dial;
 use crate::error::redirect;
 
@@ -28,17 +34,25 @@ const IDLE: Duration = Duration::from_secs(60);
 type Batch = Arc<Vec<Append>>;
 type Results = Vec<Result<MessageId>>;
 
+/// Requests under way at a time where the server waits behind each: one, and the next, which it has then received.
+const CONFIRMED_AHEAD: usize = 2;
+/// Number of entries from which such a request takes no more.
+const CONFIRMED_ENTRIES: usize = 4_096;
+
 /// The connections of all producers to one node.
 pub(crate) struct NodeAppenders {
+    keys: Keys,
+    dial: Arc<Dial>,
+    /// For entries that have to be stored and no more.
     plain: Arc<Place>,
-    /// For slots that are moving to the node.
-    asking: Arc<Place>,
+    /// For others, and for slots that are moving to the node.
+    places: Mutex<HashMap<(bool, Durability), Arc<Place>>>,
 }
 
 struct Place {
     keys: Keys,
     dial: Arc<Dial>,
-    asking: bool,
+    form: Form,
     own: Mutex<Own>,
     /// To the task of the shared connection, if it runs.
     lane: Mutex<Option<mpsc::UnboundedSender<Work>>>,
@@ -86,38 +100,49 @@ enum Way {
 
 impl NodeAppenders {
     pub(crate) fn new(keys: &Keys, dial: &Arc<Dial>) -> Self {
-        let place = |asking| {
-            let own = Own { state: Slot::Free(None), used: Instant::now(), swept: false };
-            Arc::new(Place {
-                keys: keys.clone(),
-                dial: dial.clone(),
-                asking,
-                own: Mutex::new(own),
-                lane: Mutex::default(),
-                failures: AtomicU64::new(0),
-            })
-        };
-        Self { plain: place(false), asking: place(true) }
+        let plain = Place::new(keys, dial, Form { asking: false, confirm: None });
+        Self { keys: keys.clone(), dial: dial.clone(), plain, places: Mutex::default() }
     }
 
     /// Returns an appender for one producer. With `asking`, an `ASKING` precedes each entry.
-    pub(crate) fn appender(&self, asking: bool) -> NodeAppender {
-        let place = if asking { &self.asking } else { &self.plain };
-        NodeAppender { place: place.clone(), way: Way::Idle }
+    pub(crate) fn appender(&self, asking: bool, durability: Durability) -> NodeAppender {
+        let confirm = Confirm::new(durability, self.dial.response_timeout);
+        let place = if !asking && confirm.is_none() {
+            self.plain.clone()
+        } else {
+            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            let place = || Place::new(&self.keys, &self.dial, Form { asking, confirm });
+            places.entry((asking, durability)).or_insert_with(place).clone()
+        };
+        NodeAppender { place, way: Way::Idle }
     }
 }
 
 impl Place {
+    fn new(keys: &Keys, dial: &Arc<Dial>, form: Form) -> Arc<Self> {
+        Arc::new(Self {
+            keys: keys.clone(),
+            dial: dial.clone(),
+            form,
+            own: Mutex::new(Own { state: Slot::Free(None), used: Instant::now(), swept: false }),
+            lane: Mutex::default(),
+            failures: AtomicU64::new(0),
+        })
+    }
+
     fn own(&self) -> MutexGuard<'_, Own> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn appender(&self) -> StreamAppender {
-        StreamAppender::new(self.keys.clone(), self.dial.clone(), self.asking)
+        StreamAppender::new(self.keys.clone(), self.dial.clone(), self.form)
     }
 
-    /// Takes the connection for one producer, if no other one has it.
+    /// Takes the connection for one producer, if there is one and no other producer has it.
     fn take(&self) -> Option<Box<StreamAppender>> {
+        if self.form.confirm.is_some() {
+            return None;
+        }
         match std::mem::replace(&mut self.own().state, Slot::Taken) {
             Slot::Taken => None,
             Slot::Free(appender) => Some(appender.unwrap_or_else(|| Box::new(self.appender()))),
@@ -161,45 +186,101 @@ impl Place {
     }
 }
 
+/// The task of the shared connection.
+struct Lane {
+    appender: StreamAppender,
+    place: Weak<Place>,
+    /// Whether batches that wait are sent as one.
+    merges: bool,
+    /// Number of failures of the appender when a request was last answered.
+    failures: u64,
+    /// What is not begun, oldest first.
+    waiting: VecDeque<Work>,
+    /// Requests under way, oldest first: for each batch of one, the number of its entries and who waits for its results.
+    begun: VecDeque<Vec<(usize, oneshot::Sender<Results>)>>,
+}
+
 /// Serves the shared connection.
-async fn serve(mut appender: StreamAppender, place: Weak<Place>, mut inbox: mpsc::UnboundedReceiver<Work>) {
-    let mut waiting: VecDeque<oneshot::Sender<Results>> = VecDeque::new();
+async fn serve(appender: StreamAppender, place: Weak<Place>, mut inbox: mpsc::UnboundedReceiver<Work>) {
+    let merges = appender.is_confirmed();
+    let (waiting, begun) = (VecDeque::new(), VecDeque::new());
+    let mut lane = Lane { appender, place, merges, failures: 0, waiting, begun };
+    let mut ended = false;
     loop {
-        let busy = !waiting.is_empty();
+        if !lane.begin() {
+            return;
+        }
+        let busy = !lane.begun.is_empty();
+        if ended && !busy {
+            return;
+        }
         tokio::select! {
             biased;
-            results = appender.finish(), if busy => {
-                if results.iter().any(is_failure) && let Some(place) = place.upgrade() {
-                    place.failures.fetch_add(1, Ordering::AcqRel);
-                }
-                if let Some(waiting) = waiting.pop_front() {
-                    // Its producer may be gone.
-                    let _ = waiting.send(results);
-                }
-            }
-            work = timeout(IDLE, inbox.recv()) => match work {
+            results = lane.appender.finish(), if busy => lane.answer(results),
+            work = timeout(IDLE, inbox.recv()), if !ended => match work {
                 Ok(Some(work)) => {
-                    let Some(place) = place.upgrade() else { return };
-                    let mut next = Some(work);
-                    while let Some(Work { batch, failures, results }) = next {
-                        if failures == place.failures.load(Ordering::Acquire) {
-                            appender.begin(batch);
-                            waiting.push_back(results);
-                        } else {
-                            let _ = results.send(not_sent(&batch));
-                        }
-                        next = inbox.try_recv().ok();
+                    lane.waiting.push_back(work);
+                    while let Ok(work) = inbox.try_recv() {
+                        lane.waiting.push_back(work);
                     }
                 }
-                Ok(None) if busy => while let Some(waiting) = waiting.pop_front() {
-                    let _ = waiting.send(appender.finish().await);
-                },
-                Ok(None) => return,
+                Ok(None) => ended = true,
                 Err(_) if busy => {}
-                Err(_) => if place.upgrade().is_none_or(|place| place.ends(&inbox)) {
+                Err(_) => if lane.place.upgrade().is_none_or(|place| place.ends(&inbox)) {
                     return;
                 },
             }
+        }
+    }
+}
+
+impl Lane {
+    /// Begins what waits, as far as it may be under way. False if there are no producers any more.
+    fn begin(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            return true;
+        }
+        let Some(place) = self.place.upgrade() else { return false };
+        while !self.waiting.is_empty() && (!self.merges || self.begun.len() < CONFIRMED_AHEAD) {
+            let mut merged: Vec<Batch> = Vec::new();
+            let mut request = Vec::new();
+            let mut entries = 0;
+            while let Some(Work { batch, failures, results }) = self.waiting.pop_front() {
+                if failures != place.failures.load(Ordering::Acquire) {
+                    let _ = results.send(not_sent(&batch));
+                    continue;
+                }
+                entries += batch.len();
+                request.push((batch.len(), results));
+                merged.push(batch);
+                if !self.merges || entries >= CONFIRMED_ENTRIES {
+                    break;
+                }
+            }
+            let batch = match merged.len() {
+                0 => return true,
+                1 => merged.remove(0),
+                _ => Arc::new(merged.iter().flat_map(|batch| batch.iter().cloned()).collect()),
+            };
+            self.appender.begin(batch);
+            self.begun.push_back(request);
+        }
+        true
+    }
+
+    /// Delivers the results of the oldest request.
+    fn answer(&mut self, results: Results) {
+        let failures = self.appender.failures();
+        // An entry that is stored and not confirmed keeps nothing behind it from being stored.
+        let failed = failures != self.failures || results.iter().any(is_refusal);
+        self.failures = failures;
+        if failed && let Some(place) = self.place.upgrade() {
+            place.failures.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut results = results.into_iter();
+        for (entries, waiting) in self.begun.pop_front().into_iter().flatten() {
+            // Its producer may be gone.
+            let _ = waiting.send(results.by_ref().take(entries).collect());
         }
     }
 }
@@ -217,11 +298,11 @@ async fn sweep(place: Weak<Place>) {
     }
 }
 
-/// Whether an append failed with its connection, and so did those behind it.
-fn is_failure(result: &Result<MessageId>) -> bool {
-    let failed = |error: &Error| matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unconfirmed);
+/// Whether an append was refused by a server that takes none.
+fn is_refusal(result: &Result<MessageId>) -> bool {
     // A redirection concerns one slot.
-    result.as_ref().is_err_and(|error| failed(error) && redirect(error).is_none())
+    let refused = |error: &Error| error.kind() == ErrorKind::Unavailable && redirect(error).is_none();
+    result.as_ref().is_err_and(refused)
 }
 
 fn not_sent(batch: &[Append]) -> Results {

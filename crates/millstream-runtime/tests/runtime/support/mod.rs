@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
 use millstream_core::log::{Append, Entry, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::{
-    Appender, Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Retention,
-    Settlement, Start, Topic, TopicPartition,
+    Appender, Backend, Durability, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result,
+    Retention, Settlement, Start, Topic, TopicPartition,
 };
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
@@ -75,7 +75,7 @@ impl Log for Shared {
         self.store(batch).await
     }
 
-    fn appender(&self) -> Option<Box<dyn Appender>> {
+    fn appender(&self, _: Durability) -> Option<Box<dyn Appender>> {
         let appender = ScriptedAppender { scripted: self.0.clone(), begun: VecDeque::new() };
         self.ahead.lock().expect("lock").then(|| Box::new(appender) as Box<dyn Appender>)
     }

@@ -1,18 +1,18 @@
 //! The look at the server's settings.
 
 use millstream_core::error::ErrorKind;
-use millstream_redis::{Durability, RedisBackend, RedisConfig};
+use millstream_redis::{OnRisk, RedisBackend, RedisConfig};
 
 use crate::server::Server;
 
 async fn risks(url: String) -> Vec<&'static str> {
-    let config = RedisConfig::new(url).with_durability(Durability::Ignore);
+    let config = RedisConfig::new(url).with_on_risk(OnRisk::Ignore);
     let backend = RedisBackend::connect(config).await.expect("connected");
     backend.risks().await.expect("asked").iter().map(|risk| risk.setting).collect()
 }
 
 async fn required(url: String) -> Result<RedisBackend, millstream_core::Error> {
-    RedisBackend::connect(RedisConfig::new(url).with_durability(Durability::Require)).await
+    RedisBackend::connect(RedisConfig::new(url).with_on_risk(OnRisk::Refuse)).await
 }
 
 #[tokio::test]

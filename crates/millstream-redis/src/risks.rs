@@ -1,11 +1,11 @@
-//! Durability check: reads the server's settings when connecting, and finds those with which messages can be lost.
+//! Risks: reads the server's settings when connecting, and finds those with which messages can be lost.
 
 use std::fmt;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::Pipeline;
 
-use crate::config::Durability;
+use crate::config::OnRisk;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 
@@ -97,16 +97,16 @@ impl Settings {
     }
 }
 
-/// Reads the settings and applies `durability`: logs every risk, or fails.
-pub(crate) async fn check(line: &impl Line, durability: Durability) -> Result<()> {
-    if durability == Durability::Ignore {
+/// Reads the settings and applies `on_risk`: logs every risk, or fails.
+pub(crate) async fn check(line: &impl Line, on_risk: OnRisk) -> Result<()> {
+    if on_risk == OnRisk::Ignore {
         return Ok(());
     }
     let settings = read(line).await?;
     let risks = settings.risks();
-    match durability {
-        Durability::Ignore => {}
-        Durability::Warn => {
+    match on_risk {
+        OnRisk::Ignore => {}
+        OnRisk::Warn => {
             for risk in &risks {
                 tracing::warn!("messages can be lost: {risk}");
             }
@@ -114,11 +114,11 @@ pub(crate) async fn check(line: &impl Line, durability: Durability) -> Result<()
                 tracing::warn!("whether messages can be lost is not known: CONFIG and INFO are refused");
             }
         }
-        Durability::Require if !settings.is_known() => {
+        OnRisk::Refuse if !settings.is_known() => {
             let why = "the server's settings cannot be read, so its durability is not known: allow CONFIG|GET or INFO";
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        Durability::Require => {
+        OnRisk::Refuse => {
             let mut problems = millstream_core::error::Problems::new("the server's durability");
             for risk in &risks {
                 problems.require(false, || risk.to_string());
