@@ -16,6 +16,7 @@ use redis::Value;
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::replies::reply;
+use crate::conn::waits::changes::Change;
 use crate::error::unexpected;
 use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
@@ -244,9 +245,13 @@ struct StreamWatch {
 impl Watch for StreamWatch {
     async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
         let streams = [(&self.changes, seen.0)];
-        let waiting = async { self.inner.watches.of(&self.changes).await?.entries(&streams, wait).await };
-        let found = waiting.await.and_then(|found| found.map(reply::streams).transpose());
-        found.map(drop).map_err(|error| {
+        // Any change ends the wait: of a group that is deleted, the stream may be gone before there is time to look.
+        let waiting = async { self.inner.watches.of(&self.changes).await?.wait(&streams, wait).await };
+        let changed = waiting.await.and_then(|change| match change {
+            Change::Entries(found) => reply::streams(found).map(drop),
+            Change::Maybe | Change::Nothing => Ok(()),
+        });
+        changed.map_err(|error| {
             self.inner.servers.learn(&error);
             error.during(format_args!("wait for {}", self.changes))
         })

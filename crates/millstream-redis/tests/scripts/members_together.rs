@@ -69,6 +69,24 @@ async fn a_thousand_members_of_ten_thousand_partitions() {
     assert_eq!(roster.assignment, many);
 }
 
+/// A group that is deleted tells its members, and is gone before they can look.
+#[tokio::test]
+async fn a_watch_ends_with_a_change_of_which_nothing_is_left() {
+    let mut bench = Bench::private(&[]).await;
+    let (topic, group) = (bench.spec.name.clone(), bench.group.clone());
+    let mut watch = bench.backend.watch(&topic, &group).await.expect("a watch");
+    let pulse = bench.beat(&member("a", "i"), true).await;
+    let changes = bench.keys.changes(&topic, &group).to_string();
+    let (woken, ()) = tokio::join!(timeout(LONG / 2, watch.changed(pulse.revision, LONG)), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut both = redis::pipe();
+        both.atomic().cmd("XADD").arg(&changes).arg("*").arg("a").arg("b").ignore();
+        both.cmd("UNLINK").arg(&changes).ignore();
+        both.exec_async(&mut bench.raw).await.expect("done");
+    });
+    woken.expect("it is told").expect("a change");
+}
+
 #[tokio::test]
 async fn a_watch_ends_with_a_change_or_its_time_and_outlives_errors() {
     let mut bench = Bench::private(&[]).await;
