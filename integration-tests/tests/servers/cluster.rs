@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use integration_tests::cluster::Cluster;
 use integration_tests::eventually;
 use integration_tests::server::Builder;
-use millstream::{Delivery, Millstream, Topic};
+use millstream::{Concurrency, Delivery, Millstream, Sharing, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
 use tokio::sync::watch;
@@ -184,5 +184,77 @@ async fn a_frozen_node_costs_no_lease_at_the_others() {
     assert_eq!(*lost.lock().expect("lock"), Vec::<u64>::new(), "leases at nodes that answer were lost");
     open.send_replace(true);
     cluster.nodes[frozen].resume();
+    consumer.shutdown().await;
+}
+
+/// The consumer reads, settles and claims at the nodes that answer, as if there were no other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_stops_no_shared_consumer_at_the_others() {
+    let settings = |builder: Builder| builder.arg("--cluster-node-timeout", "60000");
+    let cluster =
+        tokio::task::spawn_blocking(move || Cluster::start_with(3, 0, settings)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    let topic = Topic::<u64>::new("jobs").partitions(PARTITIONS);
+    let handled = Arc::new(Mutex::new(Vec::new()));
+    let noted = handled.clone();
+    let consumer = mq
+        .consumer(topic.clone(), "g")
+        .sharing(Sharing::Shared)
+        .concurrency(Concurrency::Unordered(8))
+        .lease_ttl(Duration::from_secs(3));
+    let consumer = consumer.start(move |message: Delivery<u64>| {
+        noted.lock().expect("lock").push(message.payload);
+        async { Ok::<(), millstream::Error>(()) }
+    });
+    let consumer = consumer.await.expect("a consumer");
+    // Heartbeats of the group go to another node.
+    let frozen = (cluster.owner(cluster.slot("{jobs}")).expect("an owner") + 1) % 3;
+    let place = |partition| cluster.owner(cluster.slot(&log(partition))).expect("an owner");
+    let places: Vec<_> = (0..PARTITIONS).map(|partition| (partition, place(partition))).collect();
+    let (there, others): (Vec<_>, Vec<_>) = places.into_iter().partition(|(_, at)| *at == frozen);
+    let producers = [
+        mq.producer(topic.clone()).await.expect("a producer"),
+        mq.producer(topic).await.expect("a producer"),
+    ];
+    let all_of = |values: Vec<u64>| {
+        let handled = handled.clone();
+        async move {
+            let all = || values.iter().all(|value| handled.lock().expect("lock").contains(value));
+            eventually(async || all(), "all of these are handled").await;
+        }
+    };
+    for partition in 0..PARTITIONS {
+        producers[0].send(&u64::from(partition)).partition(partition).await.expect("sent");
+    }
+    all_of((0..u64::from(PARTITIONS)).collect()).await;
+    cluster.nodes[frozen].pause();
+    // For more than a lease time and an answer's time, message after message.
+    for round in 1..8 {
+        let values: Vec<_> =
+            others.iter().map(|(partition, _)| (partition, round * 100 + u64::from(*partition))).collect();
+        for (partition, value) in &values {
+            producers[1].send(value).partition(**partition).await.expect("sent");
+        }
+        let begun = Instant::now();
+        all_of(values.into_iter().map(|(_, value)| value).collect()).await;
+        println!("round {round}: {:?}", begun.elapsed());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    // They are settled too.
+    for (partition, at) in &others {
+        let key = log(*partition);
+        let pending = || cluster.nodes[*at].cli(&["XPENDING", &key, "g"]);
+        eventually(async || pending().starts_with('0'), "nothing is pending at the others").await;
+    }
+    cluster.nodes[frozen].resume();
+    for (partition, _) in &there {
+        producers[0].send(&(1_000 + u64::from(*partition))).partition(*partition).await.expect("sent");
+    }
+    all_of(there.iter().map(|(partition, _)| 1_000 + u64::from(*partition)).collect()).await;
+    let mut seen = handled.lock().expect("lock").clone();
+    let count = seen.len();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), count, "nothing is handled twice");
     consumer.shutdown().await;
 }

@@ -79,11 +79,18 @@ pub struct Claimed {
 /// Reads and settles on behalf of one consumer among many.
 #[async_trait]
 pub trait Shared: Send + Sync {
-    /// Opens a reader of the logs and retry logs of these partitions. It starts with the entries that are pending under
-    /// the consumer's own name.
+    /// Returns in which portions these partitions are read, each by a reader of its own. What fails in one portion, or
+    /// gives no answer, keeps nobody from reading the others. Default: all partitions in one.
+    fn portions(&self, partitions: &[Partition]) -> Vec<Vec<Partition>> {
+        vec![partitions.to_vec()]
+    }
+
+    /// Opens a reader of the logs and retry logs of the partitions of one [portion](Self::portions). It starts with the
+    /// entries that are pending under the consumer's own name.
     ///
     /// # Errors
-    /// Transient ones. The groups are first checked by [`SharedReader::fetch`].
+    /// Transient ones. [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for partitions of several portions. The
+    /// groups are first checked by [`SharedReader::fetch`].
     async fn shared_reader(
         &self,
         member: &SharedMember,
@@ -171,8 +178,21 @@ pub trait Shared: Send + Sync {
 /// Reads many partitions on behalf of one consumer.
 #[async_trait]
 pub trait SharedReader: Send {
+    /// Waits until there may be something to read, up to `wait`, and takes nothing. So many readers can wait at a time,
+    /// and what there is room for is decided when one of them takes entries. Returns whether there may be something.
+    /// Dropping the future has no effect.
+    ///
+    /// Default: true at once, for a reader that waits in [`fetch`](Self::fetch).
+    ///
+    /// # Errors
+    /// Transient ones.
+    async fn ready(&mut self, wait: Duration) -> Result<bool> {
+        let _ = wait;
+        Ok(true)
+    }
+
     /// Reads up to `max` entries in total, fewer where they are large as [`Reader::fetch`](crate::Reader::fetch) does;
-    /// waits up to `wait` if there are none. The answer has at most one element per partition. An empty answer means that
+    /// waits up to `wait` if there are none, unless [`ready`](Self::ready) does the waiting. The answer has at most one element per partition. An empty answer means that
     /// the wait passed, not that the logs ended.
     ///
     /// First it returns all entries that are pending under the consumer's name, over as many calls as it takes, marked as

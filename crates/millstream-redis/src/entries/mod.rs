@@ -2,10 +2,10 @@
 
 pub(crate) mod cluster_appender;
 pub(crate) mod guard;
+pub(crate) mod partition_reader;
 pub(crate) mod plan;
 pub(crate) mod reader;
 pub(crate) mod reader_line;
 pub(crate) mod shared_reader;
-pub(crate) mod spread_reader;
 pub(crate) mod trimming;
 pub(crate) mod weight;

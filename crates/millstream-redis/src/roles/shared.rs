@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Timestamp;
 use millstream_core::continuity::Continuity;
-use millstream_core::error::{Error, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::name::{GroupName, MemberId};
@@ -17,8 +17,8 @@ use redis::{Pipeline, Value};
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::bulk::Weighed;
 use crate::conn::replies::reply;
+use crate::entries::partition_reader::PartitionReader;
 use crate::entries::shared_reader::StreamsReader;
-use crate::entries::spread_reader::SpreadReader;
 use crate::error::fenced;
 use crate::roles::log::Right;
 use crate::scripts::script;
@@ -38,15 +38,27 @@ const GIVEN_BACK_MS: u64 = 1 << 36;
 
 #[async_trait]
 impl Shared for RedisBackend {
+    fn portions(&self, partitions: &[Partition]) -> Vec<Vec<Partition>> {
+        match self.inner.servers.cluster() {
+            None => vec![partitions.to_vec()],
+            // Each may be at another node at any time.
+            Some(_) => partitions.iter().map(|partition| vec![*partition]).collect(),
+        }
+    }
+
     async fn shared_reader(
         &self,
         member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
         let (inner, member) = (self.inner.clone(), member.clone());
-        Ok(match inner.servers.cluster() {
-            None => Box::new(StreamsReader::new(inner, member, partitions)),
-            Some(_) => Box::new(SpreadReader::new(inner, member, partitions)),
+        Ok(match (inner.servers.cluster(), partitions) {
+            (None, _) => Box::new(StreamsReader::new(inner, member, partitions)),
+            (Some(_), [partition]) => Box::new(PartitionReader::new(inner, member, *partition)),
+            (Some(_), _) => {
+                let why = format!("a reader of {} partitions: on a cluster it reads one", partitions.len());
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
         })
     }
 

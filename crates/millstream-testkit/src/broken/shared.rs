@@ -206,6 +206,10 @@ type Read = Vec<(Partition, Fetched)>;
 
 #[async_trait]
 impl SharedReader for BrokenReader {
+    async fn ready(&mut self, wait: Duration) -> Result<bool> {
+        self.inner.ready(wait).await
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Read> {
         let fresh = std::mem::replace(&mut self.fresh, false);
         let mut max = max;

@@ -18,6 +18,11 @@ use super::roles::call;
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Shared for Client {
+    fn portions(&self, partitions: &[Partition]) -> Vec<Vec<Partition>> {
+        let together = || vec![partitions.to_vec()];
+        self.0.backend.shared().map_or_else(|_| together(), |shared| shared.portions(partitions))
+    }
+
     async fn shared_reader(
         &self,
         member: &SharedMember,
@@ -105,6 +110,13 @@ struct ChaosReader {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl SharedReader for ChaosReader {
+    async fn ready(&mut self, wait: Duration) -> Result<bool> {
+        match &mut self.inner {
+            Some(inner) => inner.ready(wait).await,
+            None => Ok(true),
+        }
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
         let inner = self.inner.take();
         if inner.is_none() {

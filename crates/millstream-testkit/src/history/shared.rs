@@ -33,6 +33,11 @@ impl Notes {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Shared for Recorder {
+    fn portions(&self, partitions: &[Partition]) -> Vec<Vec<Partition>> {
+        let together = || vec![partitions.to_vec()];
+        self.0.inner.shared().map_or_else(|_| together(), |shared| shared.portions(partitions))
+    }
+
     async fn shared_reader(
         &self,
         member: &SharedMember,
@@ -107,6 +112,10 @@ struct RecordedReader {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl SharedReader for RecordedReader {
+    async fn ready(&mut self, wait: Duration) -> Result<bool> {
+        self.inner.ready(wait).await
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
         let read = self.inner.fetch(max, wait).await?;
         for (partition, fetched) in &read {

@@ -7,12 +7,15 @@ mod reading;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled};
 use millstream_core::shared::{Claimed, SharedMember, SharedReader};
 use millstream_core::{
     Continuity, GroupName, MemberId, MessageId, Partition, Settlement, TopicPartition, TopicSpec,
 };
+
+use tokio::time::Instant;
 
 use super::suite;
 use crate::case::{Case, Verdict, Violation, ensure};
@@ -25,7 +28,8 @@ pub(super) fn cases() -> Vec<Case> {
 /// One of many consumers, with a reader.
 struct Sharer {
     member: SharedMember,
-    reader: Box<dyn SharedReader>,
+    /// One for each portion of the partitions.
+    readers: Vec<Box<dyn SharedReader>>,
     partitions: Vec<Partition>,
     harness: Harness,
 }
@@ -50,17 +54,54 @@ impl Sharer {
         let consumer = MemberId::new(name)?;
         let member = SharedMember::new(topic.name.clone(), GroupName::new("group")?, consumer);
         let partitions: Vec<_> = (0..topic.partitions).map(Partition).collect();
-        let reader = h.backend.shared()?.shared_reader(&member, &partitions).await?;
-        Ok(Self { member, reader, partitions, harness: h.clone() })
+        let mut sharer = Self { member, readers: Vec::new(), partitions, harness: h.clone() };
+        sharer.reopen().await?;
+        Ok(sharer)
     }
 
     async fn reopen(&mut self) -> Verdict {
-        self.reader = self.harness.backend.shared()?.shared_reader(&self.member, &self.partitions).await?;
+        let shared = self.harness.backend.shared()?.clone();
+        self.readers.clear();
+        for portion in shared.portions(&self.partitions) {
+            self.readers.push(shared.shared_reader(&self.member, &portion).await?);
+        }
         Ok(())
     }
 
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>, Violation> {
-        Ok(self.reader.fetch(max, wait).await?)
+        Ok(self.read(max, wait).await?)
+    }
+
+    /// Reads what the next reader that has something finds; waits up to `wait` if none has.
+    async fn read(
+        &mut self,
+        max: usize,
+        wait: Duration,
+    ) -> millstream_core::Result<Vec<(Partition, Fetched)>> {
+        if let [reader] = &mut self.readers[..] {
+            if !reader.ready(wait).await? {
+                return Ok(Vec::new());
+            }
+            return reader.fetch(max, wait).await;
+        }
+        let until = Instant::now() + wait;
+        loop {
+            self.readers.rotate_left(1);
+            for reader in &mut self.readers {
+                if reader.ready(Duration::ZERO).await? {
+                    let read = reader.fetch(max, Duration::ZERO).await?;
+                    if !read.is_empty() {
+                        return Ok(read);
+                    }
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Vec::new());
+            }
+            let waits = self.readers.iter_mut().map(|reader| reader.ready(left));
+            select_all(waits).await.0?;
+        }
     }
 
     /// Fetches until `count` entries have arrived. Returns each with its partition and whether it was delivered

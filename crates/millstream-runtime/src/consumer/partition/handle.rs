@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Context;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::partition::held::entry_leases::EntryLease;
+use crate::consumer::partition::held::holding::EntryLease;
 
 /// Partition handle held by deliveries. Messages that started under the same trust in the lease share one.
 pub(crate) struct PartitionHandle {

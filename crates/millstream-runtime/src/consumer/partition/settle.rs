@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::consumer::context::Subscription;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::held::entry_leases::{NO_HOLDING, Standing};
+use crate::consumer::partition::held::holding::{NO_HOLDING, Standing};
 use crate::consumer::partition::held::in_flight::InFlight;
 use crate::consumer::partition::held::{OwnedBy, SharedPartition};
 use crate::consumer::partition::slot::Slot;

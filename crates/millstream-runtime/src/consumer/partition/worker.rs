@@ -17,7 +17,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::membership::within;
 use crate::consumer::maintenance::{self, Triggers};
 use crate::consumer::partition::dispatch::{Dispatcher, Happened};
-use crate::consumer::partition::held::entry_leases::Key;
+use crate::consumer::partition::held::holding::Key;
 use crate::consumer::partition::held::in_flight::{InFlight, InFlightGauge};
 use crate::consumer::partition::held::{OwnedBy, SharedPartition};
 use crate::consumer::partition::settle::{self, Settler};

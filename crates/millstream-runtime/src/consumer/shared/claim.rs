@@ -4,15 +4,18 @@
 //! members compute in the same way does so. Since one member may be busy, each member also checks all partitions now and
 //! then: at any time about one of them does.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::members::GroupMembers;
 use millstream_core::shared::{Claimed, consumer_of};
 use millstream_core::{MemberId, Partition};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::consumer::group::membership::within;
 use crate::consumer::shared::Sharer;
@@ -28,8 +31,10 @@ pub(in crate::consumer) struct Claimer {
     grown: watch::Sender<u32>,
     /// Time of the last check of all partitions.
     looked: Instant,
-    /// The partition to begin with, so that one that fails slowly does not keep us from those behind it.
-    first: u32,
+    /// Claims under way. Those at a server that gives no answer go on while others are begun anew.
+    claims: FuturesUnordered<BoxFuture<'static, Ended>>,
+    /// Their partitions.
+    asked: BTreeSet<Partition>,
 }
 
 /// Result of a check.
@@ -40,9 +45,13 @@ struct Looked {
     full: bool,
 }
 
+/// Partitions of which a claim has ended, and how.
+type Ended = (Vec<Partition>, Result<Looked>);
+
 impl Claimer {
     pub(in crate::consumer) fn new(sharer: Arc<Sharer>, grown: watch::Sender<u32>) -> Self {
-        Self { sharer, grown, looked: Instant::now(), first: 0 }
+        let (claims, asked) = (FuturesUnordered::new(), BTreeSet::new());
+        Self { sharer, grown, looked: Instant::now(), claims, asked }
     }
 
     /// Claims until the consumer stops.
@@ -66,6 +75,10 @@ impl Claimer {
                     biased;
                     () = sharer.context.changed.notified() => {}
                     () = sharer.leases.unclaimed(), if looked.full => {}
+                    // A server answers again.
+                    (_, ended) = self.ended(), if !self.claims.is_empty() => if let Err(error) = ended {
+                        sleep(monitor.failed(&error, observer)).await;
+                    },
                     () = sleep(looked.pause) => {}
                 }
             }
@@ -98,51 +111,110 @@ impl Claimer {
         let alive: Vec<MemberId> = roster.members.iter().map(consumer_of).collect();
         let living: Vec<_> = roster.members.iter().map(|member| member.incarnation.clone()).collect();
         let living = Arc::new(living);
+        let alive = Arc::new(alive);
         let mut paused = context.pauses.changes();
+        let mut wanted = Vec::new();
+        for partition in (0..roster.partitions).map(Partition) {
+            let ours = all || is_ours(&roster, &context.member, partition);
+            // One that is asked already has a server that gives no answer.
+            let asked = self.asked.contains(&partition);
+            if ours && !asked && !paused.is_on(&member.partition(partition)) {
+                wanted.push(partition);
+            }
+        }
+        // One portion after the other's partitions share the room; portions are asked side by side.
+        let portions = context.backend.shared()?.portions(&wanted);
+        let portions: Vec<_> = portions.into_iter().filter(|partitions| !partitions.is_empty()).collect();
+        let room = leases.claim_room();
+        let share = if portions.len() > 1 { (room / portions.len()).max(room.min(1)) } else { room };
+        for partitions in portions {
+            self.asked.extend(&partitions);
+            self.claims.push(Box::pin(claim(
+                sharer.clone(),
+                partitions,
+                (alive.clone(), living.clone()),
+                share,
+            )));
+        }
         let mut looked = Looked { pause: period, full: false };
         let mut failed = None;
-        let (started, first, count) = (Instant::now(), self.first, roster.partitions);
-        for partition in (0..count).map(|at| Partition((first + at) % count)) {
-            let ours = all || is_ours(&roster, &context.member, partition);
-            if !ours || paused.is_on(&member.partition(partition)) {
-                continue;
-            }
-            let room = leases.claim_room();
-            let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
-            let heard = context.heard();
-            leases.begin_claim();
-            let claim = context.backend.shared()?.claim(member, partition, &alive, idle, room, &heard);
-            let claimed = within(idle, claim).await;
-            let Claimed { abandoned, given_back, next, .. } = match claimed {
-                Ok(claimed) => claimed,
-                Err(error) => {
-                    leases.end_claim();
-                    // It may have been executed: then entries are pending under our name that we do not know.
-                    if error.kind() != ErrorKind::Unavailable {
-                        leases.start_over();
-                    }
-                    self.first = (partition.0 + 1) % count;
-                    if started.elapsed() >= period {
-                        return Err(error);
-                    }
-                    // The server of one partition may be away while others are not.
-                    failed = Some(error);
-                    continue;
+        let until = Instant::now() + period;
+        // Not for those of earlier rounds, whose servers give no answer.
+        let mut missing: BTreeSet<Partition> = wanted.into_iter().collect();
+        while !missing.is_empty()
+            && let Ok((partitions, claimed)) = timeout_at(until, self.ended()).await
+        {
+            missing.retain(|partition| !partitions.contains(partition));
+            match claimed {
+                Ok(more) => {
+                    looked.full |= more.full;
+                    looked.pause = looked.pause.min(more.pause);
                 }
-            };
-            take_in(&sharer, partition, abandoned, asked, Origin::Abandoned(living.clone()));
-            take_in(&sharer, partition, given_back, asked, Origin::GivenBack);
-            leases.end_claim();
-            if let Some(next) = next {
-                let full = next.is_zero() && leases.claim_room() == 0;
-                looked.full |= full;
-                if !full {
-                    looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));
-                }
+                // The server of one partition may be away while others are not.
+                Err(error) => failed = Some(error),
             }
         }
         failed.map_or(Ok(looked), Err)
     }
+
+    /// Waits until a claim that is under way has ended.
+    async fn ended(&mut self) -> Ended {
+        let Some(ended) = self.claims.next().await else { return std::future::pending().await };
+        for partition in &ended.0 {
+            self.asked.remove(partition);
+        }
+        ended
+    }
+}
+
+/// Claims entries of these partitions, one after the other.
+async fn claim(
+    sharer: Arc<Sharer>,
+    partitions: Vec<Partition>,
+    (alive, living): (Arc<Vec<MemberId>>, Arc<Vec<String>>),
+    share: usize,
+) -> Ended {
+    let Sharer { context, member, leases, .. } = &*sharer;
+    let mut looked = Looked { pause: context.period(), full: false };
+    let mut failed = None;
+    let started = Instant::now();
+    for partition in partitions.iter().copied() {
+        let room = leases.claim_room().min(share);
+        let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
+        let heard = context.heard();
+        leases.begin_claim(partition);
+        let claimed = match context.backend.shared() {
+            Ok(shared) => within(idle, shared.claim(member, partition, &alive, idle, room, &heard)).await,
+            Err(error) => Err(error),
+        };
+        match claimed {
+            Ok(Claimed { abandoned, given_back, next, .. }) => {
+                take_in(&sharer, partition, abandoned, asked, Origin::Abandoned(living.clone()));
+                take_in(&sharer, partition, given_back, asked, Origin::GivenBack);
+                leases.end_claim(partition);
+                if let Some(next) = next {
+                    let full = next.is_zero() && leases.claim_room() == 0;
+                    looked.full |= full;
+                    if !full {
+                        looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));
+                    }
+                }
+            }
+            Err(error) => {
+                leases.end_claim(partition);
+                // It may have been executed: then entries are pending under our name that we do not know.
+                if error.kind() != ErrorKind::Unavailable {
+                    leases.start_over(partition);
+                }
+                failed = Some(error);
+                // What is known of the members grows old.
+                if started.elapsed() >= context.period() {
+                    break;
+                }
+            }
+        }
+    }
+    (partitions, failed.map_or(Ok(looked), Err))
 }
 
 /// Whether a member is responsible for a partition.

@@ -10,7 +10,7 @@ use millstream_core::log::Receipt;
 use tokio::time::sleep;
 
 use crate::consumer::group::membership::within;
-use crate::consumer::partition::held::entry_leases::Key;
+use crate::consumer::partition::held::holding::Key;
 use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
@@ -27,28 +28,29 @@ pub(in crate::consumer) struct Fetcher {
     sharer: Arc<Sharer>,
     /// Number of partitions of the topic.
     partitions: watch::Receiver<u32>,
-    reader: Option<Box<dyn SharedReader>>,
-    /// The partitions that the reader reads.
-    read: Vec<Partition>,
     paused: Changes,
 }
 
 impl Fetcher {
     pub(in crate::consumer) fn new(sharer: Arc<Sharer>, partitions: watch::Receiver<u32>) -> Self {
         let paused = sharer.context.pauses.changes();
-        Self { sharer, partitions, reader: None, read: Vec::new(), paused }
+        Self { sharer, partitions, paused }
     }
 
-    /// Reads until the consumer stops. Errors are reported and do not end the loop.
+    /// Reads until the consumer stops.
     pub(in crate::consumer) async fn run(mut self) {
         let sharer = self.sharer.clone();
-        let observer = &*sharer.context.observer;
-        let monitor = sharer.context.monitor("fetch");
         let work = async {
             loop {
-                match self.run_once(&monitor).await {
-                    Ok(()) => monitor.succeeded(observer),
-                    Err(error) => sleep(monitor.failed(&error, observer)).await,
+                let mut changed = (sharer.context.pauses.changes(), self.partitions.clone());
+                let open = self.open();
+                // What was read before is read again, from its pending entries on: a request may be dropped here, and with
+                // it a reply with entries.
+                sharer.leases.read_only(&open);
+                tokio::select! {
+                    biased;
+                    () = self.read(&open) => {}
+                    () = changes(&mut changed.0, &mut changed.1) => {}
                 }
             }
         };
@@ -60,79 +62,20 @@ impl Fetcher {
         sharer.leases.end_reading();
     }
 
-    /// Waits for room, reads once, and forwards what was read.
-    async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
-        let leases = self.sharer.leases.clone();
-        let room = leases.room().await;
-        if !self.open().is_empty() {
-            monitor.begin_round(self.sharer.context.period());
-        }
-        // Taken before the request: the entries became ours at some time after that.
-        let asked = self.sharer.context.lease_clock.now();
-        let mut paused = self.sharer.context.pauses.changes();
-        let mut grown = self.partitions.clone();
-        let read = tokio::select! {
-            biased;
-            read = self.fetch(room) => read,
-            () = changes(&mut paused, &mut grown) => {
-                // The request is dropped, and with it perhaps a reply with entries: a new reader starts over with the
-                // pending list.
-                self.reader = None;
-                return Ok(());
-            }
+    /// Reads these partitions, each portion by itself. Does not end.
+    async fn read(&self, open: &[Partition]) {
+        let portions = match self.sharer.context.backend.shared() {
+            Ok(shared) if !open.is_empty() => shared.portions(open),
+            // Nothing to read until pauses or partitions change.
+            _ => Vec::new(),
         };
-        let read = match read {
-            Ok(read) => read,
-            Err(error) => {
-                // A reply with entries may have been lost: the reader starts over with the pending list.
-                leases.begin_rewind(&self.read);
-                if error.kind() == ErrorKind::GroupMissing {
-                    return self.restore_groups(&error).await;
-                }
-                return Err(error);
-            }
-        };
-        let pending = read.iter().any(|(_, fetched)| fetched.pending);
-        if pending && !leases.is_rewinding() {
-            // The reader has started over by itself. Read again, and record what is settled meanwhile.
-            leases.begin_rewind(&self.read);
-            self.reader = None;
-            return Ok(());
-        }
-        if !pending {
-            let messages = leases.end_rewind();
-            if messages > 0 {
-                let group = &self.sharer.member.group;
-                tracing::warn!(%group, messages, "no longer pending for this member: handlers are notified");
-            }
-        }
-        for (partition, fetched) in read {
-            take_in(&self.sharer, partition, fetched, asked, Origin::Read);
-        }
-        Ok(())
-    }
-
-    async fn fetch(&mut self, room: usize) -> Result<Vec<(Partition, Fetched)>> {
-        let open = self.open();
-        let context = &self.sharer.context;
-        if open != self.read || self.sharer.leases.starts_over() {
-            self.reader = None;
-        }
-        if open.is_empty() {
-            // Nothing to read: the caller ends this wait when pauses or partitions change.
-            return std::future::pending().await;
-        }
-        let reader = match &mut self.reader {
-            Some(reader) => reader,
-            none => {
-                self.sharer.leases.begin_rewind(&open);
-                self.read.clone_from(&open);
-                none.insert(context.backend.shared()?.shared_reader(&self.sharer.member, &open).await?)
-            }
-        };
-        // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
-        self.sharer.leases.begin_read();
-        reader.fetch(room, context.config.max_wait.min(context.period())).await
+        let others = portions.len() > 1;
+        let reads = portions.into_iter().map(|partitions| {
+            let reader = PortionReader { sharer: &self.sharer, partitions, others, reader: None };
+            reader.run()
+        });
+        join_all(reads).await;
+        std::future::pending::<()>().await;
     }
 
     /// Returns the partitions that are not paused.
@@ -141,29 +84,110 @@ impl Fetcher {
         let (member, paused) = (&self.sharer.member, &mut self.paused);
         all.filter(|partition| !paused.is_on(&member.partition(*partition))).collect()
     }
+}
 
-    /// Creates the group again after somebody destroyed it or deleted a stream. The settled entries of all consumers are
-    /// not known, so it starts with the oldest entry, and everything is handled (again) rather than lost.
-    async fn restore_groups(&mut self, error: &Error) -> Result<()> {
-        let Sharer { context, member, .. } = &*self.sharer;
-        let (catalog, group, after) = (context.backend.catalog(), &member.group, MessageId::ZERO);
-        let on = |error| unless_deleted(context, error);
-        // If the server lost all data, the registry is gone as well.
-        catalog.restore_topic(&context.topic).await.map_err(on)?;
-        let count = *self.partitions.borrow();
-        let restores: Vec<_> =
-            (0..count).map(|n| restore(context, member.partition(Partition(n)), after)).collect();
-        let mut restored = stream::iter(restores).buffered(AT_ONCE);
-        while let Some((topic_partition, missing)) = restored.try_next().await.map_err(on)? {
-            if !missing {
-                continue;
+/// Reads the partitions of one portion.
+struct PortionReader<'a> {
+    sharer: &'a Arc<Sharer>,
+    partitions: Vec<Partition>,
+    /// Whether there are other portions.
+    others: bool,
+    reader: Option<Box<dyn SharedReader>>,
+}
+
+impl PortionReader<'_> {
+    /// Reads until dropped. Errors are reported and do not end the loop.
+    async fn run(mut self) {
+        let context = &self.sharer.context;
+        let monitor = match &self.partitions[..] {
+            [partition] => context.monitor_of("fetch", &self.sharer.member.partition(*partition)),
+            _ => context.monitor("fetch"),
+        };
+        let observer = &*context.observer;
+        loop {
+            match self.run_once(&monitor).await {
+                Ok(()) => monitor.succeeded(observer),
+                Err(error) => sleep(monitor.failed(&error, observer)).await,
             }
-            let topic_partition = &topic_partition;
-            tracing::warn!(%topic_partition, %group, %error, "the group was missing and has been created again");
-            context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
+        }
+    }
+
+    /// Waits for entries and for room, reads once, and forwards what was read.
+    async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
+        let Sharer { context, member, leases, .. } = &**self.sharer;
+        if leases.starts_over(&self.partitions) {
+            self.reader = None;
+        }
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            none => {
+                leases.begin_rewind(&self.partitions);
+                none.insert(context.backend.shared()?.shared_reader(member, &self.partitions).await?)
+            }
+        };
+        // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
+        let wait = context.config.max_wait.min(context.period());
+        monitor.begin_round(wait);
+        if !reader.ready(wait).await? {
+            return Ok(());
+        }
+        monitor.idle();
+        let reserved = leases.reserve(&self.partitions, self.others).await;
+        monitor.begin_round(context.period());
+        leases.begin_read(&self.partitions);
+        // Taken before the request: the entries became ours at some time after that.
+        let asked = context.lease_clock.now();
+        let read = match reader.fetch(reserved.room, wait).await {
+            Ok(read) => read,
+            Err(error) => {
+                // A reply with entries may have been lost: the reader starts over with the pending list.
+                leases.begin_rewind(&self.partitions);
+                if error.kind() == ErrorKind::GroupMissing {
+                    return restore_groups(self.sharer, &self.partitions, &error).await;
+                }
+                return Err(error);
+            }
+        };
+        let pending = read.iter().any(|(_, fetched)| fetched.pending);
+        if pending && !leases.is_rewinding(&self.partitions) {
+            // The reader has started over by itself. Read again, and record what is settled meanwhile.
+            self.reader = None;
+            return Ok(());
+        }
+        if !pending {
+            let messages = leases.end_rewind(&self.partitions);
+            if messages > 0 {
+                let group = &member.group;
+                tracing::warn!(%group, messages, "no longer pending for this member: handlers are notified");
+            }
+        }
+        for (partition, fetched) in read {
+            take_in(self.sharer, partition, fetched, asked, Origin::Read);
         }
         Ok(())
     }
+}
+
+/// Creates the group again in these partitions after somebody destroyed it or deleted a stream. The settled entries of all
+/// consumers are not known, so it starts with the oldest entry, and everything is handled (again) rather than lost.
+async fn restore_groups(sharer: &Sharer, partitions: &[Partition], error: &Error) -> Result<()> {
+    let Sharer { context, member, .. } = sharer;
+    let (catalog, group, after) = (context.backend.catalog(), &member.group, MessageId::ZERO);
+    let on = |error| unless_deleted(context, error);
+    // If the server lost all data, the registry is gone as well.
+    catalog.restore_topic(&context.topic).await.map_err(on)?;
+    let restores: Vec<_> =
+        partitions.iter().map(|partition| restore(context, member.partition(*partition), after)).collect();
+    let mut restored = stream::iter(restores).buffered(AT_ONCE);
+    while let Some((topic_partition, missing)) = restored.try_next().await.map_err(on)? {
+        if !missing {
+            continue;
+        }
+        let topic_partition = &topic_partition;
+        tracing::warn!(%topic_partition, %group, %error, "the group was missing and has been created again");
+        context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
+    }
+    Ok(())
 }
 
 /// Restores the group in one partition. Returns whether it was missing there.

@@ -127,11 +127,7 @@ async fn a_lost_group_is_told_to_a_shared_reader(h: Harness) -> Verdict {
     h.append_n(&lost, 1).await?;
     a.take_all(1).await?;
     h.operator()?.destroy_group(&lost, &a.member.group).await?;
-    refused(
-        a.reader.fetch(10, QUIET).await,
-        ErrorKind::GroupMissing,
-        "a fetch of a group that was destroyed",
-    )?;
+    refused(a.read(10, QUIET).await, ErrorKind::GroupMissing, "a fetch of a group that was destroyed")?;
     let claim = h
         .backend
         .shared()?

@@ -9,7 +9,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::handle::PartitionHandle;
-use crate::consumer::partition::held::entry_leases::{EntryLease, Live};
+use crate::consumer::partition::held::holding::{EntryLease, Live};
 use crate::consumer::partition::held::{OwnedBy, SharedPartition};
 
 /// Gives jobs that start what their deliveries hold.

@@ -31,7 +31,7 @@ use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::held::OwnedBy;
-use crate::consumer::partition::held::entry_leases::NO_HOLDING;
+use crate::consumer::partition::held::holding::NO_HOLDING;
 use crate::consumer::partition::held::in_flight::InFlight;
 use crate::consumer::partition::poison::{Noted, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;

@@ -1,6 +1,7 @@
 //! What a worker holds: by the lease of its partition, or entry by entry.
 
 pub(in crate::consumer) mod entry_leases;
+pub(in crate::consumer) mod holding;
 pub(in crate::consumer) mod id_set;
 pub(in crate::consumer) mod in_flight;
 
@@ -13,7 +14,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::group::lease::LeaseGuard;
-use entry_leases::{EntryLeases, Key};
+use entry_leases::EntryLeases;
+use holding::Key;
 
 /// The reason why the entries of a worker are ours.
 #[derive(Clone)]

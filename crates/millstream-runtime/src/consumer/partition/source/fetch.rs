@@ -15,7 +15,7 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::held::entry_leases::NO_HOLDING;
+use crate::consumer::partition::held::holding::NO_HOLDING;
 use crate::consumer::partition::held::in_flight::InFlight;
 use crate::consumer::partition::poison::is_candidate;
 use crate::consumer::partition::settle::Settler;

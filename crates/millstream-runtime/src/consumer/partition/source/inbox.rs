@@ -4,7 +4,7 @@ use millstream_core::Settlement;
 use millstream_core::log::{Entry, Receipt};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use crate::consumer::partition::held::entry_leases::NO_HOLDING;
+use crate::consumer::partition::held::holding::NO_HOLDING;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::source::{Read, Suspects};
 
