@@ -50,15 +50,16 @@ async fn one_kill_costs_its_own_messages_only() {
         let victim = crew.pids()[fastrand::usize(0..3)];
         let theirs = crew.terms.of_process(victim);
         let killed_us = crew.kill(victim);
+        let dead_us = now_us();
         let taken = |crew: &Crew| crew.terms.owners().len() == plan.partitions as usize;
         crew.until("its partitions have new owners", Duration::from_secs(60), taken).await;
         let taken_us = now_us();
         let patience = Duration::from_secs(jobs.len() as u64 / 64 * 2 + 30);
         let all = crew.within(patience, |crew| crew.done.len() == jobs.len()).await;
         let took = began.elapsed();
-        (server, crew, victim, theirs, killed_us, taken_us, all, took)
+        (server, crew, victim, theirs, [killed_us, dead_us], taken_us, all, took)
     };
-    let ((calm, calm_best), (server, mut crew, victim, theirs, killed_us, taken_us, all, took)) =
+    let ((calm, calm_best), (server, mut crew, victim, theirs, [killed_us, dead_us], taken_us, all, took)) =
         join!(calm(plan.clone(), 3, &jobs, WINDOW), killed);
     let last = Duration::from_secs(10) - WINDOW;
     let best = crew.best_window(taken_us, taken_us + u64::try_from(last.as_micros()).expect("small"), WINDOW);
@@ -83,7 +84,8 @@ async fn one_kill_costs_its_own_messages_only() {
     for (number, starts) in &doubled {
         assert_eq!(starts.len(), 2, "{number}: {starts:?}");
         assert_eq!(starts[0].pid, victim, "{number} was not the victim's: {starts:?}");
-        assert!(starts[0].at_us <= killed_us, "{number}: {starts:?}");
+        // A handler can start between the note of the kill and the kill.
+        assert!(starts[0].at_us <= dead_us, "{number}: {starts:?}");
     }
     // All that ran there; and of a wave of jobs that have just ended, what was not acknowledged yet.
     let ended = |number: &u64| {
