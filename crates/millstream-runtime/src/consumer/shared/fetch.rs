@@ -1,6 +1,7 @@
 //! The fetch loop of a shared consumer: reads all partitions while there is room.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -19,6 +20,10 @@ use crate::consumer::partition::source::inbox::Page;
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
+
+/// Maximum time of a wait that takes nothing. Each one begins with a look at the server, so that many partitions without
+/// messages cost little.
+const READY: Duration = Duration::from_secs(5);
 
 /// Number of partitions in which a group is restored at once.
 const AT_ONCE: usize = 32;
@@ -125,10 +130,13 @@ impl PortionReader<'_> {
                 none.insert(context.backend.shared()?.shared_reader(member, &self.partitions).await?)
             }
         };
-        // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
-        let wait = context.config.max_wait.min(context.period());
-        monitor.begin_round(wait);
-        if !reader.ready(wait).await? {
+        monitor.begin_round(READY);
+        let is_ready = tokio::select! {
+            biased;
+            () = leases.strayed(&self.partitions) => return Ok(()),
+            is_ready = reader.ready(READY) => is_ready?,
+        };
+        if !is_ready {
             return Ok(());
         }
         monitor.idle();
@@ -137,6 +145,8 @@ impl PortionReader<'_> {
         leases.begin_read(&self.partitions);
         // Taken before the request: the entries became ours at some time after that.
         let asked = context.lease_clock.now();
+        // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
+        let wait = context.config.max_wait.min(context.period());
         let read = match reader.fetch(reserved.room, wait).await {
             Ok(read) => read,
             Err(error) => {

@@ -33,6 +33,8 @@ pub(in crate::consumer) struct EntryLeases {
     version: AtomicU64,
     /// Notified when a worker waits for an entry to be extended.
     wanted: Notify,
+    /// Notified when a reader must start over.
+    strayed: Notify,
     /// Notified when entries were admitted.
     came: Notify,
     /// Held by the read that waits for room: reads get room in the order in which they ask for it.
@@ -117,6 +119,7 @@ impl EntryLeases {
             changed: Notify::new(),
             version: AtomicU64::new(0),
             wanted: Notify::new(),
+            strayed: Notify::new(),
             came: Notify::new(),
             turn: Turn::default(),
             capacity,
@@ -254,6 +257,19 @@ impl EntryLeases {
     /// Records that an entry of a partition is pending under our name and not in flight.
     pub(in crate::consumer) fn start_over(&self, partition: Partition) {
         self.state().stray.insert(partition);
+        self.strayed.notify_waiters();
+    }
+
+    /// Waits until the reader of these partitions must start over.
+    pub(in crate::consumer) async fn strayed(&self, partitions: &[Partition]) {
+        loop {
+            // Created before the check, so that one in between is not missed.
+            let strayed = self.strayed.notified();
+            if partitions.iter().any(|partition| self.state().stray.contains(partition)) {
+                return;
+            }
+            strayed.await;
+        }
     }
 
     /// Returns once whether the reader of these partitions must start over.
