@@ -55,8 +55,12 @@ impl Confirm {
     pub(crate) fn check(self, answer: Value) -> Result<()> {
         let Value::ServerError(refusal) = answer else { return self.reached(answer).map(drop) };
         let error = answered(refusal);
-        Err(if error.to_string().contains("appendonly is disabled") {
+        let says = |text: &str| error.to_string().contains(text);
+        Err(if says("appendonly is disabled") {
             Error::new(ErrorKind::Unsupported, "the server has no append-only file (appendonly is no)")
+        } else if says("replica instances") {
+            // In a fail-over: the same as the READONLY that an entry would get.
+            Error::new(ErrorKind::Unavailable, "the server is a replica")
         } else {
             error
         })

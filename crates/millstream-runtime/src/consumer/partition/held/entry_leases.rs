@@ -479,10 +479,12 @@ impl EntryLeases {
         let enough = self.capacity.div_ceil(4);
         let reserve = |room: usize| {
             self.state().reserved += room;
-            Reserved { leases: self, room }
+            Reserved { leases: self, room, reserved: room }
         };
         if self.is_rewinding(partitions) {
-            return reserve(self.free().max(enough));
+            // Nothing is kept from other reads: this one may be of a server that gives no answer.
+            let room = if others { enough } else { self.free().max(enough) };
+            return Reserved { leases: self, room, reserved: 0 };
         }
         let _turn = self.turn.lock().await;
         loop {
@@ -516,11 +518,13 @@ pub(in crate::consumer) struct Reserved<'a> {
     leases: &'a EntryLeases,
     /// Number of entries.
     pub(in crate::consumer) room: usize,
+    /// Number of them that other reads leave room for.
+    reserved: usize,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.leases.state().reserved -= self.room;
+        self.leases.state().reserved -= self.reserved;
         self.leases.freed();
     }
 }
