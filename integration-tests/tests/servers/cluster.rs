@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use integration_tests::cluster::Cluster;
 use integration_tests::eventually;
 use integration_tests::server::Builder;
-use millstream::{Concurrency, Delivery, Millstream, Sharing, Topic};
+use millstream::{Concurrency, Delivery, Millstream, Record, Sharing, Start, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
 use tokio::sync::watch;
@@ -237,7 +237,8 @@ async fn a_frozen_node_stops_no_shared_consumer_at_the_others() {
         }
         let begun = Instant::now();
         all_of(values.into_iter().map(|(_, value)| value).collect()).await;
-        println!("round {round}: {:?}", begun.elapsed());
+        // Whatever waits for the frozen node waits for its answer: for five seconds by default.
+        assert!(begun.elapsed() < Duration::from_millis(2_500), "round {round} waited for the frozen node");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     // They are settled too.
@@ -257,4 +258,47 @@ async fn a_frozen_node_stops_no_shared_consumer_at_the_others() {
     seen.dedup();
     assert_eq!(seen.len(), count, "nothing is handled twice");
     consumer.shutdown().await;
+}
+
+/// All partitions are read by readers of their own, which begin at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shared_consumer_takes_no_more_than_its_prefetch_of_all_partitions() {
+    const PREFETCH: usize = 16;
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 0)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    let topic = Topic::<u64>::new("jobs").partitions(PARTITIONS);
+    let producer = mq.producer(topic.clone()).await.expect("a producer");
+    for partition in 0..PARTITIONS {
+        let values: Vec<u64> = (0..50).collect();
+        let sent = producer.send_all(values.iter().map(|n| Record::new(n).partition(partition))).await;
+        assert!(sent.iter().all(Result::is_ok));
+    }
+    let (open, gate) = watch::channel(false);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let count = begun.clone();
+    let consumer =
+        mq.consumer(topic, "g").sharing(Sharing::Shared).prefetch(PREFETCH).start_from(Start::Earliest);
+    let consumer = consumer.concurrency(Concurrency::Unordered(4)).start(move |_: Delivery<u64>| {
+        let (count, mut gate) = (count.clone(), gate.clone());
+        async move {
+            count.fetch_add(1, Ordering::Relaxed);
+            let _ = gate.wait_for(|open| *open).await;
+            Ok::<(), millstream::Error>(())
+        }
+    });
+    let consumer = consumer.await.expect("a consumer");
+    let pending = |partition| {
+        let key = log(partition);
+        let owner = cluster.owner(cluster.slot(&key)).expect("an owner");
+        let summary = cluster.nodes[owner].try_cli(&["XPENDING", &key, "g"]).unwrap_or_default();
+        summary.split_whitespace().next().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0)
+    };
+    let held = || (0..PARTITIONS).map(pending).sum::<usize>();
+    eventually(async || begun.load(Ordering::Relaxed) == 4, "its handlers are all busy").await;
+    // Every reader has begun, and looked at its partition once more.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let held = held();
+    open.send_replace(true);
+    consumer.shutdown().await;
+    assert!((4..=PREFETCH).contains(&held), "{held} messages are held, of {PREFETCH}");
 }

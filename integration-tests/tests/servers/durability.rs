@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use integration_tests::eventually;
 use integration_tests::server::Server;
 use millstream::{Durability, ErrorKind, Millstream, Producer, Record, Topic};
 use millstream_redis::{RedisBackend, RedisConfig};
@@ -194,6 +195,22 @@ async fn a_server_that_cannot_confirm_stores_nothing() {
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     assert_eq!(stored(&server), 0);
     denied.send(&1).await.expect("what needs no right is sent");
+}
+
+/// A replica refuses `WAIT` itself, not only entries.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_send_waits_while_the_server_is_a_replica() {
+    let server = started(Server::start).await;
+    let producer = producer(&server.url()).await;
+    server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    let send = tokio::spawn(async move { producer.send(&1).durability(REPLICATED).await });
+    // It has tried, and been refused.
+    let refused = || server.cli(&["INFO", "commandstats"]).contains("cmdstat_wait:");
+    eventually(async || refused(), "the first attempt").await;
+    assert!(!send.is_finished(), "it is tried again");
+    server.cli(&["REPLICAOF", "NO", "ONE"]);
+    assert_eq!(kind(send.await.expect("a task")), Some(ErrorKind::Unconfirmed), "there is no replica");
+    assert_eq!(stored(&server), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -179,7 +179,7 @@ pub trait Shared: Send + Sync {
 #[async_trait]
 pub trait SharedReader: Send {
     /// Waits until there may be something to read, up to `wait`, and takes nothing. So many readers can wait at a time,
-    /// and what there is room for is decided when one of them takes entries. Returns whether there may be something.
+    /// and the caller decides how many entries to take when one of them returns. Returns whether there may be something.
     /// Dropping the future has no effect.
     ///
     /// Default: true at once, for a reader that waits in [`fetch`](Self::fetch).

@@ -44,7 +44,7 @@ impl PartitionReader {
     pub(crate) fn new(inner: Arc<Inner>, member: SharedMember, partition: Partition) -> Self {
         let tp = member.partition(partition);
         let streams = [Source::Log, Source::Retry].map(|source| inner.stream(&tp, &member.group, source));
-        let reader = StreamsReader::new(inner.clone(), member, &[partition]);
+        let reader = StreamsReader::new(inner.clone(), member, &[partition]).apart();
         Self { inner, reader, streams, ready: true, tails: None, looked: Instant::now() }
     }
 
@@ -85,9 +85,11 @@ impl SharedReader for PartitionReader {
             let tails = self.tails().await.inspect_err(|error| self.inner.servers.learn(error));
             self.tails = Some(tails?);
         }
+        // New entries are taken by the call after the last one for pending entries, which finds none.
+        let past = self.reader.is_past();
         let read = self.reader.fetch(max, Duration::ZERO).await?;
         self.looked = Instant::now();
-        self.ready = max == 0 || !read.is_empty();
+        self.ready = max == 0 || !read.is_empty() || !past;
         Ok(read)
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct StreamsReader {
     blocking: Option<Instant>,
     /// Time until which blocking requests with lost answers can take entries. Then the reader looks for those entries.
     stray: Option<Instant>,
+    /// Whether the call that finds the end of the pending entries takes no new ones.
+    apart: bool,
     /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
     /// lost.
     busy: bool,
@@ -105,8 +107,19 @@ impl StreamsReader {
             pages: PageSizer::default(),
             blocking: None,
             stray: None,
+            apart: false,
             busy: false,
         }
+    }
+
+    /// Returns the same reader, which takes new entries in calls of their own.
+    pub(crate) fn apart(self) -> Self {
+        Self { apart: true, ..self }
+    }
+
+    /// Whether it has returned the entries that are pending under our name, as far as is known.
+    pub(crate) fn is_past(&self) -> bool {
+        !self.busy && self.socket.is_some() && matches!(self.stage, Stage::New)
     }
 
     async fn next(&mut self, max: usize, wait: Duration) -> Result<Read> {
@@ -120,6 +133,10 @@ impl StreamsReader {
             if matches!(self.stage, Stage::Pending(..)) {
                 if let Some(read) = self.pending(max).await? {
                     return Ok(read);
+                }
+                if self.apart && matches!(self.stage, Stage::New) {
+                    // The caller decides anew how many new entries it takes.
+                    return Ok(Read::default());
                 }
                 continue;
             }

@@ -69,7 +69,7 @@ async fn a_thousand_members_of_ten_thousand_partitions() {
     assert_eq!(roster.assignment, many);
 }
 
-/// A group that is deleted tells its members, and is gone before they can look.
+/// As when a group is deleted: the stream is gone before the client reads it.
 #[tokio::test]
 async fn a_watch_ends_with_a_change_of_which_nothing_is_left() {
     let mut bench = Bench::private(&[]).await;
@@ -84,7 +84,7 @@ async fn a_watch_ends_with_a_change_of_which_nothing_is_left() {
         both.cmd("UNLINK").arg(&changes).ignore();
         both.exec_async(&mut bench.raw).await.expect("done");
     });
-    woken.expect("it is told").expect("a change");
+    woken.expect("the watch returns").expect("a change");
 }
 
 #[tokio::test]

@@ -76,14 +76,13 @@ impl<C: Outgoing> Batcher<C> {
         topic: TopicName,
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
-        room: Arc<Semaphore>,
     ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let sender = Sender::new(Box::new(sink), topic, observer, inbox, config);
         tokio::spawn(sender.run());
         Self {
             commands,
-            room,
+            room: Arc::new(Semaphore::new(config.buffer_memory)),
             buffer_memory: config.buffer_memory,
             delivery_timeout: config.delivery_timeout,
         }

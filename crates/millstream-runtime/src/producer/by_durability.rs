@@ -7,21 +7,20 @@ use millstream_core::error::Result;
 use millstream_core::event::Observer;
 use millstream_core::log::Append;
 use millstream_core::{Capability, Durability, Log, TopicName};
-use tokio::sync::Semaphore;
 
 use super::ProducerConfig;
 use super::backpressure::Bound;
 use super::batcher::{Batcher, closed};
 use super::sink::ToLog;
 
-/// Starts a batcher when a durability is first asked for. All share one buffer.
+/// Starts a batcher when a durability is first asked for. Each has a buffer of its own: sends that wait for replicas which
+/// do not answer take no room from the others.
 pub(super) struct ByDurability {
     log: Arc<dyn Log>,
     bound: Bound,
     topic: TopicName,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
-    room: Arc<Semaphore>,
     started: Mutex<Started>,
 }
 
@@ -39,8 +38,7 @@ impl ByDurability {
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
     ) -> Self {
-        let room = Arc::new(Semaphore::new(config.buffer_memory));
-        Self { log, bound, topic, config: config.clone(), observer, room, started: Mutex::default() }
+        Self { log, bound, topic, config: config.clone(), observer, started: Mutex::default() }
     }
 
     /// Returns the batcher for a durability, and starts it if there is none. To be called within a runtime.
@@ -59,7 +57,7 @@ impl ByDurability {
         let sink = ToLog::new(self.log.clone(), self.bound.clone(), self.config.on_full, durability);
         let sink = sink.ok_or_else(|| Capability::Durability.missing())?;
         let (topic, observer) = (self.topic.clone(), self.observer.clone());
-        let batcher = Arc::new(Batcher::start(sink, topic, &self.config, observer, self.room.clone()));
+        let batcher = Arc::new(Batcher::start(sink, topic, &self.config, observer));
         started.batchers.push((durability, batcher.clone()));
         Ok(batcher)
     }

@@ -31,7 +31,8 @@ pub struct ProducerConfig {
     /// Time that a request waits for more messages. Default: zero. The next request fills while one is under way, so
     /// waiting helps only with many slow senders.
     pub linger: Duration,
-    /// Bytes of messages that may be queued or under way. When the buffer is full, sends wait. Default: 32 MiB.
+    /// Bytes of messages that may be queued or under way. When the buffer is full, sends wait. Delayed messages, and
+    /// those of each [durability](Self::durability), have a buffer of this size of their own. Default: 32 MiB.
     pub buffer_memory: usize,
     /// Time limit of a send, including the wait for room and for a server that is unavailable. Default: 30 s; at most
     /// a year. Messages of one request share the deadline of the first of them. A request that the server refused

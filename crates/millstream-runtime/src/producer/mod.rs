@@ -27,7 +27,6 @@ use millstream_core::wire::{self, Fields};
 use millstream_core::{
     Backend, Capability, Codec, Durability, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec,
 };
-use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use config::{OnFull, ProducerConfig};
@@ -366,8 +365,7 @@ impl<T> ProducerBuilder<T> {
         let appends = ByDurability::new(log, bound, name.clone(), config, observer.clone());
         appends.of(config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
-        let room = Arc::new(Semaphore::new(config.buffer_memory));
-        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone(), room);
+        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone());
         let inner = Inner {
             topic: stored.name,
             partitions,

@@ -78,25 +78,33 @@ impl Sharer {
         max: usize,
         wait: Duration,
     ) -> millstream_core::Result<Vec<(Partition, Fetched)>> {
-        if let [reader] = &mut self.readers[..] {
-            if !reader.ready(wait).await? {
-                return Ok(Vec::new());
-            }
-            return reader.fetch(max, wait).await;
-        }
         let until = Instant::now() + wait;
+        let left = || until.saturating_duration_since(Instant::now());
+        if let [reader] = &mut self.readers[..] {
+            // One call ends with the last pending entry, one takes new entries, and one follows a wait.
+            for _ in 0..3 {
+                if !reader.ready(left()).await? {
+                    break;
+                }
+                let read = reader.fetch(max, left()).await?;
+                if !read.is_empty() || max == 0 || left().is_zero() {
+                    return Ok(read);
+                }
+            }
+            return Ok(Vec::new());
+        }
         loop {
             self.readers.rotate_left(1);
             for reader in &mut self.readers {
-                if reader.ready(Duration::ZERO).await? {
+                while max > 0 && reader.ready(Duration::ZERO).await? {
                     let read = reader.fetch(max, Duration::ZERO).await?;
                     if !read.is_empty() {
                         return Ok(read);
                     }
                 }
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let left = left();
+            if max == 0 || left.is_zero() {
                 return Ok(Vec::new());
             }
             let waits = self.readers.iter_mut().map(|reader| reader.ready(left));

@@ -328,7 +328,7 @@ fn during(error: Error, append: &Append) -> Error {
 }
 
 /// About what an entry takes in a request: its bytes, the words around them, and the key.
-fn size(append: &Append) -> usize {
+pub(crate) fn size(append: &Append) -> usize {
     let fields = append.fields.iter().map(|(name, value)| 24 + name.len() + value.len());
     96 + fields.sum::<usize>()
 }

@@ -23,7 +23,7 @@ use millstream_core::log::{Append, Appender, Durability};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::conn::appends::appender::{Form, StreamAppender};
+use crate::conn::appends::appender::{Form, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
 use crate::conn::dial::Dial;
 use crate::error::redirect;
@@ -36,8 +36,9 @@ type Results = Vec<Result<MessageId>>;
 
 /// Requests under way at a time where the server waits behind each: one, and the next, which it has then received.
 const CONFIRMED_AHEAD: usize = 2;
-/// Number of entries from which such a request takes no more.
-const CONFIRMED_ENTRIES: usize = 4_096;
+/// Number of entries and approximate number of bytes (4 MiB) from which such a request takes no more batches: the server
+/// keeps the next request in memory meanwhile.
+const CONFIRMED_FULL: (usize, usize) = (4_096, 4 << 20);
 
 /// The connections of all producers to one node.
 pub(crate) struct NodeAppenders {
@@ -244,16 +245,17 @@ impl Lane {
         while !self.waiting.is_empty() && (!self.merges || self.begun.len() < CONFIRMED_AHEAD) {
             let mut merged: Vec<Batch> = Vec::new();
             let mut request = Vec::new();
-            let mut entries = 0;
+            let (mut entries, mut bytes) = (0, 0);
             while let Some(Work { batch, failures, results }) = self.waiting.pop_front() {
                 if failures != place.failures.load(Ordering::Acquire) {
                     let _ = results.send(not_sent(&batch));
                     continue;
                 }
                 entries += batch.len();
+                bytes += batch.iter().map(size).sum::<usize>();
                 request.push((batch.len(), results));
                 merged.push(batch);
-                if !self.merges || entries >= CONFIRMED_ENTRIES {
+                if !self.merges || entries >= CONFIRMED_FULL.0 || bytes >= CONFIRMED_FULL.1 {
                     break;
                 }
             }
