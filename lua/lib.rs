@@ -22,11 +22,43 @@ impl Script {
     /// `xinfo|groups`.
     #[must_use]
     pub fn commands(&self) -> BTreeSet<String> {
+        let mut commands = self.called_by("redis.call(");
+        commands.extend(self.called_by("redis.pcall("));
+        commands
+    }
+
+    fn called_by(&self, call: &str) -> BTreeSet<String> {
         let code = self.source.lines().filter(|line| !line.trim_start().starts_with("--"));
         let code: Vec<&str> = code.collect();
-        let code = code.join(" ");
-        let calls = ["redis.call(", "redis.pcall("].map(|call| code.split(call).skip(1).flat_map(named));
-        calls.into_iter().flatten().collect()
+        code.join(" ").split(call).skip(1).flat_map(named).collect()
+    }
+
+    /// Returns the text to load: the source, behind a check that the user has the right to run every command in it. So a
+    /// user who may run only some of them changes nothing, instead of stopping between two writes. The script then
+    /// returns `NOPERM …` with the first command that is not allowed. Commands whose errors it handles itself
+    /// (`redis.pcall`) are left out, and a script that only reads needs no check. Servers without
+    /// `redis.acl_check_cmd` (before 7.0) run the script unchecked.
+    ///
+    /// The keys need no check: the server compares those of a script with the user's patterns before it starts.
+    #[must_use]
+    pub fn checked(&self) -> String {
+        let commands = self.called_by("redis.call(");
+        if self.read_only || commands.len() < 2 {
+            return self.source.to_owned();
+        }
+        let denied = commands.iter().map(|command| {
+            let words = command.replace('|', "','");
+            format!("not may('{words}', KEYS[1]) and '{command}'")
+        });
+        let denied: Vec<String> = denied.collect();
+        let name = self.name;
+        // One line, since error messages of the server give the number of theirs.
+        format!(
+            "do local may = redis.acl_check_cmd local denied = may and ({}) if denied then return redis.error_reply(\
+             'NOPERM this user has no permissions to run ' .. denied .. ', which script {name} needs') end end\n{}",
+            denied.join(" or "),
+            self.source
+        )
     }
 }
 

@@ -119,3 +119,77 @@ async fn a_topic_that_is_not_named_is_denied() {
         assert_eq!(server.cli(&["EXISTS", &format!("stream:topic:{{{name}:p:0}}")]), "0");
     }
 }
+
+/// Which right is missing makes no difference, and neither does where the script needs it.
+#[test]
+fn a_script_that_may_run_some_of_its_commands_runs_none() {
+    let server = Server::start();
+    let mut tried = 0;
+    for script in millstream_lua::ALL.iter().filter(|script| !script.read_only) {
+        let required = script.checked();
+        for command in script.commands() {
+            if !required.contains(&format!("and '{command}'")) {
+                continue;
+            }
+            server.cli(&["ACL", "SETUSER", "default", "+@all", &format!("-{command}")]);
+            let mut call = vec!["EVAL".to_owned(), script.checked(), script.keys.len().to_string()];
+            call.extend(script.keys.iter().map(|key| format!("{{tag}}:{key}")));
+            call.extend(script.args.iter().map(|_| "1".to_owned()));
+            let call: Vec<&str> = call.iter().map(String::as_str).collect();
+            let error = server.try_cli(&call).expect_err("a right is missing").to_string();
+            let what = format!("'{command}, which script {} needs", script.name).replace('\'', "");
+            assert!(error.contains("NOPERM") && error.contains(&what), "{}: {command}: {error}", script.name);
+            server.cli(&["ACL", "SETUSER", "default", "+@all"]);
+            assert_eq!(server.cli(&["DBSIZE"]), "0", "{} without {command}", script.name);
+            tried += 1;
+        }
+    }
+    assert!(tried > 100, "{tried}");
+}
+
+/// A retry is stored under its id and under its due time: with the right to one of both it stays pending.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_the_right_to_park_leaves_the_message_pending() {
+    let server = Server::start();
+    let all = Millstream::connect(&server.url()).await.expect("connected");
+    all.producer(ORDERS).await.expect("a producer").send(&1).partition(0).await.expect("sent");
+    let worker = connect(&server, Access::Worker).await;
+    let done = Arc::new(AtomicUsize::new(0));
+    let count = done.clone();
+    let (open, gate) = tokio::sync::watch::channel(false);
+    let handler = move |message: Delivery<u64>| {
+        let (count, mut gate) = (count.clone(), gate.clone());
+        async move {
+            if message.attempt() == 1 {
+                let _ = gate.wait_for(|open| *open).await;
+                return Outcome::retry("once more");
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+            Outcome::Ack
+        }
+    };
+    let consumer = worker
+        .consumer(ORDERS, "g")
+        .start_from(Start::Earliest)
+        .retry(millstream::Fixed::new(Duration::from_millis(50)))
+        .start(handler)
+        .await
+        .expect("a consumer");
+    let pending = || server.cli(&["XPENDING", "stream:topic:{orders:p:0}", "g"]);
+    eventually(async || pending().starts_with('1'), "it is read").await;
+    server.cli(&["ACL", "SETUSER", "worker", "-zadd"]);
+    open.send_replace(true);
+    let refusals = || {
+        let stats = server.cli(&["INFO", "errorstats"]);
+        let count = stats.split("errorstat_NOPERM:count=").nth(1).and_then(|rest| rest.lines().next());
+        count.map_or(0, |count| count.trim().parse::<u64>().expect("a number"))
+    };
+    // The heartbeat and the group's upkeep are refused too.
+    eventually(async || refusals() > 5, "it is refused").await;
+    assert_eq!(server.cli(&["KEYS", "streaming:mq:retry:*"]), "", "nothing is parked");
+    assert!(pending().starts_with('1'), "{}", pending());
+    server.cli(&["ACL", "SETUSER", "worker", "+zadd"]);
+    eventually(async || done.load(Ordering::Relaxed) == 1, "it is tried again").await;
+    eventually(async || pending().starts_with('0'), "it is settled").await;
+    consumer.shutdown().await;
+}

@@ -18,10 +18,11 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     fn new(contract: &'static lua::Script, strict: bool) -> Self {
+        let checked = contract.checked();
         let source = match (strict, contract.read_only) {
-            (true, true) => format!("#!lua flags=no-writes\n{}", contract.source),
-            (true, false) => format!("#!lua\n{}", contract.source),
-            (false, _) => contract.source.to_owned(),
+            (true, true) => format!("#!lua flags=no-writes\n{checked}"),
+            (true, false) => format!("#!lua\n{checked}"),
+            (false, _) => checked,
         };
         let sha = redis::Script::new(&source).get_hash().to_owned();
         Self { contract, source, sha }
