@@ -53,13 +53,14 @@ async fn slots_that_move_lose_nothing_and_turn_nothing_round() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_that_is_asked_for_loses_nothing() {
     let (cluster, load) = start().await;
+    let rate = load.rate(Duration::from_secs(1)).await;
     for change in 0..changes(3) {
         tokio::task::block_in_place(|| {
             let (_, replica) = primary(&cluster, change);
             cluster.nodes[replica].cli(&["CLUSTER", "FAILOVER"]);
             cluster.wait_primary(replica);
         });
-        load.goes_on("messages of all keys, after a fail-over").await;
+        load.recovers(rate, "messages of all keys, after a fail-over").await;
     }
     load.end(&[], |log| entries(&cluster, log)).await;
 }
@@ -68,6 +69,7 @@ async fn a_fail_over_that_is_asked_for_loses_nothing() {
 async fn primaries_that_are_killed_lose_what_was_not_replicated_and_nothing_else() {
     let (mut cluster, load) = start().await;
     let mut lost = Vec::new();
+    let rate = load.rate(Duration::from_secs(1)).await;
     for change in 0..changes(2) {
         tokio::task::block_in_place(|| {
             let (primary, replica) = primary(&cluster, change);
@@ -75,7 +77,7 @@ async fn primaries_that_are_killed_lose_what_was_not_replicated_and_nothing_else
             lost.push(Instant::now());
             cluster.wait_primary(replica);
         });
-        load.goes_on("messages of all keys, after the death of a primary").await;
+        load.recovers(rate, "messages of all keys, after the death of a primary").await;
         tokio::task::block_in_place(|| {
             for node in &mut cluster.nodes {
                 if !node.is_running() {

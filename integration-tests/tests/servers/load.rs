@@ -103,6 +103,11 @@ impl Load {
 
     /// Waits until every key was sent and handled once more.
     pub(crate) async fn goes_on(&self, what: &str) {
+        self.go_on(|_| true, what).await;
+    }
+
+    /// Waits until every one of these keys was sent and handled once more.
+    async fn go_on(&self, these: impl Fn(u64) -> bool, what: &str) {
         let counts = || {
             let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
             self.handled
@@ -116,11 +121,51 @@ impl Load {
         eventually(
             async || {
                 let now = counts();
-                (0..KEYS).all(|key| now.get(&key) > before.get(&key))
+                (0..KEYS).filter(|key| these(*key)).all(|key| now.get(&key) > before.get(&key))
             },
             what,
         )
         .await;
+    }
+
+    /// Whether the sends of a key wait for a replica.
+    fn waits(&self, key: u64) -> bool {
+        self.replicated && is_replicated(key)
+    }
+
+    /// Number of messages handled in a second, measured over this time; without those that wait for a replica, which the
+    /// death of a primary takes away for longer.
+    pub(crate) async fn rate(&self, time: Duration) -> f64 {
+        let count = || {
+            let handled = self.handled.lock().expect("lock");
+            handled.iter().filter(|(key, _)| !(self.replicated && is_replicated(*key))).count()
+        };
+        let (before, begun) = (count(), Instant::now());
+        tokio::time::sleep(time).await;
+        (count() - before) as f64 / begun.elapsed().as_secs_f64()
+    }
+
+    /// Waits until the keys that wait for no replica go on behind a change that ended now, and four fifths of `before` are
+    /// handled again; prints how long both took. Then waits for the other keys.
+    pub(crate) async fn recovers(&self, before: f64, what: &str) {
+        let ended = Instant::now();
+        self.go_on(|key| !self.waits(key), what).await;
+        let went_on = ended.elapsed();
+        let mut rate = 0.0;
+        eventually(
+            async || {
+                rate = self.rate(Duration::from_millis(500)).await;
+                rate >= 0.8 * before
+            },
+            "the rate recovers",
+        )
+        .await;
+        println!(
+            "{what}: {went_on:?}; {:.0} % of {before:.0}/s within {:?}",
+            100.0 * rate / before,
+            ended.elapsed()
+        );
+        self.goes_on(what).await;
     }
 
     /// Stops sending, waits until everything is handled, and checks it. `logs` returns what `XRANGE` prints for a key.

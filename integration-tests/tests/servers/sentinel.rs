@@ -107,6 +107,7 @@ async fn the_demoted_primary_is_left() {
 async fn a_dead_primary_is_replaced() {
     let (mut service, load) = start().await;
     let mut lost = Vec::new();
+    let rate = load.rate(Duration::from_secs(1)).await;
     for _ in 0..changes(2) {
         tokio::task::block_in_place(|| {
             let primary = service.wait_replica();
@@ -114,7 +115,7 @@ async fn a_dead_primary_is_replaced() {
             lost.push(Instant::now());
             service.wait_primary(1 - primary);
         });
-        load.goes_on("messages of all keys, after the death of the primary").await;
+        load.recovers(rate, "messages of all keys, after the death of the primary").await;
         tokio::task::block_in_place(|| {
             let primary = service.primary();
             service.servers[1 - primary].restart();
