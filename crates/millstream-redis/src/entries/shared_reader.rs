@@ -45,9 +45,9 @@ pub(crate) struct StreamsReader {
     stage: Stage,
     plan: Plan,
     pages: PageSizer,
-    /// Time until which the blocking request under way can take entries.
-    blocking: Option<Instant>,
-    /// Time until which blocking requests with lost answers can take entries. Then the reader looks for those entries.
+    /// Time until which the request for new entries that is under way can take some.
+    taking: Option<Instant>,
+    /// Time until which requests with lost answers can take entries. Then the reader looks for those entries.
     stray: Option<Instant>,
     /// Whether the call that finds the end of the pending entries takes no new ones.
     apart: bool,
@@ -105,7 +105,7 @@ impl StreamsReader {
             stage: Stage::New,
             plan,
             pages: PageSizer::default(),
-            blocking: None,
+            taking: None,
             stray: None,
             apart: false,
             busy: false,
@@ -283,10 +283,12 @@ impl StreamsReader {
                 pipe.arg(">");
             }
         }
-        // The server may still hold a blocking request after its connection is cut, and hand entries to it until then.
-        self.blocking = block.map(|block| Instant::now() + block + self.inner.servers.response_timeout());
+        // The server may still hold a request after its connection is cut, and hand entries to it until then: one that
+        // blocks, or any, if the server stands still.
+        let timeout = self.inner.servers.response_timeout();
+        self.taking = Some(Instant::now() + block.unwrap_or_default() + timeout);
         self.exchange(&pipe, block.unwrap_or_default()).await?;
-        self.blocking = None;
+        self.taking = None;
         let socket = self.socket()?;
         let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
         let (mut read, mut entries) = (Read::default(), 0);
@@ -359,7 +361,7 @@ impl StreamsReader {
     /// Drops the connection after a possibly lost answer, so that the next request starts over.
     fn lose(&mut self) {
         self.socket = None;
-        self.stray = self.stray.max(self.blocking.take());
+        self.stray = self.stray.max(self.taking.take());
     }
 }
 

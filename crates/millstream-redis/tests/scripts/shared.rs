@@ -218,6 +218,26 @@ async fn what_a_lost_request_takes_later_is_found_too() {
     assert_eq!((fetched.pending, fetched.entries[0].receipt.id), (true, appended[0]));
 }
 
+/// A request that does not block, to a server that stands still, takes entries when the server goes on.
+#[tokio::test]
+async fn what_a_lost_look_takes_later_is_found_too() {
+    let server = Server::start(&[]);
+    let config = RedisConfig::new(server.url()).with_response_timeout(Duration::from_millis(600));
+    let mut bench = Bench::at(config, Some(server)).await;
+    let mut reader = open(&bench, "a").await;
+    assert!(reader.fetch(10, NOW).await.expect("fetched").is_empty());
+    bench.cmd("CLIENT PAUSE 200 ALL").await;
+    let dropped = tokio::time::timeout(Duration::from_millis(50), reader.fetch(10, NOW)).await;
+    assert!(dropped.is_err(), "the server stands still");
+    assert!(reader.fetch(10, NOW).await.expect("fetched").is_empty(), "it has started over");
+    let appended = bench.append_many(1).await;
+    let (log, group) = (bench.log(), bench.group.clone());
+    bench.cmd(&format!("XREADGROUP GROUP {group} a STREAMS {log} >")).await;
+    let read = reader.fetch(10, Duration::from_secs(5)).await.expect("fetched");
+    let [(_, fetched)] = &read[..] else { panic!("{read:?}") };
+    assert_eq!((fetched.pending, fetched.entries[0].receipt.id), (true, appended[0]));
+}
+
 #[tokio::test]
 async fn many_partitions_are_read_as_one() {
     let bench = Bench::new().await;
