@@ -149,7 +149,7 @@ impl Stage {
             tokio::time::sleep(lasts).await;
             let per = began.elapsed().as_secs_f64() * f64::from(partitions);
             let asked = (requests.count()? - asked) as f64;
-            let commands = self.probe.count().await?.commands - counted.commands - Probe::OWN;
+            let commands = self.probe.count().await?.commands - counted.commands - self.probe.own();
             figures.splice(0..0, [(each[0], asked / per), (each[1], commands / per)]);
         }
         Ok(Measured { figures })
@@ -191,7 +191,7 @@ impl Meter {
             (Figure::Throughput, messages as f64 / took.as_secs_f64()),
             (Figure::ClientCpu, each(client.as_secs_f64() * 1e6)),
             (Figure::RedisCpu, each((now.cpu - self.counted.cpu) * 1e6)),
-            (Figure::Commands, each(now.commands - self.counted.commands - Probe::OWN)),
+            (Figure::Commands, each(now.commands - self.counted.commands - self.probe.own())),
         ];
         Ok(Measured { figures })
     }

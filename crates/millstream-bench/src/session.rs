@@ -42,7 +42,7 @@ impl Session {
             None => Some(Server::start(general.aof).await?),
         };
         let url = general.url.clone().or_else(|| server.as_ref().map(Server::url)).unwrap_or_default();
-        let probe = Probe::connect(&url).await?;
+        let probe = Probe::connect(general.counters.as_ref().unwrap_or(&url)).await?;
         let namespace = format!("millstream-bench-{:016x}", fastrand::u64(..));
         Ok(Self { server, stage: Stage { url, namespace, payload, probe } })
     }

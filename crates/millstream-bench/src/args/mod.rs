@@ -70,11 +70,15 @@ pub(crate) enum Command {
 pub(crate) struct General {
     /// Server to measure on. Default: a private redis-server.
     ///
-    /// It should be idle, since requests of other clients are counted as well.
+    /// It should be idle, since requests of other clients are counted as well. Of a cluster (`redis+cluster://…`) the
+    /// primaries are counted together, and there is no --baseline.
     ///
     /// All keys begin with `millstream-bench-…:` and are deleted afterwards.
     #[arg(long, global = true)]
     pub(crate) url: Option<String>,
+    /// The server of --url, without TLS and without Sentinels, for its counters.
+    #[arg(long, global = true, value_name = "URL", requires = "url")]
+    pub(crate) counters: Option<String>,
     /// How the private server syncs its append-only file.
     #[arg(long, global = true, value_enum, default_value_t = Aof::No)]
     pub(crate) aof: Aof,
