@@ -4,6 +4,7 @@
 //! goes to its new node only when its earlier entries were answered by the previous one. What a node refuses because a
 //! slot moves is refused to the producer, which sends it again, in order.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use millstream_core::topic::TopicPartition;
 use crate::address::Address;
 use crate::backend::Inner;
 use crate::conn::appends::node_appender::NodeAppender;
+use crate::conn::appends::part::Part;
 use crate::conn::cluster::servers::{Cluster, Hop};
 use crate::conn::cluster::slots::slot_of;
 use crate::conn::dial::Dial;
@@ -47,18 +49,25 @@ struct Node {
     dial: Arc<Dial>,
     asking: bool,
     appender: NodeAppender,
-    parts: VecDeque<Part>,
+    parts: VecDeque<Sent>,
 }
 
 /// The entries of a batch that go to one node.
-#[derive(Default)]
-struct Part {
+struct Sent {
     /// Number of the batch, counted from the first one.
     batch: u64,
     /// Positions of the entries in the batch.
-    at: Vec<usize>,
+    at: Arc<[usize]>,
     /// Their partitions, each once.
     partitions: Vec<TopicPartition>,
+}
+
+/// A partition of a batch.
+struct Route<'a> {
+    tp: &'a TopicPartition,
+    node: Result<usize>,
+    /// Positions of its entries in the batch.
+    at: Vec<usize>,
 }
 
 struct Batch {
@@ -87,22 +96,33 @@ impl ClusterAppender {
     fn begin_all(&mut self) {
         while let Some(batch) = self.batches.get(self.begun) {
             let entries = batch.entries.clone();
-            let mut nodes: HashMap<&TopicPartition, Result<usize>> = HashMap::new();
-            for append in &*entries {
-                let tp = &append.topic_partition;
-                if !nodes.contains_key(tp) {
+            let Some(routes) = self.routes(&entries) else { return };
+            self.begin_at(&entries, routes);
+            self.begun += 1;
+        }
+    }
+
+    /// Finds the nodes of a batch's partitions. Returns `None` if entries of one are under way to another node.
+    fn routes<'a>(&mut self, entries: &'a [Append]) -> Option<Vec<Route<'a>>> {
+        let (mut routes, mut known) = (Vec::<Route<'a>>::new(), HashMap::new());
+        for (at, append) in entries.iter().enumerate() {
+            let tp = &append.topic_partition;
+            let route = match known.entry(tp) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(unknown) => {
                     let node = self.hop(tp).and_then(|hop| self.node(hop));
                     if let (Some((busy, _)), Ok(node)) = (self.busy.get(tp), &node)
                         && busy != node
                     {
-                        return;
+                        return None;
                     }
-                    nodes.insert(tp, node);
+                    routes.push(Route { tp, node, at: Vec::new() });
+                    *unknown.insert(routes.len() - 1)
                 }
-            }
-            self.begin_at(&entries, &nodes);
-            self.begun += 1;
+            };
+            routes[route].at.push(at);
         }
+        Some(routes)
     }
 
     fn hop(&mut self, tp: &TopicPartition) -> Result<Hop> {
@@ -122,42 +142,37 @@ impl ClusterAppender {
         }
     }
 
-    /// Begins the next batch at these nodes.
-    fn begin_at(&mut self, entries: &Arc<Vec<Append>>, nodes: &HashMap<&TopicPartition, Result<usize>>) {
+    /// Begins the next batch at the nodes of its partitions.
+    fn begin_at(&mut self, entries: &Arc<Vec<Append>>, routes: Vec<Route<'_>>) {
         let number = self.returned + self.begun as u64;
-        let mut parts: Vec<(usize, Part)> = Vec::new();
-        for (at, append) in entries.iter().enumerate() {
-            let tp = &append.topic_partition;
-            let node = match nodes.get(tp) {
-                Some(Ok(node)) => *node,
-                Some(Err(error)) => {
-                    self.refused.entry(tp.clone()).or_insert_with(|| error.clone());
-                    self.set(number, at, Err(error.clone()));
+        let mut nodes: Vec<(usize, Vec<usize>, Vec<TopicPartition>)> = Vec::new();
+        for Route { tp, node, at } in routes {
+            let node = match node {
+                Ok(node) => node,
+                Err(error) => {
+                    for at in at {
+                        self.set(number, at, Err(error.clone()));
+                    }
+                    self.refused.entry(tp.clone()).or_insert(error);
                     continue;
                 }
-                None => continue,
             };
-            let known = parts.iter().position(|(known, _)| *known == node).unwrap_or_else(|| {
-                parts.push((node, Part { batch: number, ..Part::default() }));
-                parts.len() - 1
-            });
-            let part = &mut parts[known].1;
-            part.at.push(at);
-            if part.partitions.last() != Some(tp) && !part.partitions.contains(tp) {
-                part.partitions.push(tp.clone());
+            self.busy.entry(tp.clone()).or_insert((node, 0)).1 += 1;
+            match nodes.iter_mut().find(|(known, ..)| *known == node) {
+                Some((_, entries, partitions)) => {
+                    entries.extend(at);
+                    partitions.push(tp.clone());
+                }
+                None => nodes.push((node, at, vec![tp.clone()])),
             }
         }
-        for (node, part) in parts {
-            for tp in &part.partitions {
-                self.busy.entry(tp.clone()).or_insert((node, 0)).1 += 1;
-            }
-            let some = if part.at.len() == entries.len() {
-                entries.clone()
-            } else {
-                Arc::new(part.at.iter().map(|at| entries[*at].clone()).collect())
-            };
-            self.nodes[node].appender.begin(some);
-            self.nodes[node].parts.push_back(part);
+        for (node, mut at, partitions) in nodes {
+            // In the order of the batch: entries of a partition keep theirs.
+            at.sort_unstable();
+            let at: Arc<[usize]> = at.into();
+            let node = &mut self.nodes[node];
+            node.appender.begin_part(Part::of(entries.clone(), at.clone()));
+            node.parts.push_back(Sent { batch: number, at, partitions });
         }
     }
 
@@ -204,7 +219,7 @@ impl ClusterAppender {
         let place = usize::try_from(part.batch - self.returned).ok();
         let entries = place.and_then(|place| self.batches.get(place)).map(|batch| batch.entries.clone());
         let mut results = results.into_iter();
-        for at in part.at {
+        for at in part.at.iter().copied() {
             let result = results.next().unwrap_or_else(|| Err(unexpected("no answer to an append")));
             if let (Err(error), Some(entries)) = (&result, &entries) {
                 let tp = &entries[at].topic_partition;

@@ -5,16 +5,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::{Key, Keys};
-use millstream_core::log::{Append, Appender};
+use millstream_core::log::Append;
 use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::conn::appends::confirm::Confirm;
+use crate::conn::appends::part::Part;
 use crate::conn::connection::DEMOTED;
 use crate::conn::dial::Dial;
 use crate::conn::pipe::Pipe;
@@ -60,7 +60,7 @@ enum Link {
 }
 
 struct Begun {
-    batch: Arc<Vec<Append>>,
+    part: Part,
     /// The whole of it has failed.
     failed: Option<Error>,
 }
@@ -120,8 +120,8 @@ impl StreamAppender {
                 self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
                 let mut pipe = opened?;
                 (self.opened, self.left_since) = (Instant::now(), None);
-                for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
-                    pipe.put(request(&self.keys, &begun.batch, self.form));
+                for begun in self.begun.iter().filter(|begun| !begun.part.is_empty()) {
+                    pipe.put(request(&self.keys, &begun.part, self.form));
                 }
                 self.quiet = Instant::now();
                 self.link = Link::Open(Box::new(pipe));
@@ -171,7 +171,7 @@ impl StreamAppender {
             Link::Closed | Link::Opening(_) => 0,
         };
         let opened = heard > 0 || error.kind() == ErrorKind::Unconfirmed;
-        let asking = self.begun.iter_mut().filter(|begun| !begun.batch.is_empty());
+        let asking = self.begun.iter_mut().filter(|begun| !begun.part.is_empty());
         for (at, begun) in asking.enumerate() {
             begun.failed = Some(if opened && at >= heard {
                 Error::new(ErrorKind::Unavailable, format!("not sent: {error}"))
@@ -185,10 +185,10 @@ impl StreamAppender {
     }
 
     /// The answers to the oldest batch.
-    fn results(&mut self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    fn results(&mut self, part: &Part) -> Vec<Result<MessageId>> {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
-        let mut results: Vec<_> = batch
+        let mut results: Vec<_> = part
             .iter()
             .map(|append| {
                 if self.form.asking {
@@ -205,7 +205,9 @@ impl StreamAppender {
         if let Some(confirm) = self.form.confirm {
             let answer = replies.next().and_then(|mut reply| reply.value());
             if let Some(missing) = confirm.missing(answer) {
-                for (result, append) in results.iter_mut().zip(batch).filter(|(result, _)| result.is_ok()) {
+                for (result, append) in
+                    results.iter_mut().zip(part.iter()).filter(|(result, _)| result.is_ok())
+                {
                     *result = Err(during(missing.clone(), append));
                 }
             }
@@ -215,9 +217,9 @@ impl StreamAppender {
     }
 }
 
-#[async_trait]
-impl Appender for StreamAppender {
-    fn begin(&mut self, batch: Arc<Vec<Append>>) {
+impl StreamAppender {
+    /// Begins a request behind the earlier ones: see [`Appender`](millstream_core::log::Appender).
+    pub(crate) fn begin(&mut self, part: Part) {
         if self.begun.is_empty() {
             self.quiet = Instant::now();
         }
@@ -233,35 +235,36 @@ impl Appender for StreamAppender {
                 Error::new(ErrorKind::Unavailable, "not sent, another server has become the primary")
             })
         });
-        if let (Link::Open(pipe), None, false) = (&mut self.link, &failed, batch.is_empty()) {
+        if let (Link::Open(pipe), None, false) = (&mut self.link, &failed, part.is_empty()) {
             // Gone since the last answer, or of no use any more: nothing is lost yet.
             let over = || pipe.is_over() || (self.demoted && self.opened.elapsed() >= DEMOTED);
             if self.begun.is_empty() && over() {
                 (self.link, self.demoted) = (Link::Closed, false);
             } else {
-                pipe.put(request(&self.keys, &batch, self.form));
+                pipe.put(request(&self.keys, &part, self.form));
             }
         }
-        self.begun.push_back(Begun { batch, failed });
+        self.begun.push_back(Begun { part, failed });
     }
 
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    /// Waits for the results of the oldest request.
+    pub(crate) async fn finish(&mut self) -> Vec<Result<MessageId>> {
         loop {
             let Some(oldest) = self.begun.front() else { return Vec::new() };
-            if oldest.batch.is_empty() {
+            if oldest.part.is_empty() {
                 self.begun.pop_front();
                 return Vec::new();
             }
             if let Some(error) = &oldest.failed {
-                let failed = oldest.batch.iter().map(|append| Err(during(error.clone(), append))).collect();
+                let failed = oldest.part.iter().map(|append| Err(during(error.clone(), append))).collect();
                 self.begun.pop_front();
                 return failed;
             }
             match self.advance().await {
                 Ok(false) => {}
                 Ok(true) => {
-                    if let Some(Begun { batch, .. }) = self.begun.pop_front() {
-                        return self.results(&batch);
+                    if let Some(Begun { part, .. }) = self.begun.pop_front() {
+                        return self.results(&part);
                     }
                 }
                 Err(error) => self.fail(&error),
@@ -295,11 +298,11 @@ async fn check(confirm: Confirm, socket: &mut Socket, limit: Duration) -> Result
     confirm.check(socket.replies().next()?.value()?)
 }
 
-fn request(keys: &Keys, batch: &[Append], form: Form) -> Request {
-    let mut request = Request::with_capacity(batch.iter().map(size).sum());
+fn request(keys: &Keys, part: &Part, form: Form) -> Request {
+    let mut request = Request::with_capacity(part.iter().map(size).sum());
     // Neighbours often go to one partition.
     let mut key: Option<(&TopicPartition, Key)> = None;
-    for append in batch {
+    for append in part.iter() {
         let tp = &append.topic_partition;
         let (_, key) = match key.take() {
             Some(known) if known.0 == tp => key.insert(known),

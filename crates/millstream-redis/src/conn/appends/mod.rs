@@ -3,3 +3,4 @@
 pub(crate) mod appender;
 pub(crate) mod confirm;
 pub(crate) mod node_appender;
+pub(crate) mod part;

@@ -25,13 +25,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::conn::appends::appender::{Form, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
+use crate::conn::appends::part::Part;
 use crate::conn::dial::Dial;
 use crate::error::redirect;
 
 /// Time after which a connection that nobody uses is closed.
 const IDLE: Duration = Duration::from_secs(60);
 
-type Batch = Arc<Vec<Append>>;
 type Results = Vec<Result<MessageId>>;
 
 /// Requests under way at a time where the server waits behind each: one, and the next, which it has then received.
@@ -76,7 +76,7 @@ enum Slot {
 
 /// A batch for the shared connection.
 struct Work {
-    batch: Batch,
+    part: Part,
     /// Number of failures when its producer began. After another one, an earlier batch of the producer may have failed,
     /// which this one must not overtake.
     failures: u64,
@@ -95,7 +95,7 @@ enum Way {
     Own(Box<StreamAppender>),
     Shared {
         failures: u64,
-        begun: VecDeque<(Batch, oneshot::Receiver<Results>)>,
+        begun: VecDeque<(Part, oneshot::Receiver<Results>)>,
     },
 }
 
@@ -243,28 +243,28 @@ impl Lane {
         }
         let Some(place) = self.place.upgrade() else { return false };
         while !self.waiting.is_empty() && (!self.merges || self.begun.len() < CONFIRMED_AHEAD) {
-            let mut merged: Vec<Batch> = Vec::new();
+            let mut merged: Vec<Part> = Vec::new();
             let mut request = Vec::new();
             let (mut entries, mut bytes) = (0, 0);
-            while let Some(Work { batch, failures, results }) = self.waiting.pop_front() {
+            while let Some(Work { part, failures, results }) = self.waiting.pop_front() {
                 if failures != place.failures.load(Ordering::Acquire) {
-                    let _ = results.send(not_sent(&batch));
+                    let _ = results.send(not_sent(&part));
                     continue;
                 }
-                entries += batch.len();
-                bytes += batch.iter().map(size).sum::<usize>();
-                request.push((batch.len(), results));
-                merged.push(batch);
+                entries += part.len();
+                bytes += part.iter().map(size).sum::<usize>();
+                request.push((part.len(), results));
+                merged.push(part);
                 if !self.merges || entries >= CONFIRMED_FULL.0 || bytes >= CONFIRMED_FULL.1 {
                     break;
                 }
             }
-            let batch = match merged.len() {
+            let part = match merged.len() {
                 0 => return true,
                 1 => merged.remove(0),
-                _ => Arc::new(merged.iter().flat_map(|batch| batch.iter().cloned()).collect()),
+                _ => Part::merged(&merged),
             };
-            self.appender.begin(batch);
+            self.appender.begin(part);
             self.begun.push_back(request);
         }
         true
@@ -307,26 +307,26 @@ fn is_refusal(result: &Result<MessageId>) -> bool {
     result.as_ref().is_err_and(refused)
 }
 
-fn not_sent(batch: &[Append]) -> Results {
+fn not_sent(part: &Part) -> Results {
     let error = |append: &Append| {
         let error = Error::new(ErrorKind::Unavailable, "not sent, the connection failed meanwhile");
         error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
     };
-    batch.iter().map(|append| Err(error(append))).collect()
+    part.iter().map(|append| Err(error(append))).collect()
 }
 
-fn given_up(batch: &[Append]) -> Results {
+fn given_up(part: &Part) -> Results {
     let error = |append: &Append| {
         let why = "the runtime of the shared connection has ended, the message may or may not be stored";
         let error = Error::new(ErrorKind::Unconfirmed, why);
         error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
     };
-    batch.iter().map(|append| Err(error(append))).collect()
+    part.iter().map(|append| Err(error(append))).collect()
 }
 
-#[async_trait]
-impl Appender for NodeAppender {
-    fn begin(&mut self, batch: Batch) {
+impl NodeAppender {
+    /// Begins a request for a part of a batch, as [`begin`](Appender::begin) does for a whole one.
+    pub(crate) fn begin_part(&mut self, part: Part) {
         if let Way::Idle = self.way {
             self.way = match self.place.take() {
                 Some(appender) => Way::Own(appender),
@@ -337,18 +337,25 @@ impl Appender for NodeAppender {
             };
         }
         match &mut self.way {
-            Way::Own(appender) => appender.begin(batch),
+            Way::Own(appender) => appender.begin(part),
             Way::Shared { failures, begun } => {
                 let (results, answer) = oneshot::channel();
-                if batch.is_empty() {
+                if part.is_empty() {
                     let _ = results.send(Results::new());
                 } else {
-                    self.place.share(Work { batch: batch.clone(), failures: *failures, results });
+                    self.place.share(Work { part: part.clone(), failures: *failures, results });
                 }
-                begun.push_back((batch, answer));
+                begun.push_back((part, answer));
             }
             Way::Idle => {}
         }
+    }
+}
+
+#[async_trait]
+impl Appender for NodeAppender {
+    fn begin(&mut self, batch: Arc<Vec<Append>>) {
+        self.begin_part(Part::whole(batch));
     }
 
     async fn finish(&mut self) -> Results {
@@ -364,8 +371,8 @@ impl Appender for NodeAppender {
                 results
             }
             Way::Shared { begun, .. } => {
-                let Some((batch, answer)) = begun.front_mut() else { return Results::new() };
-                let results = answer.await.unwrap_or_else(|_| given_up(batch));
+                let Some((part, answer)) = begun.front_mut() else { return Results::new() };
+                let results = answer.await.unwrap_or_else(|_| given_up(part));
                 begun.pop_front();
                 if begun.is_empty() {
                     self.way = Way::Idle;
