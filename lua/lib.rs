@@ -327,6 +327,22 @@ script!(
     ["delay", "delay_items", "claims", "task_states"],
     ["place", "fault", "id"]
 );
+script!(
+    /// Begins an operation, unless it is done or another caller runs it.
+    MARKER_BEGIN, "marker_begin", ["marker"], ["token", "holder", "ttl_ms"]
+);
+script!(
+    /// Extends the marker of a running operation; one that expired is revived, as long as nobody began since.
+    MARKER_EXTEND, "marker_extend", ["marker"], ["token", "holder", "ttl_ms"]
+);
+script!(
+    /// Completes an operation: its marker is done, with the result, for the retention.
+    MARKER_COMPLETE, "marker_complete", ["marker"], ["token", "result", "retention_ms"]
+);
+script!(
+    /// Deletes the marker of a running operation, so that the next begin starts it.
+    MARKER_ABANDON, "marker_abandon", ["marker"], ["token"]
+);
 
 /// All scripts.
 pub const ALL: &[&Script] = &[
@@ -381,6 +397,10 @@ pub const ALL: &[&Script] = &[
     &REPAIR,
     &AUDIT_PLACE,
     &REPAIR_PLACE,
+    &MARKER_BEGIN,
+    &MARKER_EXTEND,
+    &MARKER_COMPLETE,
+    &MARKER_ABANDON,
 ];
 
 #[cfg(test)]

@@ -53,6 +53,8 @@ capabilities! {
     Inspect: "inspect", "inspection of stored data", [];
     /// The role [`Audit`](crate::Audit): to find and repair inconsistencies.
     Audit: "audit", "audit of stored data", [];
+    /// The role [`Idempotency`](crate::Idempotency): markers of operations that are to take effect once.
+    Idempotency: "idempotency", "markers of operations", [];
 
     /// To move the position of a group.
     Seek: "log", "moving the position of a group", ["Log::seek"];

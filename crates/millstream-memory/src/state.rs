@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::clock::Now;
 use crate::letter_claims::LetterClaims;
+use crate::markers::Markers;
 use crate::membership::Membership;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
@@ -38,6 +39,7 @@ pub(crate) struct State {
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
     pub(crate) queues: BTreeMap<QueueName, QueueSpec>,
     shards: BTreeMap<ShardName, Shard>,
+    pub(crate) markers: Markers,
     /// Counter of events after which readers start over.
     restarts: u64,
     /// Counter of restarts and fail-overs: each one makes it another server.

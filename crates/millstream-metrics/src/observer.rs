@@ -123,6 +123,7 @@ impl MetricsObserver {
                 Handled::Retried => partition.retried.increment(1),
                 Handled::Snoozed => partition.snoozed.increment(1),
                 Handled::Discarded => partition.discarded.increment(1),
+                Handled::Duplicate => partition.duplicates.increment(1),
                 _ => {}
             }
             if let Some(cause) = message.cause {
@@ -147,7 +148,8 @@ impl MetricsObserver {
             });
             handler.iter().for_each(|histogram| histogram.record(message.elapsed));
             let first = message.first;
-            let last = matches!(handled, Handled::Acked | Handled::Dead | Handled::Discarded);
+            let last =
+                matches!(handled, Handled::Acked | Handled::Dead | Handled::Discarded | Handled::Duplicate);
             if first || last {
                 let age = self.clock.since(message.origin.timestamp()).as_secs_f64();
                 if first {
@@ -219,6 +221,9 @@ impl MetricsObserver {
             Event::TailLost { topic_partition, group, .. } => (topic_partition, group, |it| &it.tails_lost),
             Event::GroupRestored { topic_partition, group, .. } => {
                 (topic_partition, group, |it| &it.restored)
+            }
+            Event::MarkerLost { topic_partition, group, .. } => {
+                (topic_partition, group, |it| &it.markers_lost)
             }
             Event::Crashed { topic_partition, group, .. } => (topic_partition, group, |it| &it.crashed),
             _ => return,

@@ -237,6 +237,10 @@ pub(crate) struct Scripts {
     pub(crate) repair: Loaded,
     pub(crate) audit_place: Loaded,
     pub(crate) repair_place: Loaded,
+    pub(crate) marker_begin: Loaded,
+    pub(crate) marker_extend: Loaded,
+    pub(crate) marker_complete: Loaded,
+    pub(crate) marker_abandon: Loaded,
 }
 
 impl Scripts {
@@ -293,6 +297,10 @@ impl Scripts {
             repair: Loaded::new(&lua::REPAIR, strict),
             audit_place: Loaded::new(&lua::AUDIT_PLACE, strict),
             repair_place: Loaded::new(&lua::REPAIR_PLACE, strict),
+            marker_begin: Loaded::new(&lua::MARKER_BEGIN, strict),
+            marker_extend: Loaded::new(&lua::MARKER_EXTEND, strict),
+            marker_complete: Loaded::new(&lua::MARKER_COMPLETE, strict),
+            marker_abandon: Loaded::new(&lua::MARKER_ABANDON, strict),
         }
     }
 }

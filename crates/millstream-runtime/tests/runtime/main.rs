@@ -22,6 +22,7 @@ mod groups;
 mod groups_faults;
 mod groups_scale;
 mod groups_threads;
+mod idempotent;
 mod lost_group;
 mod order;
 mod outages;
