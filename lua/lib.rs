@@ -343,6 +343,10 @@ script!(
     /// Deletes the marker of a running operation, so that the next begin starts it.
     MARKER_ABANDON, "marker_abandon", ["marker"], ["token"]
 );
+script!(
+    /// Appends entries to a log, except those whose dedup id was appended within the window.
+    APPEND_DEDUP, "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
+);
 
 /// All scripts.
 pub const ALL: &[&Script] = &[
@@ -401,6 +405,7 @@ pub const ALL: &[&Script] = &[
     &MARKER_EXTEND,
     &MARKER_COMPLETE,
     &MARKER_ABANDON,
+    &APPEND_DEDUP,
 ];
 
 #[cfg(test)]

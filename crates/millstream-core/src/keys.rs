@@ -64,6 +64,18 @@ impl Keys {
         self.key(format_args!("stream:topic:{}", Tag(tp)))
     }
 
+    /// Hash with a ttl: ids of entries that were appended with a dedup id, by that id.
+    #[must_use]
+    pub fn dedup(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:dedup:{}", Tag(tp)))
+    }
+
+    /// Hash with a ttl: the same for entries that were appended before all of [`dedup`](Self::dedup).
+    #[must_use]
+    pub fn dedup_old(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:dedup:old:{}", Tag(tp)))
+    }
+
     /// Stream: a group's retry log.
     #[must_use]
     pub fn retry_log(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -243,7 +255,7 @@ impl Keys {
     /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
     #[must_use]
     pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {
-        let families = ["delay", "delay:item", "recur", "recur:item", "wake"];
+        let families = ["dedup", "dedup:old", "delay", "delay:item", "recur", "recur:item", "wake"];
         let schedule = families.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}:p:*}}")));
         let mut patterns = vec![self.key(format_args!("stream:topic:{{{topic}:p:*}}"))];
         patterns.extend(schedule);
@@ -385,6 +397,8 @@ mod tests {
             keys.topic_deleted(&tp.topic),
             keys.group_state(&tp.topic, &group),
             keys.marker(&operation),
+            keys.dedup(&tp),
+            keys.dedup_old(&tp),
         ]
     }
 
@@ -444,6 +458,8 @@ mod tests {
             "streaming:mq:topic:{orders}:deleted",
             "streaming:mq:group:{orders}:billing",
             "streaming:mq:marker:{orders:m:billing:pay%3A7%20%7Bx%7D%FF}",
+            "streaming:mq:dedup:{orders:p:3}",
+            "streaming:mq:dedup:old:{orders:p:3}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

@@ -26,7 +26,7 @@ pub mod upkeep;
 mod user_code;
 
 pub use decisions::{assignment, continuity, pages, suspension};
-pub use message::{codec, envelope, history, trace, wire};
+pub use message::{codec, dedup, envelope, history, trace, wire};
 pub use observe::{event, health};
 pub use roles::{
     audit, catalog, dead_letters, idempotency, inspect, leases, log, members, recurring, schedule, shared,

@@ -3,6 +3,7 @@
 mod backend;
 mod boot_clock;
 mod clock;
+mod dedup_ids;
 mod letter_claims;
 mod markers;
 mod membership;

@@ -17,6 +17,7 @@ use millstream_core::{
 use tokio::sync::Notify;
 
 use crate::clock::Now;
+use crate::dedup_ids::DedupIds;
 use crate::letter_claims::LetterClaims;
 use crate::markers::Markers;
 use crate::membership::Membership;
@@ -66,6 +67,8 @@ pub(crate) struct Partition {
     pub(crate) wake: Arc<Notify>,
     /// Messages that were scheduled for all groups.
     pub(crate) timetable: Timetable,
+    /// Ids of entries that were appended with a dedup id.
+    pub(crate) dedup: DedupIds,
     /// Number of times that a message was scheduled that is due before all waiting ones.
     pub(crate) heads: u64,
 }

@@ -265,6 +265,9 @@ impl Observer for MetricsObserver {
             Event::Delayed { topic, messages } => {
                 series.topic(registry, topic, |topic| topic.scheduled.increment(messages as u64));
             }
+            Event::Deduplicated { topic, messages } => {
+                self.rarely(&table::DEDUPLICATED, &[topic.as_str()], messages);
+            }
             Event::ProduceFailed { topic, messages, error } => self.produce_failed(topic, messages, error),
             Event::Ghosts { topic_partition, group, messages } => {
                 series.in_group(registry, topic_partition, group, |_, partition| {

@@ -101,6 +101,7 @@ impl Mutant {
         Some(match self {
             Self::SeekUnsupported => Capability::Seek,
             Self::LengthsUnsupported => Capability::Lengths,
+            Self::DedupUnsupported => Capability::Dedup,
             Self::DurabilityUnsupported => Capability::Durability,
             Self::RescheduleUnsupported => Capability::Reschedule,
             Self::ListScheduledUnsupported => Capability::ListScheduled,

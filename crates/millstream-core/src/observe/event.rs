@@ -151,6 +151,13 @@ pub enum Event<'a> {
         /// Number of messages.
         messages: usize,
     },
+    /// Messages were not appended, because others with the same dedup id had been.
+    Deduplicated {
+        /// The topic.
+        topic: &'a TopicName,
+        /// Number of messages.
+        messages: usize,
+    },
     /// Messages were scheduled for later.
     Delayed {
         /// The topic.

@@ -241,6 +241,7 @@ pub(crate) struct Scripts {
     pub(crate) marker_extend: Loaded,
     pub(crate) marker_complete: Loaded,
     pub(crate) marker_abandon: Loaded,
+    pub(crate) append_dedup: Loaded,
 }
 
 impl Scripts {
@@ -301,6 +302,7 @@ impl Scripts {
             marker_extend: Loaded::new(&lua::MARKER_EXTEND, strict),
             marker_complete: Loaded::new(&lua::MARKER_COMPLETE, strict),
             marker_abandon: Loaded::new(&lua::MARKER_ABANDON, strict),
+            append_dedup: Loaded::new(&lua::APPEND_DEDUP, strict),
         }
     }
 }

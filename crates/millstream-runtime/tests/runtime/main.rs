@@ -12,6 +12,7 @@ mod control;
 mod control_health;
 mod control_seek;
 mod dead_letters;
+mod dedup;
 mod delayed;
 mod deleted;
 mod dispatch;

@@ -28,6 +28,26 @@ sabotages! {
     /// Every fifth entry is confirmed and not appended.
     AppendForgets,
 
+    // Appending with a dedup id.
+    /// Dedup ids are ignored.
+    DedupIgnored,
+    /// Dedup ids count across batches only.
+    DedupWithinBatchIgnored,
+    /// Dedup ids count for ever.
+    DedupForEver,
+    /// Dedup ids count for half of their window.
+    DedupForHalfTheWindow,
+    /// Dedup ids count in all partitions of a topic.
+    DedupAcrossPartitions,
+    /// Earlier partitions are not looked at.
+    DedupEarlierIgnored,
+    /// A repetition returns a new id.
+    DedupMadeUp,
+    /// A batch with dedup ids is appended in reverse order.
+    DedupReorders,
+    /// A window out of bounds is corrected.
+    DedupWindowCorrected,
+
     // Reading.
     /// A fetch returns more entries than requested.
     MaxIgnored,
@@ -775,6 +795,8 @@ sabotages! {
     LengthsUnsupported,
     /// It claims the durability of single messages, and has no appender for it.
     DurabilityUnsupported,
+    /// It claims deduplication, and answers that it is unsupported.
+    DedupUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.
