@@ -11,7 +11,6 @@ mod connections;
 mod control;
 mod crash_scenes;
 mod credentials;
-mod dedup;
 mod delay_clock;
 mod delay_cost;
 mod delay_faults;
