@@ -359,6 +359,26 @@ script!(
     ["delay", "delay_items", "claims", "task_states"],
     ["place", "fault", "id"]
 );
+script!(
+    /// Begins an operation, unless it is done or another caller runs it.
+    MARKER_BEGIN, "marker_begin", ["marker"], ["token", "holder", "ttl_ms"]
+);
+script!(
+    /// Extends the marker of a running operation; one that expired is revived, as long as nobody began since.
+    MARKER_EXTEND, "marker_extend", ["marker"], ["token", "holder", "ttl_ms"]
+);
+script!(
+    /// Completes an operation: its marker is done, with the result, for the retention.
+    MARKER_COMPLETE, "marker_complete", ["marker"], ["token", "result", "retention_ms"]
+);
+script!(
+    /// Deletes the marker of a running operation, so that the next begin starts it.
+    MARKER_ABANDON, "marker_abandon", ["marker"], ["token"]
+);
+script!(
+    /// Appends entries to a log, except those whose dedup id was appended within the window.
+    APPEND_DEDUP, "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
+);
 
 /// All scripts.
 pub const ALL: &[&Script] = &[
@@ -413,6 +433,11 @@ pub const ALL: &[&Script] = &[
     &REPAIR,
     &AUDIT_PLACE,
     &REPAIR_PLACE,
+    &MARKER_BEGIN,
+    &MARKER_EXTEND,
+    &MARKER_COMPLETE,
+    &MARKER_ABANDON,
+    &APPEND_DEDUP,
 ];
 
 #[cfg(test)]

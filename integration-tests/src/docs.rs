@@ -6,6 +6,9 @@ mod readme {}
 #[doc = include_str!("../../docs/guides/consume.md")]
 mod consume {}
 
+#[doc = include_str!("../../docs/guides/idempotency.md")]
+mod idempotency {}
+
 #[doc = include_str!("../../docs/guides/dead-letters.md")]
 mod dead_letters {}
 

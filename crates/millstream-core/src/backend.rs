@@ -8,6 +8,7 @@ use crate::capability::{Capabilities, Capability};
 use crate::catalog::Catalog;
 use crate::dead_letters::DeadLetters;
 use crate::error::Result;
+use crate::idempotency::Idempotency;
 use crate::inspect::Inspect;
 use crate::leases::Leases;
 use crate::log::Log;
@@ -49,6 +50,7 @@ pub struct Backend {
     shared: Option<Arc<dyn Shared>>,
     inspect: Option<Arc<dyn Inspect>>,
     audit: Option<Arc<dyn Audit>>,
+    idempotency: Option<Arc<dyn Idempotency>>,
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
     in_process: bool,
@@ -62,7 +64,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Inspect + Audit + 'static,
+        B: Inspect + Audit + Idempotency + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -71,7 +73,8 @@ impl Backend {
             .with_tasks(backend.clone())
             .with_shared(backend.clone())
             .with_inspect(backend.clone())
-            .with_audit(backend)
+            .with_audit(backend.clone())
+            .with_idempotency(backend)
             .claiming(Capability::ALL.iter().copied())
     }
 
@@ -91,7 +94,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Inspect + Audit + 'static,
+        B: Inspect + Audit + Idempotency + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -101,6 +104,7 @@ impl Backend {
             shared: all.shared.filter(|_| self.shared.is_some()),
             inspect: all.inspect.filter(|_| self.inspect.is_some()),
             audit: all.audit.filter(|_| self.audit.is_some()),
+            idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
             operations: self.operations,
             in_process: self.in_process,
             boot_clock: self.boot_clock.clone(),
@@ -124,6 +128,7 @@ impl Backend {
             shared: None,
             inspect: None,
             audit: None,
+            idempotency: None,
             operations: Capabilities::NONE,
             in_process: false,
             boot_clock: None,
@@ -196,6 +201,12 @@ impl Backend {
         Self { audit: Some(audit), ..self }
     }
 
+    /// Returns the same backend with these markers of operations.
+    #[must_use]
+    pub fn with_idempotency(self, idempotency: Arc<dyn Idempotency>) -> Self {
+        Self { idempotency: Some(idempotency), ..self }
+    }
+
     /// Returns the same backend, claiming exactly these optional operations. Roles are left as they are.
     ///
     /// A claim tells the conformance suite what to check, and consumers, producers and tools what they can begin with.
@@ -214,6 +225,7 @@ impl Backend {
             Capability::Shared => self.shared = None,
             Capability::Inspect => self.inspect = None,
             Capability::Audit => self.audit = None,
+            Capability::Idempotency => self.idempotency = None,
             operation => self.operations = self.operations.without(operation),
         }
         self
@@ -245,6 +257,7 @@ impl Backend {
             (Capability::Shared, self.shared.is_some()),
             (Capability::Inspect, self.inspect.is_some()),
             (Capability::Audit, self.audit.is_some()),
+            (Capability::Idempotency, self.idempotency.is_some()),
         ];
         let present = roles.into_iter().filter(|(_, is_present)| *is_present);
         present.fold(self.operations, |all, (role, _)| all.with(role))
@@ -361,6 +374,14 @@ impl Backend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn audit(&self) -> Result<&Arc<dyn Audit>> {
         present(self.audit.as_ref(), Capability::Audit)
+    }
+
+    /// Returns the role that keeps markers of operations that are to take effect once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
+    pub fn idempotency(&self) -> Result<&Arc<dyn Idempotency>> {
+        present(self.idempotency.as_ref(), Capability::Idempotency)
     }
 }
 

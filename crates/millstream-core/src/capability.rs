@@ -53,6 +53,8 @@ capabilities! {
     Inspect: "inspect", "inspection of stored data", [];
     /// The role [`Audit`](crate::Audit): to find and repair inconsistencies.
     Audit: "audit", "audit of stored data", [];
+    /// The role [`Idempotency`](crate::Idempotency): markers of operations that are to take effect once.
+    Idempotency: "idempotency", "markers of operations", [];
 
     /// To move the position of a group.
     Seek: "log", "moving the position of a group", ["Log::seek"];
@@ -60,6 +62,8 @@ capabilities! {
     Lengths: "log", "lengths of logs", ["Log::lengths"];
     /// To store entries with a [durability](crate::Durability) of more than `Stored`.
     Durability: "log", "durability of single messages", ["Log::appender"];
+    /// To recognise entries that are appended again.
+    Dedup: "log", "deduplication of sends", ["Log::append_dedup"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
     /// and messages that kill processes are not detected.
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::idempotency::Operation;
 use crate::name::{GroupName, Namespace, QueueName, TopicName};
 use crate::schedule::{Place, Shard};
 use crate::topic::{Partition, TopicPartition};
@@ -61,6 +62,18 @@ impl Keys {
     #[must_use]
     pub fn log(&self, tp: &TopicPartition) -> Key {
         self.key(format_args!("stream:topic:{}", Tag(tp)))
+    }
+
+    /// Hash with a ttl: ids of entries that were appended with a dedup id, by that id.
+    #[must_use]
+    pub fn dedup(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:dedup:{}", Tag(tp)))
+    }
+
+    /// Hash with a ttl: the same for entries that were appended before all of [`dedup`](Self::dedup).
+    #[must_use]
+    pub fn dedup_old(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:dedup:old:{}", Tag(tp)))
     }
 
     /// Stream: a group's retry log.
@@ -178,6 +191,13 @@ impl Keys {
         self.key(format_args!("streaming:mq:queue:{{{queue}}}:meta"))
     }
 
+    /// String with a ttl: the marker of an operation. Its tag is its own, so that markers spread over all slots.
+    #[must_use]
+    pub fn marker(&self, operation: &Operation) -> Key {
+        let (topic, group) = (operation.topic(), operation.group());
+        self.key(format_args!("streaming:mq:marker:{{{topic}:m:{group}:{}}}", Escaped(operation.id())))
+    }
+
     /// Hash: notes on a group's pending entries, by source and id.
     #[must_use]
     pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -227,6 +247,7 @@ impl Keys {
             self.key(format_args!("stream:topic:{{{topic}:p:*")),
             self.key(format_args!("streaming:mq:*{{{topic}:p:*")),
             self.key(format_args!("streaming:mq:*{{{topic}}}*")),
+            self.key(format_args!("streaming:mq:marker:{{{topic}:m:*}}")),
             self.topics(),
         ]
     }
@@ -234,7 +255,7 @@ impl Keys {
     /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
     #[must_use]
     pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {
-        let families = ["delay", "delay:item", "recur", "recur:item", "wake"];
+        let families = ["dedup", "dedup:old", "delay", "delay:item", "recur", "recur:item", "wake"];
         let schedule = families.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}:p:*}}")));
         let mut patterns = vec![self.key(format_args!("stream:topic:{{{topic}:p:*}}"))];
         patterns.extend(schedule);
@@ -302,6 +323,20 @@ impl fmt::Display for ShardTag<'_> {
     }
 }
 
+/// Bytes that a user chose, with everything escaped as `%XX` but the characters of names.
+struct Escaped<'a>(&'a [u8]);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => {
+                fmt::Write::write_char(f, *byte as char)
+            }
+            _ => write!(f, "%{byte:02X}"),
+        })
+    }
+}
+
 struct PlaceTag<'a>(&'a Place);
 
 impl fmt::Display for PlaceTag<'_> {
@@ -319,8 +354,10 @@ mod tests {
 
     fn all(keys: &Keys) -> Vec<Key> {
         let tp = TopicPartition::new("orders".parse().expect("name"), 3);
-        let group = "billing".parse().expect("name");
+        let group: GroupName = "billing".parse().expect("name");
         let shard = Shard::new("mails".parse().expect("name"), 1);
+        let id = b"pay:7 {x}\xff".to_vec();
+        let operation = Operation::new(tp.topic.clone(), group.clone(), id).expect("an id");
         let (partition, place) = (Place::from(tp.clone()), Place::from(shard.clone()));
         vec![
             keys.log(&tp),
@@ -359,6 +396,9 @@ mod tests {
             keys.topic_groups(&tp.topic),
             keys.topic_deleted(&tp.topic),
             keys.group_state(&tp.topic, &group),
+            keys.marker(&operation),
+            keys.dedup(&tp),
+            keys.dedup_old(&tp),
         ]
     }
 
@@ -417,6 +457,9 @@ mod tests {
             "streaming:mq:topic:{orders}:groups",
             "streaming:mq:topic:{orders}:deleted",
             "streaming:mq:group:{orders}:billing",
+            "streaming:mq:marker:{orders:m:billing:pay%3A7%20%7Bx%7D%FF}",
+            "streaming:mq:dedup:{orders:p:3}",
+            "streaming:mq:dedup:old:{orders:p:3}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

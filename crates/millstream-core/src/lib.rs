@@ -26,10 +26,11 @@ pub mod upkeep;
 mod user_code;
 
 pub use decisions::{assignment, continuity, pages, suspension};
-pub use message::{codec, envelope, history, trace, wire};
+pub use message::{codec, dedup, envelope, history, trace, wire};
 pub use observe::{event, health};
 pub use roles::{
-    audit, catalog, dead_letters, inspect, leases, log, members, recurring, schedule, shared, tasks,
+    audit, catalog, dead_letters, idempotency, inspect, leases, log, members, recurring, schedule, shared,
+    tasks,
 };
 
 pub use assignment::Assignor;
@@ -46,6 +47,7 @@ pub use event::{Event, Observer};
 pub use health::{Health, HealthCheck};
 pub use history::History;
 pub use id::MessageId;
+pub use idempotency::Idempotency;
 pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
 pub use log::{Appender, Log, Reader, Settlement};

@@ -66,6 +66,11 @@ impl Now {
         Duration::from_millis(due.as_millis()).saturating_sub(Duration::from_micros(self.0))
     }
 
+    /// Returns the start of the current millisecond.
+    pub(crate) fn of_millisecond(self) -> Self {
+        Self(self.0 / 1_000 * 1_000)
+    }
+
     pub(crate) fn plus(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(micros(duration)))
     }

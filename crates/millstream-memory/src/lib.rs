@@ -3,7 +3,9 @@
 mod backend;
 mod boot_clock;
 mod clock;
+mod dedup_ids;
 mod letter_claims;
+mod markers;
 mod membership;
 mod shard;
 mod state;

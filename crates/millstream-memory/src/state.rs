@@ -17,7 +17,9 @@ use millstream_core::{
 use tokio::sync::Notify;
 
 use crate::clock::Now;
+use crate::dedup_ids::DedupIds;
 use crate::letter_claims::LetterClaims;
+use crate::markers::Markers;
 use crate::membership::Membership;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
@@ -38,6 +40,7 @@ pub(crate) struct State {
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
     pub(crate) queues: BTreeMap<QueueName, QueueSpec>,
     shards: BTreeMap<ShardName, Shard>,
+    pub(crate) markers: Markers,
     /// Counter of events after which readers start over.
     restarts: u64,
     /// Counter of restarts and fail-overs: each one makes it another server.
@@ -64,6 +67,8 @@ pub(crate) struct Partition {
     pub(crate) wake: Arc<Notify>,
     /// Messages that were scheduled for all groups.
     pub(crate) timetable: Timetable,
+    /// Ids of entries that were appended with a dedup id.
+    pub(crate) dedup: DedupIds,
     /// Number of times that a message was scheduled that is due before all waiting ones.
     pub(crate) heads: u64,
 }

@@ -123,6 +123,7 @@ impl MetricsObserver {
                 Handled::Retried => partition.retried.increment(1),
                 Handled::Snoozed => partition.snoozed.increment(1),
                 Handled::Discarded => partition.discarded.increment(1),
+                Handled::Duplicate => partition.duplicates.increment(1),
                 _ => {}
             }
             if let Some(cause) = message.cause {
@@ -147,7 +148,8 @@ impl MetricsObserver {
             });
             handler.iter().for_each(|histogram| histogram.record(message.elapsed));
             let first = message.first;
-            let last = matches!(handled, Handled::Acked | Handled::Dead | Handled::Discarded);
+            let last =
+                matches!(handled, Handled::Acked | Handled::Dead | Handled::Discarded | Handled::Duplicate);
             if first || last {
                 let age = self.clock.since(message.origin.timestamp()).as_secs_f64();
                 if first {
@@ -220,6 +222,9 @@ impl MetricsObserver {
             Event::GroupRestored { topic_partition, group, .. } => {
                 (topic_partition, group, |it| &it.restored)
             }
+            Event::MarkerLost { topic_partition, group, .. } => {
+                (topic_partition, group, |it| &it.markers_lost)
+            }
             Event::Crashed { topic_partition, group, .. } => (topic_partition, group, |it| &it.crashed),
             _ => return,
         };
@@ -259,6 +264,9 @@ impl Observer for MetricsObserver {
             }
             Event::Delayed { topic, messages } => {
                 series.topic(registry, topic, |topic| topic.scheduled.increment(messages as u64));
+            }
+            Event::Deduplicated { topic, messages } => {
+                self.rarely(&table::DEDUPLICATED, &[topic.as_str()], messages);
             }
             Event::ProduceFailed { topic, messages, error } => self.produce_failed(topic, messages, error),
             Event::Ghosts { topic_partition, group, messages } => {

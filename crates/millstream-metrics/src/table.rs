@@ -31,6 +31,8 @@ macro_rules! table {
 table! {
     // Producing.
     PRODUCED = Counter Events "millstream_produced_total" &["topic"], "Messages appended by this process.";
+    DEDUPLICATED = Counter Events "millstream_deduplicated_total" &["topic"],
+        "Messages that this process sent and that were stored already, under the same dedup id.";
     SCHEDULED = Counter Events "millstream_scheduled_total" &["topic"], "Delayed messages that this process scheduled.";
     PRODUCE_FAILED = Counter Events "millstream_produce_failures_total" &["topic", "kind"],
         "Messages whose append or schedule failed or was not confirmed, by the kind of error.";
@@ -49,6 +51,10 @@ table! {
         "Messages given up and dropped by the dead-letter policy.";
     SNOOZED = Counter Events "millstream_snoozed_total" GROUP,
         "Messages that a handler delayed without using an attempt.";
+    DUPLICATES = Counter Events "millstream_duplicates_total" GROUP,
+        "Messages acknowledged without the handler, because their operation was done already.";
+    MARKERS_LOST = Counter Events "millstream_markers_lost_total" GROUP,
+        "Operations that another message or instance began while their handler ran: their effect may have happened twice.";
     LATE_ACKS = Counter Events "millstream_late_acks_total" GROUP,
         "Settlements of messages that were no longer pending: settled before, by another owner, or deleted.";
     GHOSTS = Counter Events "millstream_ghosts_total" GROUP,

@@ -113,6 +113,7 @@ const WORKS: &[&str] = &[
 /// Scripts of a producer.
 const SENDING: &[&lua::Script] = &[
     &lua::CREATE_TOPIC,
+    &lua::APPEND_DEDUP,
     &lua::SCHEDULE,
     &lua::CANCEL,
     &lua::RESCHEDULE,

@@ -13,8 +13,8 @@ mod report;
 
 pub use consumer::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, Events, Failure, Health, IntoBatchOutcome, LoopHealth, Pulled, Puller, RetryOrder,
-    Sharing, TopicHealth,
+    ConsumerState, Events, Failure, Health, Idempotent, IntoBatchOutcome, LoopHealth, Pulled, Puller,
+    RetryOrder, Sharing, TopicHealth, WhileRunning,
 };
 pub use dead_letters::{
     DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,

@@ -18,6 +18,8 @@ pub struct Report {
     pub dead: u64,
     /// Messages that the dead-letter policy dropped.
     pub discarded: u64,
+    /// Messages that were acknowledged without the handler, because their operation was done.
+    pub duplicates: u64,
     /// Messages that were read and not settled when their partition was released or lost: the next owner gets them first.
     pub handed_back: u64,
 }
@@ -30,6 +32,7 @@ pub(crate) struct Counts {
     pub(crate) snoozed: AtomicU64,
     pub(crate) dead: AtomicU64,
     pub(crate) discarded: AtomicU64,
+    pub(crate) duplicates: AtomicU64,
     pub(crate) handed_back: AtomicU64,
 }
 
@@ -45,6 +48,7 @@ impl Counts {
             Handled::Retried => &self.retried,
             Handled::Snoozed => &self.snoozed,
             Handled::Dead => &self.dead,
+            Handled::Duplicate => &self.duplicates,
             _ => &self.discarded,
         };
         Self::add(counter, 1);
@@ -58,6 +62,7 @@ impl Counts {
             snoozed: get(&self.snoozed),
             dead: get(&self.dead),
             discarded: get(&self.discarded),
+            duplicates: get(&self.duplicates),
             handed_back: get(&self.handed_back),
         }
     }

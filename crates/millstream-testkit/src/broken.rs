@@ -3,12 +3,12 @@
 //! A suite that nothing fails proves nothing. [`Broken`] wraps a correct backend and spoils one behaviour. The test
 //! `every_case_can_fail` runs every case against every [`Mutant`].
 
-mod audit;
 mod catalog;
 mod dead_letters;
-mod inspect;
+mod idempotency;
 mod leases;
 mod log;
+mod looking;
 mod members;
 mod mutant;
 mod notes;
@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use mutant::Mutant;
 
+use millstream_core::idempotency::{Marker, Operation};
 use millstream_core::leases::{Lease, Token};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::members::{Assignment, HeartbeatReply, Member};
@@ -87,6 +88,35 @@ struct Memo {
     published: HashMap<(TopicName, GroupName), Assignment>,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
+    /// The last marker of each operation.
+    markers: HashMap<Operation, Marker>,
+    /// The result of the last completion of each operation.
+    results: HashMap<Operation, Vec<u8>>,
+}
+
+impl Mutant {
+    /// Returns the operations that are claimed and answer that they are unsupported.
+    #[must_use]
+    pub fn unsupported(self) -> Option<Capability> {
+        Some(match self {
+            Self::SeekUnsupported => Capability::Seek,
+            Self::LengthsUnsupported => Capability::Lengths,
+            Self::DedupUnsupported => Capability::Dedup,
+            Self::DurabilityUnsupported => Capability::Durability,
+            Self::RescheduleUnsupported => Capability::Reschedule,
+            Self::ListScheduledUnsupported => Capability::ListScheduled,
+            Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,
+            Self::RestoreUnsupported => Capability::Restore,
+            Self::ExpandUnsupported => Capability::Expand,
+            Self::AlterTopicUnsupported => Capability::AlterTopic,
+            Self::CountUnsupported => Capability::Count,
+            Self::PauseUnsupported => Capability::Pause,
+            Self::StatsUnsupported => Capability::Stats,
+            Self::PinsUnsupported => Capability::Pins,
+            Self::ShardsUnsupported => Capability::Tasks,
+            _ => return None,
+        })
+    }
 }
 
 impl Broken {

@@ -4,6 +4,7 @@ mod audit;
 mod catalog;
 mod claims;
 mod dead_letters;
+mod idempotency;
 mod inspect;
 mod leases;
 mod list;
@@ -40,6 +41,7 @@ pub fn cases() -> Vec<Case> {
         catalog::standing::cases(),
         members::cases(),
         shared::cases(),
+        idempotency::cases(),
         inspect::cases(),
         audit::cases(),
         claims::cases(),

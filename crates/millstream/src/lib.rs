@@ -19,9 +19,9 @@ pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
     ConsumerState, DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome,
     DeadLetterReport, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Failure,
-    Health, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer, ProducerBuilder,
-    ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, SendDelayed, SendFuture, Sent, Sharing,
-    TopicHealth,
+    Health, Idempotent, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer,
+    ProducerBuilder, ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, SendDelayed, SendFuture,
+    Sent, Sharing, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

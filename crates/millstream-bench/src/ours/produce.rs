@@ -13,7 +13,7 @@ use crate::work::key_of;
 pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, false);
-    let producer = mq.producer(topic).max_batch(of.batch as usize).await?;
+    let producer = mq.producer(topic).max_batch(of.batch as usize).idempotent(of.dedup).await?;
     let meter = stage.meter().await?;
     send_all(&producer, &stage.payload, of.messages.messages, of.spread).await?;
     meter.stop(of.messages.messages).await
@@ -49,7 +49,8 @@ async fn send_all(producer: &Producer<Bytes>, payload: &Bytes, messages: u64, sp
 /// Runs many tasks that share a producer. Each sends one message at a time and awaits every reply.
 pub(crate) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
-    let producer = mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).await?;
+    let producer =
+        mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).idempotent(of.dedup).await?;
     let messages = of.messages.messages;
     let meter = stage.meter().await?;
     send_each(&producer, &stage.payload, messages, of.tasks.into(), of.spread.keys).await?;

@@ -3,6 +3,7 @@
 
 pub mod codec;
 pub(crate) mod dead_letter;
+pub mod dedup;
 pub(crate) mod durability;
 pub mod envelope;
 pub mod history;

@@ -28,11 +28,14 @@ pub enum Handled {
     Snoozed,
     /// The message was given up and dropped by the dead-letter policy.
     Discarded,
+    /// The message was acknowledged without the handler: its operation was done already, or another message runs it.
+    Duplicate,
 }
 
 impl Handled {
     /// All variants.
-    pub const ALL: [Self; 5] = [Self::Acked, Self::Retried, Self::Dead, Self::Snoozed, Self::Discarded];
+    pub const ALL: [Self; 6] =
+        [Self::Acked, Self::Retried, Self::Dead, Self::Snoozed, Self::Discarded, Self::Duplicate];
 
     /// Returns the word for it in metrics and traces.
     #[must_use]
@@ -43,6 +46,7 @@ impl Handled {
             Self::Dead => "dead",
             Self::Snoozed => "snoozed",
             Self::Discarded => "discarded",
+            Self::Duplicate => "duplicate",
         }
     }
 }
@@ -147,6 +151,13 @@ pub enum Event<'a> {
         /// Number of messages.
         messages: usize,
     },
+    /// Messages were not appended, because others with the same dedup id had been.
+    Deduplicated {
+        /// The topic.
+        topic: &'a TopicName,
+        /// Number of messages.
+        messages: usize,
+    },
     /// Messages were scheduled for later.
     Delayed {
         /// The topic.
@@ -185,6 +196,16 @@ pub enum Event<'a> {
         messages: usize,
         /// The reason; the first one if there are several.
         error: &'a Error,
+    },
+    /// The marker of an operation was lost while its handler ran: it expired, and another message or instance began the
+    /// operation. Its effect may have happened twice.
+    MarkerLost {
+        /// The partition.
+        topic_partition: &'a TopicPartition,
+        /// The group.
+        group: &'a GroupName,
+        /// Id of the message in the partition's log.
+        origin: MessageId,
     },
     /// This instance now owns a partition.
     Assigned {

@@ -81,6 +81,15 @@ pub trait RetryPolicy: fmt::Debug + Send + Sync {
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
+
+    /// Returns the longest time from the first failure of a message to its last attempt, as far as this policy decides: without
+    /// the time that handlers take, that messages wait to be read, and that handlers ask for. `None` if there is no limit, or
+    /// if it is not known. Default: `None`.
+    ///
+    /// What has to be remembered for as long as a message can come back is checked against it.
+    fn longest(&self) -> Option<Duration> {
+        None
+    }
 }
 
 fn some(attempts: u32) -> Result<(), String> {
@@ -205,6 +214,17 @@ impl RetryPolicy for Exponential {
     fn check(&self) -> Result<(), String> {
         some(self.attempts)
     }
+
+    fn longest(&self) -> Option<Duration> {
+        let whole = Self { jitter: Jitter::None, ..*self };
+        let retries = self.attempts.saturating_sub(1);
+        // From the 33rd on, the delays are all the same.
+        let growing = retries.min(32);
+        let sum = (1..=growing)
+            .map(|attempt| whole.delay(attempt, 0))
+            .fold(Duration::ZERO, Duration::saturating_add);
+        Some(sum.saturating_add(whole.delay(33, 0).saturating_mul(retries - growing)))
+    }
 }
 
 /// The same delay every time.
@@ -236,6 +256,10 @@ impl RetryPolicy for Fixed {
     fn check(&self) -> Result<(), String> {
         some(self.attempts)
     }
+
+    fn longest(&self) -> Option<Duration> {
+        Some(self.delay.saturating_mul(self.attempts.saturating_sub(1)))
+    }
 }
 
 /// List of delays, used one after the other; after the last one the message is given up.
@@ -255,6 +279,10 @@ impl RetryPolicy for Delays {
         let retry = failure.attempt.checked_sub(1).and_then(|index| self.0.get(index as usize));
         retry.map_or(Decision::GiveUp, |delay| Decision::RetryAfter(*delay))
     }
+
+    fn longest(&self) -> Option<Duration> {
+        Some(self.0.iter().fold(Duration::ZERO, |sum, delay| sum.saturating_add(*delay)))
+    }
 }
 
 /// No retry: the first failure makes the message a dead letter.
@@ -264,6 +292,10 @@ pub struct Never;
 impl RetryPolicy for Never {
     fn decide(&self, _: &Failure<'_>) -> Decision {
         Decision::GiveUp
+    }
+
+    fn longest(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
     }
 }
 
@@ -308,6 +340,10 @@ impl RetryPolicy for Within {
 
     fn check(&self) -> Result<(), String> {
         self.policy.check()
+    }
+
+    fn longest(&self) -> Option<Duration> {
+        Some(self.policy.longest().map_or(self.total, |inner| inner.min(self.total)))
     }
 }
 
@@ -378,6 +414,12 @@ impl RetryPolicy for ByError {
     fn check(&self) -> Result<(), String> {
         let mut all = self.rules.iter().map(|(_, policy)| policy).chain([&self.otherwise]);
         all.try_for_each(|policy| policy.check())
+    }
+
+    fn longest(&self) -> Option<Duration> {
+        let mut all = self.rules.iter().map(|(_, policy)| policy).chain([&self.otherwise]);
+        // A message can fail by one rule after the other, but each attempt counts for all of them.
+        all.try_fold(Duration::ZERO, |longest, policy| Some(longest.max(policy.longest()?)))
     }
 }
 
@@ -451,6 +493,24 @@ mod tests {
         assert_eq!(after(u64::MAX, Some(Duration::MAX)), Decision::GiveUp);
         let last = Failure::new(3, FailureKind::Error, &error, 0);
         assert_eq!(Within::new(MS(100), Fixed::new(MS(30)).attempts(3)).decide(&last), Decision::GiveUp);
+    }
+
+    #[test]
+    fn the_longest_time_is_the_sum_of_all_delays_or_the_budget() {
+        let longest = |policy: &dyn RetryPolicy| policy.longest();
+        assert_eq!(longest(&Never), Some(MS(0)));
+        assert_eq!(longest(&Fixed::new(MS(7)).attempts(4)), Some(MS(21)));
+        assert_eq!(longest(&Delays::new([MS(1), MS(5)])), Some(MS(6)));
+        let policy = Exponential::from(MS(100)).up_to(MS(1000)).attempts(7);
+        assert_eq!(longest(&policy), Some(MS(100 + 200 + 400 + 800 + 1000 + 1000)), "whatever the jitter");
+        assert_eq!(longest(&policy.attempts(1)), Some(MS(0)));
+        assert_eq!(longest(&policy.attempts(107)), Some(MS(1500 + 102 * 1000)));
+        let for_ever = Exponential::default().attempts(u32::MAX);
+        assert!(longest(&for_ever) > Some(Duration::from_secs(1 << 37)));
+        assert_eq!(longest(&Within::new(MS(100), for_ever)), Some(MS(100)));
+        assert_eq!(longest(&Within::new(MS(100), Fixed::new(MS(1)).attempts(3))), Some(MS(2)));
+        let by_error = ByError::otherwise(Never).when(|_| true, Fixed::new(MS(5)).attempts(2));
+        assert_eq!(longest(&by_error), Some(MS(5)));
     }
 
     #[derive(Debug, thiserror::Error)]

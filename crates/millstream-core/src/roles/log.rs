@@ -19,9 +19,10 @@ use crate::id::MessageId;
 use crate::leases::Lease;
 use crate::name::GroupName;
 use crate::schedule::Due;
-use crate::topic::{Retention, TopicPartition};
+use crate::topic::{Partition, Retention, TopicPartition};
 use crate::wire::Fields;
 
+pub use crate::message::dedup::{DedupId, Deduplicated, check_window};
 pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{Receipt, Source};
 
@@ -32,6 +33,20 @@ pub struct Append {
     pub topic_partition: TopicPartition,
     /// The entry, in the form that [`wire::encode`](crate::wire::encode) writes.
     pub fields: Fields,
+}
+
+/// Entry to be appended unless its id was appended before.
+#[derive(Clone, Debug)]
+pub struct DedupAppend {
+    /// The entry.
+    pub append: Append,
+    /// Its id.
+    pub id: DedupId,
+    /// Time for which the id counts: see [`WINDOWS`](crate::dedup::WINDOWS).
+    pub window: Duration,
+    /// Other partitions to which an entry with this id may have been appended, because the topic had fewer of them. They
+    /// are looked at first.
+    pub earlier: Vec<Partition>,
 }
 
 /// Entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
@@ -255,6 +270,20 @@ pub trait Log: Send + Sync {
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
         let _ = durability;
         None
+    }
+
+    /// Appends entries as [`append`](Self::append) does, except those whose id was appended to their partition, or to one of the
+    /// `earlier` ones, within the window by the server's clock: for these it returns the place of the first one. So a batch can
+    /// be sent again after [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). An entry and the record of its id are stored in
+    /// one step. In an `earlier` partition an id can count for up to twice its window. The longest window used at a partition
+    /// decides how long its ids are kept.
+    ///
+    /// Entries of one partition that are appended by batches one after the other are stored in this order.
+    ///
+    /// Default: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for each: see
+    /// [`Capability::Dedup`](crate::Capability::Dedup).
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        batch.iter().map(|_| Err(unsupported("Log::append_dedup"))).collect()
     }
 
     /// Opens a reader for the partition and group of `lease`. It starts with the pending entries.

@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod catalog;
 pub mod dead_letters;
+pub mod idempotency;
 pub mod inspect;
 pub mod leases;
 pub mod log;

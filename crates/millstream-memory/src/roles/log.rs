@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Appender, Durability, Fetched, InTurn, Log, Measured, Reader, Receipt, Settled, Settlement,
-    Source, Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, InTurn, Log, Measured, Reader, Receipt,
+    Settled, Settlement, Source, Trimmed, check_window,
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -37,6 +37,13 @@ impl Log for MemoryBackend {
             partition.wake.notify_waiters();
         }
         results
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        batch.iter().map(|item| state.append_dedup(item, now)).collect()
     }
 
     /// Everything in memory is as durable as the process: what is stored has any durability.
@@ -135,6 +142,27 @@ impl Log for MemoryBackend {
 
 fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
     state.peek(topic_partition).map_or(0, |partition| partition.log.len() as u64)
+}
+
+impl State {
+    fn append_dedup(&mut self, item: &DedupAppend, now: Now) -> Result<Deduplicated> {
+        check_window(item.window)?;
+        let DedupAppend { append: Append { topic_partition, fields }, id, window, earlier } = item;
+        for number in earlier {
+            let tp = TopicPartition { topic: topic_partition.topic.clone(), partition: *number };
+            if let Some(known) = self.partition(&tp).dedup.get(id, now) {
+                return Ok(Deduplicated::new(*number, known, true));
+            }
+        }
+        let partition = self.partition(topic_partition);
+        if let Some(known) = partition.dedup.get(id, now) {
+            return Ok(Deduplicated::new(topic_partition.partition, known, true));
+        }
+        let stored = append(partition, now.timestamp(), fields)?;
+        partition.dedup.put(id.clone(), stored, now, *window);
+        partition.wake.notify_waiters();
+        Ok(Deduplicated::new(topic_partition.partition, stored, false))
+    }
 }
 
 fn append(partition: &mut Partition, now: Timestamp, fields: &Fields) -> Result<MessageId> {

@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod catalog;
 pub(crate) mod dead_letters;
+pub(crate) mod idempotency;
 pub(crate) mod inspect;
 pub(crate) mod leases;
 pub(crate) mod log;

@@ -1,6 +1,7 @@
 //! Log entries in bulk: appending, reading under a fence, trimming.
 
 pub(crate) mod cluster_appender;
+pub(crate) mod dedup;
 pub(crate) mod guard;
 pub(crate) mod partition_reader;
 pub(crate) mod plan;

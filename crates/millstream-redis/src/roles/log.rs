@@ -7,7 +7,8 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
-    Append, Appender, Durability, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, Reader, Receipt, Settled,
+    Settlement, Source, Trimmed,
 };
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::topic::{Retention, TopicPartition};
@@ -43,6 +44,10 @@ const COPY_REST: usize = 16;
 impl Log for RedisBackend {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         self.append_asking(batch, &[]).await.0
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        self.append_once(batch).await
     }
 
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {

@@ -238,6 +238,11 @@ pub(crate) struct Scripts {
     pub(crate) repair: Loaded,
     pub(crate) audit_place: Loaded,
     pub(crate) repair_place: Loaded,
+    pub(crate) marker_begin: Loaded,
+    pub(crate) marker_extend: Loaded,
+    pub(crate) marker_complete: Loaded,
+    pub(crate) marker_abandon: Loaded,
+    pub(crate) append_dedup: Loaded,
 }
 
 impl Scripts {
@@ -294,6 +299,11 @@ impl Scripts {
             repair: Loaded::new(&lua::REPAIR, strict),
             audit_place: Loaded::new(&lua::AUDIT_PLACE, strict),
             repair_place: Loaded::new(&lua::REPAIR_PLACE, strict),
+            marker_begin: Loaded::new(&lua::MARKER_BEGIN, strict),
+            marker_extend: Loaded::new(&lua::MARKER_EXTEND, strict),
+            marker_complete: Loaded::new(&lua::MARKER_COMPLETE, strict),
+            marker_abandon: Loaded::new(&lua::MARKER_ABANDON, strict),
+            append_dedup: Loaded::new(&lua::APPEND_DEDUP, strict),
         }
     }
 }

@@ -12,6 +12,9 @@ use millstream_core::{
 
 use crate::consumer::context::{Context, Subscription};
 use crate::consumer::handler::{self, Handler};
+use crate::consumer::idempotent::Idempotent;
+use crate::consumer::markers::guard;
+use crate::consumer::markers::keeper::MarkerTable;
 use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, maintenance::trim};
 use crate::delivery::Delivery;
 use crate::panics::CarefulUpkeep;
@@ -88,6 +91,13 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// [`Keep`](millstream_core::policy::Keep).
     pub fn dead_letters(mut self, policy: impl DeadLetterPolicy + 'static) -> Self {
         self.config.dead_letters = Arc::new(policy);
+        self
+    }
+
+    /// Calls the handler once for each operation, as far as a marker on the server can tell: see [`Idempotent`]. Its retention
+    /// is checked when the consumer starts. Default: each message that comes is handled.
+    pub fn idempotent(mut self, settings: Idempotent) -> Self {
+        self.config.idempotent = Some(settings);
         self
     }
 
@@ -245,6 +255,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         let spec = problems.take(self.topic.spec());
         let group = problems.take(GroupName::new(&self.group));
         self.config.check(&mut problems);
+        if let Some(idempotent) = &self.config.idempotent {
+            let topics = spec.iter().chain(self.also.iter().map(|(spec, _)| spec));
+            idempotent.check(&*self.config.retry, topics, &mut problems);
+        }
         for problem in std::mem::take(&mut self.problems) {
             let _: Option<()> = problems.take(Err(problem));
         }
@@ -262,6 +276,9 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         if self.config.sharing == Sharing::Shared {
             self.backend.require(Capability::Shared)?;
         }
+        if self.config.idempotent.is_some() {
+            self.backend.require(Capability::Idempotency)?;
+        }
         let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
         let mut subscriptions = Vec::with_capacity(routes.len());
         for (spec, handler) in routes {
@@ -271,7 +288,14 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
             let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
             upkeep.push(Arc::new(trim::Trimmer::new(context.backend.clone(), &topic)));
-            subscriptions.push(Subscription::new(context.clone(), topic, handler, upkeep));
+            let (handler, markers) = match &context.config.idempotent {
+                Some(settings) => {
+                    let markers = MarkerTable::default();
+                    (guard::wrap(handler, settings, &context, &topic.name, &markers)?, Some(markers))
+                }
+                None => (handler, None),
+            };
+            subscriptions.push((Subscription::new(context.clone(), topic, handler, upkeep), markers));
         }
         Ok(Consumer::spawn(context, subscriptions))
     }

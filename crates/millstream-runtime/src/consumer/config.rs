@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::consumer::idempotent::Idempotent;
 use millstream_core::assignment::Balanced;
 use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
@@ -119,6 +120,8 @@ pub struct ConsumerConfig {
     pub limits: Limits,
     /// Policy that decides when a failed message comes back. Default: [`Exponential`], 10 attempts.
     pub retry: Arc<dyn RetryPolicy>,
+    /// Whether the operation of each message is done once. Default: `None`, which handles each message that comes.
+    pub idempotent: Option<Idempotent>,
     /// Policy that decides whether a message that is given up is kept. Default: [`Keep`].
     pub dead_letters: Arc<dyn DeadLetterPolicy>,
 }
@@ -146,6 +149,7 @@ impl Default for ConsumerConfig {
             shutdown_timeout: Duration::from_secs(30),
             limits: Limits::default(),
             retry: Arc::new(Exponential::default()),
+            idempotent: None,
             dead_letters: Arc::new(Keep),
         }
     }

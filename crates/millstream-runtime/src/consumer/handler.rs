@@ -32,13 +32,15 @@ pub(in crate::consumer) enum Verdict {
     Malformed(Malformed),
     /// This number of processes ended while handling it.
     Crashed(u32),
+    /// Its operation is done, or is done for another message.
+    Duplicate,
 }
 
 impl Verdict {
     /// Returns the cause of the failure, if it failed.
     pub(in crate::consumer) fn cause(&self) -> Option<Cause> {
         match self {
-            Self::Said(Outcome::Ack | Outcome::Snooze(_)) => None,
+            Self::Said(Outcome::Ack | Outcome::Snooze(_)) | Self::Duplicate => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
                 Some(Cause::Error)
             }

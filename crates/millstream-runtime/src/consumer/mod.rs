@@ -9,7 +9,9 @@ mod events;
 mod group;
 mod handler;
 mod health;
+mod idempotent;
 mod maintenance;
+mod markers;
 mod partition;
 mod pauses;
 mod pull;
@@ -30,6 +32,7 @@ pub use batch::{Batch, BatchConfig, BatchOutcome, IntoBatchOutcome};
 pub use builder::ConsumerBuilder;
 pub use config::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 pub use events::{ConsumerEvent, Events};
+pub use idempotent::{Idempotent, WhileRunning};
 pub use millstream_core::health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 
@@ -40,6 +43,7 @@ use group::lease_keeper::LeaseKeeper;
 use group::lease_table::LeaseTable;
 use group::membership::{Membership, Target};
 use group::ownership::Ownership;
+use markers::keeper::{MarkerKeeper, MarkerTable};
 
 use crate::report::Report;
 
@@ -54,9 +58,9 @@ pub struct Consumer {
 
 impl Consumer {
     /// Starts the loops of every topic.
-    fn spawn(context: Arc<Context>, subscriptions: Vec<Subscription>) -> Self {
+    fn spawn(context: Arc<Context>, subscriptions: Vec<(Subscription, Option<MarkerTable>)>) -> Self {
         let control = context.control.clone();
-        for subscription in &subscriptions {
+        for (subscription, _) in &subscriptions {
             context.status.consumes(&subscription.topic.name);
             if subscription.config.sharing == Sharing::Shared {
                 // Nobody is assigned partitions here, so only the pause state of the group has to be known before reading
@@ -66,18 +70,20 @@ impl Consumer {
         }
         let (group, member, health) = (&context.group, &context.member, &health::check(&context));
         context.observer.observe(&Event::ConsumerStarted { group, member, health });
-        let run = |subscription: Subscription| {
+        let run = |(subscription, markers): (Subscription, Option<MarkerTable>)| {
             let subscription = Arc::new(subscription);
             let held = LeaseTable::default();
             let (aim, target) = watch::channel(Target::Unknown);
             let renewer = LeaseKeeper::new(subscription.clone(), held.clone());
             let membership = Membership::new(subscription.clone(), aim);
             let ownership = Ownership::new(subscription.clone(), held, target);
+            let markers = markers.map(|markers| MarkerKeeper::new(subscription.clone(), markers));
             let control = control.clone();
             async move {
                 // The keeper runs to the very end: a partition is ours until its worker has released the lease.
                 let _renewals = control.spawn(renewer.run());
                 let _membership = control.spawn(membership.run());
+                let _markers = markers.map(|markers| control.spawn(markers.run()));
                 match subscription.config.sharing {
                     Sharing::Exclusive => ownership.run().await,
                     Sharing::Shared => drop(tokio::join!(ownership.run(), shared::run(subscription))),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::{Append, Appender, Measured};
+use millstream_core::log::{Append, Appender, DedupAppend, Deduplicated, Measured};
 use millstream_core::policy::Exponential;
 use millstream_core::{Log, MessageId, TopicPartition};
 use tokio::sync::Mutex as AsyncMutex;
@@ -86,10 +86,42 @@ impl Bounded {
         let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
         let result = |append: &Append| {
             if refused(append) {
-                let why = format!("{} is full: it has {bound} entries or more", append.topic_partition);
-                return Err(Error::new(ErrorKind::Backpressure, why).at(&append.topic_partition));
+                return Err(is_full(append, bound));
             }
             results.next().unwrap_or_else(missing)
+        };
+        batch.iter().map(result).collect()
+    }
+
+    /// Appends a batch without those that were appended before, in the same way. A repetition is refused too while its partition is
+    /// full.
+    pub(super) async fn append_dedup(
+        &self,
+        batch: &[DedupAppend],
+        deadline: Instant,
+    ) -> Vec<Result<Deduplicated>> {
+        let Some(bound) = self.bound.get() else { return self.log.append_dedup(batch).await };
+        let appends: Vec<Append> = batch.iter().map(|item| item.append.clone()).collect();
+        let full = match self.full(&appends, deadline).await {
+            Ok(full) => full,
+            // The append returns an error of its own for each message.
+            Err(error) if error.kind() == ErrorKind::WrongType => Vec::new(),
+            Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let refused = |item: &DedupAppend| full.contains(&item.append.topic_partition);
+        let rest: Vec<DedupAppend> = batch.iter().filter(|item| !refused(item)).cloned().collect();
+        let results = if rest.is_empty() { Vec::new() } else { self.log.append_dedup(&rest).await };
+        let mut results = results.into_iter();
+        // Its requests have no lengths beside them, so each partition is asked for its length before the next one.
+        let mut lengths = self.lengths();
+        for item in &rest {
+            lengths.remove(&item.append.topic_partition);
+        }
+        drop(lengths);
+        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
+        let result = |item: &DedupAppend| match refused(item) {
+            true => Err(is_full(&item.append, bound)),
+            false => results.next().unwrap_or_else(missing),
         };
         batch.iter().map(result).collect()
     }
@@ -151,4 +183,9 @@ impl Bounded {
         }
         Ok(full)
     }
+}
+
+fn is_full(append: &Append, bound: NonZeroU64) -> Error {
+    let why = format!("{} is full: it has {bound} entries or more", append.topic_partition);
+    Error::new(ErrorKind::Backpressure, why).at(&append.topic_partition)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::Problems;
+use millstream_core::log::check_window;
 use millstream_core::partitioner::ByKey;
 use millstream_core::{Durability, Limits, Partitioner};
 
@@ -41,6 +42,12 @@ pub struct ProducerConfig {
     pub delivery_timeout: Duration,
     /// What a send waits for, unless it [says](crate::SendFuture::durability) otherwise. Default: [`Durability::Stored`].
     pub durability: Durability,
+    /// Time for which a [dedup id](crate::SendFuture::dedup) counts, from its first send, by the server's clock. Each id takes
+    /// about 100 bytes of the server's memory for one to two windows. Default: 5 minutes; 100 ms to 7 days.
+    pub dedup_window: Duration,
+    /// Whether each send gets a dedup id of its own, unless it has one: then a send whose answer is lost is repeated until
+    /// `delivery_timeout`, and stored once. Default: no.
+    pub idempotent: bool,
     /// Policy for messages to a full partition. Default: [`OnFull::Wait`]. A topic has no bound unless one is set.
     pub on_full: OnFull,
     /// Size limits of a message.
@@ -61,6 +68,8 @@ impl Default for ProducerConfig {
             buffer_memory: 32 << 20,
             delivery_timeout: Duration::from_secs(30),
             durability: Durability::default(),
+            dedup_window: Duration::from_secs(300),
+            idempotent: false,
             on_full: OnFull::default(),
             limits: Limits::default(),
             refresh: Some(Duration::from_secs(60)),
@@ -81,6 +90,16 @@ impl ProducerConfig {
             format!("buffer_memory is {} bytes, at most 4 GiB are allowed", self.buffer_memory)
         });
         problems.take(self.durability.check());
+        problems.take(check_window(self.dedup_window));
+        problems.require(!self.idempotent || self.durability == Durability::Stored, || {
+            format!("an idempotent producer cannot be {}, only {}", self.durability, Durability::Stored)
+        });
+        problems.require(!self.idempotent || self.dedup_window > self.delivery_timeout, || {
+            format!(
+                "dedup_window ({:?}) is not above delivery_timeout ({:?}), in which an idempotent producer repeats a send",
+                self.dedup_window, self.delivery_timeout
+            )
+        });
         let refresh = self.refresh.unwrap_or(Duration::MAX);
         problems.require(refresh >= Duration::from_millis(100), || {
             format!("refresh is {refresh:?}, at least 100ms are needed")

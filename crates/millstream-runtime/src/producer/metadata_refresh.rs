@@ -1,28 +1,38 @@
 //! The metadata refresh: reads at intervals whether the topic exists, its number of partitions, and its bound.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use millstream_core::dedup::WINDOWS;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
 use millstream_core::{Catalog, TopicName, TopicSpec};
 
+use tokio::time::Instant;
+
 use super::backpressure::Bound;
 use millstream_loops::{Loops, Scope};
+
+/// Time within which all producers notice that a topic has grown: ten times the default refresh.
+const NOTICED: Duration = Duration::from_secs(600);
+const LONGEST_WINDOW: Duration = WINDOWS.1;
 
 /// Number of partitions of the topic, shared by all clones of a producer.
 #[derive(Clone, Debug)]
 pub(super) struct Partitions {
     count: Arc<AtomicU32>,
+    /// Earlier numbers, with the time at which each was found to be too low.
+    earlier: Arc<Mutex<Vec<(NonZeroU32, Instant)>>>,
     /// Whether the topic was deleted on purpose and has not been created again.
     deleted: Arc<AtomicBool>,
 }
 
 impl Partitions {
     pub(super) fn new(count: NonZeroU32) -> Self {
-        Self { count: Arc::new(AtomicU32::new(count.get())), deleted: Arc::default() }
+        let count = Arc::new(AtomicU32::new(count.get()));
+        Self { count, earlier: Arc::default(), deleted: Arc::default() }
     }
 
     pub(super) fn count(&self) -> NonZeroU32 {
@@ -41,13 +51,34 @@ impl Partitions {
 
     /// Raises the number. True if it was lower before.
     fn grow(&self, count: u32) -> bool {
-        self.count.fetch_max(count, Ordering::Relaxed) < count
+        let before = self.count.fetch_max(count, Ordering::Relaxed);
+        if let Some(known) = NonZeroU32::new(before).filter(|_| before < count) {
+            self.earlier_numbers().push((known, Instant::now()));
+        }
+        before < count
+    }
+
+    /// Returns the earlier numbers by which a message may have been sent within this time: each until other producers have
+    /// noticed the growth, too.
+    pub(super) fn earlier(&self, window: Duration) -> Vec<NonZeroU32> {
+        let mut earlier = self.earlier_numbers();
+        if earlier.is_empty() {
+            return Vec::new();
+        }
+        earlier.retain(|(_, since)| since.elapsed() < LONGEST_WINDOW + NOTICED);
+        let recent = earlier.iter().filter(|(_, since)| since.elapsed() < window + NOTICED);
+        recent.map(|(count, _)| *count).collect()
+    }
+
+    fn earlier_numbers(&self) -> MutexGuard<'_, Vec<(NonZeroU32, Instant)>> {
+        self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Resets the state for a new topic of the same name.
     fn start_over(&self, count: u32) {
         self.count.store(count, Ordering::Relaxed);
         self.deleted.store(false, Ordering::Relaxed);
+        self.earlier_numbers().clear();
     }
 }
 

@@ -5,6 +5,7 @@ mod batch;
 mod batcher;
 mod by_durability;
 mod config;
+mod dedup;
 mod delayed;
 mod metadata_refresh;
 mod record;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::log::Append;
+use millstream_core::log::{Append, DedupAppend, DedupId};
 use millstream_core::panics::{Careful, Panicked, UserCode, catch, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
@@ -36,7 +37,9 @@ pub use record::{Record, SendFuture, Sent};
 use backpressure::Bound;
 use batcher::Batcher;
 use by_durability::ByDurability;
+use dedup::DedupSends;
 use metadata_refresh::{MetadataRefresh, Partitions};
+use record::sent;
 use sink::{Outgoing, ToSchedule};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
@@ -46,7 +49,7 @@ use sink::{Outgoing, ToSchedule};
 ///
 /// - `Ok`: the server has stored it.
 /// - [`ErrorKind::Unconfirmed`]: the connection broke during the request, so it may or may not be stored. Sending it
-///   again can store it twice.
+///   again can store it twice, unless it has a [dedup id](SendFuture::dedup).
 /// - any other error: it was not stored.
 pub struct Producer<T: 'static> {
     inner: Arc<Inner<T>>,
@@ -61,6 +64,7 @@ struct Inner<T: 'static> {
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
     appends: Arc<ByDurability>,
+    dedup: Arc<DedupSends>,
     delayed: Arc<Batcher<Scheduling>>,
 }
 
@@ -86,19 +90,30 @@ impl<T> Producer<T> {
     {
         let mut records = records.into_iter().peekable();
         let mut outcomes = Vec::new();
-        while let Some(durability) = records.peek().map(|record| self.durability_of(record)) {
-            // Those of another durability begin when these have ended: they go another way, and must not overtake them.
-            let same = std::iter::from_fn(|| records.next_if(|it| self.durability_of(it) == durability));
+        while let Some((way, durability)) = records.peek().map(|it| (self.way_of(it), self.durability_of(it)))
+        {
+            // Those of another way begin when these have ended, and must not overtake them.
+            let goes = |it: &Record<'a, T>| (self.way_of(it), self.durability_of(it)) == (way, durability);
+            let same = std::iter::from_fn(|| records.next_if(goes));
+            if way == Way::Dedup {
+                let encoded = same.map(|record| Ok(((), self.encode_dedup(record)?)));
+                let results = match self.inner.dedup.batcher(durability) {
+                    Ok(batcher) => self.in_chunks(&batcher, encoded).await,
+                    Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
+                };
+                outcomes.extend(results.into_iter().map(|result| result.map(|((), done)| sent(done))));
+                continue;
+            }
             let encoded = same.map(|record| {
                 let append = self.encode(record)?;
                 Ok((append.topic_partition.partition, append))
             });
-            let sent = match self.inner.appends.of(durability) {
+            let results = match self.inner.appends.of(durability) {
                 Ok(batcher) => self.in_chunks(&batcher, encoded).await,
                 Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
             };
-            let sent = sent.into_iter();
-            outcomes.extend(sent.map(|sent| sent.map(|(partition, id)| Sent { partition, id })));
+            let place = |(partition, id)| Sent { partition, id, is_duplicate: false };
+            outcomes.extend(results.into_iter().map(|result| result.map(place)));
         }
         outcomes
     }
@@ -157,7 +172,7 @@ impl<T> Producer<T> {
 
     /// Waits until all earlier sends have their results.
     pub async fn flush(&self) {
-        tokio::join!(self.inner.appends.flush(), self.inner.delayed.flush());
+        tokio::join!(self.inner.appends.flush(), self.inner.dedup.flush(), self.inner.delayed.flush());
     }
 
     /// Stops accepting messages and waits until all earlier sends have their results. Later sends, of any clone, fail
@@ -165,7 +180,7 @@ impl<T> Producer<T> {
     ///
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
-        tokio::join!(self.inner.appends.close(), self.inner.delayed.close());
+        tokio::join!(self.inner.appends.close(), self.inner.dedup.close(), self.inner.delayed.close());
     }
 
     /// Returns the number of partitions of the topic, as of the last [refresh](ProducerConfig::refresh).
@@ -178,6 +193,29 @@ impl<T> Producer<T> {
         record.durability.unwrap_or(self.inner.config.durability)
     }
 
+    fn way_of(&self, record: &Record<'_, T>) -> Way {
+        if record.dedup.is_some() || self.inner.config.idempotent { Way::Dedup } else { Way::Plain }
+    }
+
+    fn encode_dedup(&self, record: Record<'_, T>) -> Result<DedupAppend> {
+        let inner = &*self.inner;
+        let window = inner.config.dedup_window;
+        let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
+        let Some(id) = record.dedup.clone() else {
+            // Only this producer repeats it, with the partition that it has now.
+            let (topic_partition, fields) = self.encoded(record, None)?;
+            let (append, id) = (Append { topic_partition, fields }, inner.dedup.next_id()?);
+            return Ok(DedupAppend { append, id, window, earlier: Vec::new() });
+        };
+        let id = DedupId::new(id)?;
+        let (topic_partition, fields) = self.encoded(record, Some(id.as_bytes()))?;
+        let earlier = if is_explicit { Vec::new() } else { inner.partitions.earlier(window) };
+        let routed = key.as_deref().or(Some(id.as_bytes()));
+        let earlier =
+            earlier.into_iter().map(|count| inner.partition_of(routed, count)).collect::<Result<_>>()?;
+        Ok(DedupAppend { append: Append { topic_partition, fields }, id, window, earlier })
+    }
+
     fn encode(&self, record: Record<'_, T>) -> Result<Append> {
         let (topic_partition, fields) = self.encoded(record, None)?;
         Ok(Append { topic_partition, fields })
@@ -188,6 +226,10 @@ impl<T> Producer<T> {
         let durability = self.durability_of(&record.record);
         if durability != Durability::Stored {
             let why = format!("a delayed message cannot be {durability}, only {}", Durability::Stored);
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        if record.record.dedup.is_some() {
+            let why = "a delayed message has no dedup id: it is recognised by its id while it waits";
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let DelayedRecord { record, due, id: given, on_conflict } = record;
@@ -221,6 +263,14 @@ impl<T> Producer<T> {
         let topic_partition = TopicPartition { topic: inner.topic.clone(), partition };
         Ok((topic_partition, wire::encode(&envelope)))
     }
+}
+
+/// Way on which a message goes to its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Plain,
+    /// With a dedup id.
+    Dedup,
 }
 
 impl<T> Inner<T> {
@@ -304,6 +354,23 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
+    /// Gives each send a dedup id of its own: one whose answer is lost is repeated until the
+    /// [time limit](Self::delivery_timeout), and stored once. A send can then still fail as
+    /// [`ErrorKind::Unconfirmed`], if no answer comes until then. Default: no.
+    ///
+    /// This covers this producer's own repetitions. For those of your program, also after a restart, pass the id yourself:
+    /// [`SendFuture::dedup`].
+    pub fn idempotent(mut self, idempotent: bool) -> Self {
+        self.config.idempotent = idempotent;
+        self
+    }
+
+    /// Sets how long a [dedup id](SendFuture::dedup) counts. Default: 5 minutes.
+    pub fn dedup_window(mut self, window: Duration) -> Self {
+        self.config.dedup_window = window;
+        self
+    }
+
     /// Sets the policy for messages to a full partition. Default: [`OnFull::Wait`].
     pub fn on_full(mut self, on_full: OnFull) -> Self {
         self.config.on_full = on_full;
@@ -348,6 +415,9 @@ impl<T> ProducerBuilder<T> {
         let Some(count) = NonZeroU32::new(stored.partitions) else {
             return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
         };
+        if self.config.idempotent {
+            self.backend.require(Capability::Dedup)?;
+        }
         if stored.max_length.is_some() {
             self.backend.require(Capability::Lengths)?;
         }
@@ -362,6 +432,8 @@ impl<T> ProducerBuilder<T> {
         });
         let (config, name) = (&self.config, &stored.name);
         let log = self.backend.log().clone();
+        let dedup =
+            DedupSends::new(self.backend.clone(), bound.clone(), name.clone(), config, observer.clone());
         let appends = ByDurability::new(log, bound, name.clone(), config, observer.clone());
         appends.of(config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
@@ -374,6 +446,7 @@ impl<T> ProducerBuilder<T> {
             config: self.config,
             observer,
             appends: Arc::new(appends),
+            dedup: Arc::new(dedup),
             delayed: Arc::new(delayed),
         };
         Ok(Producer { inner: Arc::new(inner) })

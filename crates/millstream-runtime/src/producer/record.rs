@@ -4,9 +4,10 @@ use std::future::IntoFuture;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use millstream_core::log::Deduplicated;
 use millstream_core::{Durability, Envelope, MessageId, Partition, Result};
 
-use super::Producer;
+use super::{Producer, Way};
 
 /// Value to be sent, with its key, headers and partition.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub struct Record<'a, T> {
     pub(super) value: &'a T,
     pub(super) partition: Option<Partition>,
     pub(super) durability: Option<Durability>,
+    pub(super) dedup: Option<Bytes>,
     /// Key and headers; the payload is filled in when the value is encoded.
     pub(super) envelope: Envelope,
 }
@@ -22,7 +24,7 @@ impl<'a, T> Record<'a, T> {
     /// Creates a record without key and headers.
     #[must_use]
     pub fn new(value: &'a T) -> Self {
-        Self { value, partition: None, durability: None, envelope: Envelope::default() }
+        Self { value, partition: None, durability: None, dedup: None, envelope: Envelope::default() }
     }
 
     /// Sets the key: messages with the same key go to the same partition and keep their order.
@@ -57,6 +59,15 @@ impl<'a, T> Record<'a, T> {
     }
 }
 
+impl<T> Record<'_, T> {
+    /// Sets an id of 1 to 128 bytes by which this send is recognised when it is repeated: see [`SendFuture::dedup`].
+    #[must_use]
+    pub fn dedup(mut self, id: impl AsRef<[u8]>) -> Self {
+        self.dedup = Some(Bytes::copy_from_slice(id.as_ref()));
+        self
+    }
+}
+
 /// Place where a message was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -65,6 +76,8 @@ pub struct Sent {
     pub partition: Partition,
     /// Id of the message in this partition.
     pub id: MessageId,
+    /// Whether it was stored by an earlier send with the same [dedup id](SendFuture::dedup), and this one stored nothing.
+    pub is_duplicate: bool,
 }
 
 /// Send of a message, which starts when it is awaited.
@@ -106,6 +119,31 @@ impl<T> SendFuture<'_, T> {
     }
 }
 
+impl<T> SendFuture<'_, T> {
+    /// Sets an id of 1 to 128 bytes by which this send is recognised when it is repeated: a second send with the same id,
+    /// within the [window](super::ProducerBuilder::dedup_window) of the first one, stores nothing and returns the place of the
+    /// first. So a send that failed as [`ErrorKind::Unconfirmed`](millstream_core::ErrorKind::Unconfirmed) can be repeated, also by
+    /// another process; the producer itself repeats it until its time limit.
+    ///
+    /// The id counts in one partition: the explicit one, or that of the key, or, without a key, that of the id. Messages of one
+    /// key keep their order as without an id; so send repetitions with the same key. When the topic grows, the producer looks
+    /// for the id in the partition that it had before, too, for a window and ten minutes after it has noticed. A producer
+    /// that was started after the growth does not know of it.
+    ///
+    /// Such sends go another way than plain ones: one keeps its order behind a plain one only if it begins after the other has
+    /// ended. [`Producer::send_all`] sees to that by itself.
+    ///
+    /// # Errors
+    /// Of the awaited future: [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) and
+    /// [`ErrorKind::TooLarge`](millstream_core::ErrorKind::TooLarge) for an id that is empty or too long;
+    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) with a durability of more than `Stored`, for a delayed
+    /// message, which has an id of its own kind, and for a backend that cannot recognise repetitions.
+    pub fn dedup(mut self, id: impl AsRef<[u8]>) -> Self {
+        self.record = self.record.dedup(id);
+        self
+    }
+}
+
 impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     type Output = Result<Sent>;
     type IntoFuture = BoxFuture<'a, Result<Sent>>;
@@ -113,13 +151,23 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future holds neither value nor codec.
         let durability = self.producer.durability_of(&self.record);
+        if self.producer.way_of(&self.record) == Way::Dedup {
+            let encoded = self.producer.encode_dedup(self.record);
+            let sends = self.producer.inner.dedup.clone();
+            return Box::pin(async move { Ok(sent(sends.batcher(durability)?.send(encoded?).await?)) });
+        }
         let encoded = self.producer.encode(self.record);
         let appends = self.producer.inner.appends.clone();
         Box::pin(async move {
             let append = encoded?;
             let partition = append.topic_partition.partition;
             let id = appends.of(durability)?.send(append).await?;
-            Ok(Sent { partition, id })
+            Ok(Sent { partition, id, is_duplicate: false })
         })
     }
+}
+
+/// Returns the place of a message with a dedup id.
+pub(super) fn sent(done: Deduplicated) -> Sent {
+    Sent { partition: done.partition, id: done.id, is_duplicate: done.is_duplicate }
 }

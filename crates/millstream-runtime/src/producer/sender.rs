@@ -165,7 +165,7 @@ impl<C: Outgoing> Sender<C> {
     async fn answer(&mut self, results: Vec<Result<C::Done>>) {
         let pauses =
             Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
-        let Some(away) = results.iter().find_map(away) else {
+        let Some(away) = results.iter().find_map(away::<C>) else {
             (self.failures, self.away) = (0, None);
             self.tell(results);
             return self.begin_all();
@@ -230,8 +230,12 @@ impl<C: Outgoing> Sender<C> {
     /// available at the last attempt.
     fn not_tried(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
         let away = self.away.as_ref()?;
-        let error =
-            || Error::new(away.kind(), format!("not sent within its timeout, the last attempt: {away}"));
+        let error = || {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!("not sent within its timeout, the last attempt: {away}"),
+            )
+        };
         Some(batch.messages.iter().map(|_| Err(error())).collect())
     }
 
@@ -246,7 +250,7 @@ impl<C: Outgoing> Sender<C> {
         self.crowded = results.len() > 1 || !self.under_way.is_empty();
         let stored = results.iter().filter(|result| result.is_ok()).count();
         if stored > 0 {
-            self.sink.stored(&self.topic, stored, &*self.observer);
+            self.sink.stored(&self.topic, &results, &*self.observer);
         }
         if let Some(error) = results.iter().find_map(|result| result.as_ref().err()) {
             let (topic, messages) = (&self.topic, results.len() - stored);
@@ -290,9 +294,14 @@ impl<C: Outgoing> Sender<C> {
 /// bare `XADD` without this bound, and 1.03 to 1.23 with it.
 const PARTIAL_AHEAD: usize = 8;
 
-/// Returns the error of a message that was not stored because the server is unavailable.
-fn away<D>(result: &Result<D>) -> Option<&Error> {
-    result.as_ref().err().filter(|error| error.kind() == ErrorKind::Unavailable)
+/// Returns the error of a message that can be sent again: it was not stored because the server is unavailable, or a second
+/// one would not be stored.
+fn away<C: Outgoing>(result: &Result<C::Done>) -> Option<&Error> {
+    result.as_ref().err().filter(|error| match error.kind() {
+        ErrorKind::Unavailable => true,
+        ErrorKind::Unconfirmed => C::IS_REPEATABLE,
+        _ => false,
+    })
 }
 
 /// Returns which messages of each batch can be sent again without coming behind a later one of their partition: none of
@@ -304,7 +313,7 @@ fn again<C: Outgoing>(batches: &[UnderWay<C>], answers: &[Vec<Result<C::Done>>])
         for ((message, result), again) in batch.messages.iter().zip(results).zip(again).rev() {
             let order = message.order();
             match result {
-                _ if away(result).is_some() => {
+                _ if away::<C>(result).is_some() => {
                     *again = order.is_none_or(|partition| !overtaken.contains(&partition));
                 }
                 Err(error) if error.kind() != ErrorKind::Unconfirmed => {}

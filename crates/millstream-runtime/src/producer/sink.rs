@@ -24,6 +24,9 @@ pub(super) trait Outgoing: Clone + Send + Sync + 'static {
     /// Result of a stored message.
     type Done: Send + 'static;
 
+    /// Whether it can be sent again when it is not known whether it was stored.
+    const IS_REPEATABLE: bool = false;
+
     /// Returns the partition whose messages are stored in the order in which they were sent; `None` for a message without
     /// an order.
     fn order(&self) -> Option<Partition>;
@@ -74,15 +77,15 @@ pub(super) trait Sink<C: Outgoing>: Send {
     /// Waits for the results of the oldest request: one for each message. Dropping the future loses nothing.
     async fn finish(&mut self) -> Vec<Result<C::Done>>;
 
-    /// Emits the event for this number of stored messages.
-    fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer);
+    /// Emits the event for the messages of these results that are stored: at least one.
+    fn stored(&self, topic: &TopicName, results: &[Result<C::Done>], observer: &dyn Observer);
 }
 
 /// Requests that run one after the other, oldest first.
-struct InTurn<D>(VecDeque<BoxFuture<'static, Vec<Result<D>>>>);
+pub(super) struct InTurn<D>(pub(super) VecDeque<BoxFuture<'static, Vec<Result<D>>>>);
 
 impl<D> InTurn<D> {
-    fn begin(&mut self, request: BoxFuture<'static, Vec<Result<D>>>) {
+    pub(super) fn begin(&mut self, request: BoxFuture<'static, Vec<Result<D>>>) {
         self.0.push_back(request);
     }
 
@@ -90,7 +93,7 @@ impl<D> InTurn<D> {
         !self.0.is_empty()
     }
 
-    async fn finish(&mut self) -> Vec<Result<D>> {
+    pub(super) async fn finish(&mut self) -> Vec<Result<D>> {
         let Some(request) = self.0.front_mut() else { return Vec::new() };
         let results = request.await;
         self.0.pop_front();
@@ -191,7 +194,8 @@ impl Sink<Append> for ToLog {
         }
     }
 
-    fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer) {
+    fn stored(&self, topic: &TopicName, results: &[Result<MessageId>], observer: &dyn Observer) {
+        let messages = results.iter().flatten().count();
         observer.observe(&Event::Produced { topic, messages });
     }
 }
@@ -223,7 +227,8 @@ impl Sink<Scheduling> for ToSchedule {
         self.in_turn.finish().await
     }
 
-    fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer) {
+    fn stored(&self, topic: &TopicName, results: &[Result<Placed>], observer: &dyn Observer) {
+        let messages = results.iter().flatten().count();
         observer.observe(&Event::Delayed { topic, messages });
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Appender, Durability, InTurn, Log, Measured, Note, Reader, Receipt, Settled, Settlement, Source,
-    Trimmed,
+    Append, Appender, DedupAppend, DedupId, Deduplicated, Durability, InTurn, Log, Measured, Note, Reader,
+    Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
@@ -167,6 +167,13 @@ impl Log for Broken {
         Ok(Trimmed::new(dropped))
     }
 
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        if let Err(error) = self.supports(Capability::Dedup) {
+            return batch.iter().map(|_| Err(error.clone())).collect();
+        }
+        self.broken_dedup(batch).await
+    }
+
     async fn append_measured(&self, batch: &[Append]) -> Measured {
         let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
         partitions.sort_unstable();
@@ -289,5 +296,54 @@ pub(super) fn earlier(due: Due) -> Due {
     match due {
         Due::In(after) => Due::In(after.saturating_sub(EARLY)),
         Due::At(at) => Due::At(at.saturating_sub(EARLY)),
+    }
+}
+
+/// Appends with a dedup id.
+impl Broken {
+    async fn broken_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        let mut batch = batch.to_vec();
+        let long = Duration::from_secs(86_400);
+        match self.sabotage {
+            Mutant::DedupIgnored => batch.iter_mut().for_each(|item| item.id = self.unique_id()),
+            Mutant::DedupWithinBatchIgnored => {
+                for at in 1..batch.len() {
+                    if batch[..at].iter().any(|before| before.id == batch[at].id) {
+                        batch[at].id = self.unique_id();
+                    }
+                }
+            }
+            Mutant::DedupForEver => batch.iter_mut().for_each(|item| item.window = item.window.max(long)),
+            Mutant::DedupForHalfTheWindow => batch.iter_mut().for_each(|item| {
+                item.window = (item.window / 2).max(Duration::from_millis(100));
+            }),
+            Mutant::DedupAcrossPartitions => {
+                batch.iter_mut().for_each(|item| item.append.topic_partition.partition.0 = 0);
+            }
+            Mutant::DedupEarlierIgnored => batch.iter_mut().for_each(|item| item.earlier.clear()),
+            Mutant::DedupWindowCorrected => batch.iter_mut().for_each(|item| {
+                item.window = item.window.max(Duration::from_millis(100));
+            }),
+            Mutant::DedupReorders => {
+                batch.reverse();
+                let mut results = self.inner.log().append_dedup(&batch).await;
+                results.reverse();
+                return results;
+            }
+            _ => {}
+        }
+        let mut results = self.inner.log().append_dedup(&batch).await;
+        if self.is(Mutant::DedupMadeUp) {
+            for result in results.iter_mut().flatten().filter(|result| result.is_duplicate) {
+                result.id = MessageId::new(result.id.ms, result.id.seq + 1);
+            }
+        }
+        results
+    }
+
+    fn unique_id(&self) -> DedupId {
+        let mut memo = self.memo();
+        memo.count += 1;
+        DedupId::new(format!("unique {}", memo.count)).expect("an id")
     }
 }

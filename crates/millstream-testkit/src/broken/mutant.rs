@@ -1,7 +1,5 @@
 //! The mistakes of [`Broken`](super::Broken), each described in one sentence.
 
-use millstream_core::Capability;
-
 /// Names the mistakes once, for the type and for the list of all.
 macro_rules! sabotages {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -29,6 +27,26 @@ sabotages! {
     AppendToOnePartition,
     /// Every fifth entry is confirmed and not appended.
     AppendForgets,
+
+    // Appending with a dedup id.
+    /// Dedup ids are ignored.
+    DedupIgnored,
+    /// Dedup ids count across batches only.
+    DedupWithinBatchIgnored,
+    /// Dedup ids count for ever.
+    DedupForEver,
+    /// Dedup ids count for half of their window.
+    DedupForHalfTheWindow,
+    /// Dedup ids count in all partitions of a topic.
+    DedupAcrossPartitions,
+    /// Earlier partitions are not looked at.
+    DedupEarlierIgnored,
+    /// A repetition returns a new id.
+    DedupMadeUp,
+    /// A batch with dedup ids is appended in reverse order.
+    DedupReorders,
+    /// A window out of bounds is corrected.
+    DedupWindowCorrected,
 
     // Reading.
     /// A fetch returns more entries than requested.
@@ -209,6 +227,38 @@ sabotages! {
     JudgesAtOnce,
     /// A lease that was not released can never be taken over.
     NeverJudges,
+
+    // Markers of operations.
+    /// An operation that runs can be begun again.
+    BegunByTwo,
+    /// A begin that is sent again is another begin.
+    BeginTokenIgnored,
+    /// A running marker stays for a day.
+    MarkerNeverExpires,
+    /// An extension is confirmed and forgotten.
+    MarkerExtendForgotten,
+    /// If one marker of many cannot be extended, none is.
+    MarkersAllOrNothing,
+    /// A marker that has expired is lost, though nobody began the operation since.
+    ExpiredMarkerIsLost,
+    /// The result of an operation is not stored.
+    ResultForgotten,
+    /// A second completion replaces the result.
+    LastResultWins,
+    /// A result that is too large is cut.
+    LargeResultCut,
+    /// A result stays for a day.
+    ResultNeverLeaves,
+    /// Any caller completes what another one runs.
+    CompleteUnfenced,
+    /// Abandoning is confirmed and forgotten.
+    AbandonForgotten,
+    /// Any caller abandons what another one runs.
+    AbandonUnfenced,
+    /// Abandoning what is done is confirmed.
+    DoneIsAbandoned,
+    /// The id of an operation ends at a colon.
+    OperationsCollide,
 
     // The schedule.
     /// A promotion moves everything that is due.
@@ -745,6 +795,8 @@ sabotages! {
     LengthsUnsupported,
     /// It claims the durability of single messages, and has no appender for it.
     DurabilityUnsupported,
+    /// It claims deduplication, and answers that it is unsupported.
+    DedupUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.
@@ -767,28 +819,4 @@ sabotages! {
     PinsUnsupported,
     /// It has delay queues, and schedules nothing at their shards.
     ShardsUnsupported,
-}
-
-impl Mutant {
-    /// Returns the operations that are claimed and answer that they are unsupported.
-    #[must_use]
-    pub fn unsupported(self) -> Option<Capability> {
-        Some(match self {
-            Self::SeekUnsupported => Capability::Seek,
-            Self::LengthsUnsupported => Capability::Lengths,
-            Self::DurabilityUnsupported => Capability::Durability,
-            Self::RescheduleUnsupported => Capability::Reschedule,
-            Self::ListScheduledUnsupported => Capability::ListScheduled,
-            Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,
-            Self::RestoreUnsupported => Capability::Restore,
-            Self::ExpandUnsupported => Capability::Expand,
-            Self::AlterTopicUnsupported => Capability::AlterTopic,
-            Self::CountUnsupported => Capability::Count,
-            Self::PauseUnsupported => Capability::Pause,
-            Self::StatsUnsupported => Capability::Stats,
-            Self::PinsUnsupported => Capability::Pins,
-            Self::ShardsUnsupported => Capability::Tasks,
-            _ => return None,
-        })
-    }
 }

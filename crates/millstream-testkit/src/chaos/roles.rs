@@ -9,7 +9,8 @@ use millstream_core::dead_letters::{Claim, DeadLetterAction, DeadLetters};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, Durability, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, Reader, Receipt, Settled,
+    Settlement, Trimmed,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -48,6 +49,12 @@ impl Log for Client {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append(&batch).await };
+        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
+        let request = async move { inner.append_dedup(&batch).await };
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
     }
 

@@ -9,8 +9,8 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, Durability, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source,
-    Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, Log, Measured, Reader, Receipt,
+    Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -194,6 +194,16 @@ impl Log for Recorder {
         let trimmed = self.0.inner.log().trim(lease, retention).await?;
         self.0.accepted(lease, Call::Trim);
         Ok(trimmed)
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        let results = self.0.inner.log().append_dedup(batch).await;
+        let stored =
+            batch.iter().zip(&results).filter(|(_, result)| !matches!(result, Ok(it) if it.is_duplicate));
+        let (appends, ids): (Vec<_>, Vec<_>) =
+            stored.map(|(item, result)| (item.append.clone(), result.clone().map(|it| it.id))).unzip();
+        self.0.appended(&appends, &ids);
+        results
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::leases::Resource;
+use millstream_core::log::{Append, DedupAppend, DedupId};
 use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::{
     Capability, Durability, ErrorKind, GroupName, MessageId, QueueName, Result, Retention, TopicChange,
@@ -19,6 +20,7 @@ suite!("claims":
     seeking_is_as_claimed,
     lengths_are_as_claimed,
     durability_is_as_claimed,
+    deduplication_is_as_claimed,
     ends_are_as_claimed,
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
@@ -81,6 +83,15 @@ async fn durability_is_as_claimed(h: Harness) -> Verdict {
     let appender = h.backend.log().appender(Durability::Fsynced);
     let appender = appender.ok_or_else(|| Capability::Durability.missing());
     as_claimed(&h, Capability::Durability, "Log::appender", appender)
+}
+
+async fn deduplication_is_as_claimed(h: Harness) -> Verdict {
+    let append = Append { topic_partition: h.partition().await?, fields: body("a") };
+    let (id, window) = (DedupId::new("a")?, Duration::from_secs(1));
+    let results =
+        h.backend.log().append_dedup(&[DedupAppend { append, id, window, earlier: Vec::new() }]).await;
+    let appended = results.into_iter().collect::<Result<Vec<_>>>();
+    as_claimed(&h, Capability::Dedup, "Log::append_dedup", appended)
 }
 
 /// Not counting ends is no error, but visible: leases have none.

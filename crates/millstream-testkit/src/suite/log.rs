@@ -1,5 +1,6 @@
 //! The log role: append, fetch, settle, hold, seek, trim.
 
+mod deduplicating;
 mod durability;
 mod fencing;
 mod histories;
@@ -28,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         retaining::cases(),
         measuring::cases(),
         durability::cases(),
+        deduplicating::cases(),
     ]
     .concat()
 }

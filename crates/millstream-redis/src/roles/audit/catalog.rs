@@ -32,6 +32,8 @@ impl RedisBackend {
             Scope::Partition(tp) => {
                 let mut all = place_keys(&tp.clone().into(), "stream");
                 all.push((keys.log(tp), "stream"));
+                all.push((keys.dedup(tp), "hash"));
+                all.push((keys.dedup_old(tp), "hash"));
                 all
             }
             Scope::Shard(shard) => {

@@ -47,7 +47,7 @@ fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
 }
 
 /// Returns all keys that a partition has for all groups, the log last.
-fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 6] {
+fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 8] {
     let place = Place::from(tp.clone());
     [
         keys.delay(&place),
@@ -55,6 +55,8 @@ fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 6] {
         keys.recur(&place),
         keys.recur_items(&place),
         keys.wake(&place),
+        keys.dedup(tp),
+        keys.dedup_old(tp),
         keys.log(tp),
     ]
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
-use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
+use millstream_core::log::{Append, DedupAppend, Deduplicated, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
@@ -250,6 +250,10 @@ impl Log for Linked<dyn Log> {
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         self.link.pass("trim", self.role.trim(lease, retention)).await
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        self.role.append_dedup(batch).await
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
-use millstream_core::log::{Append, Entry, Fetched, Measured, Receipt, Settled, Trimmed};
+use millstream_core::log::{
+    Append, DedupAppend, Deduplicated, Entry, Fetched, Measured, Receipt, Settled, Trimmed,
+};
 use millstream_core::{
     Appender, Backend, Durability, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result,
     Retention, Settlement, Start, Topic, TopicPartition,
@@ -116,6 +118,10 @@ impl Log for Shared {
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         self.inner.trim(lease, retention).await
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        self.inner.append_dedup(batch).await
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -1,0 +1,97 @@
+//! Deduplication of appends: an entry with an id that was appended before is not stored again.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::MessageId;
+use crate::topic::Partition;
+
+/// Longest dedup id, in bytes.
+pub const MAX_DEDUP_ID_LEN: usize = 128;
+
+/// Shortest and longest window: 100 ms and 7 days.
+pub const WINDOWS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(7 * 86_400));
+
+/// Id by which appends to one partition are recognised as repetitions of each other: 1 to 128 bytes of any value.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DedupId(Bytes);
+
+impl DedupId {
+    /// Checks an id.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] if it is empty, [`ErrorKind::TooLarge`] above [`MAX_DEDUP_ID_LEN`].
+    pub fn new(id: impl Into<Bytes>) -> Result<Self> {
+        let id = id.into();
+        match id.len() {
+            0 => Err(Error::new(ErrorKind::InvalidName, "the dedup id is empty")),
+            1..=MAX_DEDUP_ID_LEN => Ok(Self(id)),
+            len => {
+                let why = format!("the dedup id has {len} bytes, {MAX_DEDUP_ID_LEN} are allowed");
+                Err(Error::new(ErrorKind::TooLarge, why))
+            }
+        }
+    }
+
+    /// Returns its bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for DedupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+/// Place of an entry that was appended now or before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Deduplicated {
+    /// The partition.
+    pub partition: Partition,
+    /// Id of the entry, of the first append.
+    pub id: MessageId,
+    /// Whether it was appended before, and nothing was stored now.
+    pub is_duplicate: bool,
+}
+
+impl Deduplicated {
+    /// Creates a result as a backend returns it.
+    #[must_use]
+    pub const fn new(partition: Partition, id: MessageId, is_duplicate: bool) -> Self {
+        Self { partition, id, is_duplicate }
+    }
+}
+
+/// Checks a window. Producers call this when they are built, backends with each append.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] unless it is within [`WINDOWS`].
+pub fn check_window(window: Duration) -> Result<()> {
+    let (shortest, longest) = WINDOWS;
+    if (shortest..=longest).contains(&window) {
+        return Ok(());
+    }
+    let why = format!("a dedup window of {window:?}, {shortest:?} to {longest:?} are allowed");
+    Err(Error::new(ErrorKind::InvalidConfig, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_windows_have_bounds() {
+        assert_eq!(DedupId::new("").map_err(|error| error.kind()), Err(ErrorKind::InvalidName));
+        assert_eq!(DedupId::new(vec![0; 129]).map_err(|error| error.kind()), Err(ErrorKind::TooLarge));
+        assert_eq!(format!("{:?}", DedupId::new(&b"a\xff"[..]).unwrap()), r#""a\xff""#);
+        assert!(check_window(Duration::ZERO).is_err() && check_window(Duration::MAX).is_err());
+        assert!(check_window(WINDOWS.0).is_ok() && check_window(WINDOWS.1).is_ok());
+    }
+}

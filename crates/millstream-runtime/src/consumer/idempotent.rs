@@ -1,0 +1,235 @@
+//! Settings of handlers whose operations take effect once.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millstream_core::error::Problems;
+use millstream_core::idempotency::LONGEST;
+use millstream_core::{Retention, RetryPolicy, TopicSpec};
+
+use crate::delivery::Delivery;
+
+type ByFunction = dyn Fn(&Delivery<Bytes>) -> Option<Bytes> + Send + Sync;
+
+/// Source of the id of an operation.
+#[derive(Clone)]
+pub(in crate::consumer) enum IdSource {
+    Message,
+    Header(Arc<str>),
+    Function(Arc<ByFunction>),
+}
+
+/// What becomes of a message whose operation runs already, for another message or at another instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhileRunning {
+    /// It waits in its place until the other has ended, with its permit for a handler: messages behind it wait too. The
+    /// default with [`Concurrency::Serial`](crate::Concurrency::Serial) and `PerKey`, since it keeps the order. In a batch
+    /// messages never wait: they come back later.
+    Wait,
+    /// It comes back later, as the same attempt, like a message that a handler snoozes. The default with `Unordered`, and for
+    /// batches.
+    Later,
+    /// It is acknowledged, if the operation runs for *another* message. If that one fails for good, the operation is not
+    /// done: it is then among the dead letters. If the operation runs for this same message (its last owner died, or is slow),
+    /// it comes back later.
+    Skip,
+}
+
+/// Settings of an idempotent handler: the operation of each message is done once, as far as a marker on the server can tell.
+///
+/// Before the handler starts, the operation is *begun*: its marker is a lease, which is extended while the handler runs. When
+/// the handler succeeds, the marker becomes *done* and stays for the [retention](Self::retention); only then the message is
+/// acknowledged. A message whose operation is done is acknowledged without the handler. When the handler fails, the marker is
+/// deleted, and the next attempt runs.
+///
+/// What stays open: the handler has had its effect, and the process ends before the marker is done. Then the handler runs again,
+/// after at most one `lease_ttl`. Only a store that commits the effect and the marker together closes that window.
+///
+/// ```
+/// # use std::time::Duration;
+/// use millstream_runtime::{Idempotent, WhileRunning};
+///
+/// let by_id = Idempotent::by_message_id();
+/// let by_header = Idempotent::by_header("payment-id").while_running(WhileRunning::Later);
+/// let by_key = Idempotent::by(|order| order.key().cloned()).retention(Duration::from_secs(30 * 86_400));
+/// # let _ = (by_id, by_header, by_key);
+/// ```
+#[derive(Clone)]
+pub struct Idempotent {
+    pub(in crate::consumer) id: IdSource,
+    pub(in crate::consumer) while_running: Option<WhileRunning>,
+    pub(in crate::consumer) retention: Duration,
+    replays_within: Duration,
+    retries_within: Option<Duration>,
+}
+
+impl Idempotent {
+    fn new(id: IdSource) -> Self {
+        let (day, week) = (Duration::from_secs(86_400), Duration::from_secs(7 * 86_400));
+        Self { id, while_running: None, retention: week, replays_within: day, retries_within: None }
+    }
+
+    /// Identifies the operation by the message: its partition, the id of its first entry, and a checksum of its payload. It is
+    /// the same in every attempt and after a replay of dead letters to the group. A message that a producer stored twice is
+    /// two operations.
+    #[must_use]
+    pub fn by_message_id() -> Self {
+        Self::new(IdSource::Message)
+    }
+
+    /// Identifies the operation by the value of a header, the first one of this name. Messages with the same value, in any
+    /// partition of the topic, are one operation. A message without the header, or with an empty value or one above 256 bytes,
+    /// becomes a dead letter with the reason `rejected`.
+    #[must_use]
+    pub fn by_header(name: impl Into<String>) -> Self {
+        Self::new(IdSource::Header(name.into().into()))
+    }
+
+    /// Identifies the operation by a function of the message, whose payload is not decoded yet. Messages for which it returns
+    /// `None` are handled without a marker. An id that is empty or above 256 bytes makes the message a dead letter with the
+    /// reason `rejected`; a panic is a failed attempt.
+    #[must_use]
+    pub fn by<K: Into<Bytes>>(id: impl Fn(&Delivery<Bytes>) -> Option<K> + Send + Sync + 'static) -> Self {
+        Self::new(IdSource::Function(Arc::new(move |delivery| id(delivery).map(Into::into))))
+    }
+
+    /// Sets what becomes of a message whose operation runs already. Default: it [waits](WhileRunning::Wait), or comes back
+    /// [later](WhileRunning::Later) where there is no order to keep.
+    #[must_use]
+    pub fn while_running(self, choice: WhileRunning) -> Self {
+        Self { while_running: Some(choice), ..self }
+    }
+
+    /// Sets how long it is known that an operation is done. Default: 7 days. It must cover the longest time in which the same
+    /// message can come again, which is checked when the consumer starts. Each marker takes about 200 bytes of the server's
+    /// memory for that time.
+    #[must_use]
+    pub fn retention(self, retention: Duration) -> Self {
+        Self { retention, ..self }
+    }
+
+    /// Sets within which time after its death a dead letter is replayed at the latest, as you operate it: the retention has to
+    /// cover it. Default: a day; zero if dead letters are never replayed.
+    #[must_use]
+    pub fn replays_within(self, time: Duration) -> Self {
+        Self { replays_within: time, ..self }
+    }
+
+    /// Sets the longest time from the first failure of a message to its last attempt. Default: what the retry policy
+    /// [states](RetryPolicy::longest). Needed for a policy of your own that states nothing, and where handlers ask for longer
+    /// delays.
+    #[must_use]
+    pub fn retries_within(self, time: Duration) -> Self {
+        Self { retries_within: Some(time), ..self }
+    }
+
+    /// Checks the retention against the time in which a message of these topics can come again.
+    pub(in crate::consumer) fn check<'a>(
+        &self,
+        retry: &dyn RetryPolicy,
+        topics: impl Iterator<Item = &'a TopicSpec>,
+        problems: &mut Problems,
+    ) {
+        let retention = self.retention;
+        problems.require((Duration::from_millis(1)..=LONGEST).contains(&retention), || {
+            format!("idempotent: retention is {retention:?}, 1ms to {LONGEST:?} are allowed")
+        });
+        if let IdSource::Header(name) = &self.id {
+            problems.require(!name.is_empty(), || "idempotent: the name of the header is empty".into());
+        }
+        let Some(retries) = self.retries_within.or_else(|| retry.longest()) else {
+            problems.require(false, || {
+                format!(
+                    "idempotent: retention is {retention:?}, and the retry policy states no longest time of its retries: \
+                     limit it with Within, or state retries_within"
+                )
+            });
+            return;
+        };
+        let replays = self.replays_within;
+        let again = retries.saturating_add(replays);
+        problems.require(retention >= again, || {
+            format!(
+                "idempotent: retention is {retention:?}, and a message can come again for {again:?}: {retries:?} of \
+                 retries and {replays:?} until a dead letter is replayed (replays_within)"
+            )
+        });
+        for topic in topics {
+            let (Retention::ConsumedAfter(kept) | Retention::Age(kept)) = topic.retention else { continue };
+            problems.require(retention >= kept, || {
+                format!(
+                    "idempotent: retention is {retention:?}, and topic {} keeps messages for {kept:?}: a group that is \
+                     set back reads them again",
+                    topic.name
+                )
+            });
+        }
+    }
+}
+
+impl fmt::Debug for Idempotent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = match &self.id {
+            IdSource::Message => "message id".to_owned(),
+            IdSource::Header(name) => format!("header {name:?}"),
+            IdSource::Function(_) => "function".to_owned(),
+        };
+        f.debug_struct("Idempotent")
+            .field("id", &id)
+            .field("while_running", &self.while_running)
+            .field("retention", &self.retention)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_core::policy::{Decision, Exponential, Failure, Fixed};
+
+    const SECS: fn(u64) -> Duration = Duration::from_secs;
+
+    fn problem(settings: &Idempotent, retry: &dyn RetryPolicy, retention: Retention) -> Option<String> {
+        let topic = TopicSpec::new("orders".parse().unwrap(), 1).unwrap().with_retention(retention);
+        let mut problems = Problems::new("consumer");
+        settings.check(retry, [&topic].into_iter(), &mut problems);
+        problems.finish().err().map(|error| error.problems().join("; "))
+    }
+
+    #[test]
+    fn a_retention_that_is_too_short_is_refused_with_both_times() {
+        let retry = Fixed::new(SECS(60)).attempts(11);
+        let settings =
+            |retention| Idempotent::by_message_id().retention(SECS(retention)).replays_within(SECS(400));
+        assert_eq!(problem(&settings(1_000), &retry, Retention::Consumed), None);
+        let short = problem(&settings(999), &retry, Retention::Consumed).expect("a problem");
+        for time in ["999s", "1000s", "600s", "400s"] {
+            assert!(short.contains(time), "{time}: {short}");
+        }
+        let seek = problem(&settings(1_000), &retry, Retention::Age(SECS(1_001))).expect("a problem");
+        assert!(seek.contains("1000s") && seek.contains("1001s") && seek.contains("orders"), "{seek}");
+        assert_eq!(problem(&Idempotent::by_message_id(), &Exponential::default(), Retention::Keep), None);
+        assert!(problem(&settings(0), &retry, Retention::Keep).is_some());
+    }
+
+    #[derive(Debug)]
+    struct Unknown;
+
+    impl RetryPolicy for Unknown {
+        fn decide(&self, _: &Failure<'_>) -> Decision {
+            Decision::GiveUp
+        }
+    }
+
+    #[test]
+    fn a_policy_that_states_nothing_needs_a_statement() {
+        let settings = Idempotent::by_header("id");
+        assert!(
+            problem(&settings, &Unknown, Retention::Consumed).is_some_and(|it| it.contains("retries_within"))
+        );
+        assert_eq!(problem(&settings.retries_within(SECS(60)), &Unknown, Retention::Consumed), None);
+    }
+}

@@ -1,0 +1,274 @@
+//! The guard around a handler: begins the operation of each message, and completes or abandons it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use millstream_core::error::{Error, ErrorKind};
+use millstream_core::idempotency::{Begun, Idempotency, Operation};
+use millstream_core::panics::text_of;
+use millstream_core::partitioner::by_hash;
+use millstream_core::{Outcome, Result, TopicName};
+use millstream_loops::{LoopMonitor, Scope};
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use crate::consumer::Concurrency;
+use crate::consumer::context::Context;
+use crate::consumer::handler::{BatchCall, Call, Handle, Handler, Input, Said, Verdict};
+use crate::consumer::idempotent::{IdSource, Idempotent, WhileRunning};
+use crate::consumer::markers::keeper::{Kept, MarkerTable};
+use crate::delivery::{Delivery, DeliveryMetadata};
+
+/// Longest time after which a message comes back whose operation runs elsewhere.
+const LATER: Duration = Duration::from_secs(5);
+/// Pauses between two looks at an operation that runs elsewhere.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// Wraps a handler, so that it is called for operations that are not done.
+pub(in crate::consumer) fn wrap(
+    handler: Handler,
+    settings: &Idempotent,
+    context: &Arc<Context>,
+    topic: &TopicName,
+    markers: &MarkerTable,
+) -> Result<Handler> {
+    let ordered = !matches!(context.config.concurrency, Concurrency::Unordered(_));
+    let default = if ordered { WhileRunning::Wait } else { WhileRunning::Later };
+    let guard = Guard {
+        settings: settings.clone(),
+        while_running: settings.while_running.unwrap_or(default),
+        role: context.backend.idempotency()?.clone(),
+        monitor: context.loops.monitor("idempotency", Scope::Topic(topic.clone())),
+        context: context.clone(),
+        topic: topic.clone(),
+        markers: markers.clone(),
+    };
+    Ok(match handler {
+        Handler::Each(call) => Handler::Each(Box::new(Arc::new(Guarded { guard, call }))),
+        Handler::Batch(config, call) => Handler::Batch(config, batch(guard, call)),
+    })
+}
+
+struct Guard {
+    settings: Idempotent,
+    while_running: WhileRunning,
+    role: Arc<dyn Idempotency>,
+    monitor: LoopMonitor,
+    context: Arc<Context>,
+    topic: TopicName,
+    markers: MarkerTable,
+}
+
+/// A handler of single messages with its guard.
+struct Guarded {
+    guard: Guard,
+    call: Box<dyn Call>,
+}
+
+/// What becomes of a message before its handler.
+enum Turn {
+    /// The handler runs, under a marker unless the message has no operation.
+    Handle(Input, Option<Kept>),
+    /// The handler does not run.
+    Done(Verdict),
+    /// The consumer is about to end, or the message is no longer ours.
+    NotHandled,
+}
+
+impl Handle for Guarded {
+    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
+        match self.guard.begin(input, self.guard.while_running).await {
+            Turn::Handle(input, kept) => {
+                let verdict = self.call.one(input, timeout).await;
+                if let Some(kept) = kept {
+                    self.guard.end(&kept, verdict.as_ref()).await;
+                }
+                verdict
+            }
+            Turn::Done(verdict) => Some(verdict),
+            Turn::NotHandled => None,
+        }
+    }
+}
+
+/// Wraps a handler of batches. In a batch no message waits for an operation that runs: two batches could wait for each other.
+fn batch(guard: Guard, call: Box<BatchCall>) -> Box<BatchCall> {
+    let shared = Arc::new((guard, call));
+    let call = move |inputs: Vec<Input>, timeout| {
+        let shared = shared.clone();
+        Box::pin(async move {
+            let (guard, call) = &*shared;
+            let choice = match guard.while_running {
+                WhileRunning::Wait => WhileRunning::Later,
+                other => other,
+            };
+            let turns = join_all(inputs.into_iter().map(|input| guard.begin(input, choice))).await;
+            let (mut handled, mut kept) = (Vec::new(), Vec::new());
+            let mut said: Vec<Option<Said>> = Vec::with_capacity(turns.len());
+            for turn in turns {
+                said.push(match turn {
+                    Turn::Handle(input, marker) => {
+                        handled.push(input);
+                        kept.push(marker);
+                        None
+                    }
+                    Turn::Done(verdict) => Some(Said::Own(verdict)),
+                    // The settlement comes too late if the message is no longer ours.
+                    Turn::NotHandled => Some(Said::Own(Verdict::Said(Outcome::Snooze(Duration::ZERO)))),
+                });
+            }
+            let verdicts = if handled.is_empty() { Vec::new() } else { call(handled, timeout).await };
+            let ends =
+                kept.iter().zip(&verdicts).filter_map(|(kept, said)| Some((kept.as_ref()?, said.verdict())));
+            join_all(ends.map(|(kept, verdict)| guard.end(kept, Some(verdict)))).await;
+            let mut verdicts = verdicts.into_iter();
+            said.into_iter().filter_map(|own| own.or_else(|| verdicts.next())).collect()
+        }) as futures_util::future::BoxFuture<'static, Vec<Said>>
+    };
+    Box::new(call)
+}
+
+impl Guard {
+    /// Begins the operation of a message. Waits as long as the server is away, and for another one that runs it, if it is to
+    /// be waited for.
+    async fn begin(&self, input: Input, choice: WhileRunning) -> Turn {
+        let (input, operation) = match self.operation(input) {
+            Ok((input, Some(operation))) => (input, operation),
+            Ok((input, None)) => return Turn::Handle(input, None),
+            Err(verdict) => return Turn::Done(verdict),
+        };
+        let owned = input.about.owned.clone();
+        let holder = message_of(&input.about);
+        let token = self.token();
+        let mut look = LOOKS.0;
+        loop {
+            // Never cancelled under way: a marker that was begun unnoticed would keep the next owner waiting.
+            let begun = self.role.begin(&operation, &holder, &token, self.context.config.lease_ttl).await;
+            let pause = match begun {
+                Ok(Begun::Started(marker)) => {
+                    self.monitor.succeeded(&*self.context.observer);
+                    let kept = self.markers.keep(marker, &owned.topic_partition, input.about.origin);
+                    if owned.cancelled.is_cancelled() {
+                        // The lease was lost, or is uncertain, since the message was to start.
+                        self.abandon(&kept).await;
+                        return Turn::NotHandled;
+                    }
+                    return Turn::Handle(input, Some(kept));
+                }
+                Ok(Begun::Done(_)) => {
+                    self.monitor.succeeded(&*self.context.observer);
+                    return Turn::Done(Verdict::Duplicate);
+                }
+                Ok(Begun::Running { holder: other, expires_in }) => {
+                    self.monitor.succeeded(&*self.context.observer);
+                    match choice {
+                        WhileRunning::Skip if other != holder => return Turn::Done(Verdict::Duplicate),
+                        WhileRunning::Skip | WhileRunning::Later => {
+                            return Turn::Done(Verdict::Said(Outcome::Snooze(expires_in.min(LATER))));
+                        }
+                        WhileRunning::Wait => {}
+                    }
+                    look = (look * 2).min(LOOKS.1);
+                    look.min(expires_in + Duration::from_millis(1))
+                }
+                // The user lacks a right, or the server does: it is the same for each message, and to be repaired.
+                Err(error) if error.is_transient() || is_of_all(&error) => {
+                    self.monitor.failed(&error, &*self.context.observer)
+                }
+                Err(error) => return Turn::Done(Verdict::Said(Outcome::retry(error))),
+            };
+            tokio::select! {
+                biased;
+                () = owned.ending() => return Turn::NotHandled,
+                () = owned.cancelled.cancelled() => return Turn::NotHandled,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Completes the operation if the handler succeeded, and abandons it otherwise.
+    async fn end(&self, kept: &Kept, verdict: Option<&Verdict>) {
+        let Some(Verdict::Said(Outcome::Ack)) = verdict else { return self.abandon(kept).await };
+        kept.completes();
+        loop {
+            let error = match self.role.complete(kept.marker(), b"", self.settings.retention).await {
+                Ok(()) => return self.monitor.succeeded(&*self.context.observer),
+                Err(error) if error.kind() == ErrorKind::Fenced => return kept.lost(&self.context),
+                Err(error) => error,
+            };
+            // The message is acknowledged only when the marker is done, or both could be lost with this process.
+            let pause = self.monitor.failed(&error, &*self.context.observer);
+            if !error.is_transient() && !is_of_all(&error) {
+                return kept.lost(&self.context);
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Abandons the operation. Tried once: if it fails, the marker expires by itself.
+    async fn abandon(&self, kept: &Kept) {
+        kept.abandons().await;
+        match self.role.abandon(kept.marker()).await {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Fenced => kept.lost(&self.context),
+            Err(error) => {
+                let operation = &kept.marker().operation;
+                tracing::warn!(%operation, %error, "not abandoned: the next attempt waits until its marker expires");
+            }
+        }
+    }
+
+    /// Returns the operation of a message; `None` if it has none, and a verdict if it cannot have one.
+    fn operation(&self, input: Input) -> Result<(Input, Option<Operation>), Verdict> {
+        let (input, id) = match &self.settings.id {
+            IdSource::Message => {
+                let id = format!("{}-{:x}", message_of(&input.about), by_hash(&input.payload, u32::MAX));
+                (input, Some(Bytes::from(id)))
+            }
+            IdSource::Header(name) => match input.about.headers.get(name) {
+                Some(value) => {
+                    let id = value.clone();
+                    (input, Some(id))
+                }
+                None => return Err(rejected(format!("no header {name:?}, which names the operation"))),
+            },
+            IdSource::Function(id) => {
+                let Input { about, payload } = input;
+                let delivery = Delivery { payload, about };
+                let id = catch_unwind(AssertUnwindSafe(|| id(&delivery)));
+                let id = id.map_err(|panic| Verdict::Panicked(text_of(panic)))?;
+                (Input { about: delivery.about, payload: delivery.payload }, id)
+            }
+        };
+        let Some(id) = id else { return Ok((input, None)) };
+        match Operation::new(self.topic.clone(), self.context.group.clone(), id) {
+            Ok(operation) => Ok((input, Some(operation))),
+            Err(error) => Err(rejected(error.to_string())),
+        }
+    }
+
+    /// Returns a token for one begin.
+    fn token(&self) -> String {
+        // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
+        let in_process = self.context.backend.is_in_process();
+        let unique = if in_process { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
+        unique.simple().to_string()
+    }
+}
+
+/// Returns the name of a message in its topic: the same in every attempt.
+fn message_of(about: &DeliveryMetadata) -> String {
+    format!("{}-{}", about.owned.topic_partition.partition, about.origin)
+}
+
+fn rejected(why: String) -> Verdict {
+    Verdict::Said(Outcome::dead_letter(why))
+}
+
+/// Whether an error concerns all messages, and not this one alone.
+fn is_of_all(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unsupported | ErrorKind::Protocol)
+}

@@ -1,0 +1,198 @@
+//! Appends with a dedup id: one entry for each id within its window.
+
+use std::time::Duration;
+
+use millstream_core::log::{Append, DedupAppend, DedupId, Deduplicated};
+use millstream_core::{ErrorKind, Partition, Result, TopicPartition};
+
+use super::suite;
+use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::{BRIEF, Harness, LONG, message};
+
+suite!("log":
+    an_id_that_is_appended_again_gets_the_first_place needs [Dedup],
+    ids_within_one_batch_count_too needs [Dedup],
+    an_entry_whose_window_is_over_is_stored_again needs [Dedup],
+    an_id_counts_for_its_whole_window_beside_others needs [Dedup],
+    ids_of_other_partitions_and_other_ids_do_not_count needs [Dedup],
+    an_id_of_an_earlier_partition_counts needs [Dedup],
+    entries_with_ids_are_stored_whole_and_in_order needs [Dedup],
+    of_many_appends_at_once_one_is_stored needs [Dedup],
+    an_append_with_a_window_out_of_bounds_is_refused_alone needs [Dedup],
+);
+
+fn item(tp: &TopicPartition, id: &[u8], at: usize, window: Duration) -> Result<DedupAppend> {
+    let append = Append { topic_partition: tp.clone(), fields: message(at) };
+    Ok(DedupAppend { append, id: DedupId::new(id.to_vec())?, window, earlier: Vec::new() })
+}
+
+async fn append(h: &Harness, batch: &[DedupAppend]) -> std::result::Result<Vec<Deduplicated>, Violation> {
+    let results = h.backend.log().append_dedup(batch).await;
+    equal!(results.len(), batch.len(), "results of as many entries");
+    Ok(results.into_iter().collect::<Result<_>>()?)
+}
+
+async fn stored(h: &Harness, tp: &TopicPartition) -> std::result::Result<usize, Violation> {
+    let mut owner = h.owner(tp, &h.unique("group")).await?;
+    let mut found = 0;
+    loop {
+        let some = owner.reader.fetch(100, Duration::ZERO).await?;
+        if some.entries.is_empty() && !some.pending {
+            return Ok(found);
+        }
+        found += some.entries.len();
+    }
+}
+
+async fn an_id_that_is_appended_again_gets_the_first_place(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    for id in [&b"a"[..], b"\0{}\xff ", &[7; 128]] {
+        let first = append(&h, &[item(&tp, id, 1, LONG)?]).await?[0];
+        ensure!(!first.is_duplicate, "the first append of an id counts as a duplicate: {first:?}");
+        equal!(first.partition, tp.partition, "the partition");
+        for at in 2..4 {
+            let again = append(&h, &[item(&tp, id, at, LONG)?]).await?[0];
+            equal!(
+                (again.partition, again.id, again.is_duplicate),
+                (first.partition, first.id, true),
+                "the same id again"
+            );
+        }
+    }
+    equal!(stored(&h, &tp).await?, 3, "entries of three ids");
+    Ok(())
+}
+
+async fn ids_within_one_batch_count_too(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let batch = [item(&tp, b"a", 1, LONG)?, item(&tp, b"b", 2, LONG)?, item(&tp, b"a", 3, LONG)?];
+    let results = append(&h, &batch).await?;
+    equal!(results[2].id, results[0].id, "the second entry of an id in a batch");
+    let duplicates: Vec<_> = results.iter().map(|it| it.is_duplicate).collect();
+    equal!(duplicates, [false, false, true], "which are duplicates");
+    equal!(stored(&h, &tp).await?, 2, "entries of two ids");
+    Ok(())
+}
+
+async fn an_entry_whose_window_is_over_is_stored_again(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let first = append(&h, &[item(&tp, b"a", 1, BRIEF)?]).await?[0];
+    h.reaches(first.id.timestamp().saturating_add(BRIEF)).await?;
+    let second = append(&h, &[item(&tp, b"a", 2, BRIEF)?]).await?[0];
+    ensure!(!second.is_duplicate && second.id > first.id, "after the window: {second:?}");
+    let third = append(&h, &[item(&tp, b"a", 3, BRIEF)?]).await?[0];
+    // On a machine that was busy since the second append, the window may be over again.
+    if h.now().await?.saturating_duration_since(second.id.timestamp()) < BRIEF {
+        equal!((third.id, third.is_duplicate), (second.id, true), "within the second window");
+        equal!(stored(&h, &tp).await?, 2, "entries of two windows");
+    }
+    Ok(())
+}
+
+/// Others are appended all the time: ids must not leave with the first of them.
+async fn an_id_counts_for_its_whole_window_beside_others(h: Harness) -> Verdict {
+    let (tp, window) = (h.partition().await?, 2 * BRIEF);
+    let mut known: Vec<(Vec<u8>, Deduplicated)> = Vec::new();
+    for round in 0..12_u8 {
+        let id = vec![b'r', round];
+        let first = append(&h, &[item(&tp, &id, usize::from(round), window)?]).await?[0];
+        known.push((id, first));
+        h.reaches(first.id.timestamp().saturating_add(window / 4)).await?;
+        for (id, first) in &known {
+            // With a margin for the time between the two requests.
+            let fresh = h.now().await?.saturating_duration_since(first.id.timestamp()) + window / 10 < window;
+            if fresh {
+                let again = append(&h, &[item(&tp, id, 99, window)?]).await?[0];
+                let late = h.now().await?.saturating_duration_since(first.id.timestamp()) >= window;
+                ensure!(
+                    late || again.id == first.id,
+                    "id {id:?} was stored again within its window: {again:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn ids_of_other_partitions_and_other_ids_do_not_count(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let [here, there] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
+    let batch = [item(&here, b"a", 1, LONG)?, item(&there, b"a", 2, LONG)?, item(&here, b"A", 3, LONG)?];
+    let results = append(&h, &batch).await?;
+    ensure!(results.iter().all(|it| !it.is_duplicate), "three different ids: {results:?}");
+    let partitions: Vec<_> = results.iter().map(|it| it.partition.0).collect();
+    equal!(partitions, [0, 1, 0], "their partitions");
+    equal!((stored(&h, &here).await?, stored(&h, &there).await?), (2, 1), "entries");
+    Ok(())
+}
+
+async fn an_id_of_an_earlier_partition_counts(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let [old, new] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
+    let first = append(&h, &[item(&old, b"a", 1, LONG)?]).await?[0];
+    let moved = |id: &[u8]| -> Result<DedupAppend> {
+        Ok(DedupAppend { earlier: vec![Partition(0), Partition(1)], ..item(&new, id, 2, LONG)? })
+    };
+    let results = append(&h, &[moved(b"a")?, moved(b"b")?, moved(b"b")?]).await?;
+    equal!(
+        (results[0].partition, results[0].id, results[0].is_duplicate),
+        (Partition(0), first.id, true),
+        "what is in the earlier partition"
+    );
+    equal!((results[1].partition, results[1].is_duplicate), (Partition(1), false), "what is not");
+    equal!((results[2].id, results[2].is_duplicate), (results[1].id, true), "what is by now");
+    equal!((stored(&h, &old).await?, stored(&h, &new).await?), (1, 1), "entries");
+    Ok(())
+}
+
+async fn entries_with_ids_are_stored_whole_and_in_order(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut batch = Vec::new();
+    for at in 0..600_usize {
+        batch.push(item(&tp, &at.to_be_bytes(), at, LONG)?);
+    }
+    let results = append(&h, &batch).await?;
+    let ids: Vec<_> = results.iter().map(|it| it.id).collect();
+    ensure!(
+        ids.is_sorted() && results.iter().all(|it| !it.is_duplicate),
+        "600 entries are stored in their order"
+    );
+    let mut owner = h.owner(&tp, "group").await?;
+    let entries = owner.take(600).await?;
+    equal!(crate::owner::ids(&entries), ids, "the entries of the log");
+    for (entry, item) in entries.iter().zip(&batch) {
+        equal!(entry.fields, item.append.fields, "the fields of an entry");
+    }
+    Ok(())
+}
+
+async fn of_many_appends_at_once_one_is_stored(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut callers = Vec::new();
+    for at in 0..16 {
+        let (h, item) = (h.clone(), item(&tp, b"once", at, LONG)?);
+        callers.push(tokio::spawn(async move { append(&h, &[item]).await }));
+    }
+    let mut places = Vec::new();
+    for caller in callers {
+        places.extend(caller.await.map_err(|error| Violation::new(error.to_string()))??);
+    }
+    equal!(places.iter().filter(|it| !it.is_duplicate).count(), 1, "appends that stored something");
+    ensure!(places.iter().all(|it| it.id == places[0].id), "one id for all: {places:?}");
+    equal!(stored(&h, &tp).await?, 1, "entries");
+    Ok(())
+}
+
+async fn an_append_with_a_window_out_of_bounds_is_refused_alone(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut empty = item(&tp, b"c", 3, LONG)?;
+    empty.append.fields.clear();
+    let batch = [item(&tp, b"a", 1, Duration::ZERO)?, item(&tp, b"b", 2, LONG)?, empty];
+    let mut results = h.backend.log().append_dedup(&batch).await.into_iter();
+    let mut next = || results.next().ok_or_else(|| Violation::new("too few results"));
+    refused(next()?, ErrorKind::InvalidConfig, "an append with a window of zero")?;
+    next()??;
+    refused(next()?, ErrorKind::Encode, "an append without fields")?;
+    equal!(stored(&h, &tp).await?, 1, "entries");
+    Ok(())
+}
