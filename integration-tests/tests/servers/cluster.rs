@@ -50,6 +50,26 @@ async fn slots_that_move_lose_nothing_and_turn_nothing_round() {
     load.end(&[], |log| entries(&cluster, log)).await;
 }
 
+/// A redirect, or a connection that ends with its node's slot, is no reason to store a message twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sends_with_a_dedup_id_are_stored_once_while_slots_move_and_connections_end() {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 0)).await.expect("a cluster");
+    let load = Load::deduplicated(&cluster.url()).await;
+    for change in 0..changes(6) {
+        let log = log((change as u32 * 5) % PARTITIONS);
+        tokio::task::block_in_place(|| {
+            let slot = cluster.slot(&log);
+            let owner = cluster.owner(slot).expect("an owner");
+            cluster.migrate(slot, (owner + 1 + change % 2) % 3, || {
+                cluster.nodes[owner].cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+            });
+        });
+        load.goes_on("messages of all keys, after a slot has moved").await;
+    }
+    assert_eq!(load.unconfirmed(), 0, "each was repeated until it was answered");
+    load.end(&[], |log| entries(&cluster, log)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_that_is_asked_for_loses_nothing() {
     let (cluster, load) = start().await;

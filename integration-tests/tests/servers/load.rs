@@ -17,6 +17,16 @@ const JOBS: Topic<(u64, u64)> = Topic::new("jobs").partitions(PARTITIONS).retent
 /// A message: its key, and its number among those of the key.
 type Job = (u64, u64);
 
+/// How the messages are sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sends {
+    Plain,
+    /// Every other key waits for a replica with each send.
+    Replicated,
+    /// With a dedup id, so that one without an answer is repeated.
+    Deduplicated,
+}
+
 /// Whether the sends of a key wait for a replica, where there are some.
 fn is_replicated(key: u64) -> bool {
     key % 2 == 1
@@ -33,8 +43,7 @@ struct Sent {
 /// Producers and consumers of one topic, in this process.
 pub(crate) struct Load {
     mq: Millstream,
-    /// Whether every other key waits for a replica.
-    replicated: bool,
+    sends: Sends,
     sent: Arc<Sent>,
     handled: Arc<Mutex<Vec<Job>>>,
     stop: Arc<AtomicBool>,
@@ -45,14 +54,19 @@ pub(crate) struct Load {
 impl Load {
     /// On servers with replicas: every other key waits for one with each send, and loses nothing.
     pub(crate) async fn replicated(url: &str) -> Self {
-        Self::with(Millstream::connect(url).await.expect("connected"), is_replicated).await
+        Self::with(Millstream::connect(url).await.expect("connected"), Sends::Replicated).await
     }
 
     pub(crate) async fn on(mq: Millstream) -> Self {
-        Self::with(mq, |_| false).await
+        Self::with(mq, Sends::Plain).await
     }
 
-    async fn with(mq: Millstream, waits: fn(u64) -> bool) -> Self {
+    /// Each send has a dedup id.
+    pub(crate) async fn deduplicated(url: &str) -> Self {
+        Self::with(Millstream::connect(url).await.expect("connected"), Sends::Deduplicated).await
+    }
+
+    async fn with(mq: Millstream, sends: Sends) -> Self {
         let (sent, handled) = (Arc::new(Sent::default()), Arc::new(Mutex::new(Vec::new())));
         let mut consumers = Vec::new();
         for _ in 0..2 {
@@ -78,8 +92,13 @@ impl Load {
                         return;
                     }
                     let job = (key, n);
-                    let durability = if waits(key) { Durability::Replicated(1) } else { Durability::Stored };
-                    match producer.send(&job).key(key.to_string()).durability(durability).await {
+                    let waits = sends == Sends::Replicated && is_replicated(key);
+                    let durability = if waits { Durability::Replicated(1) } else { Durability::Stored };
+                    let mut send = producer.send(&job).key(key.to_string()).durability(durability);
+                    if sends == Sends::Deduplicated {
+                        send = send.dedup(format!("{key}-{n}"));
+                    }
+                    match send.await {
                         Ok(_) => drop(sent.stored.lock().expect("lock").insert(job, Instant::now())),
                         Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                             sent.unconfirmed.lock().expect("lock").insert(job);
@@ -91,7 +110,7 @@ impl Load {
             })
         });
         let senders = senders.collect();
-        let load = Self { mq, replicated: waits(1), sent, handled, stop, senders, consumers };
+        let load = Self { mq, sends, sent, handled, stop, senders, consumers };
         load.goes_on("messages are handled").await;
         load
     }
@@ -130,7 +149,7 @@ impl Load {
 
     /// Whether the sends of a key wait for a replica.
     fn waits(&self, key: u64) -> bool {
-        self.replicated && is_replicated(key)
+        self.sends == Sends::Replicated && is_replicated(key)
     }
 
     /// Number of messages handled in a second, measured over this time; without those that wait for a replica, which the
@@ -138,7 +157,7 @@ impl Load {
     pub(crate) async fn rate(&self, time: Duration) -> f64 {
         let count = || {
             let handled = self.handled.lock().expect("lock");
-            handled.iter().filter(|(key, _)| !(self.replicated && is_replicated(*key))).count()
+            handled.iter().filter(|(key, _)| !self.waits(*key)).count()
         };
         let (before, begun) = (count(), Instant::now());
         tokio::time::sleep(time).await;
@@ -186,7 +205,7 @@ impl Load {
         let strangers: Vec<_> =
             logged.keys().filter(|job| !stored.contains_key(job) && !unconfirmed.contains(job)).collect();
         assert_eq!(strangers, Vec::<&Job>::new(), "stored, and nobody was told");
-        let replicated = self.replicated;
+        let replicated = self.sends == Sends::Replicated;
         let confirmed = stored.keys().filter(|(key, _)| is_replicated(*key)).count();
         assert!(confirmed > 0, "nothing that waits for a replica was ever confirmed");
         let in_tail = |key: u64, at: &Instant| {

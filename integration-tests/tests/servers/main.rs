@@ -11,6 +11,7 @@ mod connections;
 mod control;
 mod crash_scenes;
 mod credentials;
+mod dedup;
 mod delay_clock;
 mod delay_cost;
 mod delay_faults;

@@ -106,8 +106,9 @@ impl<C: Outgoing> UnderWay<C> {
         for ((at, result), again) in open.into_iter().zip(results).zip(again) {
             if *again {
                 partly.open.push(at);
+                partly.unsure[at] |= result.is_err_and(|error| error.kind() == ErrorKind::Unconfirmed);
             } else {
-                partly.results[at] = Some(result);
+                partly.put(at, result);
             }
         }
         self.messages = messages;
@@ -116,8 +117,8 @@ impl<C: Outgoing> UnderWay<C> {
     /// Returns the results of all messages: those that are kept, and these of the others.
     pub(super) fn all(&mut self, results: Vec<Result<C::Done>>) -> Vec<Result<C::Done>> {
         let Some(mut partly) = self.partly.take() else { return results };
-        for (at, result) in partly.open.into_iter().zip(results) {
-            partly.results[at] = Some(result);
+        for (at, result) in std::mem::take(&mut partly.open).into_iter().zip(results) {
+            partly.put(at, result);
         }
         let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
         partly.results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
@@ -149,10 +150,24 @@ struct Partly<C: Outgoing> {
     results: Vec<Option<Result<C::Done>>>,
     /// Positions of the messages without one.
     open: Vec<usize>,
+    /// Whether an attempt may have stored the message, whatever becomes of later ones.
+    unsure: Vec<bool>,
 }
 
 impl<C: Outgoing> Partly<C> {
     fn new(messages: usize) -> Self {
-        Self { results: (0..messages).map(|_| None).collect(), open: (0..messages).collect() }
+        let unsure = vec![false; messages];
+        Self { results: (0..messages).map(|_| None).collect(), open: (0..messages).collect(), unsure }
+    }
+
+    fn put(&mut self, at: usize, result: Result<C::Done>) {
+        let unsure = |error: Error| match error.kind() {
+            ErrorKind::Unconfirmed => error,
+            _ => {
+                let why = format!("an earlier attempt may have stored it, and the last one failed: {error}");
+                Error::new(ErrorKind::Unconfirmed, why)
+            }
+        };
+        self.results[at] = Some(if self.unsure[at] { result.map_err(unsure) } else { result });
     }
 }

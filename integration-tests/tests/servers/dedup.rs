@@ -1,0 +1,78 @@
+//! Sends with a dedup id over connections that break: one entry, and the id of the first.
+
+use std::time::Duration;
+
+use integration_tests::proxy::{Proxy, Way};
+use integration_tests::server::Server;
+use millstream::{ErrorKind, Millstream, Producer, Record, Topic};
+use millstream_redis::{RedisBackend, RedisConfig};
+
+const NUMBERS: Topic<u64> = Topic::new("numbers").partitions(1);
+const LOG: &str = "stream:topic:{numbers:p:0}";
+
+struct Scene {
+    server: Server,
+    proxy: Proxy,
+    producer: Producer<u64>,
+}
+
+/// A second passes before the server is given up.
+async fn scene(limit: Duration) -> Scene {
+    let server = tokio::task::spawn_blocking(|| Server::builder().start()).await.expect("a server");
+    let proxy = Proxy::to(server.port());
+    let config = RedisConfig::new(proxy.url()).with_response_timeout(Duration::from_secs(1));
+    let mq = Millstream::over(RedisBackend::connect(config).await.expect("connected").into());
+    let producer = mq.producer(NUMBERS).delivery_timeout(limit).await.expect("a producer");
+    // The server knows the script from now on.
+    producer.send(&0).dedup("first").await.expect("sent");
+    Scene { server, proxy, producer }
+}
+
+fn ids(server: &Server) -> Vec<String> {
+    let entries = server.cli(&["XRANGE", LOG, "-", "+"]);
+    let is_id =
+        |line: &&str| line.split_once('-').is_some_and(|(ms, _)| ms.len() == 13 && ms.parse::<u64>().is_ok());
+    entries.lines().map(str::trim).filter(is_id).map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_cut_off_behind_the_write_stores_one_entry() {
+    let Scene { server, proxy, producer } = scene(Duration::from_secs(30)).await;
+    for n in 1..=5 {
+        let id = format!("order-{n}");
+        proxy.swallow(&id, 1);
+        let sent = producer.send(&n).dedup(&id).await.expect("repeated until it is answered");
+        assert!(sent.is_duplicate, "the first request was stored: {sent:?}");
+        assert_eq!(proxy.swallowed(), usize::try_from(n).expect("few"), "its answer was cut off");
+        let stored = ids(&server);
+        assert_eq!(stored.len(), usize::try_from(n).expect("few") + 1);
+        assert_eq!(stored.last(), Some(&sent.id.to_string()), "the id of the entry");
+    }
+    let values: Vec<u64> = (0..500).collect();
+    proxy.swallow("bulk-250", 1);
+    let records = values.iter().map(|n| Record::new(n).dedup(format!("bulk-{n}")));
+    let sent: Vec<_> =
+        producer.send_all(records).await.into_iter().map(|sent| sent.expect("sent").id).collect();
+    assert!(sent.is_sorted() && sent.windows(2).all(|w| w[0] < w[1]));
+    assert_eq!(ids(&server).len(), 506);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stalls_past_the_timeout_stores_one_entry() {
+    let Scene { server, proxy, producer } = scene(Duration::from_millis(1_500)).await;
+    // What is sent arrives, and no answer comes back.
+    proxy.freeze(Way::Down);
+    let stalled = producer.send(&1).dedup("stalled").await.expect_err("no answer in time");
+    assert_eq!(stalled.kind(), ErrorKind::Unconfirmed, "{stalled}");
+    assert_eq!(ids(&server).len(), 2, "it is stored");
+    proxy.reset();
+    proxy.thaw();
+    let again = producer.send(&1).dedup("stalled").await;
+    let again = match again {
+        // The first request after the stall may still go to a connection that is gone.
+        Err(error) if error.is_transient() => producer.send(&1).dedup("stalled").await.expect("sent"),
+        again => again.expect("sent"),
+    };
+    assert!(again.is_duplicate);
+    assert_eq!(ids(&server), [ids(&server)[0].clone(), again.id.to_string()]);
+}
