@@ -10,6 +10,7 @@ use crate::dead_letters::DeadLetters;
 use crate::error::Result;
 use crate::inspect::Inspect;
 use crate::leases::Leases;
+use crate::locks::Locks;
 use crate::log::Log;
 use crate::members::Members;
 use crate::recurring::Recurring;
@@ -47,6 +48,7 @@ pub struct Backend {
     recurring: Option<Arc<dyn Recurring>>,
     tasks: Option<Arc<dyn Tasks>>,
     shared: Option<Arc<dyn Shared>>,
+    locks: Option<Arc<dyn Locks>>,
     inspect: Option<Arc<dyn Inspect>>,
     audit: Option<Arc<dyn Audit>>,
     /// The optional operations that are claimed; roles are claimed by being there.
@@ -62,7 +64,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Inspect + Audit + 'static,
+        B: Locks + Inspect + Audit + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -70,6 +72,7 @@ impl Backend {
             .with_recurring(backend.clone())
             .with_tasks(backend.clone())
             .with_shared(backend.clone())
+            .with_locks(backend.clone())
             .with_inspect(backend.clone())
             .with_audit(backend)
             .claiming(Capability::ALL.iter().copied())
@@ -91,7 +94,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Inspect + Audit + 'static,
+        B: Locks + Inspect + Audit + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -99,6 +102,7 @@ impl Backend {
             recurring: all.recurring.filter(|_| self.recurring.is_some()),
             tasks: all.tasks.filter(|_| self.tasks.is_some()),
             shared: all.shared.filter(|_| self.shared.is_some()),
+            locks: all.locks.filter(|_| self.locks.is_some()),
             inspect: all.inspect.filter(|_| self.inspect.is_some()),
             audit: all.audit.filter(|_| self.audit.is_some()),
             operations: self.operations,
@@ -122,6 +126,7 @@ impl Backend {
             recurring: None,
             tasks: None,
             shared: None,
+            locks: None,
             inspect: None,
             audit: None,
             operations: Capabilities::NONE,
@@ -184,6 +189,12 @@ impl Backend {
         Self { shared: Some(shared), ..self }
     }
 
+    /// Returns the same backend with these locks.
+    #[must_use]
+    pub fn with_locks(self, locks: Arc<dyn Locks>) -> Self {
+        Self { locks: Some(locks), ..self }
+    }
+
     /// Returns the same backend with this inspection.
     #[must_use]
     pub fn with_inspect(self, inspect: Arc<dyn Inspect>) -> Self {
@@ -212,6 +223,7 @@ impl Backend {
             Capability::Recurring => self.recurring = None,
             Capability::Tasks => self.tasks = None,
             Capability::Shared => self.shared = None,
+            Capability::Locks => self.locks = None,
             Capability::Inspect => self.inspect = None,
             Capability::Audit => self.audit = None,
             operation => self.operations = self.operations.without(operation),
@@ -243,6 +255,7 @@ impl Backend {
             (Capability::Recurring, self.recurring.is_some()),
             (Capability::Tasks, self.tasks.is_some()),
             (Capability::Shared, self.shared.is_some()),
+            (Capability::Locks, self.locks.is_some()),
             (Capability::Inspect, self.inspect.is_some()),
             (Capability::Audit, self.audit.is_some()),
         ];
@@ -345,6 +358,14 @@ impl Backend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn shared(&self) -> Result<&Arc<dyn Shared>> {
         present(self.shared.as_ref(), Capability::Shared)
+    }
+
+    /// Returns the role that grants locks on named resources.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
+    pub fn locks(&self) -> Result<&Arc<dyn Locks>> {
+        present(self.locks.as_ref(), Capability::Locks)
     }
 
     /// Returns the role that lists stored data, read-only.

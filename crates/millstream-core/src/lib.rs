@@ -29,7 +29,7 @@ pub use decisions::{assignment, continuity, pages, suspension};
 pub use message::{codec, envelope, history, trace, wire};
 pub use observe::{event, health};
 pub use roles::{
-    audit, catalog, dead_letters, inspect, leases, log, members, recurring, schedule, shared, tasks,
+    audit, catalog, dead_letters, inspect, leases, locks, log, members, recurring, schedule, shared, tasks,
 };
 
 pub use assignment::Assignor;
@@ -48,10 +48,11 @@ pub use history::History;
 pub use id::MessageId;
 pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
+pub use locks::Locks;
 pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use message::durability::Durability;
-pub use name::{GroupName, MemberId, Namespace, QueueName, TopicName};
+pub use name::{GroupName, LockName, MemberId, Namespace, QueueName, TopicName};
 pub use outcome::{IntoOutcome, Outcome};
 pub use partitioner::Partitioner;
 pub use policy::{DeadLetterPolicy, RetryPolicy};

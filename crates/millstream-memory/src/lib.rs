@@ -4,6 +4,7 @@ mod backend;
 mod boot_clock;
 mod clock;
 mod letter_claims;
+mod lock;
 mod membership;
 mod shard;
 mod state;

@@ -3,12 +3,12 @@
 //! A suite that nothing fails proves nothing. [`Broken`] wraps a correct backend and spoils one behaviour. The test
 //! `every_case_can_fail` runs every case against every [`Mutant`].
 
-mod audit;
 mod catalog;
 mod dead_letters;
-mod inspect;
 mod leases;
+mod locks;
 mod log;
+mod looking;
 mod members;
 mod mutant;
 mod notes;
@@ -85,6 +85,7 @@ struct Memo {
     pulses: HashMap<(TopicName, GroupName), HeartbeatReply>,
     /// The last published assignment.
     published: HashMap<(TopicName, GroupName), Assignment>,
+    locks: locks::Memo,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
 }
@@ -113,6 +114,30 @@ impl Broken {
     fn unfenced(&self, sabotage: Mutant, lease: &Lease) -> Lease {
         let granted = self.is(sabotage).then(|| self.memo().granted.get(&lease.resource).cloned()).flatten();
         granted.unwrap_or_else(|| lease.clone())
+    }
+}
+
+impl Mutant {
+    /// Returns the operations that are claimed and answer that they are unsupported.
+    #[must_use]
+    pub fn unsupported(self) -> Option<Capability> {
+        Some(match self {
+            Self::SeekUnsupported => Capability::Seek,
+            Self::LengthsUnsupported => Capability::Lengths,
+            Self::DurabilityUnsupported => Capability::Durability,
+            Self::RescheduleUnsupported => Capability::Reschedule,
+            Self::ListScheduledUnsupported => Capability::ListScheduled,
+            Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,
+            Self::RestoreUnsupported => Capability::Restore,
+            Self::ExpandUnsupported => Capability::Expand,
+            Self::AlterTopicUnsupported => Capability::AlterTopic,
+            Self::CountUnsupported => Capability::Count,
+            Self::PauseUnsupported => Capability::Pause,
+            Self::StatsUnsupported => Capability::Stats,
+            Self::PinsUnsupported => Capability::Pins,
+            Self::ShardsUnsupported => Capability::Tasks,
+            _ => return None,
+        })
     }
 }
 

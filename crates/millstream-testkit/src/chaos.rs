@@ -5,6 +5,7 @@
 //! current-thread runtime and a paused clock, every run is identical.
 
 mod faults;
+mod locks;
 mod looking;
 mod reading;
 mod roles;

@@ -7,6 +7,7 @@ mod dead_letters;
 mod inspect;
 mod leases;
 mod list;
+mod locks;
 mod log;
 mod members;
 mod recurring;
@@ -40,6 +41,7 @@ pub fn cases() -> Vec<Case> {
         catalog::standing::cases(),
         members::cases(),
         shared::cases(),
+        locks::cases(),
         inspect::cases(),
         audit::cases(),
         claims::cases(),

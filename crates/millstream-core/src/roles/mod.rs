@@ -5,6 +5,7 @@ pub mod catalog;
 pub mod dead_letters;
 pub mod inspect;
 pub mod leases;
+pub mod locks;
 pub mod log;
 pub mod members;
 pub mod recurring;

@@ -5,6 +5,7 @@ pub(crate) mod catalog;
 pub(crate) mod dead_letters;
 pub(crate) mod inspect;
 pub(crate) mod leases;
+pub(crate) mod locks;
 pub(crate) mod log;
 pub(crate) mod members;
 pub(crate) mod recurring;

@@ -1,7 +1,5 @@
 //! The mistakes of [`Broken`](super::Broken), each described in one sentence.
 
-use millstream_core::Capability;
-
 /// Names the mistakes once, for the type and for the list of all.
 macro_rules! sabotages {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -73,6 +71,46 @@ sabotages! {
     FenceIgnoredOnRenew,
     /// An expired lease is treated as lost, though it was not taken over.
     ExpiryFences,
+
+    // Locks.
+    /// A lock is granted to everybody.
+    LockTwoHolders,
+    /// A request for a lock that is repeated is another one.
+    LockNonceIgnored,
+    /// All grants of locks have the same epoch.
+    LockEpochRepeats,
+    /// The number that the guarded store has seen is not heeded.
+    LockFenceIgnored,
+    /// Renewals of locks are confirmed and forgotten.
+    LockRenewForgotten,
+    /// A renewal of a lock is confirmed under any token.
+    LockRenewUnchecked,
+    /// Releases of locks are confirmed and forgotten.
+    LockReleaseForgotten,
+    /// A release of a lock works under any nonce.
+    LockReleaseUnchecked,
+    /// Nobody has a place in the queue: whoever asks first is granted a free lock.
+    LockQueueIgnored,
+    /// Whoever asks for a lock has a place in the queue.
+    LockTryQueues,
+    /// A client that lost its place in the queue is the last one.
+    LockArrivalIgnored,
+    /// A client that has ended keeps its place in the queue.
+    LockDeadWaiterBlocks,
+    /// Nobody is notified of changes of a lock.
+    LockChangesUnnoticed,
+    /// A grant is not announced.
+    LockAnnounceForgotten,
+    /// A server that has just started grants locks to those who do not want that.
+    LockYoungServerGrants,
+    /// A lock that has expired is granted at once, whatever the continuity of the caller is.
+    LockJudgesAtOnce,
+    /// A lock that was not released is never granted again.
+    LockNeverJudges,
+    /// All locks are one.
+    LockNamesCollide,
+    /// The holder of a lock is not known.
+    LockHolderUnknown,
 
     // Settling.
     /// Acks are confirmed and forgotten.
@@ -767,28 +805,4 @@ sabotages! {
     PinsUnsupported,
     /// It has delay queues, and schedules nothing at their shards.
     ShardsUnsupported,
-}
-
-impl Mutant {
-    /// Returns the operations that are claimed and answer that they are unsupported.
-    #[must_use]
-    pub fn unsupported(self) -> Option<Capability> {
-        Some(match self {
-            Self::SeekUnsupported => Capability::Seek,
-            Self::LengthsUnsupported => Capability::Lengths,
-            Self::DurabilityUnsupported => Capability::Durability,
-            Self::RescheduleUnsupported => Capability::Reschedule,
-            Self::ListScheduledUnsupported => Capability::ListScheduled,
-            Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,
-            Self::RestoreUnsupported => Capability::Restore,
-            Self::ExpandUnsupported => Capability::Expand,
-            Self::AlterTopicUnsupported => Capability::AlterTopic,
-            Self::CountUnsupported => Capability::Count,
-            Self::PauseUnsupported => Capability::Pause,
-            Self::StatsUnsupported => Capability::Stats,
-            Self::PinsUnsupported => Capability::Pins,
-            Self::ShardsUnsupported => Capability::Tasks,
-            _ => return None,
-        })
-    }
 }

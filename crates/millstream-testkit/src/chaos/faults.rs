@@ -31,6 +31,8 @@ pub enum Role {
     Recurring,
     /// Delay queues.
     Tasks,
+    /// Locks.
+    Locks,
     /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
@@ -50,6 +52,7 @@ impl Role {
         Self::Watch,
         Self::Recurring,
         Self::Tasks,
+        Self::Locks,
         Self::Inspect,
         Self::Audit,
     ];
