@@ -156,11 +156,11 @@ async fn observe(locks: Arc<dyn Locks>, name: LockName, sender: watch::Sender<Op
     loop {
         match look(&*locks, &name).await {
             Ok(leadership) => {
-                _ = sender.send_if_modified(|current| {
+                sender.send_if_modified(|current| {
                     let changed = *current != leadership;
                     *current = leadership;
                     changed
-                })
+                });
             }
             Err(error) => {
                 tracing::warn!(lock = %name, %error, "who leads is not known");
