@@ -113,6 +113,20 @@ script!(
     RELEASE, "release", ["lease", "fence"], ["token", "ends"]
 );
 script!(
+    /// Grants a lock to the first client in its queue once it is free, and gives the others a place there.
+    ACQUIRE_LOCK, "acquire_lock",
+    ["lock", "queue", "places", "changes", "epoch"],
+    ["owner", "nonce", "ttl_ms", "heard", "above", "mode", "arrived", "min_up_s"]
+);
+script!(
+    /// Extends a lock by another ttl; one that merely expired is revived unless another client was granted it.
+    RENEW_LOCK, "renew_lock", ["lock"], ["token", "ttl_ms"]
+);
+script!(
+    /// Releases a lock or leaves its queue, and calls the next client in the queue if the lock is free.
+    RELEASE_LOCK, "release_lock", ["lock", "queue", "places", "changes"], ["nonce"]
+);
+script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
     WITHDRAW_END, "withdraw_end", ["fence"], ["epoch"]
 );
@@ -385,6 +399,9 @@ pub const ALL: &[&Script] = &[
     &ACQUIRE,
     &RENEW,
     &RELEASE,
+    &ACQUIRE_LOCK,
+    &RENEW_LOCK,
+    &RELEASE_LOCK,
     &WITHDRAW_END,
     &OPEN_READER,
     &READ,

@@ -38,3 +38,6 @@ mod metrics {}
 
 #[doc = include_str!("../../docs/guides/deploy.md")]
 mod deploy {}
+
+#[doc = include_str!("../../docs/guides/locks.md")]
+mod locks {}

@@ -13,6 +13,7 @@ pub mod delays;
 mod docs;
 pub mod fixture;
 pub mod history;
+pub mod locker;
 pub mod member;
 pub mod monitor;
 pub mod order;

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::idempotency::Idempotency;
 use crate::inspect::Inspect;
 use crate::leases::Leases;
+use crate::locks::Locks;
 use crate::log::Log;
 use crate::members::Members;
 use crate::recurring::Recurring;
@@ -48,6 +49,7 @@ pub struct Backend {
     recurring: Option<Arc<dyn Recurring>>,
     tasks: Option<Arc<dyn Tasks>>,
     shared: Option<Arc<dyn Shared>>,
+    locks: Option<Arc<dyn Locks>>,
     inspect: Option<Arc<dyn Inspect>>,
     audit: Option<Arc<dyn Audit>>,
     idempotency: Option<Arc<dyn Idempotency>>,
@@ -64,7 +66,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Inspect + Audit + Idempotency + 'static,
+        B: Locks + Inspect + Audit + Idempotency + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -72,6 +74,7 @@ impl Backend {
             .with_recurring(backend.clone())
             .with_tasks(backend.clone())
             .with_shared(backend.clone())
+            .with_locks(backend.clone())
             .with_inspect(backend.clone())
             .with_audit(backend.clone())
             .with_idempotency(backend)
@@ -94,7 +97,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Inspect + Audit + Idempotency + 'static,
+        B: Locks + Inspect + Audit + Idempotency + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -102,6 +105,7 @@ impl Backend {
             recurring: all.recurring.filter(|_| self.recurring.is_some()),
             tasks: all.tasks.filter(|_| self.tasks.is_some()),
             shared: all.shared.filter(|_| self.shared.is_some()),
+            locks: all.locks.filter(|_| self.locks.is_some()),
             inspect: all.inspect.filter(|_| self.inspect.is_some()),
             audit: all.audit.filter(|_| self.audit.is_some()),
             idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
@@ -126,6 +130,7 @@ impl Backend {
             recurring: None,
             tasks: None,
             shared: None,
+            locks: None,
             inspect: None,
             audit: None,
             idempotency: None,
@@ -189,6 +194,12 @@ impl Backend {
         Self { shared: Some(shared), ..self }
     }
 
+    /// Returns the same backend with these locks.
+    #[must_use]
+    pub fn with_locks(self, locks: Arc<dyn Locks>) -> Self {
+        Self { locks: Some(locks), ..self }
+    }
+
     /// Returns the same backend with this inspection.
     #[must_use]
     pub fn with_inspect(self, inspect: Arc<dyn Inspect>) -> Self {
@@ -223,6 +234,7 @@ impl Backend {
             Capability::Recurring => self.recurring = None,
             Capability::Tasks => self.tasks = None,
             Capability::Shared => self.shared = None,
+            Capability::Locks => self.locks = None,
             Capability::Inspect => self.inspect = None,
             Capability::Audit => self.audit = None,
             Capability::Idempotency => self.idempotency = None,
@@ -255,6 +267,7 @@ impl Backend {
             (Capability::Recurring, self.recurring.is_some()),
             (Capability::Tasks, self.tasks.is_some()),
             (Capability::Shared, self.shared.is_some()),
+            (Capability::Locks, self.locks.is_some()),
             (Capability::Inspect, self.inspect.is_some()),
             (Capability::Audit, self.audit.is_some()),
             (Capability::Idempotency, self.idempotency.is_some()),
@@ -358,6 +371,14 @@ impl Backend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn shared(&self) -> Result<&Arc<dyn Shared>> {
         present(self.shared.as_ref(), Capability::Shared)
+    }
+
+    /// Returns the role that grants locks on named resources.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
+    pub fn locks(&self) -> Result<&Arc<dyn Locks>> {
+        present(self.locks.as_ref(), Capability::Locks)
     }
 
     /// Returns the role that lists stored data, read-only.

@@ -49,6 +49,8 @@ capabilities! {
     Tasks: "tasks", "delay queues", [];
     /// The role [`Shared`](crate::Shared): many consumers of one partition, and entries that such consumers left behind.
     Shared: "shared", "shared mode", [];
+    /// The role [`Locks`](crate::Locks): locks on named resources.
+    Locks: "locks", "locks", [];
     /// The role [`Inspect`](crate::Inspect): to list stored data.
     Inspect: "inspect", "inspection of stored data", [];
     /// The role [`Audit`](crate::Audit): to find and repair inconsistencies.

@@ -7,7 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::idempotency::Operation;
-use crate::name::{GroupName, Namespace, QueueName, TopicName};
+use crate::name::{GroupName, LockName, Namespace, QueueName, TopicName};
+use crate::partitioner::jump;
 use crate::schedule::{Place, Shard};
 use crate::topic::{Partition, TopicPartition};
 
@@ -198,6 +199,42 @@ impl Keys {
         self.key(format_args!("streaming:mq:marker:{{{topic}:m:{group}:{}}}", Escaped(operation.id())))
     }
 
+    /// Hash with a ttl: owner, token, epoch, ttl and expiry of the grant of a lock.
+    #[must_use]
+    pub fn lock(&self, name: &LockName) -> Key {
+        self.key(format_args!("streaming:mq:lock:{}:{name}", LockTag(name)))
+    }
+
+    /// Sorted set with a ttl: who waits for a lock, nonce by arrival in microseconds.
+    #[must_use]
+    pub fn lock_queue(&self, name: &LockName) -> Key {
+        self.key(format_args!("streaming:mq:lock:queue:{}:{name}", LockTag(name)))
+    }
+
+    /// Sorted set with a ttl: the same nonces, by the time in milliseconds at which their place in the queue ends.
+    #[must_use]
+    pub fn lock_places(&self, name: &LockName) -> Key {
+        self.key(format_args!("streaming:mq:lock:places:{}:{name}", LockTag(name)))
+    }
+
+    /// Stream of one entry with a ttl: the newest change of a lock; wakes clients that wait for one.
+    #[must_use]
+    pub fn lock_changes(&self, name: &LockName) -> Key {
+        self.key(format_args!("streaming:mq:lock:changes:{}:{name}", LockTag(name)))
+    }
+
+    /// String without a ttl: the highest epoch of all locks of a shard.
+    #[must_use]
+    pub fn lock_epoch(&self, name: &LockName) -> Key {
+        self.key(format_args!("streaming:mq:lock:epoch:{}", LockTag(name)))
+    }
+
+    /// Returns the pattern of all keys of locks, for rules that limit what a user may touch.
+    #[must_use]
+    pub fn patterns_of_locks(&self) -> Vec<Key> {
+        vec![self.key(format_args!("streaming:mq:lock:*"))]
+    }
+
     /// Hash: notes on a group's pending entries, by source and id.
     #[must_use]
     pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -337,6 +374,18 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
+/// Number of shards that locks are spread over: enough for the nodes of a large cluster. Each has one key that stays.
+const LOCK_SHARDS: u64 = 256;
+
+/// Hash tag of a lock's shard. No topic or queue has the same, since the letter differs.
+struct LockTag<'a>(&'a LockName);
+
+impl fmt::Display for LockTag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{lock:s:{}}}", jump::mix(self.0.as_str().as_bytes()) % LOCK_SHARDS)
+    }
+}
+
 struct PlaceTag<'a>(&'a Place);
 
 impl fmt::Display for PlaceTag<'_> {
@@ -358,6 +407,7 @@ mod tests {
         let shard = Shard::new("mails".parse().expect("name"), 1);
         let id = b"pay:7 {x}\xff".to_vec();
         let operation = Operation::new(tp.topic.clone(), group.clone(), id).expect("an id");
+        let lock = "invoice:42".parse().expect("name");
         let (partition, place) = (Place::from(tp.clone()), Place::from(shard.clone()));
         vec![
             keys.log(&tp),
@@ -386,6 +436,11 @@ mod tests {
             keys.dead_tasks(&shard),
             keys.queues(),
             keys.queue_meta(&shard.queue),
+            keys.lock(&lock),
+            keys.lock_queue(&lock),
+            keys.lock_places(&lock),
+            keys.lock_changes(&lock),
+            keys.lock_epoch(&lock),
             keys.members(&tp.topic, &group),
             keys.member(&tp.topic, &group),
             keys.assignment(&tp.topic, &group),
@@ -447,6 +502,11 @@ mod tests {
             "stream:queue:{mails:q:1}:dlq",
             "streaming:mq:queues:registry",
             "streaming:mq:queue:{mails}:meta",
+            "streaming:mq:lock:{lock:s:99}:invoice:42",
+            "streaming:mq:lock:queue:{lock:s:99}:invoice:42",
+            "streaming:mq:lock:places:{lock:s:99}:invoice:42",
+            "streaming:mq:lock:changes:{lock:s:99}:invoice:42",
+            "streaming:mq:lock:epoch:{lock:s:99}",
             "streaming:mq:members:{orders}:billing",
             "streaming:mq:member:{orders}:billing",
             "streaming:mq:assignment:{orders}:billing",
@@ -481,6 +541,9 @@ mod tests {
         }
         for key in &all(&Keys::new())[15..24] {
             assert_eq!(tag(key).as_deref(), Some("mails:q:1"), "{key}");
+        }
+        for key in &all(&Keys::new())[26..31] {
+            assert_eq!(tag(key).as_deref(), Some("lock:s:99"), "{key}");
         }
     }
 }

@@ -29,8 +29,8 @@ pub use decisions::{assignment, continuity, pages, suspension};
 pub use message::{codec, dedup, envelope, history, trace, wire};
 pub use observe::{event, health};
 pub use roles::{
-    audit, catalog, dead_letters, idempotency, inspect, leases, log, members, recurring, schedule, shared,
-    tasks,
+    audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, recurring, schedule,
+    shared, tasks,
 };
 
 pub use assignment::Assignor;
@@ -50,10 +50,11 @@ pub use id::MessageId;
 pub use idempotency::Idempotency;
 pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
+pub use locks::Locks;
 pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use message::durability::Durability;
-pub use name::{GroupName, MemberId, Namespace, QueueName, TopicName};
+pub use name::{GroupName, LockName, MemberId, Namespace, QueueName, TopicName};
 pub use outcome::{IntoOutcome, Outcome};
 pub use partitioner::Partitioner;
 pub use policy::{DeadLetterPolicy, RetryPolicy};

@@ -1,6 +1,7 @@
 //! Validated names: the parts of keys that users choose.
 //!
-//! The rule is the same for all names: 1 to 128 characters of `A-Z a-z 0-9 . _ -`. It excludes every character with a
+//! The rule is the same for all names: 1 to 128 characters of `A-Z a-z 0-9 . _ -`, in the name of a lock also
+//! `: / @ + = , #`. It excludes every character with a
 //! meaning in a Redis key, a hash tag, an ACL pattern or a metrics label (`{ } : * ?`, spaces, control characters), so
 //! that no name can move a key to another slot, leave its prefix, or collide with another pair of names.
 
@@ -13,7 +14,11 @@ use crate::error::{Error, ErrorKind, Location, Result};
 /// Longest name, in bytes (all allowed characters are one byte long).
 pub const MAX_NAME_LEN: usize = 128;
 
-fn check(what: &str, name: &str) -> Result<()> {
+/// Characters that the name of a lock may contain beside those of all names. It stands at the end of a key, behind the
+/// hash tag, so a colon in it cannot be mistaken.
+const IN_LOCKS: &str = ":/@+=,#";
+
+fn check(what: &str, name: &str, also: &str) -> Result<()> {
     let error = |why: String| Err(Error::new(ErrorKind::InvalidName, format!("{what} name {why}")));
     if name.is_empty() {
         return error("is empty".into());
@@ -21,15 +26,21 @@ fn check(what: &str, name: &str) -> Result<()> {
     if name.len() > MAX_NAME_LEN {
         return error(format!("is {} bytes long, at most {MAX_NAME_LEN} are allowed", name.len()));
     }
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') || also.contains(c);
     match name.chars().find(|c| !allowed(*c)) {
-        Some(c) => error(format!("{name:?} contains {c:?}, only A-Z a-z 0-9 . _ - are allowed")),
+        Some(c) => {
+            let also: String = also.chars().flat_map(|c| [' ', c]).collect();
+            error(format!("{name:?} contains {c:?}, only A-Z a-z 0-9 . _ -{also} are allowed"))
+        }
         None => Ok(()),
     }
 }
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        name!($(#[$doc])* $name, $what, "");
+    };
+    ($(#[$doc:meta])* $name:ident, $what:literal, $also:expr) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
@@ -40,7 +51,7 @@ macro_rules! name {
             /// # Errors
             /// [`ErrorKind::InvalidName`] with the reason.
             pub fn new(name: impl AsRef<str>) -> Result<Self> {
-                check($what, name.as_ref())?;
+                check($what, name.as_ref(), $also)?;
                 Ok(Self(Arc::from(name.as_ref())))
             }
 
@@ -99,6 +110,12 @@ name!(
     "queue"
 );
 name!(
+    /// Name of a lock: `invoice:42`. Any number of names can be in use; a lock that nobody holds leaves nothing behind.
+    LockName,
+    "lock",
+    IN_LOCKS
+);
+name!(
     /// Prefix of all keys, so that tenants or environments can share one server: `shop:stream:topic:…`.
     Namespace,
     "namespace"
@@ -124,6 +141,17 @@ mod tests {
         assert!(GroupName::new("a".repeat(MAX_NAME_LEN)).is_ok());
         let error = GroupName::new("a".repeat(MAX_NAME_LEN + 1)).expect_err("too long");
         assert_eq!(error.to_string(), "group name is 129 bytes long, at most 128 are allowed");
+    }
+
+    #[test]
+    fn a_lock_may_have_a_name_in_parts() {
+        for good in ["invoice:42", "eu/orders", "a@b", "x=1,y=2", "a+b#c"] {
+            assert_eq!(LockName::new(good).expect(good).as_str(), good);
+        }
+        for bad in ["", "a{b}", "a b", "a*", "a?", "[a]", "a\\", "\u{fc}"] {
+            let error = LockName::new(bad).expect_err(bad);
+            assert_eq!(error.kind(), ErrorKind::InvalidName);
+        }
     }
 
     #[test]

@@ -48,6 +48,10 @@ impl MemoryBackend {
         self.clock.now()
     }
 
+    pub(crate) fn uptime(&self) -> Duration {
+        self.clock.uptime()
+    }
+
     pub(crate) fn set_clock_back(&self, by: Duration) {
         self.clock.set_back(by);
     }

@@ -36,6 +36,11 @@ impl Clock {
         Now(micros(self.base + self.start.elapsed()).saturating_sub(behind))
     }
 
+    /// Returns the time since the clock was created.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.start.elapsed()
+    }
+
     /// Sets the clock back.
     pub(crate) fn set_back(&self, by: Duration) {
         self.behind.fetch_add(micros(by), Ordering::Relaxed);
@@ -49,6 +54,10 @@ impl Now {
     /// Returns the start of a millisecond, but not before now.
     pub(crate) fn at(self, time: Timestamp) -> Self {
         Self(time.as_millis().saturating_mul(1_000).max(self.0))
+    }
+
+    pub(crate) fn micros(self) -> u64 {
+        self.0
     }
 
     /// Returns the current millisecond: ids contain it, and everything that is due up to it is due.

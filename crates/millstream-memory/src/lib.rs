@@ -3,9 +3,6 @@
 mod backend;
 mod boot_clock;
 mod clock;
-mod dedup_ids;
-mod letter_claims;
-mod markers;
 mod membership;
 mod shard;
 mod state;

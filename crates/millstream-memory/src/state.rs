@@ -1,25 +1,32 @@
 //! The whole state of the backend, behind one lock.
 
+pub(crate) mod dedup_ids;
+pub(crate) mod letter_claims;
+pub(crate) mod lock;
+pub(crate) mod markers;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::leases::{Lease, Token};
+use millstream_core::locks::LockRevision;
 use millstream_core::name::QueueName;
 use millstream_core::schedule::{Place, Shard as ShardName};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
 use millstream_core::{
-    Error, ErrorKind, GroupName, History, MessageId, Resource, Result, Timestamp, TopicName, TopicPartition,
-    TopicSpec,
+    Error, ErrorKind, GroupName, History, LockName, MessageId, Resource, Result, Timestamp, TopicName,
+    TopicPartition, TopicSpec,
 };
 use tokio::sync::Notify;
 
+use self::dedup_ids::DedupIds;
+use self::letter_claims::LetterClaims;
+use self::lock::Lock;
+use self::markers::Markers;
 use crate::clock::Now;
-use crate::dedup_ids::DedupIds;
-use crate::letter_claims::LetterClaims;
-use crate::markers::Markers;
 use crate::membership::Membership;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
@@ -47,6 +54,13 @@ pub(crate) struct State {
     lives: u64,
     /// Counter of task claims.
     pub(crate) tokens: u64,
+    pub(crate) locks: HashMap<LockName, Lock>,
+    /// The highest epoch of all locks.
+    pub(crate) lock_epoch: u64,
+    /// Counter of changes of locks.
+    pub(crate) lock_revision: u64,
+    /// Notified at each of them.
+    pub(crate) lock_changes: Arc<Notify>,
 }
 
 /// Record of a deleted topic.
@@ -214,6 +228,8 @@ impl State {
         let before = std::mem::replace(self, earlier);
         (self.restarts, self.tokens) = (before.restarts, before.tokens);
         self.lives = before.lives + 1;
+        (self.lock_revision, self.lock_changes) = (before.lock_revision, before.lock_changes);
+        self.lock_changes.notify_waiters();
         let restart = self.restart();
         for group in self.partitions.values_mut().flat_map(|partition| partition.groups.values_mut()) {
             group.restart = restart;
@@ -369,5 +385,23 @@ impl Parked {
     /// Drops a parked message except for its id. Returns false if there is none.
     pub(crate) fn lose(&mut self, origin: MessageId) -> bool {
         self.items.get_mut(&origin).and_then(|(_, item)| item.take()).is_some()
+    }
+}
+
+impl State {
+    /// Records a change of a lock, and notifies those that wait for one.
+    pub(crate) fn lock_changed(&mut self, name: &LockName, called: Option<String>) {
+        self.lock_revision += 1;
+        let change = LockRevision(MessageId::new(self.lock_revision, 0));
+        if let Some(lock) = self.locks.get_mut(name) {
+            (lock.change, lock.called) = (change, called);
+        }
+        self.lock_changes.notify_waiters();
+    }
+
+    pub(crate) fn forget_unused_lock(&mut self, name: &LockName) {
+        if self.locks.get(name).is_some_and(Lock::is_unused) {
+            self.locks.remove(name);
+        }
     }
 }

@@ -14,6 +14,8 @@ pub enum Access {
     Producer,
     /// Handles messages, with retries, dead letters and upkeep. Includes what a producer may do.
     Worker,
+    /// Takes locks and leads elections. The rules can stand behind those of another use.
+    Locks,
     /// Looks and changes, as the command and `Admin` do.
     Admin,
     /// Looks.
@@ -125,6 +127,11 @@ const SENDING: &[&lua::Script] = &[
     &lua::RECUR_PAUSE,
 ];
 
+/// What a user of locks uses without a script.
+const LOCKS: &[&str] = &["eval", "evalsha", "hget", "hmget", "xread"];
+/// Scripts of a user of locks.
+const LOCKING: &[&lua::Script] = &[&lua::ACQUIRE_LOCK, &lua::RENEW_LOCK, &lua::RELEASE_LOCK];
+
 /// Returns the rules of a user, to be put behind `ACL SETUSER name on >password`: no right but those that are needed, on
 /// the keys of these topics, or of all topics and delay queues of the namespace if none is named.
 ///
@@ -150,6 +157,7 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
         commands.extend(scripts.flat_map(|script| script.commands()));
     };
     match access {
+        Access::Locks => add(LOCKS, &mut LOCKING.iter()),
         Access::Producer => add(SENDS, &mut SENDING.iter()),
         Access::ReadOnly => add(READS, &mut lua::ALL.iter().filter(|script| script.read_only)),
         Access::Worker | Access::Admin => {
@@ -169,7 +177,9 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
             _ => keys.patterns_of(topic),
         });
     }
-    if topics.is_empty() {
+    if access == Access::Locks {
+        patterns = keys.patterns_of_locks();
+    } else if topics.is_empty() {
         patterns.extend(keys.patterns_of_all());
     }
     let rules = ["-@all", "resetkeys", "resetchannels"].map(str::to_owned);
@@ -180,6 +190,20 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_of_locks_has_no_right_on_topics() {
+        let namespace = Namespace::new("shop").expect("a name");
+        let rules = acl(Access::Locks, Some(&namespace), &["orders".parse().expect("a name")]);
+        let keys: Vec<_> = rules.iter().filter_map(|rule| rule.split_once('~')).collect();
+        assert_eq!(keys, [("", "shop:streaming:mq:lock:*")]);
+        for never in ["+xrange", "+xreadgroup", "+flushall", "+config|get"] {
+            assert!(!rules.iter().any(|rule| rule == never), "{never}");
+        }
+        for needed in ["+evalsha", "+hset", "+pexpire", "+zadd", "+xadd", "+del", "+set"] {
+            assert!(rules.iter().any(|rule| rule == needed), "{needed}: {rules:?}");
+        }
+    }
 
     #[test]
     fn nobody_may_do_more_than_is_needed() {

@@ -7,10 +7,10 @@ mod catalog;
 mod dead_letters;
 mod idempotency;
 mod leases;
+mod locks;
 mod log;
 mod looking;
 mod members;
-mod mutant;
 mod notes;
 mod reader;
 mod recurring;
@@ -22,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use mutant::Mutant;
+pub use crate::mutant::Mutant;
 
 use millstream_core::idempotency::{Marker, Operation};
 use millstream_core::leases::{Lease, Token};
@@ -86,6 +86,7 @@ struct Memo {
     pulses: HashMap<(TopicName, GroupName), HeartbeatReply>,
     /// The last published assignment.
     published: HashMap<(TopicName, GroupName), Assignment>,
+    locks: locks::Memo,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
     /// The last marker of each operation.

@@ -6,6 +6,7 @@
 
 mod faults;
 mod idempotency;
+mod locks;
 mod looking;
 mod reading;
 mod roles;

@@ -8,6 +8,8 @@ mod violation;
 mod caller;
 mod suite;
 
+mod mutant;
+
 pub mod broken;
 pub mod chaos;
 

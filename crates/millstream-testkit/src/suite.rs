@@ -7,7 +7,7 @@ mod dead_letters;
 mod idempotency;
 mod inspect;
 mod leases;
-mod list;
+mod locks;
 mod log;
 mod members;
 mod recurring;
@@ -17,8 +17,8 @@ mod tasks;
 
 use millstream_core::Backend;
 
-use self::list::suite;
 use crate::case::Case;
+use crate::case::list::suite;
 
 /// Returns all cases, role by role: what a backend has to pass that supports everything.
 #[must_use]
@@ -42,6 +42,7 @@ pub fn cases() -> Vec<Case> {
         members::cases(),
         shared::cases(),
         idempotency::cases(),
+        locks::cases(),
         inspect::cases(),
         audit::cases(),
         claims::cases(),

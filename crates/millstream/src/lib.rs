@@ -33,6 +33,8 @@ pub use millstream_redis::{Access, Credentials, CredentialsProvider, PasswordFil
 pub mod layers {
     pub use millstream_core as core;
     pub use millstream_delay as delay;
+    #[cfg(feature = "lock")]
+    pub use millstream_lock as lock;
     pub use millstream_memory as memory;
     #[cfg(feature = "metrics")]
     pub use millstream_metrics as metrics;
@@ -55,6 +57,15 @@ pub mod delay {
     pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Shard, Waiting};
     pub use millstream_core::tasks::{DeadTask, TaskCounts};
     pub use millstream_delay::*;
+}
+
+/// Locks on named resources, leader election, and locks over several servers. [`Millstream::lock`] and
+/// [`Millstream::leader`] begin one.
+#[cfg(feature = "lock")]
+pub mod lock {
+    pub use millstream_core::LockName;
+    pub use millstream_core::leases::Holder;
+    pub use millstream_lock::*;
 }
 
 /// Metrics and health. [`Metrics`](metrics::Metrics) is passed to [`Builder::metrics`] and serves them over HTTP.

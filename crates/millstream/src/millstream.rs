@@ -12,6 +12,8 @@ use millstream_core::{
     Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Start, Topic, TopicSpec,
 };
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
+#[cfg(feature = "lock")]
+use millstream_lock::{LeaderBuilder, LockBuilder, LockClient};
 use millstream_memory::MemoryBackend;
 #[cfg(feature = "redis")]
 use millstream_redis::CredentialsProvider;
@@ -24,6 +26,8 @@ use millstream_runtime::{ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMess
 pub struct Millstream {
     backend: Backend,
     observer: Arc<dyn Observer>,
+    #[cfg(feature = "lock")]
+    locks: LockClient,
 }
 
 impl Millstream {
@@ -60,7 +64,16 @@ impl Millstream {
     /// Creates a queue over a custom backend.
     #[must_use]
     pub fn over(backend: Backend) -> Self {
-        Self { backend, observer: Arc::new(Ignore) }
+        Self::new(backend, Arc::new(Ignore))
+    }
+
+    fn new(backend: Backend, observer: Arc<dyn Observer>) -> Self {
+        Self {
+            #[cfg(feature = "lock")]
+            locks: LockClient::new(&backend),
+            backend,
+            observer,
+        }
     }
 
     /// Returns the same queue with `observer`: producers and consumers that are made from it send it every event.
@@ -194,6 +207,40 @@ impl Millstream {
         start: Start,
     ) -> Result<Vec<SeekPreview>> {
         self.admin().reset_group_preview(&topic.spec()?.name, &GroupName::new(group)?, start).await
+    }
+
+    /// Builds a lock on `name`, for work that one process at a time is to do.
+    ///
+    /// A lock with a ttl does not exclude two holders by itself: let the store that it guards compare the
+    /// [fence](crate::lock::LockView::fence).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # async fn example(mq: millstream::Millstream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let invoice = mq.lock("invoice:42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(30));
+    /// invoice.run(|held| async move { pay(42, held.fence()).await }).await?;
+    /// # Ok(()) }
+    /// # async fn pay(_: u64, _: u64) -> Result<(), std::io::Error> { Ok(()) }
+    /// ```
+    #[cfg(feature = "lock")]
+    pub fn lock(&self, name: impl Into<String>) -> LockBuilder {
+        self.locks.lock(name)
+    }
+
+    /// Builds a candidate or an observer of the election `name`: of all candidates one leads at a time.
+    ///
+    /// ```
+    /// # async fn example(mq: millstream::Millstream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let term = mq.leader("scheduler").candidate("host-1").campaign().await?;
+    /// while !term.is_lost() {
+    ///     schedule(term.epoch()).await;
+    /// }
+    /// # Ok(()) }
+    /// # async fn schedule(_: u64) {}
+    /// ```
+    #[cfg(feature = "lock")]
+    pub fn leader(&self, name: impl Into<String>) -> LeaderBuilder {
+        self.locks.leader(name)
     }
 
     /// Returns the administration handle: it browses messages, lists pending messages and owners, verifies and
@@ -354,7 +401,7 @@ impl Builder {
             }
         };
         let observer = self.observer.unwrap_or_else(|| Arc::new(Ignore));
-        Ok(Millstream { backend, observer })
+        Ok(Millstream::new(backend, observer))
     }
 
     #[cfg(feature = "redis")]

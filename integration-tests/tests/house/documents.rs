@@ -4,7 +4,7 @@ use crate::none;
 use crate::tree::{files, read, rust_files};
 
 /// A role has one name in all of its places.
-const ROLES: [&str; 11] = [
+const ROLES: [&str; 12] = [
     "log",
     "schedule",
     "recurring",
@@ -14,6 +14,7 @@ const ROLES: [&str; 11] = [
     "catalog",
     "members",
     "shared",
+    "locks",
     "inspect",
     "audit",
 ];

@@ -76,6 +76,31 @@ async fn a_producer_and_a_worker_need_no_other_right() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_of_locks_needs_no_other_right_and_may_touch_no_topic() {
+    let server = Server::start();
+    let mq = connect(&server, Access::Locks).await;
+    let held = mq.lock("invoice:42").acquire().await.expect("acquired");
+    let waiting = tokio::spawn({
+        let mq = mq.clone();
+        async move { mq.lock("invoice:42").acquire().await }
+    });
+    let election = mq.leader("scheduler");
+    let mut watch = election.observe().await.expect("observed");
+    let term = election.campaign().await.expect("elected");
+    while watch.current().is_none() {
+        watch.changed().await;
+    }
+    // Long enough for a client that waits to ask again.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    held.release().await.expect("released");
+    waiting.await.expect("no panic").expect("granted").release().await.expect("released");
+    term.resign().await.expect("resigned");
+    assert_eq!(refused(&server), Vec::<String>::new());
+    let error = mq.producer(ORDERS).await.expect_err("it has no right on topics");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_may_look_sees_everything_and_changes_nothing() {
     let server = Server::start();
     let all = Millstream::connect(&server.url()).await.expect("connected");

@@ -19,7 +19,7 @@ pub(super) fn bucket(mut hash: u64, buckets: NonZeroU32) -> u32 {
 
 /// FNV-1a, 64 bits: short, published, and stable. The finisher (of `SplitMix64`) spreads keys that differ in their last
 /// byte only.
-pub(super) fn mix(key: &[u8]) -> u64 {
+pub(crate) fn mix(key: &[u8]) -> u64 {
     let fnv = key.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });

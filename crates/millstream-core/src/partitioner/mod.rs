@@ -1,6 +1,6 @@
 //! Partitioners: the choice of a message's partition.
 
-mod jump;
+pub(crate) mod jump;
 mod murmur2;
 
 use std::fmt;

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use crate::continuity::Continuity;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::GroupName;
+use crate::timestamp::Timestamp;
 use crate::topic::TopicPartition;
 
 /// Resource that can be owned.
@@ -160,6 +161,23 @@ pub fn renewal_patience(ttl: Duration) -> Duration {
     (ttl / 10).max(LEAST_PATIENCE).min(ttl / 4)
 }
 
+/// Returns the time after the sending of a granted request for which the holder may rely on a lease of this ttl: the ttl
+/// less a fifth, the margin for clocks that run at different speeds and for slow dispatch.
+#[must_use]
+pub fn reliable(ttl: Duration) -> Duration {
+    ttl - ttl / 5
+}
+
+/// Returns the epoch of a grant: `max(last + 1, now, above + 1)`, where `last` is the last one that is stored, and `now`
+/// the server's time in milliseconds.
+///
+/// The clock makes the epoch grow even if a fail-over lost the newest grants; the stored epoch does if the clock went
+/// back. `above` is what the caller knows from elsewhere, for the case that both happen; 0 if it knows nothing.
+#[must_use]
+pub fn next_epoch(last: u64, now: Timestamp, above: u64) -> u64 {
+    now.as_millis().max(last.max(above).saturating_add(1))
+}
+
 /// Minimum time limit for a reply, unless leases are shorter than four times that: servers may be a few hundred
 /// milliseconds away.
 const LEAST_PATIENCE: Duration = Duration::from_millis(350);
@@ -227,6 +245,15 @@ pub trait Leases: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_epoch_is_above_everything_that_is_known() {
+        let next = |last, now, above| next_epoch(last, Timestamp::from_millis(now), above);
+        assert_eq!(next(0, 1_000, 0), 1_000);
+        assert_eq!(next(1_000, 1_000, 0), 1_001);
+        assert_eq!(next(5_000, 1_000, 0), 5_001, "the clock went back");
+        assert_eq!(next(0, 1_000, 7_000), 7_001, "the grants were lost, and the clock is slow");
+    }
 
     #[test]
     fn the_error_of_a_lost_lease_says_where() {

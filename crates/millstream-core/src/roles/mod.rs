@@ -6,6 +6,7 @@ pub mod dead_letters;
 pub mod idempotency;
 pub mod inspect;
 pub mod leases;
+pub mod locks;
 pub mod log;
 pub mod members;
 pub mod recurring;

@@ -12,9 +12,9 @@ use millstream_core::{DeadLetter, GroupName, History, MessageId, Result, TopicPa
 
 use crate::MemoryBackend;
 use crate::clock::Now;
-use crate::letter_claims::{Claimed, LetterClaims};
 use crate::roles::inspect::page;
 use crate::state::Group;
+use crate::state::letter_claims::{Claimed, LetterClaims};
 use crate::stream::bytes;
 
 #[async_trait]

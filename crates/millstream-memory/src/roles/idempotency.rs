@@ -10,7 +10,7 @@ use millstream_core::idempotency::{Begun, Idempotency, Marker, Operation, check_
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
-use crate::markers::{Markers, Phase, Stored};
+use crate::state::markers::{Markers, Phase, Stored};
 
 #[async_trait]
 impl Idempotency for MemoryBackend {

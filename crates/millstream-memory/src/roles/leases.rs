@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::Result;
-use millstream_core::leases::{Acquired, Holder, Lease, Leases, MAX_ENDS, Resource};
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, MAX_ENDS, Resource, next_epoch};
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
@@ -51,8 +51,7 @@ impl Leases for MemoryBackend {
             }
             None => (0, Vec::new()),
         };
-        // By the clock, so that it also grows when the store starts empty.
-        let epoch = now.timestamp().as_millis().max(stored + 1);
+        let epoch = next_epoch(stored, now.timestamp(), 0);
         let lease = Lease::new(resource.clone(), epoch, nonce, ttl).after_ends(ends.clone());
         let fence = Fence {
             owner: owner.to_owned(),

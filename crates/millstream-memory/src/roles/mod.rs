@@ -6,6 +6,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod idempotency;
 pub(crate) mod inspect;
 pub(crate) mod leases;
+pub(crate) mod locks;
 pub(crate) mod log;
 pub(crate) mod members;
 pub(crate) mod recurring;

@@ -33,6 +33,8 @@ pub enum Role {
     Tasks,
     /// Beginning, extending, completing and abandoning operations.
     Idempotency,
+    /// Locks.
+    Locks,
     /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
@@ -53,6 +55,7 @@ impl Role {
         Self::Recurring,
         Self::Tasks,
         Self::Idempotency,
+        Self::Locks,
         Self::Inspect,
         Self::Audit,
     ];

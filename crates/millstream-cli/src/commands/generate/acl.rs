@@ -39,6 +39,8 @@ enum Use {
     Producer,
     /// Handles messages, with retries, dead letters and upkeep; may also send
     Worker,
+    /// Takes locks and leads elections; the topics do not matter
+    Locks,
     /// Looks and changes, as this command does
     Admin,
     /// Looks
@@ -56,6 +58,7 @@ impl Acl {
         let (access, name) = match self.access {
             Use::Producer => (Access::Producer, "producer"),
             Use::Worker => (Access::Worker, "worker"),
+            Use::Locks => (Access::Locks, "locks"),
             Use::Admin => (Access::Admin, "admin"),
             Use::ReadOnly => (Access::ReadOnly, "read-only"),
         };

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::Lease;
+use millstream_core::leases::reliable;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -189,9 +190,8 @@ fn nanos(base: Instant, at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(base).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the deadline. A fifth of the ttl is the margin for clocks that run at different speeds and for slow dispatch.
 fn deadline(ttl: Duration, asked: Instant) -> Instant {
-    asked + ttl - ttl / 5
+    asked + reliable(ttl)
 }
 
 #[cfg(test)]

@@ -28,4 +28,4 @@ macro_rules! suite {
     };
 }
 
-pub(super) use suite;
+pub(crate) use suite;

@@ -92,6 +92,46 @@ sabotages! {
     /// An expired lease is treated as lost, though it was not taken over.
     ExpiryFences,
 
+    // Locks.
+    /// A lock is granted to everybody.
+    LockTwoHolders,
+    /// A request for a lock that is repeated is another one.
+    LockNonceIgnored,
+    /// All grants of locks have the same epoch.
+    LockEpochRepeats,
+    /// The number that the guarded store has seen is not heeded.
+    LockFenceIgnored,
+    /// Renewals of locks are confirmed and forgotten.
+    LockRenewForgotten,
+    /// A renewal of a lock is confirmed under any token.
+    LockRenewUnchecked,
+    /// Releases of locks are confirmed and forgotten.
+    LockReleaseForgotten,
+    /// A release of a lock works under any nonce.
+    LockReleaseUnchecked,
+    /// Nobody has a place in the queue: whoever asks first is granted a free lock.
+    LockQueueIgnored,
+    /// Whoever asks for a lock has a place in the queue.
+    LockTryQueues,
+    /// A client that lost its place in the queue is the last one.
+    LockArrivalIgnored,
+    /// A client that has ended keeps its place in the queue.
+    LockDeadWaiterBlocks,
+    /// Nobody is notified of changes of a lock.
+    LockChangesUnnoticed,
+    /// A grant is not announced.
+    LockAnnounceForgotten,
+    /// A server that has just started grants locks to those who do not want that.
+    LockYoungServerGrants,
+    /// A lock that has expired is granted at once, whatever the continuity of the caller is.
+    LockJudgesAtOnce,
+    /// A lock that was not released is never granted again.
+    LockNeverJudges,
+    /// All locks are one.
+    LockNamesCollide,
+    /// The holder of a lock is not known.
+    LockHolderUnknown,
+
     // Settling.
     /// Acks are confirmed and forgotten.
     AcksForgotten,

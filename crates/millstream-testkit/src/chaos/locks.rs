@@ -1,0 +1,44 @@
+//! Chaos for locks.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::leases::Holder;
+use millstream_core::locks::{
+    LockChange, LockGrant, LockRelease, LockReply, LockRequest, LockRevision, Locks,
+};
+use millstream_core::{LockName, Result};
+
+use super::Client;
+use super::faults::Role;
+use super::reading::wait;
+use super::roles::call;
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Locks for Client {
+    async fn acquire(&self, request: &LockRequest) -> Result<LockReply> {
+        call!(self, Locks, locks?.acquire(request;))
+    }
+
+    async fn renew(&self, grant: &LockGrant) -> Result<()> {
+        call!(self, Locks, locks?.renew(grant;))
+    }
+
+    async fn release(&self, name: &LockName, nonce: &str) -> Result<LockRelease> {
+        call!(self, Locks, locks?.release(name, nonce;))
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>> {
+        call!(self, Locks, locks?.holder(name;))
+    }
+
+    async fn changed(
+        &self,
+        name: &LockName,
+        seen: LockRevision,
+        for_at_most: Duration,
+    ) -> Result<LockChange> {
+        wait(self, Role::Locks, self.0.backend.locks()?.changed(name, seen, for_at_most)).await
+    }
+}

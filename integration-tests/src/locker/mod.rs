@@ -1,0 +1,73 @@
+//! A store with a fence, and the processes that write to it under a lock.
+
+use redis::aio::MultiplexedConnection;
+use serde::{Deserialize, Serialize};
+
+/// What a `locker` process does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Setup {
+    /// The server of the lock and of the store.
+    pub url: String,
+    /// Ttl of the lock in milliseconds.
+    pub ttl_ms: u64,
+    /// Whether it takes the lock as a candidate of an election.
+    pub leads: bool,
+}
+
+/// Accepts a write only if its fence is not below the highest that it has seen, and records each with its result.
+const WRITE: &str = "
+local seen = tonumber(redis.call('HGET', KEYS[1], 'fence') or '0')
+local accepted = tonumber(ARGV[1]) >= seen and 1 or 0
+if accepted == 1 then redis.call('HSET', KEYS[1], 'fence', ARGV[1]) end
+redis.call('RPUSH', KEYS[2], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. accepted)
+return accepted";
+
+/// One write that reached the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The fence that the writer showed.
+    pub fence: u64,
+    /// The process that wrote.
+    pub pid: u32,
+    /// Whether the store took it.
+    pub accepted: bool,
+}
+
+/// The store.
+#[derive(Clone, Debug)]
+pub struct Store(MultiplexedConnection);
+
+impl Store {
+    /// Connects.
+    ///
+    /// # Panics
+    /// If the server is away.
+    pub async fn connect(url: &str) -> Self {
+        let client = redis::Client::open(url).expect("a url");
+        Self(client.get_multiplexed_async_connection().await.expect("connected"))
+    }
+
+    /// Writes, and returns whether the write was accepted.
+    ///
+    /// # Panics
+    /// If the server is away.
+    pub async fn write(&mut self, fence: u64, pid: u32) -> bool {
+        let mut command = redis::cmd("EVAL");
+        command.arg(WRITE).arg(2).arg("store").arg("writes").arg(fence).arg(pid);
+        command.query_async(&mut self.0).await.expect("an answer")
+    }
+
+    /// Returns all writes, in the order in which they came.
+    ///
+    /// # Panics
+    /// If the server is away.
+    pub async fn writes(&mut self) -> Vec<Write> {
+        let lines: Vec<String> =
+            redis::cmd("LRANGE").arg("writes").arg(0).arg(-1).query_async(&mut self.0).await.expect("a list");
+        let write = |line: &String| {
+            let words: Vec<u64> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
+            Write { fence: words[0], pid: u32::try_from(words[1]).expect("a pid"), accepted: words[2] == 1 }
+        };
+        lines.iter().map(write).collect()
+    }
+}

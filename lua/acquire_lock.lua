@@ -1,0 +1,124 @@
+-- acquire_lock: grants a lock to the first client in its queue once it is free, and gives the others a place there.
+-- KEYS[1] lock HASH owner, token, epoch, ttl and expiry ('till') of the grant; with a ttl
+-- KEYS[2] queue ZSET nonces of waiting clients by arrival in microseconds; with a ttl
+-- KEYS[3] places ZSET the same nonces by the time in milliseconds at which their place ends; with a ttl
+-- KEYS[4] changes STREAM of one entry: the newest change, with the nonce that is called; with a ttl
+-- KEYS[5] epoch STRING the highest epoch of all locks of the shard
+-- ARGV[1] owner name of the caller, for people to read
+-- ARGV[2] nonce unique to this attempt
+-- ARGV[3] ttl_ms validity of the grant
+-- ARGV[4] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[5] above the epoch is higher than this: what the guarded store has seen, or 0
+-- ARGV[6] mode letters: 'q' to wait in the queue, 'a' to announce the grant; or ''
+-- ARGV[7] arrived arrival in microseconds as an earlier reply returned it, or ''
+-- ARGV[8] min_up_s least time since the start of the server, or ''
+-- returns {1, epoch} if granted; {2, uptime_s} if the server is too young; else
+-- {0, owner or '', epoch, left_ms, retry_ms, ahead, arrived, revision, server or '', now_ms}
+local lock, queue, places, changes, epoch = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owner, nonce, ttl_ms, heard, above, mode, arrived, min_up_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local PLACE_MS, CALL_MS, RECORD_MS = 3000, 500, 600000
+
+local time = redis.call('TIME')
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now = math.floor(now_us / 1000)
+local now_ms = string.format('%.0f', now)
+ttl_ms = tonumber(ttl_ms)
+if min_up_s ~= '' then
+  local up_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
+  if not up_s or tonumber(up_s) < tonumber(min_up_s) then
+    return { 2, tonumber(up_s or '0') }
+  end
+end
+-- Every key is read before the first is written: one of the wrong type is detected before anything is changed.
+local last = redis.call('HMGET', lock, 'owner', 'token', 'epoch', 'ttl', 'till')
+local last_token, last_ttl, till = last[2] or '', tonumber(last[4] or '') or 0, tonumber(last[5] or '') or 0
+local highest = tonumber(redis.call('GET', epoch) or '') or 0
+local gone = redis.call('ZRANGEBYSCORE', places, '-inf', now_ms, 'LIMIT', 0, 100)
+local place = redis.call('ZSCORE', queue, nonce)
+local newest = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
+redis.call('ZREM', places, '', unpack(gone))
+redis.call('ZREM', queue, '', unpack(gone))
+
+local function grant(number)
+  local token = number .. ':' .. nonce
+  redis.call('HSET', lock, 'owner', owner, 'token', token, 'epoch', number, 'ttl', ttl_ms,
+    'till', string.format('%.0f', now + ttl_ms))
+  -- It is kept beyond the ttl: a holder that lives through an outage, or a clock that jumps, is still known then.
+  redis.call('PEXPIRE', lock, ttl_ms + RECORD_MS)
+  redis.call('ZREM', queue, nonce)
+  redis.call('ZREM', places, nonce)
+  return { 1, number }
+end
+if string.match(last_token, '^%d+:(.*)$') == nonce then
+  return grant(last[3])
+end
+
+-- Only a caller that this server has answered without a gap of half a ttl takes silence for an end, and only after the
+-- longer one of both ttls: by then every client that survived an outage has reconnected. A restarted process, or a
+-- replica that became primary, is another server.
+local ttl, since, before, known = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
+local heard_ms, assured, gap_ms, server = tonumber(ttl or ttl_ms), heard == '*', now - (before or 0), ''
+local unbroken = ttl and gap_ms >= 0 and gap_ms < heard_ms / 2
+-- INFO is as expensive as the rest of this script: it is read only if it decides something, and six times per ttl.
+local function identify()
+  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
+  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
+  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
+  server = run and replica and run .. '.' .. replica or '-'
+  unbroken = unbroken and server == known
+end
+-- Milliseconds until the lock is free for this caller. A remaining time above every granted ttl means the clock went
+-- back: it must not block the lock for ever, so the time of the expiry does not count.
+local left_ms = 0
+if last_token ~= '' then
+  local far = till - now > 2 * last_ttl
+  left_ms = far and 0 or math.max(till - now, 0)
+  if left_ms == 0 and not assured then
+    identify()
+    local longest = math.max(heard_ms, last_ttl)
+    left_ms = (unbroken and since or now) + longest - now
+    left_ms = math.max(left_ms, far and 0 or till - last_ttl + longest - now, 0)
+  end
+end
+local retry_ms = left_ms
+
+-- The first in the queue comes first. It was called when the lock was released; if it has ended, its place does soon.
+local first = redis.call('ZRANGE', queue, 0, 0)[1]
+local mine = place and tonumber(place) or math.min(tonumber(arrived) or now_us, now_us)
+local before_me = first and first ~= nonce
+  and (string.find(mode, 'q') == nil or tonumber(redis.call('ZSCORE', queue, first)) <= mine)
+if retry_ms == 0 and not before_me then
+  local number = string.format('%.0f', math.max(highest + 1, now, tonumber(above) + 1))
+  redis.call('SET', epoch, number)
+  local granted = grant(number)
+  if string.find(mode, 'a') then
+    redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'epoch', number)
+    redis.call('PEXPIRE', changes, ttl_ms + RECORD_MS)
+  end
+  return granted
+end
+if retry_ms == 0 then
+  local ends = tonumber(redis.call('ZSCORE', places, first) or now)
+  if ends > now + CALL_MS then
+    ends = now + CALL_MS
+    redis.call('ZADD', places, string.format('%.0f', ends), first)
+    redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'next', first)
+    redis.call('PEXPIRE', changes, PLACE_MS)
+    newest = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
+  end
+  retry_ms = ends - now + 1
+end
+local ahead = 0
+if string.find(mode, 'q') then
+  redis.call('ZADD', queue, 'NX', string.format('%.0f', mine), nonce)
+  redis.call('ZADD', places, string.format('%.0f', now + PLACE_MS), nonce)
+  redis.call('PEXPIRE', queue, 2 * PLACE_MS)
+  redis.call('PEXPIRE', places, 2 * PLACE_MS)
+  ahead = redis.call('ZRANK', queue, nonce)
+  if server == '' and not assured and (not unbroken or gap_ms >= heard_ms / 6) then
+    identify()
+  end
+end
+return { 0, last[1] or '', last[3] or '0', left_ms, retry_ms, ahead, string.format('%.0f', mine),
+  newest and newest[1] or '0-0', server, now_ms }
