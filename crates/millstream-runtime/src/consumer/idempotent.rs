@@ -104,7 +104,7 @@ impl Idempotent {
     }
 
     /// Sets how long it is known that an operation is done. Default: 7 days. It must cover the longest time in which the same
-    /// message can come again, which is checked when the consumer starts. Each marker takes about 200 bytes of the server's
+    /// message can come again, which is checked when the consumer starts. Each marker takes about 230 bytes of the server's
     /// memory for that time.
     #[must_use]
     pub fn retention(self, retention: Duration) -> Self {

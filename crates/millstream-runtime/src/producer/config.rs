@@ -43,7 +43,7 @@ pub struct ProducerConfig {
     /// What a send waits for, unless it [says](crate::SendFuture::durability) otherwise. Default: [`Durability::Stored`].
     pub durability: Durability,
     /// Time for which a [dedup id](crate::SendFuture::dedup) counts, from its first send, by the server's clock. Each id takes
-    /// about 100 bytes of the server's memory for one to two windows. Default: 5 minutes; 100 ms to 7 days.
+    /// about 120 bytes of the server's memory for one to two windows. Default: 5 minutes; 100 ms to 7 days.
     pub dedup_window: Duration,
     /// Whether each send gets a dedup id of its own, unless it has one: then a send whose answer is lost is repeated until
     /// `delivery_timeout`, and stored once. Default: no.
