@@ -121,7 +121,7 @@ sabotages! {
     LockChangesUnnoticed,
     /// A grant is not announced.
     LockAnnounceForgotten,
-    /// A server that has just started grants locks to those who do not want that.
+    /// A server that has just started grants locks although the request excludes such servers.
     LockYoungServerGrants,
     /// A lock that has expired is granted at once, whatever the continuity of the caller is.
     LockJudgesAtOnce,

@@ -179,7 +179,7 @@ async fn redlock_needs_a_majority_and_does_not_count_a_server_that_has_forgotten
     let red = RedLock::new(backends).expect("five").longest_ttl(2 * SECOND);
     tokio::time::sleep(3 * SECOND).await;
 
-    // One client has three of five, the others did not hear of it. One of the three restarts without its data.
+    // One client holds three of five, and the other two never had its request. One of the three restarts without its data.
     for mq in &queues[..3] {
         assert!(ask(mq, "first").await);
     }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 const HOUR: Duration = Duration::from_secs(3_600);
 const TWO: Topic<u64> = Topic::new("numbers").partitions(2);
 
-/// Markers whose calls fail as they are told to.
+/// Markers whose calls fail when the test says so.
 struct Lossy {
     inner: Arc<dyn Idempotency>,
     /// The next begins and completions take effect, and their replies are lost.

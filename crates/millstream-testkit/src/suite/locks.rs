@@ -73,7 +73,7 @@ async fn a_lock_is_granted_to_one(h: Harness) -> Verdict {
     let grant = granted(&h, &first).await?;
     equal!((&grant.name, &grant.nonce, grant.ttl), (&first.name, &first.nonce, LONG), "the grant");
     let wait = waits(&h, &another(&h, &first.name, LONG)?).await?;
-    let Some(holder) = wait.holder else { return Err(Violation::new("no holder is told")) };
+    let Some(holder) = wait.holder else { return Err(Violation::new("the reply names no holder")) };
     equal!((holder.owner.as_str(), holder.epoch), ("testkit", grant.epoch), "who is said to hold it");
     let left = holder.expires_in;
     ensure!(left > LONG / 2 && left <= LONG, "expires in {left:?}, granted for {LONG:?} just now");
@@ -210,7 +210,7 @@ async fn the_holder_is_told_as_long_as_there_is_one(h: Harness) -> Verdict {
     let holder = async || h.backend.locks()?.holder(&request.name).await;
     equal!(holder().await?, None, "the holder of what was never granted");
     let grant = granted(&h, &request).await?;
-    let Some(told) = holder().await? else { return Err(Violation::new("no holder is told")) };
+    let Some(told) = holder().await? else { return Err(Violation::new("the reply names no holder")) };
     equal!((told.owner.as_str(), told.epoch), ("testkit", grant.epoch), "the holder");
     ensure!(told.expires_in > LONG / 2 && told.expires_in <= LONG, "expires in {:?}", told.expires_in);
     release(&h, &request).await?;
