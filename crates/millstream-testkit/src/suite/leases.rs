@@ -106,7 +106,9 @@ async fn the_holder_is_told_as_long_as_there_is_one(h: Harness) -> Verdict {
     equal!(h.backend.leases().holder(&resource).await?, None, "the holder of what was never granted");
     let lease = h.granted(&resource, LONG).await?;
     let holder = h.backend.leases().holder(&resource).await?;
-    let Some(holder) = holder else { return Err(Violation::new("the reply names no holder of what was granted")) };
+    let Some(holder) = holder else {
+        return Err(Violation::new("the reply names no holder of what was granted"));
+    };
     equal!((holder.owner.as_str(), holder.epoch), ("testkit", lease.epoch), "the holder");
     let left = holder.expires_in;
     ensure!(left > LONG / 2 && left <= LONG, "expires in {left:?}, granted for {LONG:?} just now");
