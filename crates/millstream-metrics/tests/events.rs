@@ -85,6 +85,7 @@ fn everything(metrics: &Metrics) {
     for event in [
         Event::Produced { topic: &topic, messages: 3 },
         Event::Delayed { topic: &topic, messages: 4 },
+        Event::Deduplicated { topic: &topic, messages: 2 },
         Event::ProduceFailed { topic: &topic, messages: 2, error: &error },
         Event::Assigned { topic_partition, group, epoch: 1 },
         Event::Revoked { topic_partition, group, epoch: 1 },
@@ -92,6 +93,7 @@ fn everything(metrics: &Metrics) {
         Event::Rebalanced { topic: &topic, group, members: 2, partitions: 1 },
         Event::MemberFenced { topic: &topic, group, member: &member },
         Event::TailLost { topic_partition, group, from: id, to: id },
+        Event::MarkerLost { topic_partition, group, origin: id },
         Event::Crashed { topic_partition, group, origin: id, crashes: 3 },
         Event::GroupRestored { topic_partition, group, after: id },
         Event::Fetched { topic_partition, group, messages: 6, pending: false },
@@ -123,6 +125,7 @@ fn everything(metrics: &Metrics) {
         metrics.observe(&event);
     }
     handled(metrics, 1, Handled::Dead, Some(Cause::Error));
+    handled(metrics, 1, Handled::Duplicate, None);
 }
 
 #[test]
@@ -139,6 +142,9 @@ fn every_event_is_counted_as_often_as_it_says() {
     for (series, count) in [
         ("produced_total{topic=\"t\"}".to_owned(), 3.0),
         ("scheduled_total{topic=\"t\"}".into(), 4.0),
+        ("deduplicated_total{topic=\"t\"}".into(), 2.0),
+        ("duplicates_total{topic=\"t\",partition=\"3\",group=\"g\"}".into(), 1.0),
+        (format!("markers_lost_total{in_group}"), 1.0),
         ("produce_failures_total{topic=\"t\",kind=\"unavailable\"}".into(), 2.0),
         (format!("partitions_assigned_total{in_group}"), 1.0),
         (format!("partitions_revoked_total{in_group}"), 1.0),

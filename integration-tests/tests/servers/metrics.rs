@@ -5,6 +5,7 @@ mod figures;
 mod hands;
 mod letters;
 mod loss;
+mod once;
 mod owners;
 mod queues;
 mod sampled;
