@@ -47,7 +47,12 @@ pub(crate) struct Global {
     #[cfg(feature = "tls")]
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_KEY", value_parser = path())]
     tls_key: Option<PathBuf>,
-    /// Settings file (TOML) with `url`, `user`, `password-file`, `namespace`, `tls-ca`, `tls-cert` and `tls-key`
+    /// With TLS: name that the servers' certificates must have. Default: the host of the address
+    #[cfg(feature = "tls")]
+    #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_TLS_SERVER_NAME")]
+    tls_server_name: Option<String>,
+    /// Settings file (TOML) with `url`, `user`, `password-file`, `namespace`, `tls-ca`, `tls-cert`, `tls-key` and
+    /// `tls-server-name`
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
     /// Prints JSON
@@ -76,6 +81,9 @@ struct Settings {
     #[cfg(feature = "tls")]
     #[serde(rename = "tls-key")]
     tls_key: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    #[serde(rename = "tls-server-name")]
+    tls_server_name: Option<String>,
 }
 
 /// Accepts an empty path too, which stands for no file.
@@ -95,6 +103,8 @@ impl Global {
         drops("url", &mut self.url);
         drops("user", &mut self.user);
         drops("namespace", &mut self.namespace);
+        #[cfg(feature = "tls")]
+        drops("tls_server_name", &mut self.tls_server_name);
         for (id, path) in [
             ("password_file", &mut self.password_file),
             #[cfg(feature = "tls")]
@@ -123,7 +133,8 @@ impl Global {
         }
         #[cfg(feature = "tls")]
         let builder = {
-            let tls = self.tls([settings.tls_ca, settings.tls_cert, settings.tls_key])?;
+            let files = [settings.tls_ca, settings.tls_cert, settings.tls_key];
+            let tls = self.tls(files, settings.tls_server_name)?;
             tls.into_iter().fold(Millstream::at(url), Builder::tls)
         };
         #[cfg(not(feature = "tls"))]
@@ -165,9 +176,9 @@ impl Global {
         })
     }
 
-    /// Reads the certificates. `None` if none are named.
+    /// Reads the certificates. `None` if neither they nor the servers are named.
     #[cfg(feature = "tls")]
-    fn tls(&self, in_file: [Option<PathBuf>; 3]) -> Result<Option<TlsConfig>> {
+    fn tls(&self, in_file: [Option<PathBuf>; 3], name_in_file: Option<String>) -> Result<Option<TlsConfig>> {
         let named = [&self.tls_ca, &self.tls_cert, &self.tls_key].into_iter().zip(in_file);
         let read = |(option, in_file): (&Option<PathBuf>, Option<PathBuf>)| {
             let path = option.clone().or(in_file).filter(|path| !path.as_os_str().is_empty());
@@ -177,10 +188,12 @@ impl Global {
         let files = named.map(read).collect::<Result<Vec<_>>>()?;
         let mut files = files.into_iter();
         let [ca, cert, key] = std::array::from_fn(|_| files.next().flatten());
-        let tls = ca.map_or_else(TlsConfig::new, |ca| TlsConfig::new().with_ca(ca));
+        let tls = ca.into_iter().fold(TlsConfig::new(), TlsConfig::with_ca);
+        let name = self.tls_server_name.clone().or(name_in_file).filter(|name| !name.is_empty());
+        let tls = name.into_iter().fold(tls, TlsConfig::with_server_name);
         match (cert, key) {
             (Some(cert), Some(key)) => Ok(Some(tls.with_client(cert, key))),
-            (None, None) => Ok(tls.ca.is_some().then_some(tls)),
+            (None, None) => Ok((tls.ca.is_some() || tls.server_name.is_some()).then_some(tls)),
             _ => bail!("--tls-cert and --tls-key go together"),
         }
     }
@@ -235,6 +248,28 @@ mod tests {
             read,
             Settings { url: Some("redis://a".into()), namespace: Some("shop".into()), ..Settings::default() }
         );
+    }
+
+    /// The command line counts before the file, and an empty name is none.
+    #[cfg(feature = "tls")]
+    #[test]
+    fn the_servers_can_be_named_on_the_command_line_and_in_the_file() {
+        use clap::{Command, FromArgMatches};
+
+        let named = |args: &[&str], in_file: Option<&str>| {
+            let command = Global::augment_args(Command::new("millstream"));
+            let matches = command.try_get_matches_from(["millstream"].iter().chain(args)).expect("arguments");
+            let global = Global::from_arg_matches(&matches).expect("options");
+            let tls = global.tls([None, None, None], in_file.map(str::to_owned)).expect("no files");
+            tls.and_then(|tls| tls.server_name)
+        };
+        assert_eq!(named(&[], None), None);
+        assert_eq!(named(&[], Some("a.internal")).as_deref(), Some("a.internal"));
+        let both = named(&["--tls-server-name", "b.internal"], Some("a.internal"));
+        assert_eq!(both.as_deref(), Some("b.internal"));
+        assert_eq!(named(&["--tls-server-name", ""], Some("a.internal")), None);
+        let read = read("tls-server-name = \"a.internal\"", Path::new("f")).expect("settings");
+        assert_eq!(read.tls_server_name.as_deref(), Some("a.internal"));
     }
 
     #[test]

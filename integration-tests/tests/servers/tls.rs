@@ -109,6 +109,20 @@ async fn every_kind_of_connection_is_encrypted() {
 }
 
 #[tokio::test]
+async fn a_server_name_stands_for_the_host_of_the_address() {
+    let ours = Authority::new();
+    let (_server, url) = server(&ours, &ours.sign("queue.internal", |_| {}), "no");
+    let url = url.replace("localhost", "127.0.0.1");
+    let named = |name: &str| TlsConfig::new().with_ca(ours.pem()).with_server_name(name);
+    let mq = Millstream::at(&url).tls(named("queue.internal")).await.expect("connected");
+    mq.producer(JOBS).await.expect("a producer").send(&1).await.expect("sent");
+    let (kind, text) = refused(&url, named("another.internal")).await;
+    assert!(kind == ErrorKind::Denied && text.contains("not valid for"), "{text}");
+    let (kind, text) = refused(&url, named("no name")).await;
+    assert!(kind == ErrorKind::InvalidConfig, "{text}");
+}
+
+#[tokio::test]
 async fn what_is_not_trusted_is_refused_with_the_reason() {
     let (ours, other) = (Authority::new(), Authority::new());
     let trusted = || TlsConfig::new().with_ca(ours.pem());
