@@ -1,5 +1,6 @@
 //! Users with the least rights: each does what it is for, and nothing else.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -142,6 +143,22 @@ async fn a_topic_that_is_not_named_is_denied() {
         };
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         assert_eq!(server.cli(&["EXISTS", &format!("stream:topic:{{{name}:p:0}}")]), "0");
+    }
+}
+
+/// Redis 8 asks its rules only about calls that have the words that the command needs.
+#[test]
+fn the_server_says_the_same_about_the_least_words_of_each_command() {
+    let server = Server::start();
+    let commands: BTreeSet<String> =
+        millstream_lua::ALL.iter().flat_map(|script| script.commands()).collect();
+    for command in commands {
+        // The first element is the name, the second the arity: negative where there may be more.
+        let info = server.cli(&["COMMAND", "INFO", &command]);
+        let arity = info.lines().nth(1).and_then(|arity| arity.parse::<i64>().ok());
+        let arity = arity.unwrap_or_else(|| panic!("{command}: {info}")).unsigned_abs();
+        let ours = millstream_lua::least_words(&command).map(|words| words as u64);
+        assert_eq!(ours, Some(arity), "{command}");
     }
 }
 
