@@ -35,7 +35,8 @@ cargo xtask test --matrix [filter]
                            user with few rights, and print a table
 cargo xtask check          formatting, clippy, documentation: all without warnings
 cargo xtask package        package every published crate and build it from its package
-cargo xtask ci             all of these and the example of the README, with a summary
+cargo xtask newer          run the suite on a newer Redis and on Valkey
+cargo xtask ci             test, newer, check, package and the example of the README, with a summary
 cargo xtask lock           accept the present Lua scripts: rewrite lua/scripts.lock
 cargo xtask help           this list";
 
@@ -58,6 +59,10 @@ fn dispatch(args: &[&str]) -> Result<()> {
             Ok(())
         }
         ["servers"] => servers::run(),
+        ["newer"] => {
+            println!("{}", matrix::newer()?);
+            Ok(())
+        }
         ["check"] => steps::run(&check::STEPS),
         ["package"] => package::run(),
         ["ci"] => ci(),
@@ -75,6 +80,7 @@ fn ci() -> Result<()> {
     let mut all = vec![Step { name: "lock file", run: || quiet(cargo(["fetch", "--locked"]).run()) }];
     all.extend(check::STEPS);
     all.push(Step { name: "test", run: || test::run(None) });
+    all.push(Step { name: "newer servers", run: matrix::newer });
     all.push(Step { name: "package", run: || quiet(package::run()) });
     all.push(Step { name: "example", run: || quiet(cargo(EXAMPLE).run()) });
     steps::run(&all)
