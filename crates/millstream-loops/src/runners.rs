@@ -191,6 +191,8 @@ impl<R: Send + 'static> Runners<R> {
             let mut state = self.shared.lock();
             if state.queue.is_empty() {
                 self.stall = None;
+                // The jobs behind the one that waited were taken meanwhile. Left set, it would keep the owner awake.
+                state.needed = false;
                 return None;
             }
             let begun = Stall { taken: state.taken, since: now, patience: STALLED };
@@ -422,6 +424,48 @@ mod tests {
             }
             while next(&mut runners).await.is_some() {}
         }
+    }
+
+    /// A job that waited ends, and its task takes the job that was queued behind it, before the owner looks: then nothing is
+    /// queued any more, and the owner has to wait like anyone else.
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_over_does_not_keep_the_owner_awake() {
+        let mut runners = Runners::new();
+        quick_first(&mut runners, 0).await;
+        let (first, second) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        for (n, opened) in [(1, &first), (2, &second)] {
+            let opened = opened.clone();
+            runners.spawn(async move {
+                opened.notified().await;
+                n
+            });
+        }
+        // The owner does something else meanwhile.
+        while !runners.shared.lock().needed {
+            tokio::task::yield_now().await;
+        }
+        first.notify_one();
+        while !runners.shared.lock().queue.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(next(&mut runners).await, Some(Ok(1)));
+        let mut polls = 0;
+        let mut waits = pin!(runners.next());
+        let ended = poll_fn(|cx| {
+            polls += 1;
+            if polls == 2 {
+                second.notify_one();
+            }
+            match waits.as_mut().poll(cx) {
+                Poll::Pending if polls == 1 => {
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                other => other,
+            }
+        });
+        assert_eq!(tokio::time::timeout(HANG, ended).await.expect("a result"), Some(Ok(2)));
+        assert!(polls < 10, "{polls}");
     }
 
     #[tokio::test(start_paused = true)]
