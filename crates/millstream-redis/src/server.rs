@@ -11,7 +11,8 @@ use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::conn::cluster::slots::{key_of, slot_of};
+use crate::conn::cluster::slots::slot_of;
+use crate::conn::command::key_of;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::answered;

@@ -2,6 +2,7 @@
 
 pub(crate) mod appends;
 pub(crate) mod cluster;
+pub(crate) mod command;
 pub(crate) mod dial;
 pub(crate) mod replies;
 

@@ -289,6 +289,16 @@ impl Lane {
 
 /// Closes the connection of one producer when nobody has used it for a while.
 async fn sweep(place: Weak<Place>) {
+    /// Lets another task sweep, also if this one ends with its runtime.
+    struct Ended(Weak<Place>);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            if let Some(place) = self.0.upgrade() {
+                place.own().swept = false;
+            }
+        }
+    }
+    let _ended = Ended(place.clone());
     loop {
         sleep(IDLE).await;
         let Some(place) = place.upgrade() else { return };

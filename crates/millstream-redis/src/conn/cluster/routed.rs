@@ -19,7 +19,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::address::Address;
 use crate::conn::cluster::servers::{Cluster, Hop, Servers};
-use crate::conn::cluster::slots::{key_of, slot_of};
+use crate::conn::cluster::slots::slot_of;
+use crate::conn::command::key_of;
 use crate::conn::connection::Line;
 use crate::conn::dial::Dial;
 use crate::error::{redirection, unexpected};

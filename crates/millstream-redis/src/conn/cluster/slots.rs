@@ -1,7 +1,7 @@
-//! Slots of a cluster: the one that a key belongs to, the key that a command has, and the owners of all.
+//! Slots of a cluster: the one that a key belongs to, and the owners of all.
 
 use millstream_core::error::Result;
-use redis::{Arg, Cmd, Value};
+use redis::Value;
 
 use crate::address::Address;
 use crate::conn::replies::reply;
@@ -18,31 +18,6 @@ pub(crate) fn slot_of(key: &[u8]) -> u16 {
         (!tag.is_empty()).then_some(tag)
     });
     crc16::State::<crc16::XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS
-}
-
-/// Returns the first key of a command; `None` for a command that has none and may run on any server.
-pub(crate) fn key_of(cmd: &Cmd) -> Option<&[u8]> {
-    let word = |at: usize| match cmd.args_iter().nth(at) {
-        Some(Arg::Simple(word)) => Some(word),
-        _ => None,
-    };
-    match word(0)? {
-        b"AUTH" | b"ASKING" | b"CLIENT" | b"CLUSTER" | b"COMMAND" | b"CONFIG" | b"DISCARD" | b"EXEC"
-        | b"INFO" | b"MULTI" | b"PING" | b"ROLE" | b"SCRIPT" | b"TIME" => None,
-        b"EVAL" | b"EVAL_RO" | b"EVALSHA" | b"EVALSHA_RO" => {
-            word(2).filter(|keys| *keys != b"0").and_then(|_| word(3))
-        }
-        b"XREAD" | b"XREADGROUP" => {
-            let mut words = cmd.args_iter();
-            words.find(|arg| matches!(arg, Arg::Simple(word) if word.eq_ignore_ascii_case(b"STREAMS")))?;
-            match words.next() {
-                Some(Arg::Simple(key)) => Some(key),
-                _ => None,
-            }
-        }
-        b"XINFO" | b"XGROUP" | b"MEMORY" | b"OBJECT" => word(2),
-        _ => word(1),
-    }
 }
 
 /// The servers of a cluster that own slots, and which slots each of them owns.
@@ -149,26 +124,6 @@ mod tests {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
         }
         assert_eq!(slot_of(b"foo"), 12_182);
-    }
-
-    #[test]
-    fn the_key_of_a_command_is_found_where_it_is() {
-        let cases: [(&str, Option<&str>); 9] = [
-            ("XADD k * f v", Some("k")),
-            ("EVALSHA sha 2 k l a", Some("k")),
-            ("EVAL s 0", None),
-            ("XREADGROUP GROUP g c COUNT 1 STREAMS k >", Some("k")),
-            ("XREAD BLOCK 1 streams k 0", Some("k")),
-            ("XINFO GROUPS k", Some("k")),
-            ("MEMORY USAGE k SAMPLES 5", Some("k")),
-            ("TIME", None),
-            ("SCRIPT LOAD x", None),
-        ];
-        for (text, key) in cases {
-            let mut cmd = Cmd::new();
-            text.split(' ').for_each(|word| _ = cmd.arg(word));
-            assert_eq!(key_of(&cmd), key.map(str::as_bytes), "{text}");
-        }
     }
 
     fn node(host: &str, port: i64, more: &[&str]) -> Value {

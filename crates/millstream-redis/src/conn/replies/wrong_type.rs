@@ -1,6 +1,8 @@
 //! Keys of a wrong type: names the key of a command, which the server's error does not.
 
-use redis::{Arg, Cmd, Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
+
+use crate::conn::command::only_key_of;
 
 /// Code of the server's error.
 const CODE: &str = "WRONGTYPE";
@@ -10,7 +12,7 @@ const CODE: &str = "WRONGTYPE";
 pub(crate) fn name_keys(values: &mut [Value], pipe: &Pipeline) {
     for (value, cmd) in values.iter_mut().zip(pipe.cmd_iter()) {
         if matches!(value, Value::ServerError(error) if error.code() == CODE)
-            && let Some(key) = key_of(cmd)
+            && let Some(key) = readable_key(cmd)
             // The client can build such an error only from a reply of the server.
             && let Ok(named) = redis::parse_redis_value(format!("-{CODE} {key}\r\n").as_bytes())
         {
@@ -19,18 +21,9 @@ pub(crate) fn name_keys(values: &mut [Value], pipe: &Pipeline) {
     }
 }
 
-/// Returns the key of a command, if it has one.
-fn key_of(cmd: &Cmd) -> Option<&str> {
-    let mut words = cmd.args_iter().map_while(|arg| match arg {
-        Arg::Simple(word) => Some(word),
-        _ => None,
-    });
-    let at = match words.next()? {
-        b"EVALSHA" | b"EVALSHA_RO" | b"EVAL" | b"EVAL_RO" => return None,
-        b"XINFO" | b"XGROUP" | b"MEMORY" | b"OBJECT" => 1,
-        _ => 0,
-    };
-    let key = std::str::from_utf8(words.nth(at)?).ok()?;
+/// Returns the key that a command's error can be about, unless there are several.
+fn readable_key(cmd: &Cmd) -> Option<&str> {
+    let key = std::str::from_utf8(only_key_of(cmd)?).ok()?;
     Some(key).filter(|key| !key.contains(char::is_control))
 }
 
@@ -49,11 +42,20 @@ mod tests {
         pipe.cmd("GET").arg("three");
         pipe.cmd("HGET").arg("a\r\nb").arg("x");
         let wrong = || redis::parse_redis_value(b"-WRONGTYPE Operation against a key\r\n").expect("a reply");
-        let mut values = [wrong(), wrong(), Value::Int(3), wrong()];
+        pipe.cmd("XREADGROUP")
+            .arg("GROUP")
+            .arg("g")
+            .arg("c")
+            .arg("COUNT")
+            .arg(1)
+            .arg("STREAMS")
+            .arg("five")
+            .arg(">");
+        let mut values = [wrong(), wrong(), Value::Int(3), wrong(), wrong()];
         name_keys(&mut values, &pipe);
         let texts = values.map(|value| reply::ok(value).map_err(|error| (error.kind(), error.to_string())));
-        for (text, key) in texts.iter().zip(["one", "two"]) {
-            let (kind, text) = text.as_ref().expect_err("an error");
+        for (at, key) in [(0, "one"), (1, "two"), (4, "five")] {
+            let (kind, text) = texts[at].as_ref().expect_err("an error");
             assert_eq!(*kind, ErrorKind::WrongType);
             assert!(text.ends_with(key), "{text}");
         }

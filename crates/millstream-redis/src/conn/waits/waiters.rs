@@ -11,7 +11,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::conn::connection::{Shared, complete, send_within};
+use crate::conn::connection::{Shared, complete, is_demoted, send_within};
 use crate::conn::dial::{Dial, Multiplexed};
 use crate::conn::replies::reply;
 use crate::conn::terms::{left, over};
@@ -80,8 +80,9 @@ impl Waiters {
         waiter.connection.log_in().await;
         let answers = self.ended(&mut waiter, &pipe, wait).await;
         let mut idle = self.idle();
-        if answers.is_err() {
-            // The cause may have broken the idle connections too: drop them, so that the next wait opens another one.
+        if !answers.as_ref().is_ok_and(|answers| !is_demoted(answers)) {
+            // The cause may have broken the idle connections too, and a server that became a replica serves none of them: drop
+            // them, so that the next wait opens another one.
             idle.clear();
         } else if idle.len() < MAX_IDLE {
             idle.push(waiter);
