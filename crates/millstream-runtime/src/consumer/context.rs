@@ -22,7 +22,7 @@ use crate::consumer::partition::dispatch::limits::Limiter;
 use crate::consumer::partition::held::in_flight::InFlight;
 use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
-use crate::consumer::{ConsumerConfig, handler::Handler};
+use crate::consumer::{ConsumerConfig, RetryOrder, handler::Handler};
 use crate::report::Counts;
 use millstream_loops::{Answers, ControlThread, LeaseClock, LoopMonitor, Loops, Scope};
 
@@ -222,6 +222,12 @@ impl Subscription {
     /// Returns since when heartbeats have been answered without a gap. Requests that take something over carry this.
     pub(in crate::consumer) fn heard(&self) -> Continuity {
         self.answers.continuity()
+    }
+
+    /// Whether a message may start again after it was passed to the handler, so that a copy has to be kept: it failed and
+    /// waits in its place, or was not handled because its lease was uncertain.
+    pub(in crate::consumer) fn keeps_messages(&self) -> bool {
+        self.config.retry_order != RetryOrder::Skip || self.handler.declines()
     }
 
     /// Returns a new, empty in-flight set.

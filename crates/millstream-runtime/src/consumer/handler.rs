@@ -78,6 +78,10 @@ pub(in crate::consumer) struct Input {
 
 /// Handles one message, up to the timeout. `None`: it was not handled, and stays pending.
 pub(in crate::consumer) trait Handle: Send + Sync + 'static {
+    /// Whether it may return a message without having handled it, although the consumer goes on: then the message can start
+    /// again, and has to be kept meanwhile.
+    const DECLINES: bool = false;
+
     fn handle(&self, input: Input, timeout: Option<Duration>)
     -> impl Future<Output = Option<Verdict>> + Send;
 }
@@ -96,6 +100,9 @@ pub(in crate::consumer) trait Row: Send {
 
 /// A [`Handle`] of any type.
 pub(in crate::consumer) trait Call: Send + Sync {
+    /// See [`Handle::DECLINES`].
+    fn declines(&self) -> bool;
+
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>>;
 
     /// Handles all messages of a row. The handler's type is known in here, so a message needs no boxed future of its own.
@@ -103,6 +110,10 @@ pub(in crate::consumer) trait Call: Send + Sync {
 }
 
 impl<H: Handle> Call for Arc<H> {
+    fn declines(&self) -> bool {
+        H::DECLINES
+    }
+
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>> {
         let handler = self.clone();
         Box::pin(async move { handler.handle(input, timeout).await })
@@ -141,6 +152,16 @@ pub(in crate::consumer) type BatchCall =
 pub(in crate::consumer) enum Handler {
     Each(Box<dyn Call>),
     Batch(BatchConfig, Box<BatchCall>),
+}
+
+impl Handler {
+    /// Whether a message may come back from it that was not handled. A batch has a verdict for each message.
+    pub(in crate::consumer) fn declines(&self) -> bool {
+        match self {
+            Self::Each(call) => call.declines(),
+            Self::Batch(..) => false,
+        }
+    }
 }
 
 /// Erases the payload type: decodes, calls the handler, and catches panics of both.

@@ -79,6 +79,8 @@ enum Turn {
 }
 
 impl Handle for Guarded {
+    const DECLINES: bool = true;
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         match self.guard.begin(input, self.guard.while_running).await {
             Turn::Handle(input, kept) => {

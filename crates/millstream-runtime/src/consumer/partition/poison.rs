@@ -123,7 +123,8 @@ impl Candidate {
 pub(in crate::consumer) struct Noted {
     pub(in crate::consumer) ticket: Ticket,
     pub(in crate::consumer) job: Box<Job>,
-    pub(in crate::consumer) permits: Permits,
+    /// `None` if they were given up: it has to wait for others.
+    pub(in crate::consumer) permits: Option<Permits>,
 }
 
 /// A candidate that waits until it can be handled alone.
@@ -198,8 +199,9 @@ impl Poison {
         true
     }
 
-    /// Gives up the position in the queue for the permit: no candidate is to start.
+    /// Gives up the position in the queue for the permit, and the permits of candidates that have not begun: none is to start.
     pub(in crate::consumer) fn leave(&mut self) {
+        self.noting.values_mut().chain(&mut self.noted).for_each(|noted| noted.permits = None);
         // A clone has no position.
         self.turns = self.turns.clone();
     }

@@ -249,10 +249,11 @@ impl PartitionWorker {
             // Before handlers: their results may come without a pause, and requests go on only while they are polled.
             settled = settler.ended() => Event::Settled(settled),
             came = source.ended() => Event::Came(came),
+            // Before handlers as well: retries have to come back while all handlers are busy.
+            () = run(background) => Event::Due,
             happened = dispatcher.changed() => Event::Dispatched(happened),
             () = owned_by.changed_since(*version), if uncertain => Event::Due,
             () = due(wake) => Event::Due,
-            () = run(background) => Event::Due,
         }
     }
 

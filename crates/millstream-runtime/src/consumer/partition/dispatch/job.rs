@@ -201,17 +201,17 @@ impl Job {
     }
 
     /// Returns the message for the handler. `None` if the entry is malformed: then the verdict is set. With `keep` the
-    /// message is cloned, because it may wait in place for another attempt.
+    /// message is cloned, because it may [start again](Subscription::keeps_messages).
     pub(in crate::consumer) fn input(&mut self, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
-            Ok(envelope) if keep => envelope.clone(),
-            Ok(envelope) => std::mem::take(envelope),
+            Ok(envelope) => envelope,
             Err(why) => {
                 self.said = Some(Said::Own(Verdict::Malformed(why.clone())));
                 return None;
             }
         };
         let owned = self.held.take()?;
+        let envelope = if keep { envelope.clone() } else { std::mem::take(envelope) };
         let Envelope { key, headers, payload } = envelope;
         let about = DeliveryMetadata {
             owned,

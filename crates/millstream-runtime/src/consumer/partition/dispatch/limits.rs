@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::PollSemaphore;
 
 use crate::consumer::partition::held::OwnedBy;
@@ -93,21 +94,31 @@ impl Turns {
         }
     }
 
-    /// Waits for our turn, and until the lease can be relied on. `None` if it is lost. Cancel safe.
+    /// Waits until the lease can be relied on, and for our turn. `None` if the lease is lost. Cancel safe.
     pub(in crate::consumer) async fn next(&mut self, owned_by: &OwnedBy) -> Option<Permits> {
-        self.waiting = true;
-        // The position in a semaphore's queue is kept when this future is dropped and created again.
-        if let (None, Some(shared)) = (&self.first, &mut self.shared) {
-            self.first = poll_fn(|cx| shared.poll_acquire(cx)).await;
+        loop {
+            // A partition whose server is away for long must not hold a permit that others could use.
+            if !owned_by.is_live(Instant::now()) {
+                self.leave();
+                if !owned_by.live().await {
+                    return None;
+                }
+            }
+            self.waiting = true;
+            // The position in a semaphore's queue is kept when this future is dropped and created again.
+            if let (None, Some(shared)) = (&self.first, &mut self.shared) {
+                self.first = poll_fn(|cx| shared.poll_acquire(cx)).await;
+            }
+            let handler = match &mut self.handlers {
+                Some(handlers) => Some(poll_fn(|cx| handlers.poll_acquire(cx)).await?),
+                None => None,
+            };
+            self.waiting = false;
+            let permits = Permits { _shared: self.first.take(), _handler: handler };
+            if owned_by.is_live(Instant::now()) {
+                return Some(permits);
+            }
         }
-        let handler = match &mut self.handlers {
-            Some(handlers) => Some(poll_fn(|cx| handlers.poll_acquire(cx)).await?),
-            None => None,
-        };
-        let live = owned_by.live().await;
-        self.waiting = false;
-        let shared = self.first.take();
-        live.then_some(Permits { _shared: shared, _handler: handler })
     }
 
     /// Gives up our positions: nothing is to start.

@@ -342,16 +342,15 @@ impl Dispatcher {
         }
     }
 
-    /// Starts the candidates whose notes are written. They have permits, which others may wait for.
+    /// Starts the candidates whose notes are written. They have permits, which others may wait for, unless they gave them up.
     fn start_noted(&mut self, settler: &mut Settler) {
         let paused = self.pause.is_on();
         while self.owned_by.is_live(Instant::now())
             && let Some(Noted { ticket, job, permits }) = self.poison.next()
         {
-            if paused {
-                self.queues.put_back(ticket, job);
-            } else {
-                self.start(vec![(ticket, job)], permits, settler);
+            match permits {
+                Some(permits) if !paused => self.start(vec![(ticket, job)], permits, settler),
+                _ => self.queues.put_back(ticket, job),
             }
         }
     }
@@ -367,7 +366,7 @@ impl Dispatcher {
         // A candidate is alone in its unit. Its handler starts when the note is written.
         if let Some((ticket, job)) = unit.pop_if(|(_, job)| job.needs_note()) {
             let (receipt, serial) = (job.receipt, job.serial);
-            if let Some(note) = self.poison.notes(Noted { ticket, job, permits }) {
+            if let Some(note) = self.poison.notes(Noted { ticket, job, permits: Some(permits) }) {
                 settler.add(receipt, serial, Settlement::Hold(note));
             }
             return;
@@ -386,8 +385,7 @@ impl Dispatcher {
             return;
         }
         // Without a lease on the partition, a message that did not begin may start again.
-        let keep =
-            self.context.config.retry_order != RetryOrder::Skip || !matches!(owned_by, OwnedBy::Lease(_));
+        let keep = self.context.keeps_messages() || !matches!(owned_by, OwnedBy::Lease(_));
         self.running.spawn(async move {
             // It has waited for a thread, and the lease may be lost meanwhile.
             if !owned_by.lost().is_cancelled() {

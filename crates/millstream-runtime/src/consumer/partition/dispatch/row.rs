@@ -78,7 +78,7 @@ impl Row {
 
 impl handler::Row for Row {
     fn next(&mut self) -> Option<Input> {
-        let keep = self.keeps_order();
+        let keep = self.context.keeps_messages();
         while self.at < self.unit.len() && self.goes_on() {
             let (_, job) = &mut self.unit[self.at];
             if let Some(input) = job.input(keep) {
@@ -86,7 +86,7 @@ impl handler::Row for Row {
             }
             // It is not a message, and was judged as malformed.
             self.at += 1;
-            self.over = keep;
+            self.over = self.keeps_order();
         }
         None
     }

@@ -172,8 +172,10 @@ impl Fetcher {
         let taken = match ended {
             Ended::Cancelled => {
                 // The request is dropped, and with it perhaps a reply with entries: the reader starts over with the pending
-                // list.
-                in_flight.begin_rewind();
+                // list. Of a claim the reader knows nothing: what it claimed would stay unread.
+                if let Some(tools) = &mut self.tools {
+                    start_over(tools, in_flight);
+                }
                 self.monitor.idle();
                 return Progress::Nothing;
             }
