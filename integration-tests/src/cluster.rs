@@ -3,6 +3,7 @@
 //! Only `std`, as [`server`](crate::server): `xtask` compiles this file as well.
 
 use std::io;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{env, thread};
@@ -73,7 +74,7 @@ impl Cluster {
             cluster.nodes[at].cli(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
         }
         for other in &cluster.nodes[1..] {
-            cluster.nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+            cluster.nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &port(other).to_string()]);
         }
         let known = format!("cluster_known_nodes:{}", cluster.nodes.len());
         cluster.wait("the nodes know each other", |cluster| {
@@ -89,11 +90,44 @@ impl Cluster {
         cluster
     }
 
+    /// Starts a cluster whose nodes use TLS between each other, and offer it to clients on a second port. The files are
+    /// those of [`Builder::tls`].
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_tls(
+        primaries: usize,
+        replicas: usize,
+        folder: &Path,
+        settings: impl Fn(Builder) -> Builder,
+    ) -> Self {
+        Self::start_with(primaries, replicas, |builder| {
+            settings(builder.tls(folder).arg("--tls-cluster", "yes").arg("--tls-replication", "yes"))
+        })
+    }
+
     /// Returns `redis+cluster://` with the addresses of all nodes.
     #[must_use]
     pub fn url(&self) -> String {
-        let nodes: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis+cluster://{}", nodes.join(","))
+        format!("redis+cluster://{}", self.addresses(Server::port))
+    }
+
+    /// Returns `redis+cluster+tls://` with the addresses of all nodes.
+    ///
+    /// # Panics
+    ///
+    /// If the cluster does not use TLS.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let port = |node: &Server| node.tls_port().expect("a port with TLS");
+        format!("redis+cluster+tls://{}", self.addresses(port))
+    }
+
+    fn addresses(&self, port: impl Fn(&Server) -> u16) -> String {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", port(node))).collect();
+        nodes.join(",")
     }
 
     /// Waits until all nodes that run see all slots served, and each replica that runs follows its primary.
@@ -198,7 +232,7 @@ impl Cluster {
         let (source, target, text) = (&self.nodes[from], &self.nodes[to], slot.to_string());
         target.cli(&["CLUSTER", "SETSLOT", &text, "IMPORTING", &self.ids[from]]);
         source.cli(&["CLUSTER", "SETSLOT", &text, "MIGRATING", &self.ids[to]]);
-        let port = target.port().to_string();
+        let port = port(target).to_string();
         loop {
             let keys = source.cli(&["CLUSTER", "GETKEYSINSLOT", &text, KEYS]);
             let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty()).collect();
@@ -230,6 +264,11 @@ impl Cluster {
             thread::sleep(POLL);
         }
     }
+}
+
+/// The port that nodes use for each other.
+fn port(node: &Server) -> u16 {
+    node.tls_port().unwrap_or(node.port())
 }
 
 fn told(answer: io::Result<String>) -> String {

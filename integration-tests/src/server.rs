@@ -37,9 +37,17 @@ pub struct Server {
     running: Option<Running>,
     program: PathBuf,
     port: u16,
+    tls: Option<Tls>,
     dir: PathBuf,
     args: Vec<String>,
     env: Vec<(String, PathBuf)>,
+}
+
+/// Port on which a server uses TLS, and the arguments for that.
+#[derive(Clone, Debug)]
+struct Tls {
+    port: u16,
+    args: Vec<String>,
 }
 
 /// The settings of a [`Server`] before it starts.
@@ -49,6 +57,7 @@ pub struct Builder {
     appendonly: bool,
     within: Option<PathBuf>,
     sentinel: Option<String>,
+    tls: Option<Vec<String>>,
     args: Vec<String>,
     env: Vec<(String, PathBuf)>,
 }
@@ -72,6 +81,17 @@ impl Builder {
     #[must_use]
     pub fn arg(mut self, name: &str, value: &str) -> Self {
         self.args.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Opens a second port, with TLS: the server's certificate and key are `server.pem` and `server.key` in `folder`, and
+    /// `ca.pem` there signs those of clients, which need none.
+    #[must_use]
+    pub fn tls(mut self, folder: &Path) -> Self {
+        let file = |name: &str| folder.join(name).display().to_string();
+        let files = [("cert", "server.pem"), ("key", "server.key"), ("ca-cert", "ca.pem")];
+        let files = files.iter().flat_map(|(what, name)| [format!("--tls-{what}-file"), file(name)]);
+        self.tls = Some(files.chain(["--tls-auth-clients".to_owned(), "no".to_owned()]).collect());
         self
     }
 
@@ -126,9 +146,10 @@ impl Builder {
         }
         let program = self.program.or_else(|| env::var_os("REDIS_SERVER").map(PathBuf::from));
         let program = program.unwrap_or_else(|| "redis-server".into());
-        let mut server = Server { running: None, program, port: 0, dir, args, env: self.env };
+        let mut server = Server { running: None, program, port: 0, tls: None, dir, args, env: self.env };
         for _ in 0..20 {
             server.port = free_port();
+            server.tls = self.tls.clone().map(|args| Tls { port: free_port(), args });
             if server.launch() {
                 return server;
             }
@@ -164,6 +185,12 @@ impl Server {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Returns the port on which the server uses TLS, if it was [asked to](Builder::tls).
+    #[must_use]
+    pub fn tls_port(&self) -> Option<u16> {
+        self.tls.as_ref().map(|tls| tls.port)
     }
 
     /// Whether the process was started and not stopped or killed since.
@@ -272,7 +299,14 @@ impl Server {
     /// process took the port in the meantime.
     fn launch(&mut self) -> bool {
         let _ = fs::remove_file(self.dir.join("server.log"));
-        let mut running = Running::start(&self.program, self.port, &self.dir, &self.args, &self.env);
+        let mut args = self.args.clone();
+        if let Some(Tls { port, args: files }) = &self.tls {
+            // Before the arguments of the test, which may replace some.
+            let at = usize::from(args.first().is_some_and(|arg| !arg.starts_with("--")));
+            let port = ["--tls-port".to_owned(), port.to_string()];
+            args.splice(at..at, port.into_iter().chain(files.iter().cloned()));
+        }
+        let mut running = Running::start(&self.program, self.port, &self.dir, &args, &self.env);
         // The log confirms that *this* server has the port, which a reply on the port does not.
         let mut served = false;
         wait_until(|| {

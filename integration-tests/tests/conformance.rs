@@ -77,7 +77,7 @@ async fn connect(url: fn() -> String, set: Settings) -> anyhow::Result<(RedisBac
     let first = url.strip_prefix("redis+cluster://").and_then(|nodes| nodes.split(',').next());
     let node = first.map(|node| format!("redis://{node}"));
     // Where the tests use TLS, or a user with few rights, the operator is somebody else.
-    let node = node.or_else(|| env::var("MILLSTREAM_TEST_CONSOLE").ok()).unwrap_or_else(|| url.clone());
+    let node = env::var("MILLSTREAM_TEST_CONSOLE").ok().or(node).unwrap_or_else(|| url.clone());
     let connection = redis::Client::open(node)?.get_multiplexed_async_connection().await?;
     let console = RedisConsole { keys: Keys::within(&namespace), connection };
     let backend = RedisBackend::connect(set(RedisConfig::new(url).with_namespace(namespace))).await?;

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +24,8 @@ const BY_URL: &str = "binary_id(millstream-cli::commands) \
     + (binary_id(integration-tests::servers) & test(/^(control|delay_races|groups|metrics)::/))";
 
 const NOT_ON_CLUSTER: &str = "the others connect to a single server, or start servers of their own";
+/// The user of the rows with few rights, and its password.
+const USER: [&str; 2] = ["tester", "secret"];
 const NOT_BY_URL: &str = "the others start servers of their own, or open plain connections as the default user; the \
     cluster has its own row";
 
@@ -62,7 +63,12 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let mut rows: Vec<Row> = LINES.iter().map(|line| on_line(line, filter)).collect();
     if let Ok(server) = LINES[0].fetch() {
         type Special = fn(&Path, Option<&str>) -> Result<(Totals, &'static str)>;
-        let special: [(&str, Special); 3] = [("cluster 3+3", cluster), ("TLS", tls), ("ACL user", acl)];
+        let special: [(&str, Special); 4] = [
+            ("cluster 3+3", cluster),
+            ("TLS", tls),
+            ("ACL user", acl),
+            ("cluster 3+3, TLS, ACL user", all_at_once),
+        ];
         rows.extend(special.into_iter().map(|(name, run)| {
             let name = format!("{}, {name}", LINES[0].name);
             row(&name, &server.version, || {
@@ -162,35 +168,60 @@ fn cluster(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str
     Ok((tests(ON_CLUSTER, filter, &place)?, NOT_ON_CLUSTER))
 }
 
+/// A cluster behind TLS, used by a user with few rights.
+fn all_at_once(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str)> {
+    let certificates = certificates()?;
+    let cluster = Cluster::start_tls(3, 1, &certificates, |builder| builder.program(program.to_owned()));
+    // Each node has rules of its own.
+    cluster.nodes.iter().try_for_each(create_user)?;
+    let plain = cluster.nodes[0].url();
+    let env = vec![("SSL_CERT_FILE", in_folder(&certificates, "ca.pem")), ("MILLSTREAM_TEST_CONSOLE", plain)];
+    let url = as_user(&cluster.tls_url());
+    let place = Place { program, url: "redis://127.0.0.1:1", cluster: &url, env };
+    Ok((tests(ON_CLUSTER, filter, &place)?, NOT_ON_CLUSTER))
+}
+
 fn tls(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str)> {
     let certificates = certificates()?;
-    let file = |name: &str| certificates.join(name).display().to_string();
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    let server = builder(program)
-        .arg("--tls-port", &port.to_string())
-        .arg("--tls-cert-file", &file("server.pem"))
-        .arg("--tls-key-file", &file("server.key"))
-        .arg("--tls-ca-cert-file", &file("ca.pem"))
-        .arg("--tls-auth-clients", "no")
-        .start();
+    let server = builder(program).tls(&certificates).start();
     // Without a CA of their own clients trust the system's: for these tests that is ours.
-    let env = vec![("SSL_CERT_FILE", file("ca.pem")), ("MILLSTREAM_TEST_CONSOLE", server.url())];
-    let url = format!("rediss://localhost:{port}");
-    let place = Place { program, url: &url, cluster: "", env };
+    let env = vec![
+        ("SSL_CERT_FILE", in_folder(&certificates, "ca.pem")),
+        ("MILLSTREAM_TEST_CONSOLE", server.url()),
+    ];
+    let port = server.tls_port().context("a port with TLS")?;
+    let place = Place { program, url: &format!("rediss://localhost:{port}"), cluster: "", env };
     Ok((tests(BY_URL, filter, &place)?, NOT_BY_URL))
 }
 
 fn acl(program: &Path, filter: Option<&str>) -> Result<(Totals, &'static str)> {
+    let server = builder(program).start();
+    create_user(&server)?;
+    let env = vec![("MILLSTREAM_TEST_CONSOLE", server.url())];
+    let place = Place { program, url: &as_user(&server.url()), cluster: "", env };
+    Ok((tests(BY_URL, filter, &place)?, NOT_BY_URL))
+}
+
+/// Creates a user with the rules that the command prints for an administrator.
+fn create_user(server: &Server) -> Result<()> {
     let printed = millstream(&["acl", "admin", "--topic", "t"])?;
     let rules = with_all_keys(&printed).context("`millstream acl` prints no command")?;
-    let server = builder(program).start();
-    let mut command = vec!["ACL", "SETUSER", "tester", "reset", "on", ">secret"];
+    let [name, secret] = USER;
+    let password = format!(">{secret}");
+    let mut command = vec!["ACL", "SETUSER", name, "reset", "on", &password];
     command.extend(rules.iter().map(String::as_str));
     server.try_cli(&command).context("ACL SETUSER")?;
-    let env = vec![("MILLSTREAM_TEST_CONSOLE", server.url())];
-    let url = format!("redis://tester:secret@127.0.0.1:{}", server.port());
-    let place = Place { program, url: &url, cluster: "", env };
-    Ok((tests(BY_URL, filter, &place)?, NOT_BY_URL))
+    Ok(())
+}
+
+/// The URL with the name and the password of that user.
+fn as_user(url: &str) -> String {
+    let [name, secret] = USER;
+    url.replacen("://", &format!("://{name}:{secret}@"), 1)
+}
+
+fn in_folder(folder: &Path, name: &str) -> String {
+    folder.join(name).display().to_string()
 }
 
 fn builder(program: &Path) -> Builder {
@@ -247,12 +278,13 @@ fn with_all_keys(printed: &str) -> Option<Vec<String>> {
     Some(rules.map(str::to_owned).chain(["~*".to_owned()]).collect())
 }
 
-/// Makes an authority and a certificate for `localhost`; returns their folder.
+/// Makes an authority and a certificate for this machine; returns their folder.
 fn certificates() -> Result<PathBuf> {
     let to = folder().join("certificates");
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
-    fs::write(to.join("names"), "subjectAltName=DNS:localhost\n")?;
-    let file = |name: &str| to.join(name).display().to_string();
+    // The nodes of a cluster are named by their addresses.
+    fs::write(to.join("names"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n")?;
+    let file = |name: &str| in_folder(&to, name);
     let (ca, ca_key, key) = (file("ca.pem"), file("ca.key"), file("server.key"));
     let (request, signed, names) = (file("server.csr"), file("server.pem"), file("names"));
     let new = ["req", "-newkey", "rsa:2048", "-nodes", "-keyout"];

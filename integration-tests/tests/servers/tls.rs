@@ -1,11 +1,14 @@
 //! TLS: every kind of connection, and every reason to refuse one.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
 
+use integration_tests::cluster::Cluster;
 use integration_tests::server::Server;
 use millstream::{Delivery, ErrorKind, Millstream, Record, TlsConfig, Topic};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use tempfile::TempDir;
+
+use crate::load::{Load, log};
 
 const JOBS: Topic<u64> = Topic::new("jobs").partitions(2);
 
@@ -40,29 +43,29 @@ impl Authority {
     }
 }
 
+/// Writes the files of a server with this certificate into a folder of their own.
+fn files(authority: &Authority, signed: &Signed) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, pem) in
+        [("server.pem", &signed.certificate), ("server.key", &signed.key), ("ca.pem", &authority.pem())]
+    {
+        fs::write(folder.path().join(name), pem).expect("written");
+    }
+    folder
+}
+
 /// Starts a server with TLS on another port, and returns its URL there.
 fn server(authority: &Authority, signed: &Signed, clients: &str) -> (Server, String) {
-    let folder = tempfile::tempdir().expect("a folder").keep();
-    let file = |name: &str, pem: &str| {
-        let path = folder.join(name);
-        fs::write(&path, pem).expect("written");
-        path.display().to_string()
-    };
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    drop(listener);
+    let folder = files(authority, signed);
     let server = Server::builder()
-        .arg("--tls-port", &port.to_string())
-        .arg("--tls-cert-file", &file("server.pem", &signed.certificate))
-        .arg("--tls-key-file", &file("server.key", &signed.key))
-        .arg("--tls-ca-cert-file", &file("ca.pem", &authority.pem()))
+        .tls(folder.path())
         .arg("--tls-auth-clients", clients)
         // Such a server refuses sessions that are resumed.
         .arg("--tls-session-caching", "no")
         .start();
     // The server has read them.
-    fs::remove_dir_all(folder).expect("removed");
-    (server, format!("rediss://localhost:{port}"))
+    let url = format!("rediss://localhost:{}", server.tls_port().expect("a port with TLS"));
+    (server, url)
 }
 
 async fn refused(url: &str, tls: TlsConfig) -> (ErrorKind, String) {
@@ -120,6 +123,53 @@ async fn a_server_name_stands_for_the_host_of_the_address() {
     assert!(kind == ErrorKind::Denied && text.contains("not valid for"), "{text}");
     let (kind, text) = refused(&url, named("no name")).await;
     assert!(kind == ErrorKind::InvalidConfig, "{text}");
+}
+
+/// The nodes of a cluster are named by their IP addresses: certificates have to be valid for these, or the client names them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_followed_over_tls() {
+    let ours = Authority::new();
+    for (name, by_name) in [("127.0.0.1", false), ("queue.internal", true)] {
+        let folder = files(&ours, &ours.sign(name, |_| {}));
+        let path = folder.path().to_owned();
+        let replicas = usize::from(by_name);
+        let start = move || Cluster::start_tls(3, replicas, &path, |builder| builder);
+        let mut cluster = tokio::task::spawn_blocking(start).await.expect("a cluster");
+        let trusted = TlsConfig::new().with_ca(ours.pem());
+        let tls = if by_name { trusted.with_server_name(name) } else { trusted };
+        let mq = Millstream::at(cluster.tls_url()).tls(tls).await.expect("connected");
+        let load = Load::on(mq).await;
+        load.goes_on("messages of all keys").await;
+        let mut lost = Vec::new();
+        tokio::task::block_in_place(|| {
+            let slot = cluster.slot(&log(0));
+            let owner = cluster.owner(slot).expect("an owner");
+            cluster.migrate(slot, (owner + 1) % 3, || {});
+            if by_name {
+                let (primary, replica) = cluster.pairs(3)[0];
+                cluster.nodes[primary].kill();
+                lost.push(std::time::Instant::now());
+                cluster.wait_primary(replica);
+            }
+        });
+        load.goes_on("messages of all keys, after a slot has moved or a primary has died").await;
+        for node in cluster.nodes.iter().filter(|node| node.is_running()) {
+            let plain: Vec<_> = node
+                .cli(&["CLIENT", "LIST"])
+                .lines()
+                .filter(|line| {
+                    line.contains("name=millstream:") && line.contains(&format!(":{} ", node.port()))
+                })
+                .map(str::to_owned)
+                .collect();
+            assert!(plain.is_empty(), "without TLS: {plain:?}");
+        }
+        load.end(&lost, |log| {
+            let owner = cluster.owner(cluster.slot(log)).expect("an owner");
+            cluster.nodes[owner].cli(&["XRANGE", log, "-", "+"])
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
