@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use millstream_core::LockName;
 use millstream_core::leases::Holder;
-use millstream_core::locks::{CALL_TTL, LockRequest, LockRevision, RECORD_TTL};
+use millstream_core::locks::{CALL_TTL, LockRequest, LockRevision, LockState, RECORD_TTL};
 
 use crate::clock::Now;
 
@@ -50,6 +51,23 @@ impl Lock {
     pub(crate) fn holder(&self, now: Now) -> Option<Holder> {
         let record = self.grant.as_ref().filter(|record| record.expires > now)?;
         Some(Holder::new(record.owner.clone(), record.epoch, record.expires.since(now)))
+    }
+
+    /// Returns the state for operators, without what has ended by itself.
+    pub(crate) fn state(&self, name: &LockName, now: Now) -> LockState {
+        let mut state = LockState::new(name.clone());
+        if let Some(record) = self.grant.as_ref().filter(|record| record.expires.plus(RECORD_TTL) > now) {
+            let left = record.expires.since(now);
+            // As for a request: a later expiry than any that was set counts as over.
+            let left = if left > record.ttl * 2 { Duration::ZERO } else { left };
+            state.holder = Some(Holder::new(record.owner.clone(), record.epoch, left));
+            state.ttl = record.ttl;
+        }
+        let mut waiting = self.queue.iter().filter(|waiting| waiting.place_ends > now).peekable();
+        let since = |first: &&Waiting| Duration::from_micros(now.micros().saturating_sub(first.arrived));
+        state.first_waits = waiting.peek().map(since);
+        state.waiting = waiting.count() as u64;
+        state
     }
 
     /// Returns the position of a client in the queue, which it joins if it is not there.
