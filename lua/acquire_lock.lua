@@ -18,7 +18,7 @@
 -- {0, owner or '', epoch, left_ms, retry_ms, ahead, arrived, revision, server or '', now_ms}
 local lock, queue, places, changes, epoch, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, nonce, ttl_ms, heard, above, mode, arrived, min_up_s, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-local PLACE_MS, CALL_MS, RECORD_MS = 3000, 500, 600000
+local PLACE_MS, CALL_MS, RECORD_MS, KEPT_MS = 3000, 500, 600000, 86400000
 
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -38,7 +38,7 @@ local highest = tonumber(redis.call('GET', epoch) or '') or 0
 local gone = redis.call('ZRANGEBYSCORE', places, '-inf', now_ms, 'LIMIT', 0, 100)
 local place = redis.call('ZSCORE', queue, nonce)
 local newest = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
--- Names of locks that ended by themselves. A renewal lists its lock again if the clock has jumped ahead.
+-- Names of locks that ended by themselves.
 local ended = redis.call('ZRANGEBYSCORE', index, '-inf', now_ms, 'LIMIT', 0, 10)
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('ZREM', places, '', unpack(gone))
@@ -50,8 +50,8 @@ local function grant(number)
   redis.call('HSET', lock, 'owner', owner, 'token', token, 'epoch', number, 'ttl', ttl_ms,
     'till', string.format('%.0f', now + ttl_ms))
   -- It is kept beyond the ttl: a holder that lives through an outage, or a clock that jumps, is still known then.
-  redis.call('PEXPIRE', lock, ttl_ms + RECORD_MS)
-  redis.call('ZADD', index, string.format('%.0f', now + ttl_ms + RECORD_MS), name)
+  redis.call('PEXPIRE', lock, ttl_ms + KEPT_MS)
+  redis.call('ZADD', index, string.format('%.0f', now + ttl_ms + KEPT_MS), name)
   redis.call('ZREM', queue, nonce)
   redis.call('ZREM', places, nonce)
   return { 1, number }
@@ -80,7 +80,10 @@ local left_ms = 0
 if last_token ~= '' then
   local far = till - now > 2 * last_ttl
   left_ms = far and 0 or math.max(till - now, 0)
-  if left_ms == 0 and not assured then
+  -- A client that comes anew does not wait for a holder that ended long ago. One that waits already does: for it, a
+  -- clock that jumped ahead is a gap.
+  local anew = (tonumber(before) or 0) == 0
+  if left_ms == 0 and not assured and not (anew and till + RECORD_MS <= now) then
     identify()
     local longest = math.max(heard_ms, last_ttl)
     left_ms = (unbroken and since or now) + longest - now

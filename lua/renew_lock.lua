@@ -7,7 +7,7 @@
 -- returns 1, or the error FENCED
 local lock, index = KEYS[1], KEYS[2]
 local token, ttl_ms, name = ARGV[1], ARGV[2], ARGV[3]
-local RECORD_MS = 600000
+local KEPT_MS = 86400000
 
 if redis.call('HGET', lock, 'token') ~= token then
   return redis.error_reply('FENCED lock is lost')
@@ -17,7 +17,7 @@ redis.call('ZSCORE', index, name)
 local time = redis.call('TIME')
 local till = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + ttl_ms
 -- A write that is never refused comes first: a server that is out of memory then accepts HSET too.
-redis.call('PEXPIRE', lock, ttl_ms + RECORD_MS)
+redis.call('PEXPIRE', lock, ttl_ms + KEPT_MS)
 redis.call('HSET', lock, 'ttl', ttl_ms, 'till', string.format('%.0f', till))
-redis.call('ZADD', index, string.format('%.0f', till + RECORD_MS), name)
+redis.call('ZADD', index, string.format('%.0f', till + KEPT_MS), name)
 return 1

@@ -29,8 +29,13 @@ pub const PLACE_TTL: Duration = Duration::from_secs(3);
 /// Time that a waiting client has to take a lock after it was called. Then the next one is called.
 pub const CALL_TTL: Duration = Duration::from_millis(500);
 
-/// Time beyond the ttl for which the record of a holder that has not released its lock is kept.
+/// Time beyond the ttl after which a holder that has not released its lock counts as dead for a client that comes anew: it does
+/// not have to be answered for a ttl first.
 pub const RECORD_TTL: Duration = Duration::from_secs(600);
+
+/// Time beyond the ttl for which the record of a holder that has not released its lock is kept. Clients that wait for the lock
+/// already are not deceived by a server's clock that jumps ahead by less, and neither is the holder.
+pub const RECORD_KEPT: Duration = Duration::from_secs(24 * 3_600);
 
 /// In front of the name of an election, in the name of its lock.
 pub const ELECTION: &str = "leader:";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_core::LockName;
 use millstream_core::leases::Holder;
-use millstream_core::locks::{CALL_TTL, LockRequest, LockRevision, LockState, RECORD_TTL};
+use millstream_core::locks::{CALL_TTL, LockRequest, LockRevision, LockState, RECORD_KEPT, RECORD_TTL};
 
 use crate::clock::Now;
 
@@ -40,7 +40,7 @@ impl Lock {
     /// Forgets what has ended by itself.
     pub(crate) fn clean(&mut self, now: Now) {
         self.queue.retain(|waiting| waiting.place_ends > now);
-        let kept = |record: &Record| record.expires.plus(RECORD_TTL) > now;
+        let kept = |record: &Record| record.expires.plus(RECORD_KEPT) > now;
         self.grant = self.grant.take().filter(kept);
     }
 
@@ -56,7 +56,7 @@ impl Lock {
     /// Returns the state for operators, without what has ended by itself.
     pub(crate) fn state(&self, name: &LockName, now: Now) -> LockState {
         let mut state = LockState::new(name.clone());
-        if let Some(record) = self.grant.as_ref().filter(|record| record.expires.plus(RECORD_TTL) > now) {
+        if let Some(record) = self.grant.as_ref().filter(|record| record.expires.plus(RECORD_KEPT) > now) {
             let left = record.expires.since(now);
             // As for a request: a later expiry than any that was set counts as over.
             let left = if left > record.ttl * 2 { Duration::ZERO } else { left };
@@ -98,6 +98,11 @@ impl Record {
         let far = self.expires.since(now) > self.ttl * 2;
         if self.expires > now && !far {
             return self.expires.since(now);
+        }
+        // A client that comes anew does not wait for a holder that ended long ago.
+        let anew = request.heard.last().is_none() && !request.heard.is_assured();
+        if anew && !far && self.expires.plus(RECORD_TTL) <= now {
+            return Duration::ZERO;
         }
         let expired = if far { now } else { self.expires };
         let longest = request.heard.ttl().max(self.ttl);
