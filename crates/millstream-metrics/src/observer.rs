@@ -353,7 +353,7 @@ impl Observer for MetricsObserver {
             Event::WorkerStarted { health, .. } => self.checks.add_worker(health.clone()),
             Event::LoopsStarted { group, loops } => self.checks.add_loops(group.cloned(), loops.clone()),
             Event::LockAcquired { .. } | Event::LockEnded { .. } | Event::LockBusy { .. } => {
-                self.locks(event)
+                self.locks(event);
             }
             _ => self.ownership(event),
         }

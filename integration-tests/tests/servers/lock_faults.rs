@@ -180,7 +180,7 @@ async fn outages_in_which_nobody_dies_make_no_two_holders() {
         let goes_on = async || relied.lock().expect("a lock").len() >= before + 3;
         eventually(goes_on, "the lock is granted again").await;
     }
-    clients.iter().for_each(|client| client.abort());
+    clients.iter().for_each(tokio::task::JoinHandle::abort);
     // After two ttls its local deadline has passed: it is lost for good, and nobody else had it.
     assert!(kept.is_lost());
     assert_eq!(kept.release().await.expect("released"), Release::AlreadyLost);
