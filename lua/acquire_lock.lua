@@ -4,6 +4,7 @@
 -- KEYS[3] places ZSET the same nonces by the time in milliseconds at which their place ends; with a ttl
 -- KEYS[4] changes STREAM of one entry: the newest change, with the nonce that is called; with a ttl
 -- KEYS[5] epoch STRING the highest epoch of all locks of the shard
+-- KEYS[6] index ZSET names of the locks of the shard by the time in milliseconds at which their record ends
 -- ARGV[1] owner name of the caller, for people to read
 -- ARGV[2] nonce unique to this attempt
 -- ARGV[3] ttl_ms validity of the grant
@@ -12,11 +13,12 @@
 -- ARGV[6] mode letters: 'q' to wait in the queue, 'a' to announce the grant; or ''
 -- ARGV[7] arrived arrival in microseconds as an earlier reply returned it, or ''
 -- ARGV[8] min_up_s least time since the start of the server, or ''
+-- ARGV[9] name of the lock, for the index
 -- returns {1, epoch} if granted; {2, uptime_s} if the server is too young; else
 -- {0, owner or '', epoch, left_ms, retry_ms, ahead, arrived, revision, server or '', now_ms}
-local lock, queue, places, changes, epoch = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local owner, nonce, ttl_ms, heard, above, mode, arrived, min_up_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local PLACE_MS, CALL_MS, RECORD_MS = 3000, 500, 600000
+local lock, queue, places, changes, epoch, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local owner, nonce, ttl_ms, heard, above, mode, arrived, min_up_s, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local PLACE_MS, CALL_MS, RECORD_MS, KEPT_MS = 3000, 500, 600000, 86400000
 
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -36,16 +38,20 @@ local highest = tonumber(redis.call('GET', epoch) or '') or 0
 local gone = redis.call('ZRANGEBYSCORE', places, '-inf', now_ms, 'LIMIT', 0, 100)
 local place = redis.call('ZSCORE', queue, nonce)
 local newest = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
+-- Names of locks that ended by themselves.
+local ended = redis.call('ZRANGEBYSCORE', index, '-inf', now_ms, 'LIMIT', 0, 10)
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('ZREM', places, '', unpack(gone))
 redis.call('ZREM', queue, '', unpack(gone))
+redis.call('ZREM', index, '', unpack(ended))
 
 local function grant(number)
   local token = number .. ':' .. nonce
   redis.call('HSET', lock, 'owner', owner, 'token', token, 'epoch', number, 'ttl', ttl_ms,
     'till', string.format('%.0f', now + ttl_ms))
   -- It is kept beyond the ttl: a holder that lives through an outage, or a clock that jumps, is still known then.
-  redis.call('PEXPIRE', lock, ttl_ms + RECORD_MS)
+  redis.call('PEXPIRE', lock, ttl_ms + KEPT_MS)
+  redis.call('ZADD', index, string.format('%.0f', now + ttl_ms + KEPT_MS), name)
   redis.call('ZREM', queue, nonce)
   redis.call('ZREM', places, nonce)
   return { 1, number }
@@ -74,7 +80,10 @@ local left_ms = 0
 if last_token ~= '' then
   local far = till - now > 2 * last_ttl
   left_ms = far and 0 or math.max(till - now, 0)
-  if left_ms == 0 and not assured then
+  -- A client that comes anew does not wait for a holder that ended long ago. One that waits already does: for it, a
+  -- clock that jumped ahead is a gap.
+  local anew = (tonumber(before) or 0) == 0
+  if left_ms == 0 and not assured and not (anew and till + RECORD_MS <= now) then
     identify()
     local longest = math.max(heard_ms, last_ttl)
     left_ms = (unbroken and since or now) + longest - now
@@ -115,6 +124,9 @@ if string.find(mode, 'q') then
   redis.call('ZADD', places, string.format('%.0f', now + PLACE_MS), nonce)
   redis.call('PEXPIRE', queue, 2 * PLACE_MS)
   redis.call('PEXPIRE', places, 2 * PLACE_MS)
+  if last_token == '' then
+    redis.call('ZADD', index, 'GT', string.format('%.0f', now + 2 * PLACE_MS), name)
+  end
   ahead = redis.call('ZRANK', queue, nonce)
   if server == '' and not assured and (not unbroken or gap_ms >= heard_ms / 6) then
     identify()

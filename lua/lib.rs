@@ -148,16 +148,16 @@ script!(
 script!(
     /// Grants a lock to the first client in its queue once it is free, and gives the others a place there.
     ACQUIRE_LOCK, "acquire_lock",
-    ["lock", "queue", "places", "changes", "epoch"],
-    ["owner", "nonce", "ttl_ms", "heard", "above", "mode", "arrived", "min_up_s"]
+    ["lock", "queue", "places", "changes", "epoch", "index"],
+    ["owner", "nonce", "ttl_ms", "heard", "above", "mode", "arrived", "min_up_s", "name"]
 );
 script!(
     /// Extends a lock by another ttl; one that merely expired is revived unless another client was granted it.
-    RENEW_LOCK, "renew_lock", ["lock"], ["token", "ttl_ms"]
+    RENEW_LOCK, "renew_lock", ["lock", "index"], ["token", "ttl_ms", "name"]
 );
 script!(
     /// Releases a lock or leaves its queue, and calls the next client in the queue if the lock is free.
-    RELEASE_LOCK, "release_lock", ["lock", "queue", "places", "changes"], ["nonce"]
+    RELEASE_LOCK, "release_lock", ["lock", "queue", "places", "changes", "index"], ["nonce", "name", "ends"]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.

@@ -3,23 +3,28 @@
 -- KEYS[2] queue ZSET nonces of waiting clients by arrival in microseconds; with a ttl
 -- KEYS[3] places ZSET the same nonces by the time in milliseconds at which their place ends; with a ttl
 -- KEYS[4] changes STREAM of one entry: the newest change, with the nonce that is called; with a ttl
--- ARGV[1] nonce of the attempt
--- returns 1 if the lock was held under this nonce, 2 if the nonce had a place in the queue, 0 if neither
-local lock, queue, places, changes = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local nonce = ARGV[1]
+-- KEYS[5] index ZSET names of the locks of the shard by the time in milliseconds at which their record ends
+-- ARGV[1] nonce of the attempt, or '' if an operator ends a grant
+-- ARGV[2] name of the lock, for the index
+-- ARGV[3] ends epoch of the grant that an operator ends, or ''
+-- returns 1 if the lock was held under this nonce or epoch, 2 if the nonce had a place in the queue, 0 if neither
+local lock, queue, places, changes, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local nonce, name, ends = ARGV[1], ARGV[2], ARGV[3]
 local PLACE_MS, CALL_MS = 3000, 500
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 -- Every key is read before the first is written: one of the wrong type is detected before anything is changed.
 local token = redis.call('HGET', lock, 'token') or ''
+local listed = redis.call('ZSCORE', index, name)
 local known = redis.call('XLEN', changes) > 0
 local waited = redis.call('ZSCORE', queue, nonce)
 local gone = redis.call('ZRANGEBYSCORE', places, '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 redis.call('ZREM', places, nonce, unpack(gone))
 redis.call('ZREM', queue, nonce, unpack(gone))
-local mine = string.match(token, '^%d+:(.*)$') == nonce
+local held, by = string.match(token, '^(%d+):(.*)$')
+local mine = held ~= nil and (ends == '' and by == nonce or ends == held)
 if mine then
   redis.call('DEL', lock)
 end
@@ -32,5 +37,8 @@ if first then
 elseif mine and known then
   -- Deleting notifies those who wait for a change, and leaves nothing.
   redis.call('DEL', changes)
+end
+if listed and not first and (mine or token == '') then
+  redis.call('ZREM', index, name)
 end
 return mine and 1 or waited and 2 or 0

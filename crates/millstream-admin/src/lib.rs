@@ -8,6 +8,7 @@ mod faults;
 mod dead_letters;
 mod doctor;
 mod groups;
+mod locks;
 mod memory;
 mod owners;
 mod reset;

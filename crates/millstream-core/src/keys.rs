@@ -229,6 +229,19 @@ impl Keys {
         self.key(format_args!("streaming:mq:lock:epoch:{}", LockTag(name)))
     }
 
+    /// Sorted set without a ttl: the names of the locks of a shard that are held or waited for, by the time in milliseconds until
+    /// which they are, unless they are renewed.
+    #[must_use]
+    pub fn lock_index(&self, name: &LockName) -> Key {
+        self.lock_index_of(lock_shard(name))
+    }
+
+    /// Same as [`lock_index`](Self::lock_index), by the number of the shard.
+    #[must_use]
+    pub fn lock_index_of(&self, shard: u64) -> Key {
+        self.key(format_args!("streaming:mq:lock:index:{{lock:s:{shard}}}"))
+    }
+
     /// Returns the pattern of all keys of locks, for rules that limit what a user may touch.
     #[must_use]
     pub fn patterns_of_locks(&self) -> Vec<Key> {
@@ -375,14 +388,18 @@ impl fmt::Display for Escaped<'_> {
 }
 
 /// Number of shards that locks are spread over: enough for the nodes of a large cluster. Each has one key that stays.
-const LOCK_SHARDS: u64 = 256;
+pub const LOCK_SHARDS: u64 = 256;
+
+fn lock_shard(name: &LockName) -> u64 {
+    jump::mix(name.as_str().as_bytes()) % LOCK_SHARDS
+}
 
 /// Hash tag of a lock's shard. No topic or queue has the same, since the letter differs.
 struct LockTag<'a>(&'a LockName);
 
 impl fmt::Display for LockTag<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{{lock:s:{}}}", jump::mix(self.0.as_str().as_bytes()) % LOCK_SHARDS)
+        write!(f, "{{lock:s:{}}}", lock_shard(self.0))
     }
 }
 
@@ -441,6 +458,7 @@ mod tests {
             keys.lock_places(&lock),
             keys.lock_changes(&lock),
             keys.lock_epoch(&lock),
+            keys.lock_index(&lock),
             keys.members(&tp.topic, &group),
             keys.member(&tp.topic, &group),
             keys.assignment(&tp.topic, &group),
@@ -507,6 +525,7 @@ mod tests {
             "streaming:mq:lock:places:{lock:s:99}:invoice:42",
             "streaming:mq:lock:changes:{lock:s:99}:invoice:42",
             "streaming:mq:lock:epoch:{lock:s:99}",
+            "streaming:mq:lock:index:{lock:s:99}",
             "streaming:mq:members:{orders}:billing",
             "streaming:mq:member:{orders}:billing",
             "streaming:mq:assignment:{orders}:billing",

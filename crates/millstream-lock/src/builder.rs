@@ -30,13 +30,13 @@ pub struct LockBuilder {
     ttl: Duration,
     wait: Option<Duration>,
     fence_above: u64,
-    announced: bool,
+    leads: bool,
 }
 
 impl LockBuilder {
     pub(crate) fn new(client: LockClient, name: String) -> Self {
         let owner = format!("pid-{}", std::process::id());
-        Self { client, name, owner, ttl: DEFAULT_TTL, wait: None, fence_above: 0, announced: false }
+        Self { client, name, owner, ttl: DEFAULT_TTL, wait: None, fence_above: 0, leads: false }
     }
 
     /// Sets the time after which the lock ends if its holder is not heard of any more. A live holder renews it. 500 ms to
@@ -67,8 +67,8 @@ impl LockBuilder {
         self
     }
 
-    pub(crate) fn announced(mut self) -> Self {
-        self.announced = true;
+    pub(crate) fn leads(mut self) -> Self {
+        self.leads = true;
         self
     }
 
@@ -84,8 +84,8 @@ impl LockBuilder {
         problems.finish()?;
         // Parsed above: without a name there was a problem.
         let name = name.map_or_else(|| LockName::new(&self.name), Ok)?;
-        let Self { client, owner, ttl, wait, fence_above, announced, .. } = self;
-        Ok((client, Attempt { name, owner, ttl, wait, fence_above, announced }))
+        let Self { client, owner, ttl, wait, fence_above, leads, .. } = self;
+        Ok((client, Attempt { name, owner, ttl, wait, fence_above, leads }))
     }
 
     /// Waits for the lock, in the order of arrival by the server's clock.

@@ -5,34 +5,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::leases::Holder;
-use millstream_core::locks::{LockChange, LockReply, LockRequest, LockWait, Locks, PLACE_REFRESH};
-use millstream_core::{Backend, LockName};
+use millstream_core::event::{Event, Ignore};
+use millstream_core::leases::{Holder, reliable};
+use millstream_core::locks::{ELECTION, LockReply, LockRequest, LockWait, Locks, PLACE_REFRESH};
+use millstream_core::panics::Careful;
+use millstream_core::{Backend, Capability, LockName, Observer};
 use millstream_loops::{Answers, ControlThread, LeaseClock};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::builder::LockBuilder;
 use crate::error::{AcquireError, Busy};
-use crate::held::Held;
+use crate::held::{Granted, Held};
 use crate::leader::LeaderBuilder;
 use crate::reaper::{Claim, Reaper};
+use crate::watches::Watches;
 
 /// First and longest pause after a request that failed.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// Pause before a request that is repeated because of a change that may be none.
-const SETTLE: Duration = Duration::from_millis(5);
-
-/// Locks over one backend. Cloning is cheap; clones share one task that releases what was dropped.
+/// Locks over one backend. Cloning is cheap; clones share one task that releases what was dropped, and one for each lock
+/// that they wait for.
 #[derive(Clone)]
-pub struct LockClient(Arc<Shared>);
+pub struct LockClient {
+    shared: Arc<Shared>,
+    observer: Arc<dyn Observer>,
+}
 
 struct Shared {
     backend: Backend,
     control: ControlThread,
     clock: Arc<LeaseClock>,
     /// `None` for a backend without locks.
-    reaper: Option<Reaper>,
+    tasks: Option<(Reaper, Watches)>,
 }
 
 /// Settings of one attempt.
@@ -44,7 +48,16 @@ pub(crate) struct Attempt {
     /// `None`: without limit. Zero: the request is made once, without a place in the queue.
     pub(crate) wait: Option<Duration>,
     pub(crate) fence_above: u64,
-    pub(crate) announced: bool,
+    /// Whether the lock is that of an election: then its grant is announced.
+    pub(crate) leads: bool,
+}
+
+impl Attempt {
+    /// Returns the election, if the lock is that of one.
+    fn election(&self) -> Option<&str> {
+        let name = self.name.as_str();
+        self.leads.then(|| name.strip_prefix(ELECTION).unwrap_or(name))
+    }
 }
 
 impl LockClient {
@@ -52,8 +65,20 @@ impl LockClient {
     #[must_use]
     pub fn new(backend: &Backend) -> Self {
         let (control, clock) = (ControlThread::of(backend), LeaseClock::of(backend));
-        let reaper = backend.locks().ok().map(|locks| Reaper::new(locks.clone(), control.clone()));
-        Self(Arc::new(Shared { backend: backend.clone(), control, clock, reaper }))
+        let tasks = backend.locks().ok().map(|locks| {
+            let watches = Watches::new(locks.clone(), control.clone());
+            (Reaper::new(locks.clone(), control.clone()), watches)
+        });
+        let shared = Arc::new(Shared { backend: backend.clone(), control, clock, tasks });
+        Self { shared, observer: Arc::new(Ignore) }
+    }
+
+    /// Returns the same client with an observer, which receives what happens to its locks:
+    /// [`LockAcquired`](Event::LockAcquired), [`LockEnded`](Event::LockEnded), [`LockBusy`](Event::LockBusy), and
+    /// [`Failing`](Event::Failing) with the operation `renew lock`.
+    #[must_use]
+    pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
+        Self { observer: Careful::over(Arc::new(observer)), ..self }
     }
 
     /// Builds a lock on `name`: 1 to 128 characters of `A-Z a-z 0-9 . _ - : / @ + = , #`, checked when it is acquired.
@@ -67,36 +92,49 @@ impl LockClient {
     }
 
     pub(crate) fn role(&self) -> Result<&Arc<dyn Locks>> {
-        self.0.backend.locks()
+        self.shared.backend.locks()
     }
 
     pub(crate) fn clock(&self) -> &Arc<LeaseClock> {
-        &self.0.clock
+        &self.shared.clock
     }
 
     pub(crate) fn control(&self) -> &ControlThread {
-        &self.0.control
+        &self.shared.control
     }
 
     pub(crate) fn claim(&self, name: &LockName, nonce: &str, ttl: Duration) -> Result<Claim> {
-        let missing = || Error::new(ErrorKind::Unsupported, "this backend has no locks (role `locks`)");
-        Ok(self.0.reaper.as_ref().ok_or_else(missing)?.claim(name, nonce, ttl))
+        Ok(self.tasks()?.0.claim(name, nonce, ttl))
+    }
+
+    fn tasks(&self) -> Result<&(Reaper, Watches)> {
+        self.shared.tasks.as_ref().ok_or_else(|| Capability::Locks.missing())
     }
 
     pub(crate) async fn acquire(&self, attempt: Attempt) -> Result<Held, AcquireError> {
-        let (started, shared) = (Instant::now(), &*self.0);
+        let started = Instant::now();
+        let acquired = self.acquire_from(&attempt, started).await;
+        if let Err(AcquireError::Busy(_)) = &acquired {
+            let (lock, election, waited) = (&attempt.name, attempt.election(), started.elapsed());
+            self.observer.observe(&Event::LockBusy { lock, election, waited });
+        }
+        acquired
+    }
+
+    async fn acquire_from(&self, attempt: &Attempt, started: Instant) -> Result<Held, AcquireError> {
+        let shared = &*self.shared;
         let nonce = uuid::Uuid::new_v4().simple().to_string();
         let mut claim = self.claim(&attempt.name, &nonce, attempt.ttl)?;
         let locks = self.role()?.clone();
-        let mut request = LockRequest::new(attempt.name.clone(), attempt.owner, nonce, attempt.ttl);
-        (request.fence_above, request.announced) = (attempt.fence_above, attempt.announced);
+        let mut request = LockRequest::new(attempt.name.clone(), &attempt.owner, nonce, attempt.ttl);
+        (request.fence_above, request.announced) = (attempt.fence_above, attempt.leads);
         request.queued = attempt.wait != Some(Duration::ZERO);
         request.check()?;
         let answers = Answers::new(attempt.ttl);
         let left = || attempt.wait.map_or(Duration::MAX, |wait| wait.saturating_sub(started.elapsed()));
         let busy =
             |holder: Option<Holder>| Busy { name: attempt.name.clone(), holder, waited: started.elapsed() };
-        let mut pause = PAUSES[0];
+        let (mut pause, mut waiter) = (PAUSES[0], None);
         loop {
             request.heard = answers.continuity();
             let (asked, sent) = (shared.clock.now(), Instant::now());
@@ -115,9 +153,20 @@ impl LockClient {
                 }
             };
             match reply {
+                // The reply came so late that the lock cannot be relied on, as after an outage. The same nonce is granted
+                // the same lock again.
+                Ok(LockReply::Granted(_)) if shared.clock.now() >= asked + reliable(attempt.ttl) => {
+                    pause = PAUSES[0];
+                    if left().is_zero() {
+                        return Err(busy(None).into());
+                    }
+                }
                 Ok(LockReply::Granted(grant)) => {
                     let (clock, control) = (shared.clock.clone(), shared.control.clone());
-                    return Ok(Held::new(grant, asked, clock, locks, control, claim));
+                    let election = attempt.election().map(str::to_owned);
+                    let (waited, observer) = (started.elapsed(), self.observer.clone());
+                    let granted = Granted { grant, asked, waited, election, observer };
+                    return Ok(Held::new(granted, clock, locks, control, claim));
                 }
                 Ok(LockReply::Wait(wait)) => {
                     pause = PAUSES[0];
@@ -126,7 +175,13 @@ impl LockClient {
                         return Err(busy(wait.holder).into());
                     }
                     request.arrived = Some(wait.arrived);
-                    called(&*locks, &request, &wait, left()).await;
+                    if waiter.is_none() {
+                        waiter = Some(self.tasks()?.1.enter(&attempt.name, &request.nonce));
+                    }
+                    if let Some(waiter) = &waiter {
+                        let _ =
+                            timeout(pause_until_asked(&request, &wait).min(left()), waiter.called()).await;
+                    }
                 }
                 Ok(LockReply::TooYoung(uptime)) => {
                     let why = format!("the server is up for {uptime:?} only, and nothing was required");
@@ -143,27 +198,11 @@ impl LockClient {
     }
 }
 
-/// Waits until the client is called, or it is time to ask again in any case.
-async fn called(locks: &dyn Locks, request: &LockRequest, reply: &LockWait, left: Duration) {
+/// Returns the time after which a waiting client repeats its request, unless it is called before.
+fn pause_until_asked(request: &LockRequest, reply: &LockWait) -> Duration {
     // Those far behind the first would ask in vain when the lock may be free.
     let soon = if reply.ahead <= 1 { reply.retry_in.max(Duration::from_millis(1)) } else { PLACE_REFRESH };
-    let limit = PLACE_REFRESH.min(request.ttl / 4).min(soon).min(left);
-    let mut seen = reply.seen;
-    let waiting = async {
-        loop {
-            match locks.changed(&request.name, seen, limit).await {
-                Ok(LockChange::Called(_, Some(nonce))) if nonce == request.nonce => return,
-                Ok(LockChange::Called(revision, _)) => seen = revision,
-                Ok(LockChange::Maybe) => return sleep(SETTLE).await,
-                Ok(LockChange::Nothing) => return,
-                Err(error) => {
-                    tracing::debug!(lock = %request.name, %error, "no notices of changes: asked again soon");
-                    std::future::pending::<()>().await;
-                }
-            }
-        }
-    };
-    let _ = timeout(limit, waiting).await;
+    PLACE_REFRESH.min(request.ttl / 4).min(soon)
 }
 
 impl fmt::Debug for LockClient {

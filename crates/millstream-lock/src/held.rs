@@ -1,19 +1,24 @@
 //! A lock that is held: its deadline, its watchdog, and its release.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::LockName;
-use millstream_core::error::{ErrorKind, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::{Event, LockEnd};
 use millstream_core::leases::{reliable, renewal_patience};
 use millstream_core::locks::{LockGrant, LockRelease, Locks};
+use millstream_core::{LockName, Observer};
 use millstream_loops::{ControlThread, LeaseClock};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::reaper::Claim;
+
+/// Operation of the watchdog in events.
+const RENEW: &str = "renew lock";
 
 /// Longest pause before a renewal that failed is repeated.
 const RETRY: Duration = Duration::from_secs(1);
@@ -46,8 +51,23 @@ pub struct Held {
 #[derive(Clone)]
 pub struct LockView(Arc<State>);
 
+/// A grant, and who is notified of its end.
+pub(crate) struct Granted {
+    pub(crate) grant: LockGrant,
+    /// Time just before the request.
+    pub(crate) asked: Instant,
+    /// Time since the first request.
+    pub(crate) waited: Duration,
+    /// The election, if the lock is that of one.
+    pub(crate) election: Option<String>,
+    pub(crate) observer: Arc<dyn Observer>,
+}
+
 struct State {
-    grant: LockGrant,
+    granted: Granted,
+    begun: Instant,
+    /// Whether the end of the lock was emitted.
+    ended: AtomicBool,
     clock: Arc<LeaseClock>,
     /// Until then the lock may be relied on.
     deadline: Mutex<Instant>,
@@ -56,6 +76,27 @@ struct State {
 }
 
 impl State {
+    fn grant(&self) -> &LockGrant {
+        &self.granted.grant
+    }
+
+    /// Emits that the lock is held.
+    fn begin(&self) {
+        let (lock, epoch) = (&self.grant().name, self.grant().epoch);
+        let Granted { election, waited, observer, .. } = &self.granted;
+        let election = election.as_deref();
+        observer.observe(&Event::LockAcquired { lock, election, epoch, waited: *waited });
+    }
+
+    /// Emits the end of the lock, once.
+    fn end(&self, end: LockEnd) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            let (lock, epoch) = (&self.grant().name, self.grant().epoch);
+            let (election, held) = (self.granted.election.as_deref(), self.begun.elapsed());
+            self.granted.observer.observe(&Event::LockEnded { lock, election, epoch, end, held });
+        }
+    }
+
     fn deadline(&self) -> MutexGuard<'_, Instant> {
         self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,7 +107,7 @@ impl State {
         if self.clock.now() >= *deadline {
             self.lost.cancel();
         } else {
-            *deadline = (*deadline).max(asked + reliable(self.grant.ttl));
+            *deadline = (*deadline).max(asked + reliable(self.grant().ttl));
         }
     }
 
@@ -93,14 +134,14 @@ impl LockView {
     /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &LockName {
-        &self.0.grant.name
+        &self.0.grant().name
     }
 
     /// Returns the epoch of the grant: it grows with every grant of this lock. Pass it on to the store that the lock
     /// guards, and let the store refuse smaller ones.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.grant.epoch
+        self.0.grant().epoch
     }
 
     /// Returns the time for which the lock may be relied on without another renewal; zero once it is lost.
@@ -136,18 +177,20 @@ impl fmt::Debug for LockView {
 }
 
 impl Held {
-    /// Starts the watchdog of a lock that was requested at `asked`.
+    /// Starts the watchdog of a lock.
     pub(crate) fn new(
-        grant: LockGrant,
-        asked: Instant,
+        granted: Granted,
         clock: Arc<LeaseClock>,
         locks: Arc<dyn Locks>,
         control: ControlThread,
         claim: Claim,
     ) -> Self {
-        let (nonce, deadline) = (grant.nonce.clone(), Mutex::new(asked + reliable(grant.ttl)));
-        let state = Arc::new(State { grant, clock, deadline, lost: CancellationToken::new() });
-        let watchdog = Some(control.spawn(watch(state.clone(), locks.clone(), asked)));
+        let nonce = granted.grant.nonce.clone();
+        let deadline = Mutex::new(granted.asked + reliable(granted.grant.ttl));
+        let (begun, ended, lost) = (Instant::now(), AtomicBool::new(false), CancellationToken::new());
+        let state = Arc::new(State { granted, begun, ended, clock, deadline, lost });
+        state.begin();
+        let watchdog = Some(control.spawn(watch(state.clone(), locks.clone())));
         Self { view: LockView(state), locks, control, nonce, watchdog, claim: Some(claim) }
     }
 
@@ -200,7 +243,19 @@ impl Held {
             claim.released();
         }
         let held = released == LockRelease::Released && !was_lost;
+        self.view.0.end(match (held, was_lost) {
+            (true, _) => LockEnd::Released,
+            (false, true) => LockEnd::Expired,
+            (false, false) => LockEnd::Gone,
+        });
         Ok(if held { Release::Released } else { Release::AlreadyLost })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A release has emitted the end already, unless it failed: then the lock is released in the background.
+        self.view.0.end(if self.is_lost() { LockEnd::Expired } else { LockEnd::Released });
     }
 }
 
@@ -211,37 +266,49 @@ impl fmt::Debug for Held {
 }
 
 /// Renews the lock until it is lost.
-async fn watch(state: Arc<State>, locks: Arc<dyn Locks>, asked: Instant) {
+async fn watch(state: Arc<State>, locks: Arc<dyn Locks>) {
     tokio::select! {
         biased;
         () = state.until_lost() => {
-            tracing::warn!(lock = %state.grant.name, epoch = state.grant.epoch, "a lock was lost");
+            tracing::warn!(lock = %state.grant().name, epoch = state.grant().epoch, "a lock was lost");
         }
-        () = renew(&state, &*locks, asked) => {}
+        () = renew(&state, &*locks) => {}
     }
+    // A refusal has emitted it already.
+    state.end(LockEnd::Expired);
 }
 
-async fn renew(state: &State, locks: &dyn Locks, mut asked: Instant) {
-    let (ttl, name) = (state.grant.ttl, &state.grant.name);
+async fn renew(state: &State, locks: &dyn Locks) {
+    let (ttl, name, mut asked) = (state.grant().ttl, &state.grant().name, state.granted.asked);
     let patience = renewal_patience(ttl);
+    let emit = |event: Event<'_>| state.granted.observer.observe(&event);
+    let mut failing = false;
     loop {
         state.clock.sleep_until(asked + ttl / 3).await;
         loop {
             // Taken before the request: the ttl cannot have started earlier.
             let now = state.clock.now();
-            match timeout(patience, locks.renew(&state.grant)).await {
-                Ok(Ok(())) => {
+            let late = |_| Err(Error::new(ErrorKind::Unconfirmed, format!("no answer within {patience:?}")));
+            match timeout(patience, locks.renew(state.grant())).await.unwrap_or_else(late) {
+                Ok(()) => {
                     state.renewed(now);
                     asked = now;
+                    if std::mem::take(&mut failing) {
+                        emit(Event::Recovered { operation: RENEW, topic_partition: None });
+                    }
                     break;
                 }
-                Ok(Err(error)) if error.kind() == ErrorKind::Fenced => {
+                Err(error) if error.kind() == ErrorKind::Fenced => {
                     tracing::warn!(lock = %name, %error, "a renewal was refused");
+                    state.end(LockEnd::Refused);
                     state.lost.cancel();
                     return;
                 }
-                Ok(Err(error)) => tracing::warn!(lock = %name, %error, "a renewal failed"),
-                Err(_) => tracing::warn!(lock = %name, "no answer to a renewal within {patience:?}"),
+                Err(error) => {
+                    tracing::warn!(lock = %name, %error, "a renewal failed");
+                    failing = true;
+                    emit(Event::Failing { operation: RENEW, topic_partition: None, error: &error });
+                }
             }
             sleep((ttl / 10).min(RETRY)).await;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::LockName;
 use millstream_core::error::Result;
-use millstream_core::locks::{LockChange, LockRevision, Locks, PLACE_REFRESH};
+use millstream_core::locks::{ELECTION, LockChange, LockRevision, Locks, PLACE_REFRESH};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -29,8 +29,8 @@ pub struct LeaderBuilder {
 
 impl LeaderBuilder {
     pub(crate) fn new(client: LockClient, name: &str) -> Self {
-        let name = format!("leader:{name}");
-        let lock = client.lock(name.clone()).ttl(DEFAULT_TTL).announced();
+        let name = format!("{ELECTION}{name}");
+        let lock = client.lock(name.clone()).ttl(DEFAULT_TTL).leads();
         Self { client, name, lock }
     }
 
@@ -169,7 +169,11 @@ async fn observe(locks: Arc<dyn Locks>, name: LockName, sender: watch::Sender<Op
         }
         match locks.changed(&name, seen, PLACE_REFRESH).await {
             Ok(LockChange::Called(revision, _)) => seen = revision,
-            Ok(LockChange::Maybe) => sleep(Duration::from_millis(5)).await,
+            Ok(LockChange::Maybe) => {
+                // The lock may be gone with its changes: what comes then is new, whatever its revision is.
+                seen = LockRevision::default();
+                sleep(Duration::from_millis(5)).await;
+            }
             Ok(LockChange::Nothing) => {}
             Err(error) => {
                 tracing::debug!(lock = %name, %error, "no notices of changes: a look follows");

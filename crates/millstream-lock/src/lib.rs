@@ -7,6 +7,7 @@ mod held;
 mod leader;
 mod reaper;
 mod redlock;
+mod watches;
 
 pub use builder::LockBuilder;
 pub use client::LockClient;

@@ -1,70 +1,23 @@
 //! Locks on the backend in memory, under a paused clock.
 
-use std::sync::Arc;
+mod support;
+
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use millstream_core::leases::Holder;
-use millstream_core::locks::{
-    LockChange, LockGrant, LockRelease, LockReply, LockRequest, LockRevision, Locks,
-};
-use millstream_core::{Backend, Error, ErrorKind, LockName, Result};
+use millstream_core::locks::{LockReply, LockRequest};
+use millstream_core::{Backend, Error, ErrorKind};
 use millstream_lock::{AcquireError, LockClient, RedLock, RedLockError, Release, RunError};
-use millstream_memory::MemoryBackend;
 use tokio::time::Instant;
+
+use support::{backend, faulty};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn backend() -> Backend {
-    Backend::from(MemoryBackend::new())
-}
-
 fn client() -> LockClient {
     LockClient::new(&backend())
-}
-
-/// Locks whose renewals fail while `fails` is set, and are refused while `refuses` is.
-struct Faulty {
-    inner: Arc<dyn Locks>,
-    fails: AtomicBool,
-    refuses: AtomicBool,
-}
-
-#[async_trait]
-impl Locks for Faulty {
-    async fn acquire(&self, request: &LockRequest) -> Result<LockReply> {
-        self.inner.acquire(request).await
-    }
-
-    async fn renew(&self, grant: &LockGrant) -> Result<()> {
-        if self.fails.load(Ordering::SeqCst) {
-            return Err(Error::new(ErrorKind::Unavailable, "away"));
-        }
-        if self.refuses.load(Ordering::SeqCst) {
-            return Err(grant.fenced());
-        }
-        self.inner.renew(grant).await
-    }
-
-    async fn release(&self, name: &LockName, nonce: &str) -> Result<LockRelease> {
-        self.inner.release(name, nonce).await
-    }
-
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>> {
-        self.inner.holder(name).await
-    }
-
-    async fn changed(&self, name: &LockName, seen: LockRevision, wait: Duration) -> Result<LockChange> {
-        self.inner.changed(name, seen, wait).await
-    }
-}
-
-fn faulty() -> (LockClient, Arc<Faulty>, Backend) {
-    let backend = backend();
-    let inner = backend.locks().expect("locks").clone();
-    let faulty = Arc::new(Faulty { inner, fails: AtomicBool::default(), refuses: AtomicBool::default() });
-    (LockClient::new(&backend.clone().with_locks(faulty.clone())), faulty, backend)
 }
 
 async fn holder(backend: &Backend, name: &str) -> Option<Holder> {
@@ -198,7 +151,7 @@ async fn work_is_dropped_at_the_loss_and_its_own_error_is_kept() {
 async fn clients_are_served_in_the_order_of_arrival() {
     let locks = client();
     let held = locks.lock("a").acquire().await.expect("acquired");
-    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiting = Vec::new();
     for n in 0..20 {
         let (locks, order) = (locks.clone(), order.clone());

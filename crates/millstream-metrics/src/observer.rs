@@ -212,6 +212,29 @@ impl MetricsObserver {
         });
     }
 
+    /// Counts what happens to locks. Only those of elections have labels.
+    fn locks(&self, event: &Event<'_>) {
+        let seconds = |metric, time: Duration| self.registry.histogram(metric, &[]).record(time);
+        match *event {
+            Event::LockAcquired { election: None, waited, .. } => {
+                self.rarely(&table::LOCKS_ACQUIRED, &[], 1);
+                seconds(&table::LOCK_WAIT_SECONDS, waited);
+            }
+            Event::LockAcquired { election: Some(election), .. } => {
+                self.rarely(&table::TERMS_BEGUN, &[election], 1);
+            }
+            Event::LockEnded { election: None, end, held, .. } => {
+                self.rarely(&table::LOCKS_ENDED, &[end.as_str()], 1);
+                seconds(&table::LOCK_HELD_SECONDS, held);
+            }
+            Event::LockEnded { election: Some(election), end, .. } => {
+                self.rarely(&table::TERMS_ENDED, &[election, end.as_str()], 1);
+            }
+            Event::LockBusy { election: None, .. } => self.rarely(&table::LOCKS_BUSY, &[], 1),
+            _ => {}
+        }
+    }
+
     /// Counts changes of the ownership of partitions and of the state of groups.
     fn ownership(&self, event: &Event<'_>) {
         let (tp, group, counter): (_, _, fn(&InPartition) -> &Counter) = match *event {
@@ -329,6 +352,9 @@ impl Observer for MetricsObserver {
             Event::ConsumerStarted { health, .. } => self.checks.add(health.clone()),
             Event::WorkerStarted { health, .. } => self.checks.add_worker(health.clone()),
             Event::LoopsStarted { group, loops } => self.checks.add_loops(group.cloned(), loops.clone()),
+            Event::LockAcquired { .. } | Event::LockEnded { .. } | Event::LockBusy { .. } => {
+                self.locks(event);
+            }
             _ => self.ownership(event),
         }
     }

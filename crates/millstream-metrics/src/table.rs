@@ -17,6 +17,8 @@ const TOPIC_GROUP: &[&str] = &["topic", "group"];
 const CONSUMER: &[&str] = &["topic", "group", "consumer"];
 /// One shard of a delay queue.
 const SHARD: &[&str] = &["queue", "shard"];
+/// One election. Locks have no label: their names are often made from data, and would be too many series.
+const ELECTION: &[&str] = &["election"];
 /// One worker of a delay queue.
 const WORKER: &[&str] = &["queue", "worker"];
 
@@ -106,6 +108,18 @@ table! {
     TASK_CLAIMS_LOST = Counter Events "millstream_task_claims_lost_total" SHARD,
         "Claims that expired while tasks were handled.";
 
+    // Locks and leaders.
+    LOCKS_ACQUIRED = Counter Events "millstream_locks_acquired_total" &[],
+        "Locks that this process was granted, without those of elections.";
+    LOCKS_ENDED = Counter Events "millstream_locks_ended_total" &["end"],
+        "Locks that this process does not hold any more, by end: `released`, or lost: `refused` at a renewal, `expired` without one, `gone` at the release.";
+    LOCKS_BUSY = Counter Events "millstream_locks_busy_total" &[],
+        "Attempts of this process that ended without the lock, because it was not free in time.";
+    TERMS_BEGUN = Counter Events "millstream_leader_terms_begun_total" ELECTION,
+        "Times that this process became the leader of an election.";
+    TERMS_ENDED = Counter Events "millstream_leader_terms_ended_total" &["election", "end"],
+        "Times that this process ceased to lead, by end: `released` if it resigned, or lost: `refused`, `expired`, `gone`.";
+
     // Loops.
     ERRORS = Counter Events "millstream_errors_total" &["operation", "kind"],
         "Errors of loops, which then retry, by operation and kind of error.";
@@ -132,6 +146,10 @@ table! {
         "Messages returned by one read.";
     SETTLE_BATCH = Histogram Events "millstream_settle_batch_messages" &["topic", "group"],
         "Messages settled by one request.";
+    LOCK_WAIT_SECONDS = Histogram Events "millstream_lock_wait_seconds" &[],
+        "Time from the request for a lock until it was granted, without those of elections.";
+    LOCK_HELD_SECONDS = Histogram Events "millstream_lock_held_seconds" &[],
+        "Time for which locks were held until they were released or lost, without those of elections.";
     TASK_SECONDS = Histogram Events "millstream_task_handler_seconds" &["queue", "result"],
         "Duration of handlers of tasks, by result.";
 

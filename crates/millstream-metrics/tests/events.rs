@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millstream_core::event::{Cause, Handled, Ignore, LetterWork};
+use millstream_core::event::{Cause, Handled, Ignore, LetterWork, LockEnd};
 use millstream_core::log::{Settled, Source};
 use millstream_core::panics::UserCode;
 use millstream_core::schedule::{Place, ScheduleId, Shard};
@@ -82,6 +82,8 @@ fn everything(metrics: &Metrics) {
     let schedule: ScheduleId = "s".parse().expect("an id");
     let (settled, late) = (Settled { applied: 5, stale: 2 }, Duration::from_millis(4));
     let (topic_partition, group) = (&tp, &group);
+    let (lock, led) = ("invoice:42".parse().expect("name"), "leader:scheduler".parse().expect("name"));
+    let (none, scheduler) = (None, Some("scheduler"));
     for event in [
         Event::Produced { topic: &topic, messages: 3 },
         Event::Delayed { topic: &topic, messages: 4 },
@@ -118,6 +120,13 @@ fn everything(metrics: &Metrics) {
         Event::Worked { shard: &shard, attempt: 1, handled: Handled::Acked, late, elapsed: late },
         Event::TasksSettled { shard: &shard, settled },
         Event::ClaimsLost { shard: &shard, tasks: 2 },
+        Event::LockAcquired { lock: &lock, election: none, epoch: 1, waited: late },
+        Event::LockAcquired { lock: &lock, election: none, epoch: 2, waited: late },
+        Event::LockEnded { lock: &lock, election: none, epoch: 1, end: LockEnd::Released, held: late },
+        Event::LockEnded { lock: &lock, election: none, epoch: 2, end: LockEnd::Expired, held: late },
+        Event::LockBusy { lock: &lock, election: none, waited: late },
+        Event::LockAcquired { lock: &led, election: scheduler, epoch: 3, waited: late },
+        Event::LockEnded { lock: &led, election: scheduler, epoch: 3, end: LockEnd::Refused, held: late },
         Event::Failing { operation: "fetch", topic_partition: None, error: &error },
         Event::Recovered { operation: "fetch", topic_partition: None },
         Event::Panicked { code: UserCode::Codec, text: "unlucky" },
@@ -141,6 +150,14 @@ fn every_event_is_counted_as_often_as_it_says() {
     };
     for (series, count) in [
         ("produced_total{topic=\"t\"}".to_owned(), 3.0),
+        ("locks_acquired_total".into(), 2.0),
+        ("locks_ended_total{end=\"released\"}".into(), 1.0),
+        ("locks_ended_total{end=\"expired\"}".into(), 1.0),
+        ("locks_busy_total".into(), 1.0),
+        ("lock_wait_seconds_count".into(), 2.0),
+        ("lock_held_seconds_count".into(), 2.0),
+        ("leader_terms_begun_total{election=\"scheduler\"}".into(), 1.0),
+        ("leader_terms_ended_total{election=\"scheduler\",end=\"refused\"}".into(), 1.0),
         ("scheduled_total{topic=\"t\"}".into(), 4.0),
         ("deduplicated_total{topic=\"t\"}".into(), 2.0),
         ("duplicates_total{topic=\"t\",partition=\"3\",group=\"g\"}".into(), 1.0),

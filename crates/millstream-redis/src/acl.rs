@@ -71,6 +71,8 @@ const READS: &[&str] = &[
     "xread",
     "zcard",
     "zcount",
+    "zrange",
+    "zscan",
     "command|info",
     "config|get",
     "memory|usage",

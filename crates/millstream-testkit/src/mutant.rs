@@ -131,6 +131,14 @@ sabotages! {
     LockNamesCollide,
     /// The holder of a lock is not known.
     LockHolderUnknown,
+    /// Operators do not see who waits for a lock.
+    LockQueueUnseen,
+    /// The list of locks ends with its first part.
+    LockListStops,
+    /// A forced release ends any grant of the lock.
+    LockForcedUnchecked,
+    /// Forced releases are confirmed and forgotten.
+    LockForcedForgotten,
 
     // Settling.
     /// Acks are confirmed and forgotten.

@@ -43,6 +43,7 @@ pub fn cases() -> Vec<Case> {
         shared::cases(),
         idempotency::cases(),
         locks::cases(),
+        locks::operators::cases(),
         inspect::cases(),
         audit::cases(),
         claims::cases(),

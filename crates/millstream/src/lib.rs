@@ -46,9 +46,11 @@ pub mod layers {
 /// Inspection and operations. [`Millstream::admin`] returns the handle.
 pub mod admin {
     pub use millstream_admin::*;
+    pub use millstream_core::LockName;
     pub use millstream_core::audit::{Fault, Finding, Remedy, Scope};
     pub use millstream_core::catalog::GroupState;
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
+    pub use millstream_core::locks::{LockCursor, LockPage, LockState};
 }
 
 /// Delay queues, which need no topics, and recurring messages. [`DelayQueue::new`](delay::DelayQueue::new) opens a

@@ -70,16 +70,22 @@ impl Millstream {
     fn new(backend: Backend, observer: Arc<dyn Observer>) -> Self {
         Self {
             #[cfg(feature = "lock")]
-            locks: LockClient::new(&backend),
+            locks: LockClient::new(&backend).with_observer(observer.clone()),
             backend,
             observer,
         }
     }
 
-    /// Returns the same queue with `observer`: producers and consumers that are made from it send it every event.
+    /// Returns the same queue with `observer`: producers, consumers and locks that are made from it send it every event.
     #[must_use]
     pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
-        Self { observer: Arc::new(observer), ..self }
+        let observer: Arc<dyn Observer> = Arc::new(observer);
+        Self {
+            #[cfg(feature = "lock")]
+            locks: self.locks.with_observer(observer.clone()),
+            observer,
+            ..self
+        }
     }
 
     /// Builds a producer for `topic`: `let orders = mq.producer(ORDERS).await?;`.

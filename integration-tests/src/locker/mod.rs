@@ -6,13 +6,29 @@ use serde::{Deserialize, Serialize};
 /// What a `locker` process does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
-    /// The server of the lock and of the store.
-    pub url: String,
+    /// The servers of the lock. The first one is that of the store too.
+    pub urls: Vec<String>,
     /// Ttl of the lock in milliseconds.
     pub ttl_ms: u64,
-    /// Whether it takes the lock as a candidate of an election.
-    pub leads: bool,
+    /// How it takes the lock.
+    pub work: Work,
 }
+
+/// Work of a `locker` process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// Takes the lock again and again.
+    Lock,
+    /// Takes the lock again and again, as a candidate of an election.
+    Lead,
+    /// Takes the lock once, checks that it holds it, sets [`CHECKED`], and writes two seconds later, without another check.
+    CheckThenWrite,
+    /// The same with a lock over several servers, which has no fence: it shows 0.
+    CheckThenWriteRed,
+}
+
+/// Key that a process sets when it has checked that it holds its lock: to the fence.
+pub const CHECKED: &str = "checked";
 
 /// Accepts a write only if its fence is not below the highest that it has seen, and records each with its result.
 const WRITE: &str = "
@@ -55,6 +71,15 @@ impl Store {
         let mut command = redis::cmd("EVAL");
         command.arg(WRITE).arg(2).arg("store").arg("writes").arg(fence).arg(pid);
         command.query_async(&mut self.0).await.expect("an answer")
+    }
+
+    /// Sets [`CHECKED`].
+    ///
+    /// # Panics
+    /// If the server is away.
+    pub async fn checked(&mut self, fence: u64) {
+        let set = redis::cmd("SET").arg(CHECKED).arg(fence).to_owned();
+        set.query_async::<()>(&mut self.0).await.expect("set");
     }
 
     /// Returns all writes, in the order in which they came.

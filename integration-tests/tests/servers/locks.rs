@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use integration_tests::eventually;
-use integration_tests::locker::{Setup, Store};
+use integration_tests::history::figure;
+use integration_tests::locker::{CHECKED, Setup, Store, Work};
 use integration_tests::process::Process;
 use integration_tests::server::Server;
 use millstream::Millstream;
-use millstream::lock::{LockName, RedLock, RedLockError};
+use millstream::lock::{LockName, RedLock, RedLockError, Release};
 use millstream_core::Continuity;
 use millstream_core::locks::{LockReply, LockRequest};
+use millstream_loops::ControlThread;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -18,18 +20,18 @@ fn start(setup: &Setup) -> Process {
     Process::start(env!("CARGO_BIN_EXE_locker"), setup)
 }
 
-/// Number of kills of a leader. `MILLSTREAM_TEST_KILLS` asks for more.
-fn kills() -> usize {
-    std::env::var("MILLSTREAM_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(10)
+/// Number of kills of a leader, if `MILLSTREAM_TEST_KILLS` asks for a number.
+fn kills() -> Option<usize> {
+    std::env::var("MILLSTREAM_TEST_KILLS").ok().and_then(|kills| kills.parse().ok())
 }
 
-/// Checks that fences never go back, and that each has one owner.
+/// Checks that accepted fences never go back, and that each fence, accepted or not, has one owner.
 async fn check(store: &mut Store) -> (usize, usize) {
     let writes = store.writes().await;
     let (mut last, mut owners) = (0, HashMap::new());
-    for write in writes.iter().filter(|write| write.accepted) {
-        assert!(write.fence >= last, "{write:?} after fence {last}");
-        last = write.fence;
+    for write in &writes {
+        assert!(!write.accepted || write.fence >= last, "{write:?} after fence {last}");
+        last = last.max(write.fence);
         assert_eq!(*owners.entry(write.fence).or_insert(write.pid), write.pid, "two holders with one fence");
     }
     (owners.len(), writes.iter().filter(|write| !write.accepted).count())
@@ -38,7 +40,7 @@ async fn check(store: &mut Store) -> (usize, usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fenced_store_never_accepts_two_holders() {
     let server = Server::start();
-    let setup = Setup { url: server.url(), ttl_ms: 500, leads: false };
+    let setup = Setup { urls: vec![server.url()], ttl_ms: 500, work: Work::Lock };
     let mq = Millstream::connect(&server.url()).await.expect("connected");
     let (name, locks) = (LockName::new("invoice:42").expect("name"), mq.backend().locks().expect("locks"));
     let mut store = Store::connect(&server.url()).await;
@@ -66,7 +68,7 @@ async fn a_fenced_store_never_accepts_two_holders() {
     }
     drop(processes);
     let (fences, refused) = check(&mut store).await;
-    println!("{fences} grants, {stops} stops, {refused} writes refused");
+    figure("lock", &format!("{fences} grants, {stops} stops, {refused} writes refused"));
     assert!(fences > 16, "{fences}");
 }
 
@@ -74,7 +76,7 @@ async fn a_fenced_store_never_accepts_two_holders() {
 async fn one_leader_acts_in_each_epoch_and_a_dead_one_is_replaced_soon() {
     let server = Server::start();
     let ttl = Duration::from_millis(500);
-    let setup = Setup { url: server.url(), ttl_ms: 500, leads: true };
+    let setup = Setup { urls: vec![server.url()], ttl_ms: 500, work: Work::Lead };
     let mq = Millstream::connect(&server.url()).await.expect("connected");
     let mut watch = mq.leader("scheduler").observe().await.expect("observed");
     let mut store = Store::connect(&server.url()).await;
@@ -82,7 +84,7 @@ async fn one_leader_acts_in_each_epoch_and_a_dead_one_is_replaced_soon() {
     let mut took = Vec::new();
     let leads = async || watch.clone().current().is_some();
     eventually(leads, "somebody leads").await;
-    for _ in 0..kills() {
+    for _ in 0..kills().unwrap_or(10) {
         // Every candidate has been heard for a ttl.
         tokio::time::sleep(ttl * 2).await;
         let leader = watch.current().expect("a leader");
@@ -91,7 +93,7 @@ async fn one_leader_acts_in_each_epoch_and_a_dead_one_is_replaced_soon() {
         processes[at].kill();
         let killed = Instant::now();
         loop {
-            match tokio::time::timeout(10 * SECOND, watch.changed()).await.expect("a new leader") {
+            match tokio::time::timeout(30 * SECOND, watch.changed()).await.expect("a new leader") {
                 Some(next) if next.epoch > leader.epoch => break,
                 _ => {}
             }
@@ -103,11 +105,11 @@ async fn one_leader_acts_in_each_epoch_and_a_dead_one_is_replaced_soon() {
     let (epochs, _) = check(&mut store).await;
     took.sort();
     let (median, longest) = (took[took.len() / 2], took[took.len() - 1]);
-    println!(
-        "{} kills, {epochs} epochs with writes, takeover: median {median:?}, longest {longest:?}",
-        took.len()
-    );
-    assert!(longest <= ttl + SECOND, "a takeover took {longest:?}");
+    let text =
+        format!("{} kills, {epochs} epochs with writes, median {median:?}, longest {longest:?}", took.len());
+    figure("takeover", &text);
+    // On a machine that does nothing else. Otherwise a hang alone is a failure.
+    assert!(kills().is_none() || longest <= ttl + SECOND, "a takeover took {longest:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,8 +120,13 @@ async fn ten_thousand_cancelled_attempts_leave_no_key_and_no_connection() {
     let attempt = |name: &str| mq.lock(name).wait(Duration::from_millis(50)).acquire();
     assert!(attempt("a").await.is_err(), "it opens the connections that waiting needs");
     let connections = || server.cli(&["CLIENT", "LIST"]).lines().count();
-    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    let before = (connections(), tasks());
+    // Where the requests are made, what was dropped is released, and calls are waited for.
+    let control = ControlThread::of(mq.backend());
+    let tasks = async || {
+        let count = async { Ok(tokio::runtime::Handle::current().metrics().num_alive_tasks()) };
+        control.call(count).await.expect("counted")
+    };
+    let before = (connections(), tasks().await);
     for n in 0..10_000_u64 {
         let limit = Duration::from_micros(n % 50 * 20);
         let _ = tokio::time::timeout(limit, attempt(if n % 2 == 0 { "a" } else { "b" })).await;
@@ -133,7 +140,7 @@ async fn ten_thousand_cancelled_attempts_leave_no_key_and_no_connection() {
         drop(mq.lock(name).try_acquire().await.expect("asked").expect("free"));
     }
     assert_eq!(connections(), before.0, "connections");
-    let ended = async || tasks() <= before.1;
+    let ended = async || tasks().await <= before.1;
     eventually(ended, "the tasks have ended").await;
 }
 
@@ -208,6 +215,16 @@ async fn redlock_needs_a_majority_and_does_not_count_a_server_that_has_forgotten
     assert_eq!((missed.granted, missed.failed), (2, 3), "{missed}");
 }
 
+/// Starts a process that checks its lock and writes later, stops it in between, and returns it with the fence that it has.
+async fn stopped_after_its_check(servers: &[Server], work: Work) -> (Process, u64) {
+    let urls = servers.iter().map(Server::url).collect();
+    let process = start(&Setup { urls, ttl_ms: 500, work });
+    let checked = async || !servers[0].cli(&["GET", CHECKED]).is_empty();
+    eventually(checked, "it has checked its lock").await;
+    process.stop();
+    (process, servers[0].cli(&["GETDEL", CHECKED]).parse().expect("a fence"))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_makes_two_holders_and_the_fence_stops_the_first() {
     let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
@@ -215,24 +232,32 @@ async fn a_pause_makes_two_holders_and_the_fence_stops_the_first() {
     for server in &servers {
         queues.push(Millstream::connect(&server.url()).await.expect("connected"));
     }
+    let ttl = Duration::from_millis(500);
+    let me = std::process::id();
+    let store = Store::connect(&servers[0].url()).await;
+    let last = async || store.clone().writes().await.last().copied();
+
     let backends = queues.iter().map(|mq| mq.backend().clone());
     let red = RedLock::new(backends).expect("three").longest_ttl(SECOND);
     tokio::time::sleep(2 * SECOND).await;
-    let ttl = Duration::from_millis(500);
-    let first = red.acquire("file", ttl, Duration::ZERO).await.expect("granted");
-    assert!(!first.is_over(), "it has looked, and then it is paused");
-    tokio::time::sleep(ttl).await;
-    let second = red.acquire("file", ttl, SECOND).await.expect("granted");
-    // Both write now, and nothing that they have could tell a store which of them is late.
-    drop((first, second));
-
-    let mut store = Store::connect(&servers[0].url()).await;
-    let mq = &queues[0];
-    let first = mq.lock("file").ttl(ttl).acquire().await.expect("acquired");
-    let late = first.fence();
-    assert!(store.write(late, 1).await);
+    let (first, fence) = stopped_after_its_check(&servers, Work::CheckThenWriteRed).await;
+    let second = red.acquire("invoice:42", ttl, 60 * SECOND).await.expect("granted after the ttl");
+    assert!(store.clone().write(0, me).await);
+    drop(second);
+    first.resume();
+    eventually(async || last().await.is_some_and(|last| last.pid == first.pid()), "the first one writes")
+        .await;
+    // Both have written, and nothing that they have could tell a store which of them is late.
+    assert!(fence == 0 && last().await.is_some_and(|last| last.accepted), "{:?}", last().await);
     drop(first);
-    let second = mq.lock("file").ttl(ttl).fence_above(late).acquire().await.expect("acquired");
-    assert!(store.write(second.fence(), 2).await);
-    assert!(!store.write(late, 1).await, "the store refuses the one that was paused");
+
+    let (first, late) = stopped_after_its_check(&servers, Work::CheckThenWrite).await;
+    let second = queues[0].lock("invoice:42").ttl(ttl).acquire().await.expect("acquired");
+    assert!(second.fence() > late && store.clone().write(second.fence(), me).await);
+    first.resume();
+    eventually(async || last().await.is_some_and(|last| last.pid == first.pid()), "the first one writes")
+        .await;
+    let write = last().await.expect("a write");
+    assert!(write.fence == late && !write.accepted, "the store refuses the one that was paused: {write:?}");
+    assert_eq!(second.release().await.expect("released"), Release::Released);
 }

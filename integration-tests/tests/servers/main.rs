@@ -28,6 +28,7 @@ mod groups;
 mod kills;
 mod lifecycle;
 mod load;
+mod lock_faults;
 mod locks;
 mod metrics;
 mod outage_scenes;

@@ -4,6 +4,7 @@
 mod figures;
 mod hands;
 mod letters;
+mod locks;
 mod loss;
 mod once;
 mod owners;
@@ -410,6 +411,10 @@ async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
     producer.send(&9).delay(Duration::from_millis(300)).await.expect("sent for later");
     let letters = scene.mq.dead_letters(&ORDERS, "billing").await.expect("letters");
     eventually(async || letters.purge_all().await.expect("purged") == 1, "one is dead, and purged").await;
+    let held = scene.mq.lock("invoice:42").acquire().await.expect("acquired");
+    assert!(scene.mq.lock("invoice:42").try_acquire().await.expect("asked").is_none());
+    held.release().await.expect("released");
+    scene.mq.leader("scheduler").campaign().await.expect("elected").resign().await.expect("resigned");
     let wanted = asked_for();
     assert!(wanted.len() > 40, "{wanted:?}");
     let missing = |scrape: &Scrape| -> Vec<String> {

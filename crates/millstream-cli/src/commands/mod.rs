@@ -7,6 +7,7 @@ mod exec;
 pub(crate) mod generate;
 mod group;
 mod lag;
+mod lock;
 mod memory;
 pub(crate) mod message;
 mod owners;
@@ -50,6 +51,8 @@ pub(crate) enum Command {
     Delayed(scheduled::delayed::Delayed),
     Schedule(scheduled::schedule::Schedule),
     Queue(queue::Queue),
+    Lock(lock::Lock),
+    Leader(lock::leader::Leader),
     #[cfg(feature = "top")]
     Top(top::Top),
     Acl(generate::acl::Acl),
@@ -73,6 +76,8 @@ impl Command {
             Self::Delayed(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Schedule(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Queue(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Lock(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Leader(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             #[cfg(feature = "top")]
             Self::Top(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Lag(it) => Box::pin(it.run(&Context::open(global).await?)).await,

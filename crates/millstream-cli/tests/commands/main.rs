@@ -12,6 +12,7 @@ mod help;
 mod inspect;
 mod lag;
 mod letters;
+mod lock;
 mod partial;
 #[cfg(feature = "top")]
 mod picture;

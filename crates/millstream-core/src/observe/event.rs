@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::health::{HealthCheck, LoopsCheck, WorkerCheck};
 use crate::id::MessageId;
 use crate::log::{Settled, Source};
-use crate::name::{GroupName, MemberId, QueueName, TopicName};
+use crate::name::{GroupName, LockName, MemberId, QueueName, TopicName};
 use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
 use crate::user_code::{Panicked, UserCode, catch};
@@ -136,6 +136,36 @@ impl LetterWork {
             Self::Purge => "purge",
             Self::Export => "export",
             Self::Import => "import",
+        }
+    }
+}
+
+/// End of a lock that a process held, or of a leader's term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LockEnd {
+    /// Its holder released it, or dropped it and lets it be released in the background.
+    Released,
+    /// A renewal was refused: another client has taken the lock over, an operator released it, or the server lost it.
+    Refused,
+    /// No renewal succeeded in time: the holder cannot rely on the lock any more.
+    Expired,
+    /// It was gone when its holder released it: another client may have held it meanwhile.
+    Gone,
+}
+
+impl LockEnd {
+    /// All variants.
+    pub const ALL: [Self; 4] = [Self::Released, Self::Refused, Self::Expired, Self::Gone];
+
+    /// Returns the word for it in metrics and traces.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+            Self::Gone => "gone",
         }
     }
 }
@@ -493,6 +523,40 @@ pub enum Event<'a> {
         group: &'a GroupName,
         /// Reading continues above this id: messages that were in flight are handled again.
         after: MessageId,
+    },
+    /// This process was granted a lock, or leads an election.
+    LockAcquired {
+        /// The lock.
+        lock: &'a LockName,
+        /// The election, if the lock is that of one.
+        election: Option<&'a str>,
+        /// The epoch of the grant.
+        epoch: u64,
+        /// Time from the request to the grant.
+        waited: Duration,
+    },
+    /// This process does not hold the lock any more. Each [`LockAcquired`](Event::LockAcquired) is followed by one of these,
+    /// unless the process ends before.
+    LockEnded {
+        /// The lock.
+        lock: &'a LockName,
+        /// The election, if the lock is that of one.
+        election: Option<&'a str>,
+        /// The epoch of the grant.
+        epoch: u64,
+        /// The end.
+        end: LockEnd,
+        /// Time from the grant to the end.
+        held: Duration,
+    },
+    /// A lock was not granted in the time that its caller had for it.
+    LockBusy {
+        /// The lock.
+        lock: &'a LockName,
+        /// The election, if the lock is that of one.
+        election: Option<&'a str>,
+        /// Time from the request to the end of the attempt.
+        waited: Duration,
     },
     /// A loop failed. It continues, and retries after a pause.
     Failing {

@@ -29,8 +29,24 @@ pub const PLACE_TTL: Duration = Duration::from_secs(3);
 /// Time that a waiting client has to take a lock after it was called. Then the next one is called.
 pub const CALL_TTL: Duration = Duration::from_millis(500);
 
-/// Time beyond the ttl for which the record of a holder that has not released its lock is kept.
+/// Time beyond the ttl after which a holder that has not released its lock counts as dead for a client that comes anew: it does
+/// not have to be answered for a ttl first.
 pub const RECORD_TTL: Duration = Duration::from_secs(600);
+
+/// Time beyond the ttl for which the record of a holder that has not released its lock is kept. Clients that wait for the lock
+/// already are not deceived by a server's clock that jumps ahead by less, and neither is the holder.
+pub const RECORD_KEPT: Duration = Duration::from_secs(24 * 3_600);
+
+/// In front of the name of an election, in the name of its lock.
+pub const ELECTION: &str = "leader:";
+
+/// Returns the name of the lock of an election.
+///
+/// # Errors
+/// [`ErrorKind::InvalidName`].
+pub fn election(name: &str) -> Result<LockName> {
+    LockName::new(format!("{ELECTION}{name}"))
+}
 
 /// Request for a lock. It is repeated with the same nonce while the client waits, and after a lost reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,6 +210,59 @@ pub enum LockChange {
     Nothing,
 }
 
+/// State of one lock, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockState {
+    /// The lock.
+    pub name: LockName,
+    /// The last grant that was not released; `None` if the lock is free and clients wait for it. If it was not renewed in
+    /// time, [`expires_in`](Holder::expires_in) is zero: it is kept until another client may take the lock over.
+    pub holder: Option<Holder>,
+    /// Validity of the grant after each renewal; zero if the lock is free.
+    pub ttl: Duration,
+    /// Number of clients that wait for it. One that has died is counted for [`PLACE_TTL`] at most.
+    pub waiting: u64,
+    /// Time since the arrival of the first of them; `None` if nobody waits.
+    pub first_waits: Option<Duration>,
+}
+
+impl LockState {
+    /// Creates the state of a lock that nobody holds and nobody waits for.
+    #[must_use]
+    pub const fn new(name: LockName) -> Self {
+        Self { name, holder: None, ttl: Duration::ZERO, waiting: 0, first_waits: None }
+    }
+
+    /// Whether nobody holds the lock and nobody waits for it.
+    #[must_use]
+    pub const fn is_unused(&self) -> bool {
+        self.holder.is_none() && self.waiting == 0
+    }
+}
+
+/// Position in the list of all locks. It means something to the backend that returned it, and to no other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LockCursor(pub String);
+
+/// Part of the list of all locks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockPage {
+    /// The locks, in no particular order.
+    pub locks: Vec<LockState>,
+    /// Where the next part begins; `None` at the end of the list.
+    pub next: Option<LockCursor>,
+}
+
+impl LockPage {
+    /// Creates a page.
+    #[must_use]
+    pub const fn new(locks: Vec<LockState>, next: Option<LockCursor>) -> Self {
+        Self { locks, next }
+    }
+}
+
 /// Grants, renews and ends locks.
 #[async_trait]
 pub trait Locks: Send + Sync {
@@ -240,6 +309,31 @@ pub trait Locks: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
     async fn changed(&self, name: &LockName, seen: LockRevision, wait: Duration) -> Result<LockChange>;
+
+    /// Returns the state of a lock.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`].
+    async fn state(&self, name: &LockName) -> Result<LockState>;
+
+    /// Returns a part of the list of all locks that are held or waited for: about `limit` of them, also none in the middle of
+    /// the list. A lock that is there from the first part to the last is in one of them at least.
+    ///
+    /// The cost for the server is bounded by `limit`, and not by the number of locks or of other keys.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`]; [`ErrorKind::InvalidConfig`] for a cursor of another backend.
+    async fn list(&self, from: Option<&LockCursor>, limit: usize) -> Result<LockPage>;
+
+    /// Ends the grant with this epoch, whoever holds it, and calls the next client in the queue. Returns `false`, without an
+    /// effect, if the lock has another grant, or none: so an operator ends what was seen, and not what came since.
+    ///
+    /// The holder is not notified. It learns of it with its next renewal; until then two clients rely on the lock, and only
+    /// the fence tells them apart.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`].
+    async fn force_release(&self, name: &LockName, epoch: u64) -> Result<bool>;
 }
 
 #[cfg(test)]

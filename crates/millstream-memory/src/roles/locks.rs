@@ -5,7 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::leases::{Holder, next_epoch};
 use millstream_core::locks::{
-    LockChange, LockGrant, LockRelease, LockReply, LockRequest, LockRevision, LockWait, Locks, PLACE_TTL,
+    LockChange, LockCursor, LockGrant, LockPage, LockRelease, LockReply, LockRequest, LockRevision,
+    LockState, LockWait, Locks, PLACE_TTL,
 };
 use millstream_core::{LockName, Result};
 use tokio::time::{Instant, timeout_at};
@@ -93,27 +94,7 @@ impl Locks for MemoryBackend {
     }
 
     async fn release(&self, name: &LockName, nonce: &str) -> Result<LockRelease> {
-        let now = self.now();
-        let mut state = self.lock();
-        let Some(lock) = state.locks.get_mut(name) else { return Ok(LockRelease::Absent) };
-        let waited = lock.queue.iter().any(|waiting| waiting.nonce == nonce);
-        lock.queue.retain(|waiting| waiting.nonce != nonce);
-        lock.clean(now);
-        let held = lock.grant.as_ref().is_some_and(|record| record.nonce == nonce);
-        if held {
-            lock.grant = None;
-        }
-        let called = lock.grant.is_none() && lock.call(now);
-        let next = if called { lock.called.clone() } else { None };
-        if held || called {
-            state.lock_changed(name, next);
-        }
-        state.forget_unused_lock(name);
-        Ok(match (held, waited) {
-            (true, _) => LockRelease::Released,
-            (false, true) => LockRelease::Left,
-            (false, false) => LockRelease::Absent,
-        })
+        Ok(self.end_lock(name, nonce, |record| record.nonce == nonce))
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>> {
@@ -141,6 +122,60 @@ impl Locks for MemoryBackend {
             if !self.lock().locks.contains_key(name) {
                 return Ok(LockChange::Maybe);
             }
+        }
+    }
+
+    async fn state(&self, name: &LockName) -> Result<LockState> {
+        breathe().await;
+        let now = self.now();
+        let unused = || LockState::new(name.clone());
+        Ok(self.lock().locks.get(name).map_or_else(unused, |lock| lock.state(name, now)))
+    }
+
+    async fn list(&self, from: Option<&LockCursor>, limit: usize) -> Result<LockPage> {
+        breathe().await;
+        let now = self.now();
+        let state = self.lock();
+        let is_next = |name: &&LockName| from.is_none_or(|from| name.as_str() > from.0.as_str());
+        let mut names: Vec<&LockName> = state.locks.keys().filter(is_next).collect();
+        names.sort_unstable();
+        let is_cut = names.len() > limit.max(1);
+        names.truncate(limit.max(1));
+        let next = names.last().filter(|_| is_cut).map(|last| LockCursor(last.to_string()));
+        let mut locks: Vec<_> = names.into_iter().map(|name| state.locks[name].state(name, now)).collect();
+        locks.retain(|lock| !lock.is_unused());
+        Ok(LockPage::new(locks, next))
+    }
+
+    async fn force_release(&self, name: &LockName, epoch: u64) -> Result<bool> {
+        breathe().await;
+        Ok(self.end_lock(name, "", |record| record.epoch == epoch) == LockRelease::Released)
+    }
+}
+
+impl MemoryBackend {
+    /// Ends the attempt with this nonce, and the grant if it is the one that is meant.
+    fn end_lock(&self, name: &LockName, nonce: &str, is_meant: impl Fn(&Record) -> bool) -> LockRelease {
+        let now = self.now();
+        let mut state = self.lock();
+        let Some(lock) = state.locks.get_mut(name) else { return LockRelease::Absent };
+        let waited = lock.queue.iter().any(|waiting| waiting.nonce == nonce);
+        lock.queue.retain(|waiting| waiting.nonce != nonce);
+        lock.clean(now);
+        let held = lock.grant.as_ref().is_some_and(is_meant);
+        if held {
+            lock.grant = None;
+        }
+        let called = lock.grant.is_none() && lock.call(now);
+        let next = if called { lock.called.clone() } else { None };
+        if held || called {
+            state.lock_changed(name, next);
+        }
+        state.forget_unused_lock(name);
+        match (held, waited) {
+            (true, _) => LockRelease::Released,
+            (false, true) => LockRelease::Left,
+            (false, false) => LockRelease::Absent,
         }
     }
 }

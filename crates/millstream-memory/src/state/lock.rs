@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use millstream_core::LockName;
 use millstream_core::leases::Holder;
-use millstream_core::locks::{CALL_TTL, LockRequest, LockRevision, RECORD_TTL};
+use millstream_core::locks::{CALL_TTL, LockRequest, LockRevision, LockState, RECORD_KEPT, RECORD_TTL};
 
 use crate::clock::Now;
 
@@ -39,7 +40,7 @@ impl Lock {
     /// Forgets what has ended by itself.
     pub(crate) fn clean(&mut self, now: Now) {
         self.queue.retain(|waiting| waiting.place_ends > now);
-        let kept = |record: &Record| record.expires.plus(RECORD_TTL) > now;
+        let kept = |record: &Record| record.expires.plus(RECORD_KEPT) > now;
         self.grant = self.grant.take().filter(kept);
     }
 
@@ -50,6 +51,23 @@ impl Lock {
     pub(crate) fn holder(&self, now: Now) -> Option<Holder> {
         let record = self.grant.as_ref().filter(|record| record.expires > now)?;
         Some(Holder::new(record.owner.clone(), record.epoch, record.expires.since(now)))
+    }
+
+    /// Returns the state for operators, without what has ended by itself.
+    pub(crate) fn state(&self, name: &LockName, now: Now) -> LockState {
+        let mut state = LockState::new(name.clone());
+        if let Some(record) = self.grant.as_ref().filter(|record| record.expires.plus(RECORD_KEPT) > now) {
+            let left = record.expires.since(now);
+            // As for a request: a later expiry than any that was set counts as over.
+            let left = if left > record.ttl * 2 { Duration::ZERO } else { left };
+            state.holder = Some(Holder::new(record.owner.clone(), record.epoch, left));
+            state.ttl = record.ttl;
+        }
+        let mut waiting = self.queue.iter().filter(|waiting| waiting.place_ends > now).peekable();
+        let since = |first: &&Waiting| Duration::from_micros(now.micros().saturating_sub(first.arrived));
+        state.first_waits = waiting.peek().map(since);
+        state.waiting = waiting.count() as u64;
+        state
     }
 
     /// Returns the position of a client in the queue, which it joins if it is not there.
@@ -80,6 +98,11 @@ impl Record {
         let far = self.expires.since(now) > self.ttl * 2;
         if self.expires > now && !far {
             return self.expires.since(now);
+        }
+        // A client that comes anew does not wait for a holder that ended long ago.
+        let anew = request.heard.last().is_none() && !request.heard.is_assured();
+        if anew && !far && self.expires.plus(RECORD_TTL) <= now {
+            return Duration::ZERO;
         }
         let expired = if far { now } else { self.expires };
         let longest = request.heard.ttl().max(self.ttl);

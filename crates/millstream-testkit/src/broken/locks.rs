@@ -5,7 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::leases::Holder;
 use millstream_core::locks::{
-    LockChange, LockGrant, LockRelease, LockReply, LockRequest, LockRevision, Locks,
+    LockChange, LockCursor, LockGrant, LockPage, LockRelease, LockReply, LockRequest, LockRevision,
+    LockState, Locks,
 };
 use millstream_core::{Continuity, ErrorKind, LockName, Result};
 
@@ -92,9 +93,37 @@ impl Locks for Broken {
         }
         self.inner.locks()?.changed(name, seen, wait).await
     }
+
+    async fn state(&self, name: &LockName) -> Result<LockState> {
+        Ok(self.seen(self.inner.locks()?.state(name).await?))
+    }
+
+    async fn list(&self, from: Option<&LockCursor>, limit: usize) -> Result<LockPage> {
+        let page = self.inner.locks()?.list(from, limit).await?;
+        let next = page.next.filter(|_| !self.is(Mutant::LockListStops));
+        Ok(LockPage::new(page.locks.into_iter().map(|lock| self.seen(lock)).collect(), next))
+    }
+
+    async fn force_release(&self, name: &LockName, epoch: u64) -> Result<bool> {
+        let locks = self.inner.locks()?;
+        match (self.sabotage, locks.holder(name).await?) {
+            (Mutant::LockForcedUnchecked, Some(holder)) => locks.force_release(name, holder.epoch).await,
+            (Mutant::LockForcedForgotten, holder) => Ok(holder.is_some_and(|holder| holder.epoch == epoch)),
+            _ => locks.force_release(name, epoch).await,
+        }
+    }
 }
 
 impl Broken {
+    fn seen(&self, lock: LockState) -> LockState {
+        if self.is(Mutant::LockQueueUnseen) {
+            let mut unseen = LockState::new(lock.name);
+            (unseen.holder, unseen.ttl) = (lock.holder, lock.ttl);
+            return unseen;
+        }
+        lock
+    }
+
     /// Repeats the requests of all clients that ever waited for this lock.
     async fn refresh_all(&self, request: &LockRequest) -> Result<()> {
         let others: Vec<_> = {

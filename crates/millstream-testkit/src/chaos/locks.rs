@@ -5,7 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::leases::Holder;
 use millstream_core::locks::{
-    LockChange, LockGrant, LockRelease, LockReply, LockRequest, LockRevision, Locks,
+    LockChange, LockCursor, LockGrant, LockPage, LockRelease, LockReply, LockRequest, LockRevision,
+    LockState, Locks,
 };
 use millstream_core::{LockName, Result};
 
@@ -40,5 +41,18 @@ impl Locks for Client {
         for_at_most: Duration,
     ) -> Result<LockChange> {
         wait(self, Role::Locks, self.0.backend.locks()?.changed(name, seen, for_at_most)).await
+    }
+
+    async fn state(&self, name: &LockName) -> Result<LockState> {
+        call!(self, Locks, locks?.state(name;))
+    }
+
+    async fn list(&self, from: Option<&LockCursor>, limit: usize) -> Result<LockPage> {
+        let from = from.cloned();
+        call!(self, Locks, locks?.list(; from.as_ref(), limit))
+    }
+
+    async fn force_release(&self, name: &LockName, epoch: u64) -> Result<bool> {
+        call!(self, Locks, locks?.force_release(name; epoch))
     }
 }

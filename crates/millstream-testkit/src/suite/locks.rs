@@ -1,5 +1,7 @@
 //! The locks role: one holder at a time, epochs that grow, and a fair queue.
 
+pub(super) mod operators;
+
 use std::time::Duration;
 
 use millstream_core::locks::{
