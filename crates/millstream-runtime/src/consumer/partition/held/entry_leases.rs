@@ -9,7 +9,7 @@ use std::time::Duration;
 use millstream_core::log::{Entry, Receipt};
 use millstream_core::{Partition, wire};
 use tokio::sync::{Mutex as Turn, Notify};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::partition::held::holding::{Id, Key, Live, NO_HOLDING, Standing};
@@ -25,25 +25,25 @@ const FEWEST_CLAIMS: usize = 8;
 pub(in crate::consumer) struct EntryLeases {
     state: Mutex<State>,
     /// Notified when an entry is no longer in flight.
-    freed: Notify,
+    pub(super) freed: Notify,
     /// The same, for the claim loop.
-    unclaimed: Notify,
+    pub(super) unclaimed: Notify,
     /// Notified when entries were confirmed, extended or lost.
     changed: Notify,
     /// Number of these changes.
     version: AtomicU64,
     /// Notified when a worker waits for an entry to be extended.
-    wanted: Notify,
+    pub(super) wanted: Notify,
     /// Notified when a reader must start over.
     strayed: Notify,
     /// Notified when entries were admitted.
     came: Notify,
     /// Held by the read that waits for room: reads get room in the order in which they ask for it.
-    turn: Turn<()>,
+    pub(super) turn: Turn<()>,
     /// Maximum number of entries that are read and not settled.
-    capacity: usize,
+    pub(super) capacity: usize,
     /// Time for which a read waits for room before it is found out which servers give no answer.
-    starved: Duration,
+    pub(super) starved: Duration,
     /// Clock of the `until` of entries.
     pub(in crate::consumer) clock: Arc<LeaseClock>,
     /// How long an entry is certainly ours, counted from the request that read, claimed or extended it.
@@ -213,7 +213,7 @@ impl EntryLeases {
         self.state().claiming.remove(&partition);
     }
 
-    fn freed(&self) {
+    pub(super) fn freed(&self) {
         self.freed.notify_one();
         self.unclaimed.notify_one();
     }
@@ -474,125 +474,9 @@ impl EntryLeases {
         self.start_over(partition);
     }
 
-    /// Waits until at least a quarter is free, so that reads come in batches, and reserves room for a read of these
-    /// partitions: all of it, or half where there are `others` to read. During a rewind that is a quarter at once: most of
-    /// what is read then is held already, and waits to be confirmed.
-    pub(in crate::consumer) async fn reserve(&self, partitions: &[Partition], others: bool) -> Reserved<'_> {
-        let enough = self.capacity.div_ceil(4);
-        let unreserved = |room| Reserved::new(self, partitions, false, (room, 0));
-        if self.is_rewinding(partitions) {
-            // Nothing is kept from other reads: this one may be of a server that gives no answer.
-            return unreserved(if others { enough } else { self.free(others).max(enough) });
-        }
-        let is_silent =
-            || others && partitions.iter().any(|partition| self.state().room.is_silent(*partition));
-        if is_silent() {
-            // One entry shows that its server answers again, and keeps nothing from other reads.
-            return unreserved(1);
-        }
-        let _turn = self.turn.lock().await;
-        let mut wait = self.starved;
-        loop {
-            let free = self.free(others);
-            if is_silent() {
-                return unreserved(1);
-            }
-            if free >= enough {
-                let room = if others { free.div_ceil(2).max(enough) } else { free };
-                return Reserved::new(self, partitions, false, (room, room));
-            }
-            if !others {
-                self.freed.notified().await;
-            } else if timeout(wait, self.freed.notified()).await.is_err() {
-                // Perhaps all is held at a server that gives no answer: it is asked now.
-                self.wanted.notify_one();
-                wait *= 2;
-            }
-        }
-    }
-
-    /// Reserves room for claimed entries of a partition, at most `most`; none if its server gives no answer, while there
-    /// are `others`.
-    pub(in crate::consumer) fn reserve_claim(
-        &self,
-        partition: Partition,
-        most: usize,
-        others: bool,
-    ) -> Reserved<'_> {
-        let mut state = self.state();
-        let silent = others && state.room.is_silent(partition);
-        let room = if silent { 0 } else { state.room.for_claims(others).min(most) };
-        state.room.take(true, partition, room);
-        Reserved { leases: self, partition, claimed: true, room, reserved: room }
-    }
-
-    /// Marks that the server of these partitions has not answered for a while. What is held there takes no room from others.
-    pub(in crate::consumer) fn silent(&self, partitions: &[Partition]) {
-        self.set_silent(partitions.iter().copied(), true);
-    }
-
-    /// Marks that the server of these partitions answers.
-    pub(in crate::consumer) fn answered(&self, partitions: &[Partition]) {
-        self.set_silent(partitions.iter().copied(), false);
-    }
-
-    fn set_silent(&self, partitions: impl Iterator<Item = Partition>, silent: bool) {
-        let mut state = self.state();
-        // Each of them, so no `any`.
-        let changed = partitions.filter(|partition| state.room.set_silent(*partition, silent)).count() > 0;
-        drop(state);
-        if changed {
-            self.freed();
-        }
-    }
-
-    /// Returns how many entries may be read.
-    fn free(&self, others: bool) -> usize {
-        self.state().room.for_reads(others)
-    }
-
-    /// Returns how many entries may be claimed.
-    pub(in crate::consumer) fn claim_room(&self, others: bool) -> usize {
-        self.state().room.for_claims(others)
-    }
-
-    /// Waits until more entries may be claimed than before.
-    pub(in crate::consumer) async fn unclaimed(&self) {
-        self.unclaimed.notified().await;
-    }
-}
-
-/// Room for the entries of a request, until they are admitted.
-pub(in crate::consumer) struct Reserved<'a> {
-    leases: &'a EntryLeases,
-    /// The partition that it is counted for: one of those of the request.
-    partition: Partition,
-    claimed: bool,
-    /// Number of entries.
-    pub(in crate::consumer) room: usize,
-    /// Number of them that other requests leave room for.
-    reserved: usize,
-}
-
-impl<'a> Reserved<'a> {
-    fn new(
-        leases: &'a EntryLeases,
-        partitions: &[Partition],
-        claimed: bool,
-        (room, reserved): (usize, usize),
-    ) -> Self {
-        let partition = partitions.first().copied().unwrap_or(Partition(0));
-        leases.state().room.take(claimed, partition, reserved);
-        Self { leases, partition, claimed, room, reserved }
-    }
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        if self.reserved > 0 {
-            self.leases.state().room.give(self.claimed, self.partition, self.reserved);
-            self.leases.freed();
-        }
+    /// Runs this with the room for more entries.
+    pub(super) fn with_room<T>(&self, run: impl FnOnce(&mut Room) -> T) -> T {
+        run(&mut self.state().room)
     }
 }
 
