@@ -13,6 +13,8 @@ use crate::faults::{self, Level, Version};
 pub struct Report {
     /// Severity.
     pub level: Level,
+    /// Address of the server that it is about; `None` where there is one server, or if it is about all.
+    pub node: Option<String>,
     /// Subject of the report: `version`, `memory`, …
     pub subject: String,
     /// Observed state.
@@ -23,7 +25,11 @@ pub struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: {}", self.level, self.subject, self.found)?;
+        write!(f, "{} {}: ", self.level, self.subject)?;
+        if let Some(node) = &self.node {
+            write!(f, "{node}: ")?;
+        }
+        write!(f, "{}", self.found)?;
         if !self.advice.is_empty() {
             write!(f, ". {}", self.advice)?;
         }
@@ -41,15 +47,24 @@ const TIGHT: u64 = 80;
 const CROWDED: u64 = 90;
 
 impl Admin {
-    /// Examines the server. Returns one report per subject, the worst first.
+    /// Examines the server, or each primary of a cluster. Returns one report per subject and server, the worst first.
     ///
     /// # Errors
-    /// Transient ones.
+    /// Transient ones, if no server can be asked.
     pub async fn doctor(&self) -> Result<Vec<Report>> {
-        Ok(diagnose(&self.backend.inspect()?.server().await?))
+        Ok(diagnose(&self.servers().await?))
     }
 
-    /// Returns the state of the server as read, without a judgement.
+    /// Returns the state of each server as read, without a judgement. See
+    /// [`Inspect::servers`](millstream_core::Inspect::servers).
+    ///
+    /// # Errors
+    /// Transient ones, if no server can be asked.
+    pub async fn servers(&self) -> Result<Vec<Server>> {
+        self.backend.inspect()?.servers().await
+    }
+
+    /// Returns the state of the server, or of one of several, as read, without a judgement.
     ///
     /// # Errors
     /// Transient ones.
@@ -58,13 +73,38 @@ impl Admin {
     }
 }
 
-/// Judges the state of a server.
+/// Judges the state of all servers.
 #[must_use]
-pub fn diagnose(server: &Server) -> Vec<Report> {
+pub fn diagnose(servers: &[Server]) -> Vec<Report> {
+    let mut reports: Vec<Report> = servers.iter().flat_map(diagnose_one).collect();
+    let mut versions: Vec<_> = servers.iter().filter_map(|server| server.version.as_deref()).collect();
+    versions.sort_unstable();
+    versions.dedup();
+    if versions.len() > 1 {
+        reports.push(Report {
+            level: Level::Warn,
+            node: None,
+            subject: "versions".to_owned(),
+            found: format!("the servers have different ones: {}", versions.join(", ")),
+            advice: "Use one version on all of them, but while they are upgraded".to_owned(),
+        });
+    }
+    // Servers stay in their order.
+    reports.sort_by_key(|report| std::cmp::Reverse(report.level));
+    reports
+}
+
+fn diagnose_one(server: &Server) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut say = |level, subject: &str, found: String, advice: &str| {
-        reports.push(Report { level, subject: subject.to_owned(), found, advice: advice.to_owned() });
+        let (subject, advice, node) = (subject.to_owned(), advice.to_owned(), server.address.clone());
+        reports.push(Report { level, node, subject, found, advice });
     };
+    if let Some(why) = &server.away {
+        let advice = "Messages of its partitions wait until it answers, or a replica takes its place";
+        say(Level::Error, "server", format!("cannot be asked: {why}"), advice);
+        return reports;
+    }
     let version = server.version.as_deref().unwrap_or("of unknown version");
     if server.kind == "memory" {
         let advice = "Use it for tests and small tools: everything ends with the process";
@@ -142,7 +182,6 @@ pub fn diagnose(server: &Server) -> Vec<Report> {
         let advice = "Allow this user to ask (+info +config|get +command|info)";
         say(Level::Warn, "unknown", format!("not told: {}", server.unknown.join("; ")), advice);
     }
-    reports.sort_by_key(|report| std::cmp::Reverse(report.level));
     reports
 }
 
@@ -206,14 +245,15 @@ mod tests {
     }
 
     fn bad(server: &Server) -> Vec<(Level, String)> {
-        let reports = diagnose(server).into_iter().filter(|report| report.level > Level::Ok);
+        let reports =
+            diagnose(std::slice::from_ref(server)).into_iter().filter(|report| report.level > Level::Ok);
         reports.map(|report| (report.level, report.subject)).collect()
     }
 
     #[test]
     fn a_sound_server_has_nothing_but_ok() {
         assert_eq!(bad(&sound()), []);
-        assert!(diagnose(&sound()).iter().all(|report| report.advice.is_empty()));
+        assert!(diagnose(&[sound()]).iter().all(|report| report.advice.is_empty()));
     }
 
     #[test]
@@ -246,7 +286,7 @@ mod tests {
             change(&mut server);
             let found = bad(&server);
             assert!(found.contains(&(level, subject.to_owned())), "{subject}: {found:?}");
-            let advised = diagnose(&server).into_iter().filter(|report| report.level > Level::Ok);
+            let advised = diagnose(&[server]).into_iter().filter(|report| report.level > Level::Ok);
             assert!(advised.map(|report| report.advice).all(|advice| !advice.is_empty()), "{subject}");
         }
     }
@@ -255,6 +295,30 @@ mod tests {
     fn the_worst_comes_first() {
         let mut server = sound();
         (server.max_memory, server.disk_ok) = (Some(0), Some(false));
-        assert!(diagnose(&server).is_sorted_by_key(|report| std::cmp::Reverse(report.level)));
+        assert!(diagnose(&[server]).is_sorted_by_key(|report| std::cmp::Reverse(report.level)));
+    }
+
+    #[test]
+    fn each_report_names_the_server_that_it_is_about() {
+        let mut servers = ["a:1", "b:2", "c:3"].map(|address| {
+            let mut server = sound();
+            server.address = Some(address.into());
+            server
+        });
+        assert!(diagnose(&servers).iter().all(|report| report.level == Level::Ok));
+        servers[1].max_memory = Some(0);
+        servers[1].version = Some("7.0.14".into());
+        servers[2] = Server::default();
+        (servers[2].address, servers[2].away) = (Some("c:3".into()), Some("no answer".into()));
+        let reports = diagnose(&servers);
+        let bad: Vec<_> = reports.iter().filter(|report| report.level > Level::Ok).collect();
+        let of: Vec<_> = bad.iter().map(|report| (&*report.subject, report.node.as_deref())).collect();
+        assert_eq!(of, [("server", Some("c:3")), ("memory", Some("b:2")), ("versions", None)]);
+        assert_eq!(
+            bad[0].to_string().split(". ").next(),
+            Some("error server: c:3: cannot be asked: no answer")
+        );
+        let about = |node: &str| reports.iter().filter(|report| report.node.as_deref() == Some(node)).count();
+        assert_eq!((about("a:1"), about("b:2"), about("c:3")), (7, 7, 1));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millstream_core::inspect::{Structure, Usage};
+use millstream_core::inspect::{Server, Structure, Usage};
 use millstream_core::{GroupName, Partition, Result, TopicName, TopicPartition};
 
 use crate::Admin;
@@ -88,11 +88,17 @@ impl Admin {
             let usage = self.backend.inspect()?.usage(chunk, &groups).await?;
             usage.iter().for_each(|usage| memory.add(usage));
         }
-        let server = self.backend.inspect()?.server().await?;
-        memory.used = server.used_memory;
-        memory.max = server.max_memory.filter(|max| *max > 0);
+        (memory.used, memory.max) = used_of(&self.servers().await?);
         Ok(memory)
     }
+}
+
+/// Returns the used memory of all servers together, and their limit, in bytes; `None` if one of them does not report it, or
+/// has no limit.
+#[must_use]
+pub fn used_of(servers: &[Server]) -> (Option<u64>, Option<u64>) {
+    let sum = |of: fn(&Server) -> Option<u64>| servers.iter().map(of).sum();
+    (sum(|server| server.used_memory), sum(|server| server.max_memory.filter(|max| *max > 0)))
 }
 
 #[cfg(test)]
@@ -111,6 +117,19 @@ mod tests {
         assert_eq!(full(100, 200, Some(200)), Some(Duration::ZERO));
         assert_eq!(full(100, 200, Some(150)), Some(Duration::ZERO), "over the limit already");
         assert_eq!([full(200, 200, Some(300)), full(200, 100, Some(300)), full(100, 200, None)], [None; 3]);
+    }
+
+    #[test]
+    fn the_memory_of_several_servers_is_known_if_that_of_each_is() {
+        let server = |used, max| {
+            let mut server = Server::default();
+            (server.used_memory, server.max_memory) = (used, max);
+            server
+        };
+        let [one, two] = [server(Some(10), Some(100)), server(Some(5), Some(50))];
+        assert_eq!(used_of(&[one.clone(), two]), (Some(15), Some(150)));
+        assert_eq!(used_of(&[one.clone(), server(Some(5), Some(0))]), (Some(15), None), "one has no limit");
+        assert_eq!(used_of(&[one, server(None, None)]), (None, None), "one is away");
     }
 
     #[test]

@@ -51,8 +51,14 @@ pub(crate) struct Global {
     #[cfg(feature = "tls")]
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_TLS_SERVER_NAME")]
     tls_server_name: Option<String>,
-    /// Settings file (TOML) with `url`, `user`, `password-file`, `namespace`, `tls-ca`, `tls-cert`, `tls-key` and
-    /// `tls-server-name`
+    #[cfg_attr(
+        feature = "tls",
+        doc = "Settings file (TOML) with `url`, `user`, `password-file`, `namespace`, `tls-ca`, `tls-cert`, `tls-key` and\n`tls-server-name`"
+    )]
+    #[cfg_attr(
+        not(feature = "tls"),
+        doc = "Settings file (TOML) with `url`, `user`, `password-file` and `namespace`. `tls-ca`, `tls-cert`, `tls-key` and\n`tls-server-name` are for a command that was built with TLS, and are not used"
+    )]
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
     /// Prints JSON
@@ -63,7 +69,7 @@ pub(crate) struct Global {
     pub(crate) yes: bool,
 }
 
-/// The settings in a file.
+/// The settings in a file. It may be shared with a command that was built with TLS.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -72,16 +78,12 @@ struct Settings {
     #[serde(rename = "password-file")]
     password_file: Option<PathBuf>,
     namespace: Option<String>,
-    #[cfg(feature = "tls")]
     #[serde(rename = "tls-ca")]
     tls_ca: Option<PathBuf>,
-    #[cfg(feature = "tls")]
     #[serde(rename = "tls-cert")]
     tls_cert: Option<PathBuf>,
-    #[cfg(feature = "tls")]
     #[serde(rename = "tls-key")]
     tls_key: Option<PathBuf>,
-    #[cfg(feature = "tls")]
     #[serde(rename = "tls-server-name")]
     tls_server_name: Option<String>,
 }
@@ -138,7 +140,11 @@ impl Global {
             tls.into_iter().fold(Millstream::at(url), Builder::tls)
         };
         #[cfg(not(feature = "tls"))]
-        let builder = Millstream::at(url);
+        let builder = {
+            // Not needed without TLS, and a URL that asks for it is refused for that reason.
+            let _ = (settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name);
+            Millstream::at(url)
+        };
         let user = self.user.clone().or(settings.user).filter(|user| !user.is_empty());
         let builder = self.credentials(builder, user, settings.password_file)?;
         Ok(self.named(settings.namespace).into_iter().fold(builder, Builder::namespace))
@@ -270,6 +276,25 @@ mod tests {
         assert_eq!(named(&["--tls-server-name", ""], Some("a.internal")), None);
         let read = read("tls-server-name = \"a.internal\"", Path::new("f")).expect("settings");
         assert_eq!(read.tls_server_name.as_deref(), Some("a.internal"));
+    }
+
+    /// Whether or not the command was built with TLS.
+    #[test]
+    fn a_file_may_have_the_settings_of_tls() {
+        let text =
+            "tls-ca = \"ca.pem\"\ntls-cert = \"c.pem\"\ntls-key = \"c.key\"\ntls-server-name = \"a\"\n";
+        let read = read(text, Path::new("f")).expect("settings");
+        assert_eq!(read.tls_ca, Some("ca.pem".into()));
+        assert_eq!(read.tls_server_name.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn the_help_names_only_settings_that_are_used() {
+        let mut command = Global::augment_args(clap::Command::new("millstream"));
+        let help = command.render_long_help().to_string();
+        assert_eq!(help.contains("--tls-ca"), cfg!(feature = "tls"));
+        assert_eq!(help.contains("are not used"), !cfg!(feature = "tls"));
+        assert!(help.contains("`password-file`"), "{help}");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millstream_core::error::{ErrorKind, Result};
+use futures_util::future::join_all;
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::inspect::{self, Server};
 use millstream_core::keys::Keys;
 use millstream_core::schedule::Place;
@@ -15,7 +16,8 @@ use crate::conn::cluster::slots::slot_of;
 use crate::conn::command::key_of;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::error::answered;
+use crate::error::{answered, redirect};
+use crate::risks;
 
 /// Number of round trips that are measured.
 const TRIPS: usize = 5;
@@ -29,13 +31,51 @@ const FEATURES: [(&str, &str); 5] = [
     ("WAITAOF", "waiting for the disk"),
 ];
 
+/// Returns the state of the server, or of one of several, with the risks of all.
 pub(crate) async fn look(inner: &Inner) -> Result<Server> {
+    let mut server = look_at(inner, &inner.pool).await?;
+    server.risks = inner.risks().await?.into_iter().map(told_risk).collect();
+    Ok(server)
+}
+
+/// Returns the state of each server.
+pub(crate) async fn look_at_all(inner: &Inner) -> Result<Vec<Server>> {
+    let Some(cluster) = inner.servers.cluster() else { return Ok(vec![look(inner).await?]) };
+    let nodes = cluster.primaries().await?;
+    let looks = nodes.iter().filter_map(|dial| Some((dial.address()?, inner.pool.line(dial))));
+    let looks = looks.map(|(address, line)| async move {
+        let looked = async {
+            let line = line?;
+            let mut server = look_at(inner, &*line).await?;
+            server.risks = risks::risks(&*line).await?.into_iter().map(told_risk).collect();
+            Ok::<Server, Error>(server)
+        };
+        let looked = looked.await.inspect_err(|error| inner.servers.learn(error));
+        let mut server = looked.unwrap_or_else(|error| {
+            let mut server = Server::default();
+            server.away = Some(error.to_string());
+            server
+        });
+        server.address = Some(address.to_string());
+        server
+    });
+    let mut servers = join_all(looks).await;
+    servers.sort_by(|a, b| a.address.cmp(&b.address));
+    Ok(servers)
+}
+
+fn told_risk(risk: risks::Risk) -> inspect::Risk {
+    inspect::Risk { setting: risk.setting.to_owned(), value: risk.value, reason: risk.reason.to_owned() }
+}
+
+/// Reads all but the risks over a line.
+async fn look_at(inner: &Inner, line: &impl Line) -> Result<Server> {
     let mut server = Server::default();
-    clock(inner, &mut server).await?;
+    clock(line, &mut server).await?;
     let mut pipe = Pipeline::with_capacity(2);
     pipe.cmd("INFO");
     pipe.cmd("CLUSTER").arg("INFO");
-    let [info, cluster] = reply::tuple(Value::Array(inner.pool.send(&pipe).await?))?;
+    let [info, cluster] = reply::tuple(Value::Array(line.send(&pipe).await?))?;
     match reply::text(info) {
         Ok(info) => told(&info, &mut server),
         Err(error) => server.unknown.push(format!("INFO: {error}")),
@@ -46,28 +86,19 @@ pub(crate) async fn look(inner: &Inner) -> Result<Server> {
             Err(error) => server.unknown.push(format!("CLUSTER INFO: {error}")),
         }
     }
-    features(inner, &mut server).await?;
-    rights(inner, &mut server).await?;
-    let risks = inner.risks().await?;
-    server.risks = risks
-        .into_iter()
-        .map(|risk| inspect::Risk {
-            setting: risk.setting.to_owned(),
-            value: risk.value,
-            reason: risk.reason.to_owned(),
-        })
-        .collect();
+    features(line, &mut server).await?;
+    rights(inner, line, &mut server).await?;
     Ok(server)
 }
 
 /// Measures round trips, and the difference between the server's clock and ours at the middle of the shortest one.
-async fn clock(inner: &Inner, server: &mut Server) -> Result<()> {
+async fn clock(line: &impl Line, server: &mut Server) -> Result<()> {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.cmd("TIME");
     let mut trips: Vec<(Duration, i64)> = Vec::with_capacity(TRIPS);
     for _ in 0..=TRIPS {
         let (began, ours) = (Instant::now(), SystemTime::now());
-        let answer = inner.pool.send(&pipe).await?.pop().unwrap_or_default();
+        let answer = line.send(&pipe).await?.pop().unwrap_or_default();
         let trip = began.elapsed();
         let ours = ours.duration_since(UNIX_EPOCH).unwrap_or_default() + trip / 2;
         match reply::time(answer) {
@@ -117,13 +148,13 @@ fn told(info: &str, server: &mut Server) {
     server.disk_ok = (!states.is_empty()).then(|| states.iter().all(|state| *state == "ok"));
 }
 
-async fn features(inner: &Inner, server: &mut Server) -> Result<()> {
+async fn features(line: &impl Line, server: &mut Server) -> Result<()> {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.cmd("COMMAND").arg("INFO");
     for (command, _) in FEATURES {
         pipe.arg(command);
     }
-    match reply::array(inner.pool.send(&pipe).await?.pop().unwrap_or_default()) {
+    match reply::array(line.send(&pipe).await?.pop().unwrap_or_default()) {
         Ok(known) => {
             let there = FEATURES.iter().zip(known).filter(|(_, known)| *known != Value::Nil);
             server.features = there.map(|((_, name), _)| (*name).to_owned()).collect();
@@ -135,7 +166,7 @@ async fn features(inner: &Inner, server: &mut Server) -> Result<()> {
 
 /// Queues every command that is needed in a transaction and discards it: the server reports the commands that this
 /// user may not use, and executes none. Unlike `ACL DRYRUN`, that needs no right of its own.
-async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
+async fn rights(inner: &Inner, line: &impl Line, server: &mut Server) -> Result<()> {
     // One transaction for each slot: a node of a cluster refuses those of another one, whatever the rights.
     let mut slots: BTreeMap<Option<u16>, (Pipeline, Vec<String>)> = BTreeMap::new();
     for command in needed(&inner.keys)? {
@@ -152,7 +183,7 @@ async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
     }
     for (mut pipe, commands) in slots.into_values() {
         pipe.cmd("DISCARD");
-        refused(inner.pool.send(&pipe).await?, &commands, server);
+        refused(line.send(&pipe).await?, &commands, server);
     }
     Ok(())
 }
@@ -165,6 +196,8 @@ fn refused(answers: Vec<Value>, commands: &[String], server: &mut Server) {
             let error = answered(error);
             match error.kind() {
                 ErrorKind::Denied => server.denied.push(command.clone()),
+                // Rights are looked at first: this node may be asked, and does not have the slot.
+                _ if redirect(&error).is_some() => {}
                 // Refused for another reason than rights: out of memory, a replica, a full disk.
                 _ => other = other.or(Some(format!("the right to {command}: {error}"))),
             }

@@ -1,5 +1,6 @@
 //! A Redis Cluster that changes under load: slots that move, primaries that die, fail-overs.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use integration_tests::cluster::Cluster;
 use integration_tests::eventually;
 use integration_tests::server::Builder;
+use millstream::admin::{Level, used_of};
 use millstream::{Concurrency, Delivery, Millstream, Record, Sharing, Start, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
@@ -158,6 +160,46 @@ async fn what_a_doctor_only_tries_is_never_done() {
     assert_eq!(seen.denied, Vec::<String>::new());
     cluster.wait_ok();
     assert_eq!(cluster.nodes[owner].cli(&["XLEN", &log]), "1", "what it tried was done");
+}
+
+/// Settings, rights and versions may differ from node to node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_reports_each_node_by_its_address() {
+    let settings = |builder: Builder| builder.arg("--cluster-node-timeout", "60000");
+    let cluster =
+        tokio::task::spawn_blocking(move || Cluster::start_with(3, 0, settings)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    let address = |at: usize| format!("127.0.0.1:{}", cluster.nodes[at].port());
+    let found = async || {
+        let reports = mq.admin().doctor().await.expect("reports");
+        reports.into_iter().map(|it| (it.node.unwrap_or_default(), it.subject, it.level)).collect::<Vec<_>>()
+    };
+    let of = |subject: &str, level| {
+        (0..3).map(|at| (address(at), subject.to_owned(), level)).collect::<BTreeSet<_>>()
+    };
+    let sound: BTreeSet<_> = found().await.into_iter().collect();
+    for (subject, level) in [("rights", Level::Ok), ("appendonly", Level::Error), ("memory", Level::Warn)] {
+        assert!(sound.is_superset(&of(subject, level)), "{subject}: {sound:?}");
+    }
+    cluster.nodes[0].cli(&["CONFIG", "SET", "appendonly", "yes"]);
+    cluster.nodes[1].cli(&["CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"]);
+    cluster.nodes[2].cli(&["ACL", "SETUSER", "default", "-xclaim"]);
+    let reports = found().await;
+    let has = |at: usize, subject: &str, level| reports.contains(&(address(at), subject.to_owned(), level));
+    assert!(has(0, "persistence", Level::Ok) && !has(1, "persistence", Level::Ok), "{reports:?}");
+    assert!(
+        has(1, "maxmemory-policy", Level::Error) && !has(0, "maxmemory-policy", Level::Error),
+        "{reports:?}"
+    );
+    assert!(has(2, "rights", Level::Error) && has(0, "rights", Level::Ok), "{reports:?}");
+    let used = mq.admin().servers().await.expect("servers");
+    assert_eq!(used_of(&used), (used.iter().map(|server| server.used_memory).sum(), None));
+    cluster.nodes[1].pause();
+    let reports = found().await;
+    cluster.nodes[1].resume();
+    let away: Vec<_> = reports.iter().filter(|(node, ..)| *node == address(1)).collect();
+    assert_eq!(away, [&(address(1), "server".to_owned(), Level::Error)], "and no more of it");
+    assert!(reports.iter().any(|(node, ..)| *node == address(2)), "the others are reported as before");
 }
 
 /// For longer than leases last, and without a replica to take its place.

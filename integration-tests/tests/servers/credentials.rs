@@ -6,23 +6,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use integration_tests::eventually;
 use integration_tests::server::Server;
 use millstream::{Credentials, CredentialsProvider, ErrorKind, Millstream, PasswordFile};
 
 use crate::load::{Load, changes};
 
-/// Time between two users, which a server of a cloud provider has between two tokens.
-const PERIOD: Duration = Duration::from_secs(2);
+/// Time between two users, as a cloud provider's server has between two tokens: three seconds, or
+/// `MILLSTREAM_ROTATION_SECONDS`.
+fn period() -> Duration {
+    let seconds = std::env::var("MILLSTREAM_ROTATION_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(3))
+}
 
-/// A user for each period. As with tokens, the one before is still valid for a while.
+/// A user for each period, valid for two thirds of it. As with tokens, the one before is still valid for a while.
 #[derive(Clone)]
 struct Rotating(Arc<AtomicU64>);
+
+/// The numbers of connections that are not in a pool.
+fn connections(server: &Server) -> BTreeSet<String> {
+    let list = server.cli(&["CLIENT", "LIST", "TYPE", "normal"]);
+    let id = |line: &str| line.split(' ').next().map(str::to_owned);
+    let ours = list.lines().filter(|line| line.contains("name=millstream:") && !line.contains(":pool"));
+    ours.filter_map(id).collect()
+}
+
+/// Connections of a user that are used all the time. One that nobody uses logs in again with its next request.
+fn of_user(server: &Server, number: u64) -> Vec<String> {
+    let (list, user) = (server.cli(&["CLIENT", "LIST"]), format!("user=user-{number} "));
+    let used = |line: &&str| !line.contains(":pool") && line.contains(&user);
+    list.lines().filter(used).map(str::to_owned).collect()
+}
 
 #[async_trait]
 impl CredentialsProvider for Rotating {
     async fn credentials(&self) -> millstream::Result<Credentials> {
         let now = self.0.load(Ordering::Acquire);
-        Ok(Credentials::new(format!("user-{now}"), format!("hunter{now}")).valid_for(PERIOD))
+        Ok(Credentials::new(format!("user-{now}"), format!("hunter{now}")).valid_for(period() * 2 / 3))
     }
 }
 
@@ -39,29 +59,82 @@ async fn credentials_that_end_are_renewed_on_open_connections() {
     let now = Rotating(Arc::default());
     let mq = Millstream::at(server.url()).credentials(now.clone()).await.expect("connected");
     let load = Load::on(mq).await;
-    let connections = || {
-        let list = server.cli(&["CLIENT", "LIST", "TYPE", "normal"]);
-        let id = |line: &str| line.split(' ').next().map(str::to_owned);
-        let ours = list.lines().filter(|line| line.contains("name=millstream:") && !line.contains(":pool"));
-        ours.filter_map(id).collect::<BTreeSet<_>>()
-    };
-    let before = connections();
+    let before = connections(&server);
     for number in 1..=changes(3) as u64 {
         allow(&server, number);
         now.0.store(number, Ordering::Release);
         // The time that the last ones are valid, and half of that again for requests that block.
-        tokio::time::sleep(PERIOD + PERIOD / 2).await;
-        let last = format!("user-{}", number - 1);
-        let left = server.cli(&["CLIENT", "LIST"]);
-        // One that nobody uses logs in again with its next request, or is opened again.
-        let used = |line: &&str| !line.contains(":pool") && line.contains(&format!("user={last} "));
-        let left: Vec<_> = left.lines().filter(used).collect();
-        assert_eq!(left, Vec::<&str>::new(), "still logged in as {last}");
-        server.cli(&["ACL", "DELUSER", &last]);
+        tokio::time::sleep(period()).await;
+        let left = of_user(&server, number - 1);
+        assert_eq!(left, Vec::<String>::new(), "still logged in as the last user");
+        server.cli(&["ACL", "DELUSER", &format!("user-{}", number - 1)]);
         load.goes_on("messages of all keys").await;
     }
-    assert_eq!(connections(), before, "connections were closed and opened again");
+    assert_eq!(connections(&server), before, "connections were closed and opened again");
     assert_eq!(load.unconfirmed(), 0);
+    load.end(&[], |log| server.cli(&["XRANGE", log, "-", "+"])).await;
+}
+
+/// The source of the credentials is ahead of the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_that_are_not_accepted_yet_are_tried_again_on_open_connections() {
+    let server = Server::start();
+    allow(&server, 0);
+    let now = Rotating(Arc::default());
+    let mq = Millstream::at(server.url()).credentials(now.clone()).await.expect("connected");
+    let load = Load::on(mq).await;
+    load.goes_on("messages of all keys").await;
+    let before = connections(&server);
+    now.0.store(1, Ordering::Release);
+    let refused = || server.cli(&["ACL", "LOG"]).contains("user-1");
+    eventually(async || refused(), "the server refuses them").await;
+    load.goes_on("messages of all keys, by connections that stay as they were").await;
+    allow(&server, 1);
+    eventually(async || of_user(&server, 0).is_empty(), "all connections have logged in").await;
+    server.cli(&["ACL", "DELUSER", "user-0"]);
+    load.goes_on("messages of all keys").await;
+    // Some may be others on a busy machine, where leases move.
+    assert!(!connections(&server).is_disjoint(&before), "connections were closed and opened again");
+    assert_eq!(load.unconfirmed(), 0);
+    load.end(&[], |log| server.cli(&["XRANGE", log, "-", "+"])).await;
+}
+
+/// A source that gives an answer once, and then none.
+struct Hanging(AtomicU64);
+
+#[async_trait]
+impl CredentialsProvider for Hanging {
+    async fn credentials(&self) -> millstream::Result<Credentials> {
+        if self.0.fetch_add(1, Ordering::AcqRel) > 0 {
+            std::future::pending::<()>().await;
+        }
+        Ok(Credentials::new("user-0", "hunter0").valid_for(Duration::from_secs(20)))
+    }
+}
+
+/// Shared, to see how often it was asked.
+#[async_trait]
+impl CredentialsProvider for Asked {
+    async fn credentials(&self) -> millstream::Result<Credentials> {
+        self.0.credentials().await
+    }
+}
+
+#[derive(Clone)]
+struct Asked(Arc<Hanging>);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_hangs_costs_nothing_while_its_last_answer_is_valid() {
+    let server = Server::start();
+    allow(&server, 0);
+    let source = Asked(Arc::new(Hanging(AtomicU64::new(0))));
+    let mq = Millstream::at(server.url()).credentials(source.clone()).await.expect("connected");
+    let load = Load::on(mq).await;
+    load.goes_on("messages of all keys").await;
+    eventually(async || source.0.0.load(Ordering::Acquire) > 1, "it is asked for others, and hangs").await;
+    // Connections are opened anew, with what is known.
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    load.goes_on("messages of all keys").await;
     load.end(&[], |log| server.cli(&["XRANGE", log, "-", "+"])).await;
 }
 

@@ -233,10 +233,13 @@ async fn a_send_waits_for_the_disk_where_the_server_can() {
         assert_eq!(stored(&server), 20);
         server.cli(&["CONFIG", "SET", "appendfsync", "always"]);
         producer.send(&20).durability(Durability::Fsynced).await.expect("each write goes to the disk");
+        server.cli(&["CONFIG", "SET", "appendfsync", "no"]);
+        let never = producer.send(&0).durability(Durability::Fsynced).await.expect_err("nothing is written");
+        assert_eq!(never.kind(), ErrorKind::Unconfirmed, "{never}");
         server.cli(&["CONFIG", "SET", "appendonly", "no"]);
         let late = producer.send(&21).durability(Durability::Fsynced).await.expect_err("the file is gone");
         assert_eq!(late.kind(), ErrorKind::Unconfirmed, "{late}");
-        assert_eq!(stored(&server), 22);
+        assert_eq!(stored(&server), 23);
     } else {
         assert_eq!(ends, [Some(ErrorKind::Unsupported); 20], "this server has no WAITAOF");
         assert_eq!(stored(&server), 0);

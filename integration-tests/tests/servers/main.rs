@@ -7,6 +7,7 @@ mod admin;
 mod block_key;
 mod broken_keys;
 mod cluster;
+mod cluster_sharing;
 mod connections;
 mod control;
 mod crash_scenes;

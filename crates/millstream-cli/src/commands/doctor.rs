@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};
 
-/// Checks the server: version, persistence, memory, permissions, clock, …; the worst result first
+/// Checks each server: version, persistence, memory, permissions, clock, …; the worst result first
 ///
 /// The exit code is 3 if there is an error; with --strict also if there is a warning.
 #[derive(Args, Debug)]
@@ -33,6 +33,9 @@ struct View {
 struct ReportView {
     /// `ok`, `warn` or `error`.
     level: String,
+    /// Address of the server that it is about, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
     subject: String,
     found: String,
     /// Empty if no action is needed.
@@ -43,13 +46,14 @@ impl View {
     fn text(&self, output: Output) -> String {
         let width = self.reports.iter().map(|report| report.subject.len()).max().unwrap_or(0);
         let mut text = String::new();
-        for ReportView { level, subject, found, advice } in &self.reports {
+        for ReportView { level, node, subject, found, advice } in &self.reports {
             let tone = match level.as_str() {
                 "ok" => Tone::Good,
                 "warn" => Tone::Doubtful,
                 _ => Tone::Bad,
             };
             let level = output.paint(tone, &format!("{level:5}"));
+            let found = node.iter().fold(found.clone(), |found, node| format!("{node}: {found}"));
             let found = sanitize::text(found.as_bytes());
             text += &format!("{level}  {subject:width$}  {found}\n");
             if !advice.is_empty() {
@@ -65,8 +69,9 @@ impl Doctor {
         let reports = cx.admin().doctor().await?;
         let allowed = if self.strict { Level::Ok } else { Level::Warn };
         let sound = reports.iter().all(|report| report.level <= allowed);
-        let view = |Report { level, subject, found, advice }| ReportView {
+        let view = |Report { level, node, subject, found, advice }| ReportView {
             level: level.to_string(),
+            node,
             subject,
             found,
             advice,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use millstream::admin::{Memory as Measured, Size};
+use millstream::admin::{Memory as Measured, Size, used_of};
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
@@ -276,10 +276,7 @@ impl Memory {
         }
         let (used, max) = match topics.last() {
             Some((_, last)) => (last.used, last.max),
-            None => {
-                let server = admin.server().await?;
-                (server.used_memory, server.max_memory.filter(|max| *max > 0))
-            }
+            None => used_of(&admin.servers().await?),
         };
         Ok(Look { at, topics, server: Measured { used, max, ..Measured::default() } })
     }

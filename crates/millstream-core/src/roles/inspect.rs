@@ -177,6 +177,10 @@ pub struct Reading {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Server {
+    /// Its address; `None` where there is one server. Default: `None`.
+    pub address: Option<String>,
+    /// Why it could not be asked; then nothing else is known but its address. Default: `None`.
+    pub away: Option<String>,
     /// The product: `redis`, `valkey` or `memory`.
     pub kind: String,
     /// Its version.
@@ -343,6 +347,16 @@ pub trait Inspect: Send + Sync {
     /// # Errors
     /// Transient ones.
     async fn server(&self) -> Result<Server>;
+
+    /// Returns the state of each server that has part of the data: of the primaries of a cluster, in the order of their
+    /// addresses. One that gives no answer is among them, as [`away`](Server::away). Default: [`server`](Self::server)
+    /// alone.
+    ///
+    /// # Errors
+    /// Transient ones, if no server can be asked.
+    async fn servers(&self) -> Result<Vec<Server>> {
+        Ok(vec![self.server().await?])
+    }
 
     /// Returns the memory use of these partitions, with the data of these groups. Structures that do not exist are left
     /// out.

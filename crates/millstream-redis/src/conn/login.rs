@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use millstream_core::error::Result;
-use tokio::time::{Instant, sleep_until};
+use millstream_core::error::{Error, ErrorKind, Result};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::credentials::{Credentials, CredentialsProvider};
 
@@ -13,6 +13,10 @@ use crate::credentials::{Credentials, CredentialsProvider};
 const SHORTEST: Duration = Duration::from_millis(100);
 /// Longest pause after the provider has failed.
 const LONGEST: Duration = Duration::from_secs(30);
+/// Maximum time for an answer of the provider. After that it counts as failed, and is asked again.
+const ANSWER: Duration = Duration::from_secs(30);
+/// First pause before an open connection that was refused logs in again. Doubled each time, up to [`LONGEST`].
+const REFUSED: Duration = Duration::from_secs(1);
 
 /// The credentials of all connections of a backend. Their only owner.
 pub(crate) struct Login {
@@ -32,6 +36,20 @@ struct Known {
     /// Time from which on they are not used for new connections; `None` if the provider is asked for each connection.
     ask_again: Option<Instant>,
     ends: Option<Instant>,
+    /// Whether a server has refused them.
+    refused: bool,
+}
+
+impl Known {
+    /// Whether they need not be asked for now.
+    fn is_fresh(&self, now: Instant) -> bool {
+        self.ask_again.is_some_and(|at| now < at)
+    }
+
+    /// Whether they can be used, as far as is known.
+    fn is_valid(&self, now: Instant) -> bool {
+        !self.refused && self.ends.is_some_and(|ends| now < ends)
+    }
 }
 
 impl Login {
@@ -51,11 +69,14 @@ impl Login {
 
     /// Returns credentials to open a connection with.
     pub(crate) async fn credentials(self: &Arc<Self>) -> Result<(Credentials, Session)> {
-        let fresh = |known: &Known| known.ask_again.is_some_and(|at| Instant::now() < at);
-        // One caller asks. The others wait and use its answer, if it has an end.
-        let _asking = self.asking.lock().await;
-        if !self.known().as_ref().is_some_and(fresh) {
-            self.ask().await?;
+        // In their last quarter they are renewed by a task: a provider that fails or hangs costs no connection until they end.
+        let usable = || self.known().as_ref().is_some_and(|known| known.is_valid(Instant::now()));
+        if !usable() {
+            // One caller asks. The others wait and use its answer, if it has an end.
+            let _asking = self.asking.lock().await;
+            if !usable() {
+                self.ask().await?;
+            }
         }
         let known = self.known();
         let ends = known.as_ref().is_some_and(|known| known.ends.is_some());
@@ -64,7 +85,7 @@ impl Login {
         }
         let number = self.number.load(Ordering::Acquire);
         let credentials = known.as_ref().map(|known| known.credentials.clone());
-        let session = Session { login: self.clone(), number: Arc::new(AtomicU64::new(number)) };
+        let session = Session { login: self.clone(), state: Arc::new(SessionState::new(number)) };
         credentials
             .map(|credentials| (credentials, session))
             .ok_or_else(|| crate::error::unexpected("no credentials"))
@@ -73,12 +94,16 @@ impl Login {
     /// Forgets credentials that a server has refused: the next connection asks the provider.
     pub(crate) fn refused(&self) {
         if let Some(known) = &mut *self.known() {
-            known.ask_again = None;
+            (known.ask_again, known.refused) = (None, true);
         }
     }
 
     async fn ask(&self) -> Result<()> {
-        let credentials = self.provider.credentials().await?;
+        let answer = timeout(ANSWER, self.provider.credentials()).await;
+        let credentials = answer.unwrap_or_else(|_| {
+            let why = format!("the provider of credentials gave no answer within {ANSWER:?}");
+            Err(Error::new(ErrorKind::Unavailable, why))
+        })?;
         let now = Instant::now();
         let left =
             credentials.valid_until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
@@ -93,7 +118,7 @@ impl Login {
         if !known.as_ref().is_some_and(same) {
             self.number.fetch_add(1, Ordering::AcqRel);
         }
-        *known = Some(Known { credentials, ask_again, ends });
+        *known = Some(Known { credentials, ask_again, ends, refused: false });
         Ok(())
     }
 }
@@ -115,9 +140,7 @@ async fn renew(login: Weak<Login>) {
         sleep_until(at).await;
         let Some(it) = login.upgrade() else { return };
         let _asking = it.asking.lock().await;
-        let fresh =
-            it.known().as_ref().and_then(|known| known.ask_again).is_some_and(|at| Instant::now() < at);
-        if fresh {
+        if it.known().as_ref().is_some_and(|known| known.is_fresh(Instant::now())) {
             // A connection that was opened meanwhile has asked.
             continue;
         }
@@ -146,18 +169,58 @@ impl Drop for Stopped {
 #[derive(Clone)]
 pub(crate) struct Session {
     login: Arc<Login>,
-    number: Arc<AtomicU64>,
+    state: Arc<SessionState>,
+}
+
+struct SessionState {
+    /// Number of the credentials.
+    number: AtomicU64,
+    /// Whether a server has refused the newest ones.
+    refused: AtomicBool,
+    /// Then, when it is tried again, and the pause after that.
+    again: Mutex<(Instant, Duration)>,
+}
+
+impl SessionState {
+    fn new(number: u64) -> Self {
+        let again = Mutex::new((Instant::now(), REFUSED));
+        Self { number: AtomicU64::new(number), refused: AtomicBool::new(false), again }
+    }
+
+    fn again(&self) -> MutexGuard<'_, (Instant, Duration)> {
+        self.again.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Session {
     /// Returns the credentials to log in with again, to one caller, once there are others.
     pub(crate) fn due(&self) -> Option<Credentials> {
-        let (seen, now) = (self.number.load(Ordering::Acquire), self.login.number.load(Ordering::Acquire));
+        let SessionState { number, refused, .. } = &*self.state;
+        let (seen, now) = (number.load(Ordering::Acquire), self.login.number.load(Ordering::Acquire));
         if seen == now {
-            return None;
+            // A server may learn of new credentials after their provider.
+            if !refused.load(Ordering::Acquire) || Instant::now() < self.state.again().0 {
+                return None;
+            }
+            refused.compare_exchange(true, false, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        } else {
+            number.compare_exchange(seen, now, Ordering::AcqRel, Ordering::Acquire).ok()?;
+            refused.store(false, Ordering::Release);
+            self.state.again().1 = REFUSED;
         }
-        self.number.compare_exchange(seen, now, Ordering::AcqRel, Ordering::Acquire).ok()?;
         self.login.known().as_ref().map(|known| known.credentials.clone())
+    }
+
+    /// Reports a refusal to log in again. The connection stays as it was, and logs in later.
+    pub(crate) fn refused(&self, error: &impl std::fmt::Display) {
+        let pause = {
+            let mut again = self.state.again();
+            let pause = again.1;
+            *again = (Instant::now() + pause, (2 * pause).min(LONGEST));
+            pause
+        };
+        self.state.refused.store(true, Ordering::Release);
+        tracing::warn!(%error, ?pause, "the server refuses the renewed credentials on an open connection");
     }
 }
 
@@ -167,11 +230,6 @@ pub(crate) fn auth(credentials: &Credentials) -> Vec<&[u8]> {
     words.extend(credentials.user.as_ref().map(String::as_bytes));
     words.push(credentials.password.as_bytes());
     words
-}
-
-/// Reports a refusal to log in again. The connection stays as it was.
-pub(crate) fn refused(error: &impl std::fmt::Display) {
-    tracing::warn!(%error, "the server refuses the renewed credentials on an open connection");
 }
 
 #[cfg(test)]
@@ -209,13 +267,59 @@ mod tests {
         let (_, session) = login.credentials().await.expect("credentials");
         assert_eq!((&*login.credentials().await.expect("the same").0.password, session.due()), ("p0", None));
         let renewed = async {
-            while session.number.load(Ordering::Acquire) == login.number.load(Ordering::Acquire) {
+            while session.state.number.load(Ordering::Acquire) == login.number.load(Ordering::Acquire) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(30), renewed).await.expect("renewed");
         assert!(begun.elapsed() >= ttl / 2, "long before the end");
         assert_eq!(session.due().expect("others").password, "p1");
+    }
+
+    /// Credentials that are valid for a minute, once. Then it gives no answer.
+    struct Hanging(AtomicBool);
+
+    #[async_trait]
+    impl CredentialsProvider for Hanging {
+        async fn credentials(&self) -> Result<Credentials> {
+            if self.0.swap(true, Ordering::AcqRel) {
+                std::future::pending::<()>().await;
+            }
+            Ok(Credentials::password("first").valid_for(Duration::from_secs(60)))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_provider_that_hangs_costs_no_connection_before_the_credentials_end() {
+        let login = Arc::new(Login::new(Arc::new(Hanging(AtomicBool::new(false)))));
+        let begun = Instant::now();
+        login.credentials().await.expect("credentials");
+        // The last quarter, in which they are to be renewed.
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        let (known, _) = login.credentials().await.expect("they are valid");
+        assert_eq!((&*known.password, begun.elapsed() < Duration::from_secs(51)), ("first", true));
+        login.refused();
+        let refused = timeout(3 * ANSWER, login.credentials()).await.expect("it does not hang");
+        assert_eq!(refused.expect_err("no others").kind(), ErrorKind::Unavailable);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_was_refused_logs_in_again_later() {
+        let login = Arc::new(Login::new(Arc::new(Counting(AtomicU64::new(0), None))));
+        let (_, session) = login.credentials().await.expect("credentials");
+        login.credentials().await.expect("others");
+        let due = || session.due().map(|credentials| credentials.password);
+        assert_eq!(due().as_deref(), Some("p1"));
+        for pause in [REFUSED, 2 * REFUSED, 4 * REFUSED] {
+            session.refused(&"WRONGPASS");
+            tokio::time::sleep(pause - Duration::from_millis(1)).await;
+            assert_eq!(due(), None, "not at once");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            assert_eq!((due().as_deref(), due()), (Some("p1"), None), "once");
+        }
+        login.credentials().await.expect("others");
+        session.refused(&"WRONGPASS");
+        assert_eq!(due().as_deref(), Some("p2"), "other credentials are tried at once");
     }
 
     #[tokio::test]

@@ -7,7 +7,6 @@ use millstream_core::error::Result;
 use redis::{RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::conn::login::refused;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::socket::{Broken, Socket};
@@ -139,7 +138,7 @@ impl Pipe {
     fn answered(&mut self, is_login: bool) -> std::result::Result<bool, Broken> {
         if is_login {
             if let Value::ServerError(error) = self.replies().next()?.value()? {
-                refused(&error);
+                self.terms.refused(&error);
             }
             self.next();
         }

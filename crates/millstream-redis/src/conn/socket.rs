@@ -11,7 +11,6 @@ use redis::{RedisConnectionInfo, RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::conn::login::refused;
 use crate::conn::replies::reply;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
@@ -115,7 +114,7 @@ impl Socket {
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
         self.exchange(&request, limit, limit).await.map_err(|broken| broken.error(failed))?;
         if let Value::ServerError(error) = self.replies().next()?.value()? {
-            refused(&error);
+            self.terms.refused(&error);
         }
         Ok(())
     }

@@ -31,6 +31,13 @@ impl Terms {
     pub(crate) fn due(&self) -> Option<Credentials> {
         self.session.as_ref()?.due()
     }
+
+    /// Reports that the server has refused them.
+    pub(crate) fn refused(&self, error: &impl std::fmt::Display) {
+        if let Some(session) = &self.session {
+            session.refused(error);
+        }
+    }
 }
 
 /// The time for which the server of a connection is the primary.

@@ -177,6 +177,10 @@ impl Inspect for RedisBackend {
         server::look(&self.inner).await
     }
 
+    async fn servers(&self) -> Result<Vec<Server>> {
+        server::look_at_all(&self.inner).await
+    }
+
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
         usage::look(&self.inner, partitions, groups).await
     }

@@ -112,6 +112,14 @@ impl Inspect for Broken {
         Ok(server)
     }
 
+    async fn servers(&self) -> Result<Vec<Server>> {
+        let mut servers = self.inner.inspect()?.servers().await?;
+        if self.is(Mutant::ServerUnnamed) {
+            servers.iter_mut().for_each(|server| server.kind.clear());
+        }
+        Ok(servers)
+    }
+
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
         let mut usage = self.inner.inspect()?.usage(partitions, groups).await?;
         if self.is(Mutant::UsageStuck) {

@@ -58,6 +58,10 @@ impl Inspect for Client {
         call!(self, Inspect, inspect?.server(;))
     }
 
+    async fn servers(&self) -> Result<Vec<Server>> {
+        call!(self, Inspect, inspect?.servers(;))
+    }
+
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
         call!(self, Inspect, inspect?.usage(partitions, groups;))
     }

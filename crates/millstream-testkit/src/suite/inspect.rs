@@ -209,6 +209,13 @@ async fn a_server_says_what_it_is(h: Harness) -> Verdict {
     let server = h.backend.inspect()?.server().await?;
     ensure!(!server.kind.is_empty(), "it has no name: {server:?}");
     ensure!(server.denied.is_empty(), "what is needed is denied: {:?}", server.denied);
+    let servers = h.backend.inspect()?.servers().await?;
+    ensure!(!servers.is_empty(), "there is none");
+    for server in &servers {
+        ensure!(server.away.is_none() && !server.kind.is_empty(), "it is away, or has no name: {server:?}");
+        ensure!(server.denied.is_empty(), "what is needed is denied: {:?}", server.denied);
+        ensure!(servers.len() == 1 || server.address.is_some(), "which of several is it: {server:?}");
+    }
     Ok(())
 }
 

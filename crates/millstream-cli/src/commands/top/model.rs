@@ -26,7 +26,7 @@ pub(crate) struct Model {
     /// The number of existing topics, sampled or not.
     pub(crate) known: usize,
     pub(crate) detail: Option<Detail>,
-    pub(crate) server: Option<Server>,
+    pub(crate) servers: Vec<Server>,
     /// Dead letters, newest first.
     pub(crate) letters: VecDeque<DeadLetter>,
     /// Failed queries, newest first.
@@ -123,7 +123,9 @@ impl Model {
             self.sample(sample);
         }
         self.letters(round.letters);
-        self.server = round.server.or_else(|| self.server.take());
+        if let Some(servers) = round.servers {
+            self.servers = servers;
+        }
         self.detail = match round.detail {
             // Earlier messages of the same group are kept until new ones are read.
             Some(mut detail) => {

@@ -65,7 +65,7 @@ pub(crate) struct Round {
     pub(crate) topics: Vec<TopicSample>,
     /// Dead letters that are new since the previous round, newest first for each partition.
     pub(crate) letters: Vec<DeadLetter>,
-    pub(crate) server: Option<Server>,
+    pub(crate) servers: Option<Vec<Server>>,
     pub(crate) detail: Option<Detail>,
     pub(crate) problems: Vec<Problem>,
 }

@@ -168,8 +168,8 @@ impl Sampler {
         }
         self.letters(round).await?;
         if self.server.is_none_or(|at| at.elapsed() >= SERVER) {
-            let server = async { self.mq.backend().inspect()?.server().await };
-            round.server = Some(server.await.map_err(|error| problem("the server", &error))?);
+            let servers = self.mq.admin().servers().await;
+            round.servers = Some(servers.map_err(|error| problem("the server", &error))?);
             self.server = Some(Instant::now());
         }
         Ok(())

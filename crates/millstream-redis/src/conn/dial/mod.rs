@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::address::{Address, Parsed, Place};
 use crate::config::RedisConfig;
 use crate::conn::dial::sentinel::Sentinels;
-use crate::conn::login::{Login, auth, refused};
+use crate::conn::login::{Login, auth};
 use crate::conn::socket::{Socket, check_primary};
 use crate::conn::stream::{Stream, connect, tune};
 use crate::conn::terms::{Tenure, Terms, over};
@@ -358,7 +358,7 @@ impl Multiplexed {
         // If the connection is broken, or gives no answer, the request finds out.
         let answer = timeout(self.limit, self.connection.send_packed_command(&command)).await;
         if let Ok(Ok(Value::ServerError(error))) = answer {
-            refused(&error);
+            self.terms.refused(&error);
         }
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use millstream_core::error::{ErrorKind, Result};
+use millstream_core::log::Fetched;
 use millstream_core::members::GroupMembers;
 use millstream_core::shared::{Claimed, consumer_of};
 use millstream_core::{MemberId, Partition};
@@ -35,6 +36,8 @@ pub(in crate::consumer) struct Claimer {
     claims: FuturesUnordered<BoxFuture<'static, Ended>>,
     /// Their partitions.
     asked: BTreeSet<Partition>,
+    /// Number of checks so far. Each begins with another portion: there may be room for the first ones only.
+    checks: usize,
 }
 
 /// Result of a check.
@@ -51,7 +54,7 @@ type Ended = (Vec<Partition>, Result<Looked>);
 impl Claimer {
     pub(in crate::consumer) fn new(sharer: Arc<Sharer>, grown: watch::Sender<u32>) -> Self {
         let (claims, asked) = (FuturesUnordered::new(), BTreeSet::new());
-        Self { sharer, grown, looked: Instant::now(), claims, asked }
+        Self { sharer, grown, looked: Instant::now(), claims, asked, checks: 0 }
     }
 
     /// Claims until the consumer stops.
@@ -124,17 +127,17 @@ impl Claimer {
         }
         // One portion after the other's partitions share the room; portions are asked side by side.
         let portions = context.backend.shared()?.portions(&wanted);
-        let portions: Vec<_> = portions.into_iter().filter(|partitions| !partitions.is_empty()).collect();
-        let room = leases.claim_room();
-        let share = if portions.len() > 1 { (room / portions.len()).max(room.min(1)) } else { room };
+        let mut portions: Vec<_> = portions.into_iter().filter(|partitions| !partitions.is_empty()).collect();
+        let others = portions.len() > 1 || !self.asked.is_empty();
+        let share = (leases.claim_room(others) / portions.len().max(1)).max(1);
+        let limits = Limits { share, others };
+        self.checks = self.checks.wrapping_add(1);
+        let first = self.checks % portions.len().max(1);
+        portions.rotate_left(first);
         for partitions in portions {
             self.asked.extend(&partitions);
-            self.claims.push(Box::pin(claim(
-                sharer.clone(),
-                partitions,
-                (alive.clone(), living.clone()),
-                share,
-            )));
+            let members = (alive.clone(), living.clone());
+            self.claims.push(Box::pin(claim(sharer.clone(), partitions, members, limits)));
         }
         let mut looked = Looked { pause: period, full: false };
         let mut failed = None;
@@ -167,33 +170,56 @@ impl Claimer {
     }
 }
 
+/// How much one claim may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Maximum number of entries of one request.
+    share: usize,
+    /// Whether there are claims of other portions beside it.
+    others: bool,
+}
+
 /// Claims entries of these partitions, one after the other.
 async fn claim(
     sharer: Arc<Sharer>,
     partitions: Vec<Partition>,
     (alive, living): (Arc<Vec<MemberId>>, Arc<Vec<String>>),
-    share: usize,
+    Limits { share, others }: Limits,
 ) -> Ended {
     let Sharer { context, member, leases, .. } = &*sharer;
     let mut looked = Looked { pause: context.period(), full: false };
     let mut failed = None;
     let started = Instant::now();
-    for partition in partitions.iter().copied() {
-        let room = leases.claim_room().min(share);
+    let mut left = partitions.iter().copied().peekable();
+    while let Some(partition) = left.peek().copied() {
+        let reserved = leases.reserve_claim(partition, share, others);
+        let room = reserved.room;
         let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
         let heard = context.heard();
         leases.begin_claim(partition);
         let claimed = match context.backend.shared() {
-            Ok(shared) => within(idle, shared.claim(member, partition, &alive, idle, room, &heard)).await,
+            Ok(shared) => {
+                let request = within(idle, shared.claim(member, partition, &alive, idle, room, &heard));
+                sharer.answer(&[partition], request).await
+            }
             Err(error) => Err(error),
         };
         match claimed {
             Ok(Claimed { abandoned, given_back, next, .. }) => {
+                let came = |fetched: &Fetched| fetched.entries.len() + fetched.ghosts.len();
+                let came = came(&abandoned) + came(&given_back);
                 take_in(&sharer, partition, abandoned, asked, Origin::Abandoned(living.clone()));
                 take_in(&sharer, partition, given_back, asked, Origin::GivenBack);
+                drop(reserved);
                 leases.end_claim(partition);
+                let more = next.is_some_and(|next| next.is_zero());
+                // It had a share, and the others may need none.
+                if others && more && came >= room.max(1) && started.elapsed() < context.period() {
+                    continue;
+                }
+                left.next();
                 if let Some(next) = next {
-                    let full = next.is_zero() && leases.claim_room() == 0;
+                    let full = next.is_zero() && leases.claim_room(others) == 0;
                     looked.full |= full;
                     if !full {
                         looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));
@@ -201,7 +227,9 @@ async fn claim(
                 }
             }
             Err(error) => {
+                drop(reserved);
                 leases.end_claim(partition);
+                left.next();
                 // It may have been executed: then entries are pending under our name that we do not know.
                 if error.kind() != ErrorKind::Unavailable {
                     leases.start_over(partition);

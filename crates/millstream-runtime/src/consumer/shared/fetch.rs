@@ -147,7 +147,9 @@ impl PortionReader<'_> {
         let asked = context.lease_clock.now();
         // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
         let wait = context.config.max_wait.min(context.period());
-        let read = match reader.fetch(reserved.room, wait).await {
+        let fetch = reader.fetch(reserved.room, wait);
+        let read = if self.others { self.sharer.answer(&self.partitions, fetch).await } else { fetch.await };
+        let read = match read {
             Ok(read) => read,
             Err(error) => {
                 // A reply with entries may have been lost: the reader starts over with the pending list.

@@ -19,11 +19,13 @@ mod fetch;
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use millstream_core::Partition;
+use millstream_core::error::Result;
 use millstream_core::members::Member;
 use millstream_core::panics::text_of;
 use millstream_core::shared::{SharedMember, consumer_of};
@@ -42,6 +44,10 @@ use crate::report::Counts;
 use claim::Claimer;
 use extend::Extender;
 use fetch::Fetcher;
+
+/// Time after which a server counts as one that gives no answer, unless renewals are given up sooner. A server that answers
+/// takes milliseconds; one that is slow for longer costs room for twice the entries and nothing else.
+const QUICK: Duration = Duration::from_secs(1);
 
 /// How long handlers may take to be dropped after the shutdown timeout, and settlements to be sent.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,6 +74,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sharer {
+    /// Waits for the answer to a request about these partitions, and records whether their server gives one. What is held
+    /// at a server that gives none for a while, or fails, takes no room from other partitions.
+    async fn answer<T>(
+        &self,
+        partitions: &[Partition],
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let quick = self.context.beat_patience().min(QUICK);
+        let mut request = pin!(request);
+        let answer = loop {
+            tokio::select! {
+                biased;
+                answer = &mut request => break answer,
+                // Each time: meanwhile another request may have been answered.
+                () = sleep(quick) => self.leases.silent(partitions),
+            }
+        };
+        match &answer {
+            Err(error) if error.is_transient() => self.leases.silent(partitions),
+            _ => self.leases.answered(partitions),
+        }
+        answer
+    }
+
     /// Passes a page to the worker of its partition.
     fn deliver(&self, partition: Partition, page: Page) {
         let mut inboxes = lock(&self.inboxes);

@@ -49,7 +49,7 @@ fn known() -> Model {
     more.letters = vec![letter("flights", 1, 1_700_000_000_000, "no gate\x1b[31m at \u{202e}ZRH")];
     let mut server = Server::default();
     (server.kind, server.version) = ("redis".into(), Some("7.0.15".into()));
-    more.server = Some(server);
+    more.servers = Some(vec![server]);
     model.take(more);
     model
 }

@@ -1,5 +1,6 @@
 //! The two lines at the top: the server, and the sums over all topics.
 
+use millstream::admin::Server;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
@@ -58,14 +59,7 @@ impl Shown<'_> {
     }
 
     fn server(&self) -> String {
-        let Some(server) = &self.model.server else { return String::new() };
-        let mut parts =
-            vec![text::clean(&format!("{} {}", server.kind, server.version.as_deref().unwrap_or("")))];
-        parts.extend(server.uptime.map(|it| format!("up {}", text::age(it))));
-        parts.extend(server.used_memory.map(human::bytes));
-        parts.extend(server.clients.map(|(now, _)| human::of(now, "connection", "connections")));
-        parts.extend(server.latency.map(|it| format!("{:.2} ms away", it.as_secs_f64() * 1e3)));
-        parts.join(" · ")
+        described(&self.model.servers)
     }
 
     fn sums(&self, width: usize) -> Line<'static> {
@@ -119,6 +113,28 @@ impl Shown<'_> {
     }
 }
 
+/// Describes the servers: sums of what they use, and the worst of the rest.
+fn described(servers: &[Server]) -> String {
+    let there: Vec<_> = servers.iter().filter(|server| server.away.is_none()).collect();
+    let Some(first) = there.first() else { return String::new() };
+    let mut parts = vec![text::clean(&format!("{} {}", first.kind, first.version.as_deref().unwrap_or("")))];
+    if servers.len() > 1 {
+        parts.push(match servers.len() - there.len() {
+            0 => format!("{} servers", servers.len()),
+            away => format!("{} servers, {away} GIVE NO ANSWER", servers.len()),
+        });
+    }
+    let each = |of: fn(&Server) -> Option<u64>| there.iter().map(|server| of(server)).sum::<Option<u64>>();
+    let uptime = there.iter().filter_map(|server| server.uptime).min();
+    let latency = there.iter().filter_map(|server| server.latency).max();
+    parts.extend(uptime.map(|it| format!("up {}", text::age(it))));
+    parts.extend(each(|server| server.used_memory).map(human::bytes));
+    let clients = each(|server| server.clients.map(|(now, _)| now));
+    parts.extend(clients.map(|now| human::of(now, "connection", "connections")));
+    parts.extend(latency.map(|it| format!("{:.2} ms away", it.as_secs_f64() * 1e3)));
+    parts.join(" · ")
+}
+
 /// Selects one of the two rates of a sample.
 type Side = fn(&(f64, f64)) -> f64;
 
@@ -134,7 +150,28 @@ fn curve(values: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn several_servers_are_described_by_their_sums_and_those_that_are_away() {
+        let server = |used, milliseconds| {
+            let mut server = Server::default();
+            (server.kind, server.version) = ("redis".into(), Some("8.0.1".into()));
+            (server.used_memory, server.clients) = (Some(used), Some((7, 100)));
+            server.latency = Some(Duration::from_millis(milliseconds));
+            server
+        };
+        let all = [server(1 << 20, 1), server(2 << 20, 3)];
+        assert_eq!(described(&all[..1]), "redis 8.0.1 · 1.0 MiB · 7 connections · 1.00 ms away");
+        assert_eq!(described(&all), "redis 8.0.1 · 2 servers · 3.0 MiB · 14 connections · 3.00 ms away");
+        let mut away = all.to_vec();
+        (away[0].away, away[0].used_memory) = (Some("no answer".into()), None);
+        let said = described(&away);
+        assert!(said.starts_with("redis 8.0.1 · 2 servers, 1 GIVE NO ANSWER · 2.0 MiB"), "{said}");
+        assert_eq!(described(&[]), "");
+    }
 
     #[test]
     fn a_curve_is_as_high_as_its_largest_value() {

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::partition::held::holding::{Id, Key, Live, NO_HOLDING, Standing};
+use crate::consumer::partition::held::room::Room;
 use millstream_loops::LeaseClock;
 
 /// Minimum number of claimed entries that may be in flight beside those that were read.
@@ -24,25 +25,25 @@ const FEWEST_CLAIMS: usize = 8;
 pub(in crate::consumer) struct EntryLeases {
     state: Mutex<State>,
     /// Notified when an entry is no longer in flight.
-    freed: Notify,
+    pub(super) freed: Notify,
     /// The same, for the claim loop.
-    unclaimed: Notify,
+    pub(super) unclaimed: Notify,
     /// Notified when entries were confirmed, extended or lost.
     changed: Notify,
     /// Number of these changes.
     version: AtomicU64,
     /// Notified when a worker waits for an entry to be extended.
-    wanted: Notify,
+    pub(super) wanted: Notify,
     /// Notified when a reader must start over.
     strayed: Notify,
     /// Notified when entries were admitted.
     came: Notify,
     /// Held by the read that waits for room: reads get room in the order in which they ask for it.
-    turn: Turn<()>,
+    pub(super) turn: Turn<()>,
     /// Maximum number of entries that are read and not settled.
-    capacity: usize,
-    /// Maximum number of entries that are claimed and not settled.
-    claims: usize,
+    pub(super) capacity: usize,
+    /// Time for which a read waits for room before it is found out which servers give no answer.
+    pub(super) starved: Duration,
     /// Clock of the `until` of entries.
     pub(in crate::consumer) clock: Arc<LeaseClock>,
     /// How long an entry is certainly ours, counted from the request that read, claimed or extended it.
@@ -57,12 +58,10 @@ struct State {
     held: BTreeMap<Id, Held>,
     /// Number of holdings so far.
     serial: u64,
-    /// Number of claimed entries among them.
-    claimed: usize,
     /// Number of poison candidates among them.
     candidates: usize,
-    /// Number of entries for which there must be room, since reads that take as many are under way.
-    reserved: usize,
+    /// Room for more of them.
+    room: Room,
     /// The partitions whose entries under our name are being read again, with those that were settled meanwhile.
     rewinding: BTreeMap<Partition, Settled>,
     /// The partitions of which a claim is under way. What it claimed is pending under our name, so the reader may have found
@@ -73,13 +72,13 @@ struct State {
 }
 
 impl State {
-    fn count(&mut self, held: &Held) {
-        self.claimed += usize::from(held.claimed);
+    fn count(&mut self, partition: Partition, held: &Held) {
+        self.room.take(held.claimed, partition, 1);
         self.candidates += usize::from(held.candidate);
     }
 
-    fn discount(&mut self, held: &Held) {
-        self.claimed -= usize::from(held.claimed);
+    fn discount(&mut self, partition: Partition, held: &Held) {
+        self.room.give(held.claimed, partition, 1);
         self.candidates -= usize::from(held.candidate);
     }
 
@@ -112,8 +111,9 @@ impl EntryLeases {
         ttl: Duration,
         clock: Arc<LeaseClock>,
     ) -> Self {
+        let room = Room::new(capacity, at_once.max(FEWEST_CLAIMS));
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(State { room, ..State::default() }),
             freed: Notify::new(),
             unclaimed: Notify::new(),
             changed: Notify::new(),
@@ -123,8 +123,9 @@ impl EntryLeases {
             came: Notify::new(),
             turn: Turn::default(),
             capacity,
+            // A quarter of the period in which entries are extended anyway.
+            starved: ttl / 12,
             clock,
-            claims: at_once.max(FEWEST_CLAIMS),
             // A fifth is the margin for clocks that run at different speeds and for slow dispatch.
             trust: ttl - ttl / 5,
         }
@@ -185,10 +186,10 @@ impl EntryLeases {
             .into_iter()
             .partition(|((partition, _), held)| is_gone(partition, held));
         state.held = kept;
-        for held in gone.into_values() {
+        for ((partition, _), held) in gone {
             held.cancelled.cancel();
             lost += usize::from(!held.decided);
-            state.discount(&held);
+            state.discount(partition, &held);
         }
         drop(guard);
         self.freed();
@@ -212,7 +213,7 @@ impl EntryLeases {
         self.state().claiming.remove(&partition);
     }
 
-    fn freed(&self) {
+    pub(super) fn freed(&self) {
         self.freed.notify_one();
         self.unclaimed.notify_one();
     }
@@ -316,11 +317,11 @@ impl EntryLeases {
                 candidate,
                 decided: false,
             };
-            state.count(&held);
+            state.count(partition, &held);
             if let Some(before) = state.held.insert(id, held) {
                 // The server has lost the entry that we hold, and assigned its id again.
                 before.cancelled.cancel();
-                state.discount(&before);
+                state.discount(partition, &before);
             }
             admitted.0.push(serial);
             admitted.1.push(entry);
@@ -339,11 +340,12 @@ impl EntryLeases {
                 continue;
             }
             let Some(held) = state.held.remove(&key.id()) else { continue };
-            state.discount(&held);
+            state.discount(key.partition, &held);
             if !settled {
                 held.cancelled.cancel();
                 continue;
             }
+            state.room.set_silent(key.partition, false);
             for open in [&mut state.rewinding, &mut state.claiming] {
                 if let Some(settled) = open.get_mut(&key.partition) {
                     settled.insert(key.receipt, held.digest);
@@ -472,60 +474,9 @@ impl EntryLeases {
         self.start_over(partition);
     }
 
-    /// Waits until at least a quarter is free, so that reads come in batches, and reserves room for a read of these
-    /// partitions: all of it, or half where there are `others` to read. During a rewind that is a quarter at once: most of
-    /// what is read then is held already, and waits to be confirmed.
-    pub(in crate::consumer) async fn reserve(&self, partitions: &[Partition], others: bool) -> Reserved<'_> {
-        let enough = self.capacity.div_ceil(4);
-        let reserve = |room: usize| {
-            self.state().reserved += room;
-            Reserved { leases: self, room, reserved: room }
-        };
-        if self.is_rewinding(partitions) {
-            // Nothing is kept from other reads: this one may be of a server that gives no answer.
-            let room = if others { enough } else { self.free().max(enough) };
-            return Reserved { leases: self, room, reserved: 0 };
-        }
-        let _turn = self.turn.lock().await;
-        loop {
-            let free = self.free();
-            if free >= enough {
-                return reserve(if others { free.div_ceil(2).max(enough) } else { free });
-            }
-            self.freed.notified().await;
-        }
-    }
-
-    /// Returns how many entries may be read.
-    fn free(&self) -> usize {
-        let state = self.state();
-        self.capacity.saturating_sub(state.held.len() - state.claimed + state.reserved)
-    }
-
-    /// Returns how many entries may be claimed.
-    pub(in crate::consumer) fn claim_room(&self) -> usize {
-        self.claims.saturating_sub(self.state().claimed)
-    }
-
-    /// Waits until more entries may be claimed than before.
-    pub(in crate::consumer) async fn unclaimed(&self) {
-        self.unclaimed.notified().await;
-    }
-}
-
-/// Room for the entries of a read, until they are admitted.
-pub(in crate::consumer) struct Reserved<'a> {
-    leases: &'a EntryLeases,
-    /// Number of entries.
-    pub(in crate::consumer) room: usize,
-    /// Number of them that other reads leave room for.
-    reserved: usize,
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        self.leases.state().reserved -= self.reserved;
-        self.leases.freed();
+    /// Runs this with the room for more entries.
+    pub(super) fn with_room<T>(&self, run: impl FnOnce(&mut Room) -> T) -> T {
+        run(&mut self.state().room)
     }
 }
 
@@ -698,11 +649,11 @@ mod tests {
     async fn claims_have_room_of_their_own() {
         let leases = EntryLeases::new(4, 2, TTL, LeaseClock::new(None));
         admit(&leases, 1..=3, false);
-        assert_eq!((room(&leases).await, leases.claim_room()), (1, 8));
+        assert_eq!((room(&leases).await, leases.claim_room(false)), (1, 8));
         admit(&leases, 10..=17, true);
-        assert_eq!((room(&leases).await, leases.claim_room(), leases.candidates()), (1, 0, 8));
+        assert_eq!((room(&leases).await, leases.claim_room(false), leases.candidates()), (1, 0, 8));
         leases.settled([key(&leases, 10), key(&leases, 1)].into_iter());
-        assert_eq!((room(&leases).await, leases.claim_room(), leases.candidates()), (2, 1, 7));
+        assert_eq!((room(&leases).await, leases.claim_room(false), leases.candidates()), (2, 1, 7));
         leases.forget(Partition(0), leases.newest());
         assert_eq!((leases.len(), leases.candidates(), leases.starts_over(&[Partition(0)])), (0, 0, true));
     }

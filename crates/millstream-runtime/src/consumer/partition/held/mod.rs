@@ -4,6 +4,8 @@ pub(in crate::consumer) mod entry_leases;
 pub(in crate::consumer) mod holding;
 pub(in crate::consumer) mod id_set;
 pub(in crate::consumer) mod in_flight;
+pub(in crate::consumer) mod reserve;
+pub(in crate::consumer) mod room;
 
 use std::sync::Arc;
 
