@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use millstream_core::error::{Problems, Result};
-use millstream_core::{DeadLetterPolicy, IntoOutcome, Observer, RetryPolicy};
+use millstream_core::{DeadLetterPolicy, IntoCheck, IntoOutcome, Observer, RetryPolicy};
 
 use crate::inner::Inner;
 use crate::task::Task;
 use crate::worker::context::Context;
-use crate::worker::handler::{self, CheckCall, IntoCheck};
+use crate::worker::handler::{self, CheckCall};
 use crate::worker::{Worker, WorkerConfig, WorkerReport};
 
 /// Builder for a [`Worker`]. `start` validates all settings together.
