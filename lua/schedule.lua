@@ -9,7 +9,8 @@
 -- ARGV[2] terms 'count due conflict' for each run of `count` messages, separated by spaces
 -- ARGV[3] messages... id and item of each, at most 100
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
--- A conflict is 'keep', 'replace' or 'reject'.
+-- A conflict is 'keep', 'replace', 'reject', 'debounce' (replaced, and due at the later of both times) or 'last'
+-- (replaced, and due when the first was). The last two reject an id that is worked on: the message would be lost.
 -- returns 1 if all are new and wait; else for each 1 (waits), 2 (waits in place of another), 0 (that one was kept)
 -- or -1 (it was to be rejected)
 local delay, delay_items, states, claims, recur, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -60,13 +61,19 @@ if taken then
   results, items, dues, first = {}, {}, {}, math.huge
   for i = 1, n do
     local id, score, conflict = ids[i], times[2 * i - 1], conflicts[i]
-    if works[id] or waits[id] and conflict ~= 'replace' then
+    local before = waits[id]
+    if works[id] then
+      results[i] = (conflict == 'keep' or conflict == 'replace') and 0 or -1
+    elseif before and (conflict == 'keep' or conflict == 'reject') then
       results[i] = conflict == 'reject' and -1 or 0
     else
+      if before and (conflict == 'last' or conflict == 'debounce' and tonumber(before) > tonumber(score)) then
+        score = before
+      end
       local m = #left + 1
       left[m], items[2 * m - 1], items[2 * m], dues[2 * m - 1], dues[2 * m] = id, id, ARGV[2 * i + 2], score, id
-      results[i] = waits[id] and 2 or 1
-      waits[id], first = true, math.min(first, tonumber(score))
+      results[i] = before and 2 or 1
+      waits[id], first = score, math.min(first, tonumber(score))
     end
   end
   ids = left

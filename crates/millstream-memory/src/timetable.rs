@@ -76,7 +76,7 @@ impl Item {
 fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
     match on_conflict {
         OnConflict::Keep => Ok(Placed::Kept),
-        OnConflict::Replace => Ok(Placed::Replaced),
+        OnConflict::Replace | OnConflict::Debounce | OnConflict::KeepLast => Ok(Placed::Replaced),
         OnConflict::Reject => Err(Error::new(ErrorKind::Exists, format!("{id} already exists"))),
     }
 }
@@ -102,9 +102,25 @@ impl Timetable {
         self.head().is_some_and(|head| before.is_none_or(|before| head < before))
     }
 
-    pub(crate) fn place(&mut self, id: &ScheduleId, item: Item, on_conflict: OnConflict) -> Result<Placed> {
+    pub(crate) fn place(
+        &mut self,
+        id: &ScheduleId,
+        mut item: Item,
+        on_conflict: OnConflict,
+    ) -> Result<Placed> {
         if self.claimed.contains_key(id) {
-            return conflict(on_conflict, id).map(|_| Placed::Kept);
+            return match on_conflict {
+                // Kept would mean that the newest body is lost.
+                OnConflict::Debounce | OnConflict::KeepLast => conflict(OnConflict::Reject, id),
+                other => conflict(other, id).map(|_| Placed::Kept),
+            };
+        }
+        if let Some(waits) = self.items.get(id) {
+            item.due = match on_conflict {
+                OnConflict::Debounce => item.due.max(waits.due),
+                OnConflict::KeepLast => waits.due,
+                _ => item.due,
+            };
         }
         let placed = if self.items.contains_key(id) { conflict(on_conflict, id)? } else { Placed::New };
         if placed != Placed::Kept {

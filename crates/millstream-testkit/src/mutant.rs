@@ -613,6 +613,16 @@ sabotages! {
     ReplaceKeeps,
     /// A conflict is ignored where it is to be rejected.
     RejectKeeps,
+    /// A debounced message is due when the last one said, though that is earlier.
+    DebounceHastens,
+    /// A debounced message keeps its due time.
+    DebounceKeepsDue,
+    /// A message of which the last is kept is due when the last one said.
+    KeepLastMovesDue,
+    /// Of messages of which the last is to be kept the first is kept.
+    KeepLastKeepsFirst,
+    /// What is debounced while it is worked on is dropped.
+    DebounceDropsWhenClaimed,
     /// An id can be used only once.
     IdsNeverFree,
     /// A cancel is confirmed and forgotten.

@@ -53,6 +53,8 @@ pub(crate) fn conflict(on_conflict: OnConflict) -> &'static str {
         OnConflict::Keep => "keep",
         OnConflict::Replace => "replace",
         OnConflict::Reject => "reject",
+        OnConflict::Debounce => "debounce",
+        OnConflict::KeepLast => "last",
     }
 }
 
