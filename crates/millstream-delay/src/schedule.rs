@@ -49,7 +49,8 @@ impl<'a, T> TaskRecord<'a, T> {
 
     /// Sets an explicit id: 1 to 256 bytes without control characters. While a task with this id waits or is worked on,
     /// another one is [not scheduled](Self::replace), so repeating the call after an error does not duplicate it. Once
-    /// the task is done, the id is free. Default: a random id.
+    /// the task is done, the id is free, unless the workers keep it for a [window](crate::WorkerBuilder::done_window).
+    /// Default: a random id.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
         Self { id: Some(id.into()), ..self }

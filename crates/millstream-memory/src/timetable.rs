@@ -18,6 +18,8 @@ pub(crate) struct Timetable {
     items: BTreeMap<ScheduleId, Item>,
     /// Tasks of a shard that are being worked on: their ids are in use.
     pub(crate) claimed: BTreeMap<ScheduleId, Claim>,
+    /// Completed tasks of a shard whose ids are in use until this time.
+    finished: BTreeMap<ScheduleId, Timestamp>,
     /// Recurring entries that are not paused and not over, by their next time.
     recurring: BTreeSet<(Timestamp, ScheduleId)>,
     recurrences: BTreeMap<ScheduleId, Recurrence>,
@@ -128,6 +130,17 @@ impl Timetable {
             self.enter(id, item);
         }
         Ok(placed)
+    }
+
+    /// Keeps the id of a completed task in use until `free`, and forgets those that are free.
+    pub(crate) fn finish(&mut self, id: &ScheduleId, now: Timestamp, free: Timestamp) {
+        self.finished.retain(|_, free| *free > now);
+        self.finished.insert(id.clone(), free);
+    }
+
+    /// Returns whether a task of this id was completed and its id is still in use.
+    pub(crate) fn is_finished(&self, id: &ScheduleId, now: Timestamp) -> bool {
+        !self.items.contains_key(id) && self.finished.get(id).is_some_and(|free| *free > now)
     }
 
     /// Adds a message under an id that is not in use.

@@ -721,6 +721,12 @@ sabotages! {
     TokenIgnored,
     /// A claimed task is reported as replaced.
     ClaimedIsReplaced,
+    /// The id of a completed task is free at once.
+    FinishedForgotten,
+    /// The id of a completed task is never free.
+    FinishedForEver,
+    /// A task that was completed is reported as one that waits.
+    FinishedIsKept,
     /// A task that failed is settled as done.
     TaskRetriesDropped,
     /// A claim never expires.

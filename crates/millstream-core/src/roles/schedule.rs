@@ -241,6 +241,9 @@ pub enum Placed {
     Replaced,
     /// A message with this id waits already (or is worked on), and stays as it is.
     Kept,
+    /// A task with this id was completed, and its id is [in use](crate::tasks::Verdict::CompleteFor) since: nothing was
+    /// scheduled. Only in delay queues. [`OnConflict::Reject`] fails with [`ErrorKind::Exists`] instead.
+    Done,
 }
 
 /// Scheduled message that waits.

@@ -74,6 +74,16 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         self
     }
 
+    /// Sets how long the id of a completed task stays in use. A task that is scheduled under it within this window is not
+    /// stored, and [`placed`](crate::ScheduledTask::placed) is
+    /// [`Placed::Done`](millstream_core::schedule::Placed::Done). So a program may schedule a task again after a lost answer,
+    /// or a restart, without knowing whether it ran. A task that was given up frees its id. Default: an id is free once its
+    /// task is done. See [`WorkerConfig::done_window`].
+    pub fn done_window(mut self, window: Duration) -> Self {
+        self.config.done_window = Some(window);
+        self
+    }
+
     /// Sets the time limit of a shutdown: see [`WorkerConfig::shutdown_timeout`]. Default: 25 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.config.shutdown_timeout = timeout;

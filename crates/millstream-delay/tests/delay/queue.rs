@@ -215,3 +215,39 @@ async fn dead_tasks_are_replayed_and_purged() {
     assert_eq!(dead.purge_all().await.expect("nothing"), 0);
     assert_eq!(dead.count().await.expect("counts"), 0);
 }
+
+/// Two programs schedule the same tasks, one of them late: each task runs once within the window.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_was_done_is_not_scheduled_again_within_its_window() {
+    let queue = queue().await;
+    let seen = Seen::default();
+    let handler = seen.clone();
+    let worker = queue.worker().retry(Fixed::new(MS(1)).attempts(1)).done_window(SECS(60));
+    let worker = worker.start(move |task: Task<u64>| {
+        handler.push(task.payload);
+        async move { if task.payload == 7 { Err("no") } else { Ok(()) } }
+    });
+    let worker = worker.await.expect("started");
+    let schedule = async |number: u64| {
+        queue.schedule(&number).id(format!("n-{number}")).await.expect("scheduled").placed
+    };
+    for number in [1, 7] {
+        assert_eq!(schedule(number).await, Placed::New);
+    }
+    while worker.report().done + worker.report().dead < 2 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    assert_eq!(schedule(1).await, Placed::Done);
+    let error = queue.schedule(&1).id("n-1").reject().await.expect_err("it is done");
+    assert_eq!(error.kind(), ErrorKind::Exists);
+    assert_eq!(schedule(7).await, Placed::New, "it was given up and not done");
+    tokio::time::sleep(SECS(61)).await;
+    assert_eq!(schedule(1).await, Placed::New);
+    while worker.report().done < 2 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    worker.shutdown().await;
+    assert_eq!(seen.all().iter().filter(|number| **number == 1).count(), 2);
+    let refused = queue.worker().done_window(MS(0)).start(async |_: Task<u64>| ()).await;
+    assert_eq!(refused.expect_err("too short").kind(), ErrorKind::InvalidConfig);
+}

@@ -303,7 +303,8 @@ impl Broken {
         let placed = self.inner.schedule().schedule(&[it]).await.pop();
         let placed = placed.ok_or_else(|| Error::new(ErrorKind::Protocol, "no result"))?;
         match (self.sabotage, wished, placed) {
-            (Mutant::KeepReplaces, _, Ok(Placed::Replaced)) => Ok(Placed::Kept),
+            (Mutant::KeepReplaces, _, Ok(Placed::Replaced))
+            | (Mutant::FinishedIsKept, _, Ok(Placed::Done)) => Ok(Placed::Kept),
             (Mutant::ClaimedIsReplaced, OnConflict::Replace, Ok(Placed::Kept))
             | (Mutant::KeepLastKeepsFirst, OnConflict::KeepLast, Ok(Placed::Kept)) => Ok(Placed::Replaced),
             (Mutant::DebounceDropsWhenClaimed, OnConflict::Debounce, Err(error))

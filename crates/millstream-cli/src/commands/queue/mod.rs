@@ -174,7 +174,7 @@ struct Created {
 struct Added {
     /// `null` in a dry run without --id, as the id would be a random one.
     id: Option<String>,
-    /// `new`, `replaced` or `kept`.
+    /// `new`, `replaced`, `kept`, or `done` if a task with this id was completed and its id is not free yet.
     outcome: &'static str,
     dry_run: bool,
 }
@@ -321,6 +321,7 @@ impl Added {
         let outcome = match placed {
             Placed::New => "new",
             Placed::Replaced => "replaced",
+            Placed::Done => "done",
             _ => "kept",
         };
         Self { id, outcome, dry_run }
