@@ -223,7 +223,7 @@ script!(
 script!(
     /// Schedules messages until they are due.
     SCHEDULE, "schedule",
-    ["delay", "delay_items", "states", "claims", "recur", "wake"],
+    ["delay", "delay_items", "states", "claims", "recur", "wake", "finished"],
     ["place", "terms", "messages..."]
 );
 script!(
@@ -291,7 +291,7 @@ script!(
 script!(
     /// Settles tasks of a worker: completed, to be tried again, or dead.
     SETTLE_TASKS, "settle_tasks",
-    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
+    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished"],
     ["queue", "shard", "count", "tasks..."]
 );
 script!(

@@ -5,14 +5,16 @@
 -- KEYS[4] claims ZSET claimed tasks of a shard; at a partition delay again, and not used
 -- KEYS[5] recur ZSET ids of recurring rules by next due time
 -- KEYS[6] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
+-- KEYS[7] finished ZSET completed tasks of a shard by when their ids are free; at a partition delay again, and not used
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] terms 'count due conflict' for each run of `count` messages, separated by spaces
 -- ARGV[3] messages... id and item of each, at most 100
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
--- A conflict is 'keep', 'replace' or 'reject'.
--- returns 1 if all are new and wait; else for each 1 (waits), 2 (waits in place of another), 0 (that one was kept)
--- or -1 (it was to be rejected)
-local delay, delay_items, states, claims, recur, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+-- A conflict is 'keep', 'replace', 'reject', 'debounce' (replaced, and due at the later of both times) or 'last'
+-- (replaced, and due when the first was). The last two reject an id that is worked on: the message would be lost.
+-- returns 1 if all are new and wait; else for each 1 (waits), 2 (waits in place of another), 0 (that one was kept),
+-- 3 (completed, and its id is not free) or -1 (it was to be rejected)
+local delay, delay_items, states, claims, recur, wake, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local place, terms = ARGV[1], ARGV[2]
 local FAR_MS = 36500 * 24 * 3600 * 1000
 
@@ -39,7 +41,7 @@ if n == 0 or 2 * n ~= #ARGV - 2 then
   return redis.error_reply('ERR the terms are not of these messages')
 end
 
-local waits, works, taken = {}, {}, false
+local waits, works, is_done, taken = {}, {}, {}, false
 for i, score in ipairs(redis.call('ZMSCORE', delay, unpack(ids))) do
   local id = ids[i]
   -- An id that is twice in one call conflicts with itself: the second finds the first.
@@ -54,19 +56,33 @@ if place == 'shard' and redis.call('EXISTS', claims) == 1 then
     taken = taken or score
   end
 end
+if place == 'shard' and redis.call('EXISTS', finished) == 1 then
+  for i, free_ms in ipairs(redis.call('ZMSCORE', finished, unpack(ids))) do
+    is_done[ids[i]] = free_ms and tonumber(free_ms) * 1000 > now_us
+    taken = taken or is_done[ids[i]]
+  end
+end
 local results, items = 1, nil
 if taken then
   local left, times = {}, dues
   results, items, dues, first = {}, {}, {}, math.huge
   for i = 1, n do
     local id, score, conflict = ids[i], times[2 * i - 1], conflicts[i]
-    if works[id] or waits[id] and conflict ~= 'replace' then
+    local before = waits[id]
+    if works[id] then
+      results[i] = (conflict == 'keep' or conflict == 'replace') and 0 or -1
+    elseif not before and is_done[id] then
+      results[i] = conflict == 'reject' and -1 or 3
+    elseif before and (conflict == 'keep' or conflict == 'reject') then
       results[i] = conflict == 'reject' and -1 or 0
     else
+      if before and (conflict == 'last' or conflict == 'debounce' and tonumber(before) > tonumber(score)) then
+        score = before
+      end
       local m = #left + 1
       left[m], items[2 * m - 1], items[2 * m], dues[2 * m - 1], dues[2 * m] = id, id, ARGV[2 * i + 2], score, id
-      results[i] = waits[id] and 2 or 1
-      waits[id], first = true, math.min(first, tonumber(score))
+      results[i] = before and 2 or 1
+      waits[id], first = score, math.min(first, tonumber(score))
     end
   end
   ids = left

@@ -7,16 +7,18 @@
 -- KEYS[6] wake LIST of at most one element: wakes one waiting worker
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
 -- KEYS[8] recur ZSET ids of recurring rules by next due time
+-- KEYS[9] finished ZSET completed tasks by when their ids are free, in milliseconds
 -- ARGV[1] queue for dead tasks
 -- ARGV[2] shard for dead tasks
 -- ARGV[3] count of the tasks, at most 100
 -- ARGV[4] tasks... of each: id, token, word and the values of the word
--- Words are 'complete'; 'retry' with due, attempt, error, history, failure; 'dead' with reason, attempts and the same.
+-- Words are 'complete'; 'finish' (completed, and its id stays in use) with a window in milliseconds; 'retry' with due,
+-- attempt, error, history, failure; 'dead' with reason, attempts and the same three.
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
 -- returns {applied, stale, done}: it stops when dead bodies reach 1 MiB; the caller repeats those after `done`
-local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
-local GRACE_US, FAR_MS, MAX_VALUES, MAX_BYTES = 250000, 36500 * 24 * 3600 * 1000, 6000, 1048576
+local GRACE_US, FAR_MS, MAX_VALUES, MAX_BYTES, OLD = 250000, 36500 * 24 * 3600 * 1000, 6000, 1048576, 200
 
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -34,14 +36,20 @@ for _, first in ipairs({
   redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES'), redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES') }) do
   head = first[2] and math.min(head, tonumber(first[2])) or head
 end
-local starts, ids, at = {}, {}, 4
+local starts, ids, at, finishes = {}, {}, 4, false
 for i = 1, tonumber(count) do
-  starts[i], ids[i] = at, ARGV[at]
-  at = at + (ARGV[at + 2] == 'complete' and 3 or 8)
+  local word = ARGV[at + 2]
+  starts[i], ids[i], finishes = at, ARGV[at], finishes or word == 'finish'
+  at = at + (word == 'complete' and 3 or word == 'finish' and 4 or 8)
+end
+if finishes then
+  -- As above: never refused, and it detects a key of the wrong type.
+  redis.call('ZREM', finished, '')
 end
 local claimed = redis.call('ZMSCORE', claims, unpack(ids))
 local known = redis.call('HMGET', task_states, unpack(ids))
 local gone, earliest, applied, settled, done, bytes = {}, math.huge, 0, {}, 0, 0
+local free, longest = {}, 0
 
 local function body_of(id)
   local item = redis.call('HGET', delay_items, id)
@@ -85,8 +93,23 @@ for i, id in ipairs(ids) do
         redis.call('XADD', dead_tasks, '*', 'reason', first, 'attempts', attempt, 'error', error_text,
           'history', told_of, 'task', id, 'queue', queue, 'shard', shard, unpack(body_of(id)))
       end
+      if verdict == 'finish' then
+        free[#free + 1], free[#free + 2] = string.format('%.0f', now_ms + first), id
+        longest = math.max(longest, tonumber(first))
+      end
       gone[#gone + 1] = id
     end
+  end
+end
+if #free > 0 then
+  -- More are removed than are added, so those whose window is over do not pile up.
+  local old = redis.call('ZRANGE', finished, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, OLD)
+  if #old > 0 then
+    redis.call('ZREM', finished, unpack(old))
+  end
+  redis.call('ZADD', finished, unpack(free))
+  if redis.call('PTTL', finished) < longest then
+    redis.call('PEXPIRE', finished, longest)
   end
 end
 -- Put before remove: a failure in between leaves a second copy, never a loss.

@@ -41,6 +41,8 @@ pub struct Setup {
     pub crash_limit: u32,
     /// `member_id`.
     pub member_id: Option<String>,
+    /// Whether handlers are idempotent, by the numbers of the messages.
+    pub idempotent: bool,
 }
 
 /// `concurrency`.
@@ -73,6 +75,7 @@ impl Setup {
             attempts: 5,
             crash_limit: 3,
             member_id: None,
+            idempotent: false,
         }
     }
 

@@ -168,6 +168,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:claim:state:{}", ShardTag(shard)))
     }
 
+    /// Sorted set with a ttl: completed tasks whose ids stay in use, by the time in milliseconds at which they are free.
+    #[must_use]
+    pub fn finished(&self, shard: &Shard) -> Key {
+        self.key(format_args!("streaming:mq:finished:{}", ShardTag(shard)))
+    }
+
     /// Hash: the worker that waits for the next due task.
     #[must_use]
     pub fn watcher(&self, shard: &Shard) -> Key {
@@ -472,6 +478,7 @@ mod tests {
             keys.marker(&operation),
             keys.dedup(&tp),
             keys.dedup_old(&tp),
+            keys.finished(&shard),
         ]
     }
 
@@ -539,6 +546,7 @@ mod tests {
             "streaming:mq:marker:{orders:m:billing:pay%3A7%20%7Bx%7D%FF}",
             "streaming:mq:dedup:{orders:p:3}",
             "streaming:mq:dedup:old:{orders:p:3}",
+            "streaming:mq:finished:{mails:q:1}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

@@ -55,7 +55,7 @@ pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use message::durability::Durability;
 pub use name::{GroupName, LockName, MemberId, Namespace, QueueName, TopicName};
-pub use outcome::{IntoOutcome, Outcome};
+pub use outcome::{Check, IntoCheck, IntoOutcome, Outcome};
 pub use partitioner::Partitioner;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
 pub use recurring::Recurring;

@@ -1,4 +1,4 @@
-//! Outcomes: the results that a handler can return for a message.
+//! Outcomes: the results that a handler, or the check before it, can return for a message.
 
 use std::fmt;
 use std::time::Duration;
@@ -111,6 +111,46 @@ impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
 impl<E: Into<BoxError>> IntoOutcome for Result<Outcome, E> {
     fn into_outcome(self) -> Outcome {
         self.unwrap_or_else(Outcome::retry)
+    }
+}
+
+/// Result of a check of a message or task that may have been handled before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Check {
+    /// Runs the handler.
+    Run,
+    /// Settles it as done, without calling the handler.
+    Complete,
+    /// Snoozes it: it comes back after this time, and is checked again then. No attempt is used.
+    Snooze(Duration),
+    /// Gives it up, for this reason.
+    DeadLetter(String),
+}
+
+/// Return types that a check may have: a [`Check`], or a `Result` of one, whose error is a failed attempt.
+#[diagnostic::on_unimplemented(
+    message = "a check cannot return `{Self}`",
+    label = "not the result of a check",
+    note = "return a `Check` or `Result<Check, E>`, where `E` is an error type, `String` or `anyhow::Error`"
+)]
+pub trait IntoCheck {
+    /// Converts the value to a check.
+    ///
+    /// # Errors
+    /// The reason why it could not be checked.
+    fn into_check(self) -> Result<Check, BoxError>;
+}
+
+impl IntoCheck for Check {
+    fn into_check(self) -> Result<Check, BoxError> {
+        Ok(self)
+    }
+}
+
+impl<E: Into<BoxError>> IntoCheck for Result<Check, E> {
+    fn into_check(self) -> Result<Check, BoxError> {
+        self.map_err(Into::into)
     }
 }
 

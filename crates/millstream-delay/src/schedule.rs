@@ -49,7 +49,8 @@ impl<'a, T> TaskRecord<'a, T> {
 
     /// Sets an explicit id: 1 to 256 bytes without control characters. While a task with this id waits or is worked on,
     /// another one is [not scheduled](Self::replace), so repeating the call after an error does not duplicate it. Once
-    /// the task is done, the id is free. Default: a random id.
+    /// the task is done, the id is free, unless the workers keep it for a [window](crate::WorkerBuilder::done_window).
+    /// Default: a random id.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
         Self { id: Some(id.into()), ..self }
@@ -67,6 +68,23 @@ impl<'a, T> TaskRecord<'a, T> {
     #[must_use]
     pub fn reject(self) -> Self {
         Self { on_conflict: OnConflict::Reject, ..self }
+    }
+
+    /// Replaces a task that waits under this id and postpones it: it is due at the later of both due times. So a task that
+    /// is scheduled again and again with a delay runs once, when that delay has passed since the last time, with the last
+    /// payload. Needs an [`id`](Self::id). Fails with [`ErrorKind::Exists`] while a task with this id is being worked on,
+    /// since the payload would be lost.
+    #[must_use]
+    pub fn debounce(self) -> Self {
+        Self { on_conflict: OnConflict::Debounce, ..self }
+    }
+
+    /// Replaces the payload of a task that waits under this id, whose due time stays: at most one task waits, the first one
+    /// determines when it runs, and the last one with what. Needs an [`id`](Self::id). Fails with [`ErrorKind::Exists`]
+    /// while a task with this id is being worked on, since the payload would be lost.
+    #[must_use]
+    pub fn keep_last(self) -> Self {
+        Self { on_conflict: OnConflict::KeepLast, ..self }
     }
 
     /// Sets the key, which is passed to the handler and has no other effect.
@@ -135,6 +153,16 @@ impl<'a, T> ScheduleTask<'a, T> {
         self.with(TaskRecord::reject)
     }
 
+    /// See [`TaskRecord::debounce`].
+    pub fn debounce(self) -> Self {
+        self.with(TaskRecord::debounce)
+    }
+
+    /// See [`TaskRecord::keep_last`].
+    pub fn keep_last(self) -> Self {
+        self.with(TaskRecord::keep_last)
+    }
+
     /// See [`TaskRecord::key`].
     pub fn key(self, key: impl AsRef<[u8]>) -> Self {
         self.with(|record| record.key(key))
@@ -174,6 +202,10 @@ impl<T: 'static> Inner<T> {
     fn scheduling(&self, record: TaskRecord<'_, T>, random: u128) -> Result<Scheduling> {
         let id = match record.id {
             Some(id) => ScheduleId::new(id)?,
+            None if matches!(record.on_conflict, OnConflict::Debounce | OnConflict::KeepLast) => {
+                let error = "a task that is debounced, or of which the last is kept, needs an id";
+                return Err(Error::new(ErrorKind::InvalidConfig, error));
+            }
             None => ScheduleId::new(short(random))?,
         };
         let fields = self.encode(record.payload, record.envelope)?;

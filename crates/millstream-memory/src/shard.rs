@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use millstream_core::history::{self, History};
 use millstream_core::schedule::{Due, ScheduleId};
-use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM, TaskCounts, Verdict};
+use millstream_core::tasks::{
+    ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM, MAX_WINDOW, TaskCounts, Verdict,
+};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{MessageId, Reason, Timestamp};
 use tokio::sync::Notify;
@@ -262,6 +264,11 @@ impl Shard {
         let Some(Claim { item, begun, .. }) = self.give_up(id, token) else { return false };
         match verdict {
             Verdict::Complete => {}
+            Verdict::CompleteFor(window) => {
+                let window = ceil_millis((*window).min(MAX_WINDOW)).max(Duration::from_millis(1));
+                let at = now.timestamp();
+                self.timetable.finish(id, at, at.saturating_add(window));
+            }
             Verdict::Retry { due, attempt, error, history } => {
                 let snoozed = *attempt == item.past.attempt && error.is_empty();
                 let past = if snoozed {

@@ -18,6 +18,8 @@ pub(crate) struct Timetable {
     items: BTreeMap<ScheduleId, Item>,
     /// Tasks of a shard that are being worked on: their ids are in use.
     pub(crate) claimed: BTreeMap<ScheduleId, Claim>,
+    /// Completed tasks of a shard whose ids are in use until this time.
+    finished: BTreeMap<ScheduleId, Timestamp>,
     /// Recurring entries that are not paused and not over, by their next time.
     recurring: BTreeSet<(Timestamp, ScheduleId)>,
     recurrences: BTreeMap<ScheduleId, Recurrence>,
@@ -76,7 +78,7 @@ impl Item {
 fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
     match on_conflict {
         OnConflict::Keep => Ok(Placed::Kept),
-        OnConflict::Replace => Ok(Placed::Replaced),
+        OnConflict::Replace | OnConflict::Debounce | OnConflict::KeepLast => Ok(Placed::Replaced),
         OnConflict::Reject => Err(Error::new(ErrorKind::Exists, format!("{id} already exists"))),
     }
 }
@@ -102,9 +104,25 @@ impl Timetable {
         self.head().is_some_and(|head| before.is_none_or(|before| head < before))
     }
 
-    pub(crate) fn place(&mut self, id: &ScheduleId, item: Item, on_conflict: OnConflict) -> Result<Placed> {
+    pub(crate) fn place(
+        &mut self,
+        id: &ScheduleId,
+        mut item: Item,
+        on_conflict: OnConflict,
+    ) -> Result<Placed> {
         if self.claimed.contains_key(id) {
-            return conflict(on_conflict, id).map(|_| Placed::Kept);
+            return match on_conflict {
+                // Kept would mean that the newest body is lost.
+                OnConflict::Debounce | OnConflict::KeepLast => conflict(OnConflict::Reject, id),
+                other => conflict(other, id).map(|_| Placed::Kept),
+            };
+        }
+        if let Some(waits) = self.items.get(id) {
+            item.due = match on_conflict {
+                OnConflict::Debounce => item.due.max(waits.due),
+                OnConflict::KeepLast => waits.due,
+                _ => item.due,
+            };
         }
         let placed = if self.items.contains_key(id) { conflict(on_conflict, id)? } else { Placed::New };
         if placed != Placed::Kept {
@@ -112,6 +130,17 @@ impl Timetable {
             self.enter(id, item);
         }
         Ok(placed)
+    }
+
+    /// Keeps the id of a completed task in use until `free`, and forgets those that are free.
+    pub(crate) fn finish(&mut self, id: &ScheduleId, now: Timestamp, free: Timestamp) {
+        self.finished.retain(|_, free| *free > now);
+        self.finished.insert(id.clone(), free);
+    }
+
+    /// Returns whether a task of this id was completed and its id is still in use.
+    pub(crate) fn is_finished(&self, id: &ScheduleId, now: Timestamp) -> bool {
+        !self.items.contains_key(id) && self.finished.get(id).is_some_and(|free| *free > now)
     }
 
     /// Adds a message under an id that is not in use.

@@ -124,6 +124,7 @@ impl MetricsObserver {
                 Handled::Snoozed => partition.snoozed.increment(1),
                 Handled::Discarded => partition.discarded.increment(1),
                 Handled::Duplicate => partition.duplicates.increment(1),
+                Handled::Checked => partition.checked.increment(1),
                 _ => {}
             }
             if let Some(cause) = message.cause {
@@ -148,8 +149,7 @@ impl MetricsObserver {
             });
             handler.iter().for_each(|histogram| histogram.record(message.elapsed));
             let first = message.first;
-            let last =
-                matches!(handled, Handled::Acked | Handled::Dead | Handled::Discarded | Handled::Duplicate);
+            let last = !matches!(handled, Handled::Retried | Handled::Snoozed);
             if first || last {
                 let age = self.clock.since(message.origin.timestamp()).as_secs_f64();
                 if first {

@@ -38,6 +38,7 @@ pub(crate) struct InPartition {
     pub(crate) discarded: Counter,
     pub(crate) snoozed: Counter,
     pub(crate) duplicates: Counter,
+    pub(crate) checked: Counter,
     pub(crate) markers_lost: Counter,
     pub(crate) late_acks: Counter,
     pub(crate) ghosts: Counter,
@@ -65,6 +66,7 @@ impl InPartition {
             discarded: counter(&table::DISCARDED),
             snoozed: counter(&table::SNOOZED),
             duplicates: counter(&table::DUPLICATES),
+            checked: counter(&table::CHECKED),
             markers_lost: counter(&table::MARKERS_LOST),
             late_acks: counter(&table::LATE_ACKS),
             ghosts: counter(&table::GHOSTS),
@@ -91,7 +93,7 @@ pub(crate) struct InGroup {
     pub(crate) fetch_batch: Histogram,
     pub(crate) settle_batch: Histogram,
     /// By result.
-    pub(crate) handler: Each<Histogram, 6>,
+    pub(crate) handler: Each<Histogram, 7>,
     partitions: BTreeMap<Partition, Box<InPartition>>,
 }
 

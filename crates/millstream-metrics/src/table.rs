@@ -55,6 +55,8 @@ table! {
         "Messages that a handler delayed without using an attempt.";
     DUPLICATES = Counter Events "millstream_duplicates_total" GROUP,
         "Messages acknowledged without the handler, because their operation was done already.";
+    CHECKED = Counter Events "millstream_checked_total" GROUP,
+        "Messages acknowledged without the handler, because the check before a redelivery found that they were handled.";
     MARKERS_LOST = Counter Events "millstream_markers_lost_total" GROUP,
         "Operations that another message or instance began while their handler ran: their effect may have happened twice.";
     LATE_ACKS = Counter Events "millstream_late_acks_total" GROUP,

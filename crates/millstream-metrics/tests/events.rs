@@ -135,6 +135,7 @@ fn everything(metrics: &Metrics) {
     }
     handled(metrics, 1, Handled::Dead, Some(Cause::Error));
     handled(metrics, 1, Handled::Duplicate, None);
+    handled(metrics, 1, Handled::Checked, None);
 }
 
 #[test]
@@ -161,6 +162,7 @@ fn every_event_is_counted_as_often_as_it_says() {
         ("scheduled_total{topic=\"t\"}".into(), 4.0),
         ("deduplicated_total{topic=\"t\"}".into(), 2.0),
         ("duplicates_total{topic=\"t\",partition=\"3\",group=\"g\"}".into(), 1.0),
+        ("checked_total{topic=\"t\",partition=\"3\",group=\"g\"}".into(), 1.0),
         (format!("markers_lost_total{in_group}"), 1.0),
         ("produce_failures_total{topic=\"t\",kind=\"unavailable\"}".into(), 2.0),
         (format!("partitions_assigned_total{in_group}"), 1.0),

@@ -20,6 +20,8 @@ pub struct Report {
     pub discarded: u64,
     /// Messages that were acknowledged without the handler, because their operation was done.
     pub duplicates: u64,
+    /// Messages that were acknowledged without the handler, because the check before it found that they were handled.
+    pub checked: u64,
     /// Messages that were read and not settled when their partition was released or lost: the next owner gets them first.
     pub handed_back: u64,
 }
@@ -33,6 +35,7 @@ pub(crate) struct Counts {
     pub(crate) dead: AtomicU64,
     pub(crate) discarded: AtomicU64,
     pub(crate) duplicates: AtomicU64,
+    pub(crate) checked: AtomicU64,
     pub(crate) handed_back: AtomicU64,
 }
 
@@ -49,6 +52,7 @@ impl Counts {
             Handled::Snoozed => &self.snoozed,
             Handled::Dead => &self.dead,
             Handled::Duplicate => &self.duplicates,
+            Handled::Checked => &self.checked,
             _ => &self.discarded,
         };
         Self::add(counter, 1);
@@ -63,6 +67,7 @@ impl Counts {
             dead: get(&self.dead),
             discarded: get(&self.discarded),
             duplicates: get(&self.duplicates),
+            checked: get(&self.checked),
             handed_back: get(&self.handed_back),
         }
     }

@@ -621,6 +621,16 @@ sabotages! {
     ReplaceKeeps,
     /// A conflict is ignored where it is to be rejected.
     RejectKeeps,
+    /// A debounced message is due when the last one said, though that is earlier.
+    DebounceHastens,
+    /// A debounced message keeps its due time.
+    DebounceKeepsDue,
+    /// A message of which the last is kept is due when the last one said.
+    KeepLastMovesDue,
+    /// Of messages of which the last is to be kept the first is kept.
+    KeepLastKeepsFirst,
+    /// What is debounced while it is worked on is dropped.
+    DebounceDropsWhenClaimed,
     /// An id can be used only once.
     IdsNeverFree,
     /// A cancel is confirmed and forgotten.
@@ -719,6 +729,12 @@ sabotages! {
     TokenIgnored,
     /// A claimed task is reported as replaced.
     ClaimedIsReplaced,
+    /// The id of a completed task is free at once.
+    FinishedForgotten,
+    /// The id of a completed task is never free.
+    FinishedForEver,
+    /// A task that was completed is reported as one that waits.
+    FinishedIsKept,
     /// A task that failed is settled as done.
     TaskRetriesDropped,
     /// A claim never expires.

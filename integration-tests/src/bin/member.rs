@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use integration_tests::delays::wall_us;
 use integration_tests::history::{Handling, Sink, What};
 use integration_tests::member::{End, GROUP, Job, Mode, Setup};
-use millstream::{Delivery, Event, Fixed, Millstream, Outcome, Sharing};
+use millstream::{Delivery, Event, Fixed, Idempotent, Millstream, Outcome, Sharing};
 use millstream_runtime::{Concurrency, RetryOrder};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -58,6 +59,9 @@ async fn main() -> Result<()> {
     if let Some(id) = &setup.member_id {
         consumer = consumer.member_id(id);
     }
+    if setup.idempotent {
+        consumer = consumer.idempotent(Idempotent::by(number));
+    }
     let handler = {
         let sink = sink.clone();
         move |delivery: Delivery<Job>| handle(delivery, sink.clone(), held.clone())
@@ -74,6 +78,11 @@ async fn main() -> Result<()> {
     let report = consumer.shutdown().await;
     sink.write(What::Ended(report.handed_back));
     Ok(())
+}
+
+/// Returns the number of a message, which names its operation.
+fn number(delivery: &Delivery<Bytes>) -> Option<String> {
+    serde_json::from_slice(&delivery.payload).ok().map(|job: Job| job.number.to_string())
 }
 
 /// Executes the instructions of the message, and records it.

@@ -26,6 +26,7 @@ mod fault_rows;
 mod faults;
 mod foreign;
 mod groups;
+mod idempotent_kills;
 mod kills;
 mod lifecycle;
 mod load;

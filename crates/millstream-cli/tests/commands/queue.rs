@@ -73,6 +73,8 @@ async fn tasks_are_added_listed_moved_and_cancelled() {
     assert_eq!(add("a", "1h"), json!({"id": "a", "outcome": "new", "dry_run": false}));
     assert_eq!(cli.json("queue add mails --payload x --id a --dry-run")["outcome"], "kept");
     assert_eq!(cli.json("queue add mails --payload x --id a --replace -n")["outcome"], "replaced");
+    assert_eq!(cli.json("queue add mails --payload x --id a --debounce -n")["outcome"], "replaced");
+    assert_eq!(cli.json("queue add mails --payload x --id a --keep-last -n")["outcome"], "replaced");
     assert_eq!(add("b", "2h")["outcome"], "new");
     assert_eq!(add("a", "3h")["outcome"], "kept");
     let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0});

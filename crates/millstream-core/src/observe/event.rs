@@ -30,12 +30,21 @@ pub enum Handled {
     Discarded,
     /// The message was acknowledged without the handler: its operation was done already, or another message runs it.
     Duplicate,
+    /// The message was acknowledged without the handler: the check before its redelivery found that it was handled.
+    Checked,
 }
 
 impl Handled {
     /// All variants.
-    pub const ALL: [Self; 6] =
-        [Self::Acked, Self::Retried, Self::Dead, Self::Snoozed, Self::Discarded, Self::Duplicate];
+    pub const ALL: [Self; 7] = [
+        Self::Acked,
+        Self::Retried,
+        Self::Dead,
+        Self::Snoozed,
+        Self::Discarded,
+        Self::Duplicate,
+        Self::Checked,
+    ];
 
     /// Returns the word for it in metrics and traces.
     #[must_use]
@@ -47,6 +56,7 @@ impl Handled {
             Self::Snoozed => "snoozed",
             Self::Discarded => "discarded",
             Self::Duplicate => "duplicate",
+            Self::Checked => "checked",
         }
     }
 }

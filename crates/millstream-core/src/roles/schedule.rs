@@ -194,7 +194,7 @@ impl From<Duration> for Due {
 }
 
 /// Action if a message with the same id waits already. A message that is being worked on (in a delay queue) counts too,
-/// and can be neither replaced nor kept from running.
+/// and can be neither replaced nor kept from running. A message of a topic that has moved to its log does not wait any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
     /// The existing one stays as it is. So scheduling again after a lost reply has no effect as long as the first one
@@ -205,6 +205,15 @@ pub enum OnConflict {
     Replace,
     /// Fails with [`ErrorKind::Exists`].
     Reject,
+    /// The new one replaces it and postpones it: it is due at the later of both due times. So a message that is sent again
+    /// and again with a delay is due once that delay has passed since the last time. Fails with [`ErrorKind::Exists`] if
+    /// the existing one is being worked on: otherwise the newest body would be lost. Of a recurring rule the same as
+    /// [`Replace`](Self::Replace).
+    Debounce,
+    /// The new one replaces its body, and the due time of the existing one stays. So a message that is sent again and again
+    /// is due at its first due time, with the last body. Fails with [`ErrorKind::Exists`] if the existing one is being
+    /// worked on. Of a recurring rule the same as [`Replace`](Self::Replace).
+    KeepLast,
 }
 
 /// Message to be scheduled.
@@ -232,6 +241,9 @@ pub enum Placed {
     Replaced,
     /// A message with this id waits already (or is worked on), and stays as it is.
     Kept,
+    /// A task with this id was completed, and its id is [in use](crate::tasks::Verdict::CompleteFor) since: nothing was
+    /// scheduled. Only in delay queues. [`OnConflict::Reject`] fails with [`ErrorKind::Exists`] instead.
+    Done,
 }
 
 /// Scheduled message that waits.

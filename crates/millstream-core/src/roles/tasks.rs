@@ -24,6 +24,9 @@ use crate::wire::{self, Fields, Malformed};
 /// The most tasks that one [`Tasks::claim`] returns: a server serves no other request meanwhile.
 pub const MAX_CLAIM: usize = 100;
 
+/// The longest time for which the id of a completed task stays in use: 30 days.
+pub const MAX_WINDOW: Duration = Duration::from_secs(30 * 86_400);
+
 /// The largest number of shards of a queue.
 pub const MAX_SHARDS: u32 = 1_024;
 
@@ -137,6 +140,10 @@ pub struct Extended {
 pub enum Verdict {
     /// Done: the task is deleted.
     Complete,
+    /// Done: the task is deleted, and its id stays in use for this long, by the server's clock: a task that is scheduled
+    /// under it is [`Placed::Done`](crate::schedule::Placed::Done). At least 1 ms and at most [`MAX_WINDOW`]; longer windows
+    /// count as that.
+    CompleteFor(Duration),
     /// Due again, as `attempt`. With the number that it had and no error (snoozed or released), its history stays as it
     /// is; and if no handler had [begun](Tasks::extend), its number of crashes stays too. In all other cases that number
     /// is reset.

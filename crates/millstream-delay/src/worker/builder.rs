@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use millstream_core::error::{Problems, Result};
-use millstream_core::{DeadLetterPolicy, IntoOutcome, Observer, RetryPolicy};
+use millstream_core::{DeadLetterPolicy, IntoCheck, IntoOutcome, Observer, RetryPolicy};
 
 use crate::inner::Inner;
 use crate::task::Task;
 use crate::worker::context::Context;
-use crate::worker::handler::{self, CheckCall, IntoCheck};
+use crate::worker::handler::{self, CheckCall};
 use crate::worker::{Worker, WorkerConfig, WorkerReport};
 
 /// Builder for a [`Worker`]. `start` validates all settings together.
@@ -71,6 +71,16 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     /// limit.
     pub fn handler_timeout(mut self, timeout: Duration) -> Self {
         self.config.handler_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how long the id of a completed task stays in use. A task that is scheduled under it within this window is not
+    /// stored, and [`placed`](crate::ScheduledTask::placed) is
+    /// [`Placed::Done`](millstream_core::schedule::Placed::Done). So a program may schedule a task again after a lost answer,
+    /// or a restart, without knowing whether it ran. A task that was given up frees its id. Default: an id is free once its
+    /// task is done. See [`WorkerConfig::done_window`].
+    pub fn done_window(mut self, window: Duration) -> Self {
+        self.config.done_window = Some(window);
         self
     }
 

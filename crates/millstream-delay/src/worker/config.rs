@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
+use millstream_core::tasks::MAX_WINDOW;
 use millstream_core::{DeadLetterPolicy, RetryPolicy};
 
 use crate::sleep::LONGEST_SLEEP;
@@ -29,6 +30,11 @@ pub struct WorkerConfig {
     /// Time limit of a handler, its check included. After it the handler is dropped, which counts as a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: no limit.
     pub handler_timeout: Option<Duration>,
+    /// How long the id of a completed task stays in use: a task that is scheduled under it meanwhile is
+    /// [`Placed::Done`](millstream_core::schedule::Placed::Done) and not stored. By the server's clock, 1 ms to 30 days.
+    /// Costs about 100 bytes of the server's memory for each task and window. All workers of a queue should have the same.
+    /// Default: none, an id is free once its task is done.
+    pub done_window: Option<Duration>,
     /// Time limit of a shutdown. Handlers have four fifths of it to end (all but the last 5 s of a long one). The rest,
     /// at least 250 ms, is for settling their tasks. Default: 25 s, which fits into the 30 s that Kubernetes allows.
     pub shutdown_timeout: Duration,
@@ -49,6 +55,7 @@ impl Default for WorkerConfig {
             hold: Duration::from_secs(30),
             crash_limit: 3,
             handler_timeout: None,
+            done_window: None,
             shutdown_timeout: Duration::from_secs(25),
             longest_sleep: Duration::from_secs(15),
             retry: Arc::new(Exponential::default()),
@@ -76,6 +83,13 @@ impl WorkerConfig {
         });
         problems.require(!self.handler_timeout.is_some_and(|timeout| timeout.is_zero()), || {
             "handler_timeout is zero".into()
+        });
+        let allowed = Duration::from_millis(1)..=MAX_WINDOW;
+        problems.require(self.done_window.is_none_or(|window| allowed.contains(&window)), || {
+            format!(
+                "done_window is {:?}, 1ms to {MAX_WINDOW:?} are allowed",
+                self.done_window.unwrap_or_default()
+            )
         });
         problems.require(self.longest_sleep >= Duration::from_millis(10), || {
             format!("longest_sleep is {:?}, at least 10ms are needed", self.longest_sleep)

@@ -8,47 +8,12 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::panics::{decode, text_of};
-use millstream_core::{BoxError, IntoOutcome, Outcome};
+use millstream_core::{BoxError, Check, IntoOutcome, Outcome};
 use tokio_util::sync::CancellationToken;
 
 use crate::inner::Inner;
 use crate::task::{About, Task};
 use crate::worker::decide::Said;
-
-/// Result of a check of a task that may have been worked on before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Check {
-    /// Runs the handler.
-    Run,
-    /// Settles the task as done, without calling the handler.
-    Complete,
-    /// Snoozes the task: it is due again after this time, and is checked again then. No attempt is used.
-    Snooze(Duration),
-    /// Gives the task up, for this reason.
-    DeadLetter(String),
-}
-
-/// Return type of a check: a [`Check`], or a `Result` of one, whose error is a failed attempt.
-pub trait IntoCheck {
-    /// Converts the value to a check.
-    ///
-    /// # Errors
-    /// The reason why the task could not be checked.
-    fn into_check(self) -> Result<Check, BoxError>;
-}
-
-impl IntoCheck for Check {
-    fn into_check(self) -> Result<Check, BoxError> {
-        Ok(self)
-    }
-}
-
-impl<E: Into<BoxError>> IntoCheck for Result<Check, E> {
-    fn into_check(self) -> Result<Check, BoxError> {
-        self.map_err(Into::into)
-    }
-}
 
 /// Type-erased check function.
 pub(super) type CheckCall<T> = dyn Fn(Task<T>) -> BoxFuture<'static, Result<Check, BoxError>> + Send + Sync;
@@ -92,6 +57,7 @@ where
                     Ok(Check::Complete) => Some(Outcome::Ack),
                     Ok(Check::Snooze(after)) => Some(Outcome::Snooze(after)),
                     Ok(Check::DeadLetter(reason)) => Some(Outcome::dead_letter(reason)),
+                    Ok(other) => Some(Outcome::retry(format!("unknown result of a check {other:?}"))),
                     Err(error) => Some(Outcome::Retry(error)),
                 };
                 if let Some(outcome) = outcome {

@@ -22,7 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use builder::WorkerBuilder;
 pub use config::WorkerConfig;
-pub use handler::{Check, IntoCheck};
+pub use millstream_core::{Check, IntoCheck};
 pub use progress::{Failing, Progress};
 pub use report::WorkerReport;
 

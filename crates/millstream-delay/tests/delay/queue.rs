@@ -7,6 +7,8 @@ use millstream_core::schedule::{Due, Placed};
 use millstream_core::{ErrorKind, Limits, Timestamp};
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::Notify;
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::from_millis(ms)
@@ -39,6 +41,51 @@ async fn an_id_is_kept_replaced_or_rejected() {
     let replaced = queue.schedule(&3).at(at(EPOCH + 5)).id("x").replace().await.expect("replaced");
     assert_eq!((replaced.placed, payload().await), (Placed::Replaced, 3));
     assert_eq!(queue.get("x").await.expect("read").expect("there").due, at(EPOCH + 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_is_debounced_or_its_last_payload_kept() {
+    let queue = queue().await;
+    let waits = async |id: &str| {
+        let found = queue.get(id).await.expect("read").expect("there");
+        (found.payload().expect("a number"), found.due)
+    };
+    for (number, delay) in [(1, 9), (2, 20), (3, 5)] {
+        queue.schedule(&number).delay(SECS(delay)).id("quiet").debounce().await.expect("scheduled");
+        queue.schedule(&number).delay(SECS(delay)).id("first").keep_last().await.expect("scheduled");
+    }
+    assert_eq!(waits("quiet").await, (3, at(EPOCH + 20_000)));
+    assert_eq!(waits("first").await, (3, at(EPOCH + 9_000)));
+    for error in [queue.schedule(&1).debounce().await, queue.schedule(&1).keep_last().await] {
+        assert_eq!(error.expect_err("no id").kind(), ErrorKind::InvalidConfig);
+    }
+
+    // While it is worked on nothing can take the payload: that is an error, and not a task that was kept.
+    queue.run_now("quiet").await.expect("moved");
+    let (begun, ends) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begins, end) = (begun.clone(), ends.clone());
+    let worker = queue.worker().start(move |_: Task<u64>| {
+        let (begins, end) = (begins.clone(), end.clone());
+        async move {
+            begins.notify_one();
+            end.notified().await;
+        }
+    });
+    let worker = worker.await.expect("started");
+    begun.notified().await;
+    for error in [
+        queue.schedule(&4).delay(SECS(1)).id("quiet").debounce().await,
+        queue.schedule(&4).delay(SECS(1)).id("quiet").keep_last().await,
+    ] {
+        assert_eq!(error.expect_err("it is worked on").kind(), ErrorKind::Exists);
+    }
+    ends.notify_one();
+    while worker.report().done == 0 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    let free = queue.schedule(&4).delay(SECS(100)).id("quiet").debounce().await.expect("scheduled");
+    assert_eq!(free.placed, Placed::New);
+    worker.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -167,4 +214,40 @@ async fn dead_tasks_are_replayed_and_purged() {
     assert_eq!(seen.len(), 13);
     assert_eq!(dead.purge_all().await.expect("nothing"), 0);
     assert_eq!(dead.count().await.expect("counts"), 0);
+}
+
+/// Two programs schedule the same tasks, one of them late: each task runs once within the window.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_was_done_is_not_scheduled_again_within_its_window() {
+    let queue = queue().await;
+    let seen = Seen::default();
+    let handler = seen.clone();
+    let worker = queue.worker().retry(Fixed::new(MS(1)).attempts(1)).done_window(SECS(60));
+    let worker = worker.start(move |task: Task<u64>| {
+        handler.push(task.payload);
+        async move { if task.payload == 7 { Err("no") } else { Ok(()) } }
+    });
+    let worker = worker.await.expect("started");
+    let schedule = async |number: u64| {
+        queue.schedule(&number).id(format!("n-{number}")).await.expect("scheduled").placed
+    };
+    for number in [1, 7] {
+        assert_eq!(schedule(number).await, Placed::New);
+    }
+    while worker.report().done + worker.report().dead < 2 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    assert_eq!(schedule(1).await, Placed::Done);
+    let error = queue.schedule(&1).id("n-1").reject().await.expect_err("it is done");
+    assert_eq!(error.kind(), ErrorKind::Exists);
+    assert_eq!(schedule(7).await, Placed::New, "it was given up and not done");
+    tokio::time::sleep(SECS(61)).await;
+    assert_eq!(schedule(1).await, Placed::New);
+    while worker.report().done < 2 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    worker.shutdown().await;
+    assert_eq!(seen.all().iter().filter(|number| **number == 1).count(), 2);
+    let refused = queue.worker().done_window(MS(0)).start(async |_: Task<u64>| ()).await;
+    assert_eq!(refused.expect_err("too short").kind(), ErrorKind::InvalidConfig);
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::schedule::{
-    Due, MAX_PAGE, MAX_PROMOTE, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
-    Waiting,
+    Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled,
+    Scheduling, Seen, Waiting,
 };
 use millstream_core::wire;
 use millstream_core::{Error, ErrorKind, Lease, Result, Timestamp, TopicPartition};
@@ -139,6 +139,12 @@ fn place(timetable: &mut Timetable, scheduling: &Scheduling, now: Now) -> Result
     // Redis could not append it either.
     if fields.is_empty() {
         return Err(Error::new(ErrorKind::Encode, format!("{id} needs at least one field")));
+    }
+    if timetable.is_finished(id, now.timestamp()) && !timetable.claimed.contains_key(id) {
+        return match on_conflict {
+            OnConflict::Reject => Err(Error::new(ErrorKind::Exists, format!("{id} was completed"))),
+            _ => Ok(Placed::Done),
+        };
     }
     timetable.place(id, Item::new(now.due(*due), Some(fields.clone())), *on_conflict)
 }

@@ -48,11 +48,22 @@ pub(crate) fn claims(keys: &Keys, place: &Place) -> Key {
     }
 }
 
+/// Returns the key of the completed tasks. A partition has none: a key of the same hash slot is passed instead, and is not
+/// used.
+fn finished(keys: &Keys, place: &Place) -> Key {
+    match place {
+        Place::Partition(_) => keys.delay(place),
+        Place::Shard(shard) => keys.finished(shard),
+    }
+}
+
 pub(crate) fn conflict(on_conflict: OnConflict) -> &'static str {
     match on_conflict {
         OnConflict::Keep => "keep",
         OnConflict::Replace => "replace",
         OnConflict::Reject => "reject",
+        OnConflict::Debounce => "debounce",
+        OnConflict::KeepLast => "last",
     }
 }
 
@@ -62,6 +73,7 @@ pub(crate) fn placed(value: Value, what: impl std::fmt::Display) -> Result<Place
         1 => Ok(Placed::New),
         2 => Ok(Placed::Replaced),
         0 => Ok(Placed::Kept),
+        3 => Ok(Placed::Done),
         -1 => Err(Error::new(ErrorKind::Exists, format!("{what} already exists"))),
         other => Err(unexpected(format_args!("{other} instead of what became of {what}"))),
     }
@@ -85,6 +97,7 @@ impl Portion<'_> {
             &claims(keys, place),
             &keys.recur(place),
             &keys.wake(place),
+            &finished(keys, place),
         ]);
         let messages = || self.messages.iter().filter_map(|(index, item)| Some((batch.get(*index)?, item)));
         call.push(word(place));

@@ -39,6 +39,11 @@ impl Recurring for RedisBackend {
         let item = item::pack(&lead, fields).map_err(during)?;
         let keys = self.recur_keys(place);
         let call = self.inner.scripts.recur_put.call(keys.each_ref());
+        let on_conflict = match on_conflict {
+            // The times of a rule are its own.
+            OnConflict::Debounce | OnConflict::KeepLast => OnConflict::Replace,
+            other => other,
+        };
         let call = call.args([word(place), id.as_str(), &next, conflict(on_conflict)]).arg(&item[..]);
         placed(script::run_one(&self.inner.pool, call).await?, "it").map_err(during)
     }

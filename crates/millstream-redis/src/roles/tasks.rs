@@ -12,7 +12,8 @@ use millstream_core::log::Settled;
 use millstream_core::name::QueueName;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, MAX_WINDOW, QueueSpec, TaskCounts,
+    Tasks, Verdict,
 };
 use millstream_core::wire::{self, Fields, PACKED};
 use redis::{Pipeline, Value};
@@ -103,6 +104,10 @@ fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Ver
     call.push(token);
     match verdict {
         Verdict::Complete => call.push("complete"),
+        Verdict::CompleteFor(window) => {
+            call.push("finish");
+            call.push(window.min(&MAX_WINDOW).as_nanos().div_ceil(1_000_000).max(1) as u64);
+        }
         Verdict::Retry { due, attempt, error, history } => {
             let (kept, failure) = adding(history, error);
             call.push("retry");
@@ -201,12 +206,15 @@ impl Tasks for RedisBackend {
 
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
         let keys = keys(&self.inner, shard);
+        let finished = self.inner.keys.finished(shard);
+        let [delay, items, claims, states, watcher, wake, dead, recur] = &keys;
+        let keys = [delay, items, claims, states, watcher, wake, dead, recur, &finished];
         let mut total = Settled::default();
         let mut chunks: Vec<_> = batch.chunks(MAX_CLAIM).collect();
         while !chunks.is_empty() {
             let mut calls = Vec::with_capacity(chunks.len());
             for chunk in &chunks {
-                let call = self.inner.scripts.settle_tasks.call(keys.each_ref());
+                let call = self.inner.scripts.settle_tasks.call(keys);
                 let mut call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(chunk.len());
                 for (id, token, verdict) in *chunk {
                     push_verdict(&mut call, id, token, verdict);

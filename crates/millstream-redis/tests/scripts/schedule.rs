@@ -128,6 +128,16 @@ async fn what_is_there_is_kept_replaced_or_told() {
         assert_eq!(kinds[3..], [Err(ErrorKind::Encode), Err(ErrorKind::Exists)]);
         assert_eq!(bench.backend.get(&place, &id("b")).await.expect("read").expect("waits").due, AT(3));
         assert_eq!(bench.names(&place).await, ["b", "a"]);
+        let batch = [
+            one(&place, "a", Due::At(AT(6)), OnConflict::KeepLast),
+            one(&place, "a", Due::At(AT(9)), OnConflict::Debounce),
+            one(&place, "a", Due::At(AT(8)), OnConflict::Debounce),
+            Scheduling { fields: message("last"), ..one(&place, "a", Due::At(AT(1)), OnConflict::KeepLast) },
+        ];
+        let placed: Vec<_> = bench.backend.schedule(&batch).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(placed, [Placed::Replaced; 4]);
+        let found = bench.backend.get(&place, &id("a")).await.expect("read");
+        assert_eq!(found, Some(Scheduled::new(id("a"), AT(9), message("last"))));
     }
 }
 
@@ -145,8 +155,10 @@ async fn what_is_worked_on_is_neither_replaced_nor_scheduled_again() {
     for on_conflict in [OnConflict::Keep, OnConflict::Replace] {
         assert_eq!(bench.park(&shard, "a", HOUR, on_conflict).await, Placed::Kept);
     }
-    let rejected = bench.backend.schedule(&[one(&shard, "a", HOUR, OnConflict::Reject)]).await.remove(0);
-    assert_eq!(rejected.expect_err("worked on").kind(), ErrorKind::Exists);
+    for on_conflict in [OnConflict::Reject, OnConflict::Debounce, OnConflict::KeepLast] {
+        let rejected = bench.backend.schedule(&[one(&shard, "a", HOUR, on_conflict)]).await.remove(0);
+        assert_eq!(rejected.expect_err("worked on").kind(), ErrorKind::Exists);
+    }
     assert_eq!(bench.backend.cancel(&shard, &[id("a")]).await.expect("answered"), [false]);
     assert_eq!(bench.backend.reschedule(&shard, &[id("a")], Due::NOW).await.expect("answered"), [false]);
     assert_eq!(bench.backend.get(&shard, &id("a")).await.expect("read"), None);

@@ -326,3 +326,38 @@ async fn a_worker_needs_a_name_that_is_one() {
     assert!(bench.tasks().settle_tasks(&shard(), &[]).await.expect("nothing").applied == 0);
     assert!(bench.tasks().extend(&shard(), &[], LONG, false).await.expect("nothing").ours.is_empty());
 }
+
+/// Ids of completed tasks are kept in a key with a ttl, and are removed as others are added.
+#[tokio::test]
+async fn ids_of_completed_tasks_are_trimmed_and_expire() {
+    let mut bench = Bench::new().await;
+    let key = bench.keys.finished(&shard());
+    for portion in 0..3 {
+        let old: Vec<_> = (1..=100).map(|n| format!("{n} old-{portion}-{n}")).collect();
+        bench.cmd(&format!("ZADD {key} {}", old.join(" "))).await;
+    }
+    for (name, left) in [("a", 101), ("b", 2), ("c", 3)] {
+        bench.put_now([name.to_owned()]).await;
+        let task = bench.claim_one("w").await;
+        assert_eq!(bench.verdict(&task, Verdict::CompleteFor(LONG)).await, DONE);
+        assert_eq!(bench.int(&format!("ZCARD {key}")).await, left, "after {name}");
+    }
+    let ttl = bench.int(&format!("PTTL {key}")).await;
+    assert!((1..=60_000).contains(&ttl), "{ttl}");
+    assert_eq!(bench.put_task("a", Due::NOW, message("a")).await, Placed::Done);
+    bench.assert_clean().await;
+
+    // Somebody else's data: nothing is settled or scheduled half-way.
+    bench.put_now(["d".to_owned()]).await;
+    let task = bench.claim_one("w").await;
+    bench.cmd(&format!("SET {key} theirs")).await;
+    let batch = [(task.id.clone(), task.token.clone(), Verdict::CompleteFor(LONG))];
+    assert!(bench.tasks().settle_tasks(&shard(), &batch).await.is_err());
+    let (place, fields, due, on_conflict) = (bench.place(), message("e"), Due::NOW, OnConflict::Keep);
+    let other = Scheduling { place, id: id("e"), due, fields, on_conflict };
+    assert!(bench.backend.schedule(&[other]).await[0].is_err());
+    assert_eq!((bench.counts().await.claimed, bench.counts().await.waiting.total), (1, 0));
+    bench.cmd(&format!("DEL {key}")).await;
+    assert_eq!(bench.verdict(&task, Verdict::Complete).await, DONE);
+    bench.assert_clean().await;
+}

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::{
-    Assignor, Backend, Capability, Codec, DeadLetterPolicy, GroupName, IntoOutcome, MemberId, MessageId,
-    Partition, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
+    Assignor, Backend, Capability, Codec, DeadLetterPolicy, GroupName, IntoCheck, IntoOutcome, MemberId,
+    MessageId, Partition, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
 };
 
+use crate::consumer::check::{self, CheckCall};
 use crate::consumer::context::{Context, Subscription};
 use crate::consumer::handler::{self, Handler};
 use crate::consumer::idempotent::Idempotent;
@@ -28,6 +30,7 @@ pub struct ConsumerBuilder<T: 'static> {
     topic: Topic<T>,
     group: String,
     config: ConsumerConfig,
+    check: Option<Arc<CheckCall<T>>>,
     observer: Arc<dyn Observer>,
     upkeep: Vec<Arc<dyn Upkeep>>,
     /// Further topics, each with its handler.
@@ -47,7 +50,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         let group = group.into();
         let config = ConsumerConfig::default();
         let (upkeep, also, problems) = (Vec::new(), Vec::new(), Vec::new());
-        Self { backend, topic, group, config, observer, upkeep, also, problems }
+        Self { backend, topic, group, config, check: None, observer, upkeep, also, problems }
     }
 
     /// Adds a topic with a handler of its own to the same consumer. Group, settings and limits are shared.
@@ -98,6 +101,42 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// is checked when the consumer starts. Default: each message that comes is handled.
     pub fn idempotent(mut self, settings: Idempotent) -> Self {
         self.config.idempotent = Some(settings);
+        self
+    }
+
+    /// Sets a check that runs before a message is handled *again*: on a retry, after a replay, or if it was handed out
+    /// before and not settled ([`Delivery::deliveries`]), because an owner died that may have handled it. The check should
+    /// look into the application's own records whether the effect is there. With [`Check::Complete`](millstream_core::Check)
+    /// the message is acknowledged without the handler, and counted as
+    /// [`Handled::Checked`](millstream_core::event::Handled). Default: no check.
+    ///
+    /// The check counts as part of the handler: an error or a panic is a failed attempt, and the
+    /// [`handler_timeout`](Self::handler_timeout) covers both. It runs once for each message of a batch, at most 16 at the
+    /// same time. With [`idempotent`](Self::idempotent) it runs under the marker of its operation, which is then done. It
+    /// concerns the first topic, not those of [`also`](Self::also). Messages that a group reads anew because it was set back
+    /// come as for the first time, so they are not checked.
+    ///
+    /// ```
+    /// # use millstream_core::{Check, Result};
+    /// # use millstream_runtime::{Consumer, ConsumerBuilder, Delivery};
+    /// # async fn was_sent(_: u64) -> std::result::Result<bool, String> { Ok(true) }
+    /// # async fn send(_: u64) -> std::result::Result<(), String> { Ok(()) }
+    /// # async fn example(mails: ConsumerBuilder<u64>) -> Result<Consumer> {
+    /// mails
+    ///     .check(|mail: Delivery<u64>| async move {
+    ///         Ok::<_, String>(if was_sent(mail.payload).await? { Check::Complete } else { Check::Run })
+    ///     })
+    ///     .start(async |mail: Delivery<u64>| send(mail.payload).await)
+    ///     .await
+    /// # }
+    /// ```
+    pub fn check<F, Fut>(mut self, check: F) -> Self
+    where
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoCheck,
+    {
+        self.check = Some(Arc::new(move |delivery| check(delivery).map(IntoCheck::into_check).boxed()));
         self
     }
 
@@ -267,6 +306,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
             return Err(Error::new(ErrorKind::InvalidConfig, "invalid consumer"));
         };
 
+        let handler = match self.check.take() {
+            Some(check) => check::wrap(handler, self.topic.codec(), check),
+            None => handler,
+        };
         let mut routes = vec![(spec, handler)];
         routes.append(&mut self.also);
         self.subscribe(group, routes).await

@@ -34,13 +34,15 @@ pub(in crate::consumer) enum Verdict {
     Crashed(u32),
     /// Its operation is done, or is done for another message.
     Duplicate,
+    /// The check before it found that it was handled.
+    Checked,
 }
 
 impl Verdict {
     /// Returns the cause of the failure, if it failed.
     pub(in crate::consumer) fn cause(&self) -> Option<Cause> {
         match self {
-            Self::Said(Outcome::Ack | Outcome::Snooze(_)) | Self::Duplicate => None,
+            Self::Said(Outcome::Ack | Outcome::Snooze(_)) | Self::Duplicate | Self::Checked => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
                 Some(Cause::Error)
             }

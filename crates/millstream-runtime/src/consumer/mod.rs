@@ -2,6 +2,7 @@
 
 mod batch;
 mod builder;
+mod check;
 mod config;
 mod context;
 mod control;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId};
-use millstream_core::{Partition, Result, Timestamp};
+use millstream_core::{Error, ErrorKind, Partition, Result, Timestamp};
 use uuid::Uuid;
 
 use super::Producer;
@@ -64,9 +64,34 @@ impl<'a, T> DelayedRecord<'a, T> {
         self
     }
 
+    /// Replaces a message that waits under this id and postpones it: it is due at the later of both due times. So a message
+    /// that is sent again and again with a delay is read once, when that delay has passed since the last send, with the
+    /// last payload. Needs an [`id`](Self::id). Nothing limits how long it is postponed:
+    /// [`keep_last`](Self::keep_last) does.
+    ///
+    /// A message that has moved to the log does not wait any more, even if no group has read it: the next one is a new one.
+    #[must_use]
+    pub fn debounce(mut self) -> Self {
+        self.on_conflict = OnConflict::Debounce;
+        self
+    }
+
+    /// Replaces the payload of a message that waits under this id, whose due time stays: at most one message waits, the
+    /// first one determines when it is read, and the last one what. Needs an [`id`](Self::id).
+    #[must_use]
+    pub fn keep_last(mut self) -> Self {
+        self.on_conflict = OnConflict::KeepLast;
+        self
+    }
+
     pub(super) fn schedule_id(&self) -> Result<ScheduleId> {
         match &self.id {
             Some(id) => ScheduleId::new(id),
+            // Under a random id it would never meet the one before.
+            None if matches!(self.on_conflict, OnConflict::Debounce | OnConflict::KeepLast) => {
+                let error = "a message that is debounced, or of which the last is kept, needs an id";
+                Err(Error::new(ErrorKind::InvalidConfig, error))
+            }
             None => ScheduleId::new(short(Uuid::new_v4())),
         }
     }
@@ -152,6 +177,18 @@ impl<T> SendDelayed<'_, T> {
     /// See [`DelayedRecord::reject`].
     pub fn reject(mut self) -> Self {
         self.record = self.record.reject();
+        self
+    }
+
+    /// See [`DelayedRecord::debounce`].
+    pub fn debounce(mut self) -> Self {
+        self.record = self.record.debounce();
+        self
+    }
+
+    /// See [`DelayedRecord::keep_last`].
+    pub fn keep_last(mut self) -> Self {
+        self.record = self.record.keep_last();
         self
     }
 }

@@ -189,3 +189,53 @@ async fn delayed_sends_of_many_tasks_share_requests_and_end_with_the_producer() 
     let error = producer.send(&1).delay(MS(1)).await.expect_err("closed");
     assert_eq!(error.kind(), ErrorKind::Closed);
 }
+
+/// As many sends as one likes are one message: read when it has been quiet for a while, or at the time of the first.
+#[tokio::test(start_paused = true)]
+async fn sends_under_one_id_are_debounced_or_the_last_is_kept() {
+    for (debounce, expected) in [(true, MS(1_000 + 9 * 400)), (false, MS(1_000))] {
+        let bench = bench();
+        let seen = Seen::default();
+        let handler = seen.clone();
+        let consumer = bench.consumer(NUMBERS, "group").start(move |delivery: Delivery<u64>| {
+            note(&handler, &delivery);
+            async {}
+        });
+        let consumer = consumer.await.expect("started");
+        let producer = bench.producer(NUMBERS).await;
+        let began = Instant::now();
+        let send = async |value: u64| {
+            let sent = producer.send(&value).delay(MS(1_000)).id("user-7");
+            if debounce { sent.debounce().await } else { sent.keep_last().await }
+        };
+        let mut placed = Vec::new();
+        for value in 0..10 {
+            if debounce || value < 3 {
+                tokio::time::sleep_until(began + MS(400) * value).await;
+                placed.push(send(u64::from(value)).await.expect("sent").placed);
+            }
+        }
+        assert_eq!(placed[0], Placed::New);
+        assert!(placed[1..].iter().all(|placed| *placed == Placed::Replaced), "{placed:?}");
+        until(&seen, 1).await;
+        let took = began.elapsed();
+        assert!((expected..expected + MS(20)).contains(&took), "{took:?} instead of {expected:?}");
+        let last = if debounce { 9 } else { 2 };
+        assert_eq!(*seen.lock().expect("lock"), [(last, 1)]);
+        // It is in the log: the next one is another message.
+        assert_eq!(send(11).await.expect("sent").placed, Placed::New);
+        until(&seen, 2).await;
+        consumer.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_id_nothing_is_debounced() {
+    let bench = bench();
+    let producer = bench.producer(NUMBERS).await;
+    for record in [Record::new(&1).delay(MS(1)).debounce(), Record::new(&1).delay(MS(1)).keep_last()] {
+        let error = producer.send_all_delayed([record]).await.remove(0).expect_err("no id");
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    }
+    assert_eq!(waiting(&bench, "numbers").await.count().await.expect("counted").total, 0);
+}

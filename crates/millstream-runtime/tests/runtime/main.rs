@@ -6,6 +6,7 @@ mod ahead;
 mod batch;
 mod bounded;
 mod candidates;
+mod checks;
 mod consumer;
 mod consumer_faults;
 mod control;

@@ -268,6 +268,7 @@ impl Broken {
     async fn schedule_one(&self, mut it: Scheduling) -> Result<Placed> {
         self.takes(&it.place)?;
         it.place = self.place(&it.place);
+        let wished = it.on_conflict;
         match (self.sabotage, it.due, it.on_conflict) {
             (Mutant::ScheduledEarly, due, _) => it.due = earlier(due),
             (Mutant::PastWaits, Due::At(at), _) if at <= self.inner.schedule().now().await? => {
@@ -288,6 +289,10 @@ impl Broken {
             (Mutant::ReplaceKeeps, _, OnConflict::Replace) | (Mutant::RejectKeeps, _, OnConflict::Reject) => {
                 it.on_conflict = OnConflict::Keep;
             }
+            (Mutant::DebounceHastens, _, OnConflict::Debounce)
+            | (Mutant::KeepLastMovesDue, _, OnConflict::KeepLast) => it.on_conflict = OnConflict::Replace,
+            (Mutant::DebounceKeepsDue, _, OnConflict::Debounce) => it.on_conflict = OnConflict::KeepLast,
+            (Mutant::KeepLastKeepsFirst, _, OnConflict::KeepLast) => it.on_conflict = OnConflict::Keep,
             (Mutant::DelayedTwice, ..) => {
                 if let Place::Partition(tp) = &it.place {
                     self.memo().schedule.delayed.insert(tp.clone(), it.fields.clone());
@@ -295,14 +300,20 @@ impl Broken {
             }
             _ => {}
         }
-        let replaces = it.on_conflict == OnConflict::Replace;
         let placed = self.inner.schedule().schedule(&[it]).await.pop();
-        let placed = placed.ok_or_else(|| Error::new(ErrorKind::Protocol, "no result"))??;
-        Ok(match (self.sabotage, placed) {
-            (Mutant::KeepReplaces, Placed::Replaced) => Placed::Kept,
-            (Mutant::ClaimedIsReplaced, Placed::Kept) if replaces => Placed::Replaced,
-            _ => placed,
-        })
+        let placed = placed.ok_or_else(|| Error::new(ErrorKind::Protocol, "no result"))?;
+        match (self.sabotage, wished, placed) {
+            (Mutant::KeepReplaces, _, Ok(Placed::Replaced))
+            | (Mutant::FinishedIsKept, _, Ok(Placed::Done)) => Ok(Placed::Kept),
+            (Mutant::ClaimedIsReplaced, OnConflict::Replace, Ok(Placed::Kept))
+            | (Mutant::KeepLastKeepsFirst, OnConflict::KeepLast, Ok(Placed::Kept)) => Ok(Placed::Replaced),
+            (Mutant::DebounceDropsWhenClaimed, OnConflict::Debounce, Err(error))
+                if error.kind() == ErrorKind::Exists =>
+            {
+                Ok(Placed::Kept)
+            }
+            (_, _, placed) => placed,
+        }
     }
 
     async fn waits(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {

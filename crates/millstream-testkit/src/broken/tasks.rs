@@ -341,6 +341,8 @@ impl Broken {
         match (self.sabotage, &mut *verdict) {
             (Mutant::TaskRetriesDropped, Verdict::Retry { .. })
             | (Mutant::DeadLetterDropped, Verdict::Dead { .. }) => *verdict = Verdict::Complete,
+            (Mutant::FinishedForgotten, Verdict::CompleteFor(_)) => *verdict = Verdict::Complete,
+            (Mutant::FinishedForEver, Verdict::CompleteFor(window)) => *window = HOUR,
             (Mutant::RetryEarly, Verdict::Retry { due, .. }) => *due = earlier(*due),
             (Mutant::SnoozeCounts, Verdict::Retry { attempt, error, .. }) if error.is_empty() => {
                 *attempt += 1;

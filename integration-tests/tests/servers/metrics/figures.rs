@@ -61,6 +61,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("discarded_total", "letters", "what_is_done_with_dead_letters_is_counted"),
     ("snoozed_total", "", "a_scripted_run"),
     ("duplicates_total", "once", "messages_whose_operation_is_done_are_counted"),
+    ("checked_total", "once", "messages_that_a_check_finds_done_are_counted"),
     ("markers_lost_total", "once", "markers_that_are_lost_are_counted"),
     ("late_acks_total", "", "an_acknowledgement_that_comes_late_is_counted"),
     ("ghosts_total", "", "a_planted_ghost_is_counted"),

@@ -1,6 +1,6 @@
 //! Messages that are stored once, handled once, or whose marker is lost.
 
-use millstream::Idempotent;
+use millstream::{Check, Idempotent};
 use millstream_core::idempotency::{Begun, Operation};
 
 use super::hands::Gate;
@@ -54,6 +54,38 @@ async fn messages_whose_operation_is_done_are_counted() {
         )
         .await;
     assert_eq!(*truth.attempts.lock().expect("lock"), [(1, 1), (2, 1)].into());
+    consumer.shutdown().await;
+}
+
+/// Each of three messages fails once; the check finds that two of them took effect all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_a_check_finds_done_are_counted() {
+    let scene = Fixture::at(&shared_url()).await;
+    let consumer = scene.mq.consumer(ORDERS, "billing").retry(Fixed::new(Duration::from_millis(1)));
+    let consumer = consumer.check(|delivery: Delivery<u64>| async move {
+        if delivery.payload < 3 { Check::Complete } else { Check::Run }
+    });
+    let started = consumer.start(async |delivery: Delivery<u64>| match delivery.attempt() {
+        1 => Err("the reply was lost"),
+        _ => Ok(()),
+    });
+    let consumer = started.await.expect("started");
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    for number in 1..=3 {
+        producer.send(&number).await.expect("sent");
+    }
+    let group: [(&str, &str); 2] = [("topic", "orders"), ("group", "billing")];
+    scene
+        .sees(
+            "two of three are done",
+            &[
+                ("checked_total", &group, 2.0),
+                ("acked_total", &group, 1.0),
+                ("retried_total", &group, 3.0),
+                ("pending", &group, 0.0),
+            ],
+        )
+        .await;
     consumer.shutdown().await;
 }
 

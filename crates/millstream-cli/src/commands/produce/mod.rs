@@ -94,6 +94,12 @@ pub(crate) struct Produce {
     /// Replaces the message that waits under the same id
     #[arg(long)]
     replace: bool,
+    /// Replaces the message that waits under the same id, and postpones it: it is due at the later of both times
+    #[arg(long, conflicts_with = "replace")]
+    debounce: bool,
+    /// Replaces the message that waits under the same id, at the time at which that one is due
+    #[arg(long, conflicts_with_all = ["replace", "debounce"])]
+    keep_last: bool,
     /// Maximum rate of messages: `100/s`, `6000/m`
     #[arg(long, value_parser = rate, value_name = "N/s")]
     rate: Option<f64>,

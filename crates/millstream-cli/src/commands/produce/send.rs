@@ -78,7 +78,7 @@ impl<'a> Sender<'a> {
     /// Sends a piece. Returns the reason if nothing more can be sent.
     pub(super) async fn send(&mut self, piece: &[Outgoing], progress: &Progress) -> Option<String> {
         let outcomes = match &self.producer {
-            Some(producer) => send(producer, piece, self.options.replace).await,
+            Some(producer) => send(producer, piece, self.options).await,
             None => piece.iter().map(|it| Ok(it.due.map(|_| Placed::New))).collect(),
         };
         let mut failed: Option<(u64, Error)> = None;
@@ -140,7 +140,7 @@ fn is_of_message(kind: ErrorKind) -> bool {
 async fn send(
     producer: &Producer<Bytes>,
     piece: &[Outgoing],
-    replace: bool,
+    options: &Produce,
 ) -> Vec<Result<Option<Placed>, Error>> {
     let now = piece.iter().filter(|it| it.due.is_none()).map(record);
     let later = piece.iter().filter_map(|it| it.due.map(|due| (it, due))).map(|(it, due)| {
@@ -149,7 +149,12 @@ async fn send(
             Due::At(time) => record(it).at(time),
         };
         let record = it.id.iter().fold(record, DelayedRecord::id);
-        if replace { record.replace() } else { record }
+        match options {
+            Produce { replace: true, .. } => record.replace(),
+            Produce { debounce: true, .. } => record.debounce(),
+            Produce { keep_last: true, .. } => record.keep_last(),
+            _ => record,
+        }
     });
     let (now, later) = tokio::join!(producer.send_all(now), producer.send_all_delayed(later));
     let (mut now, mut later) = (now.into_iter(), later.into_iter());

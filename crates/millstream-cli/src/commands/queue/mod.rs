@@ -126,6 +126,12 @@ struct Add {
     /// Replaces the waiting task with the same id
     #[arg(long, requires = "id")]
     replace: bool,
+    /// Replaces the waiting task with the same id, and postpones it: it is due at the later of both times
+    #[arg(long, requires = "id", conflicts_with = "replace")]
+    debounce: bool,
+    /// Replaces the waiting task with the same id, at the time at which that one is due
+    #[arg(long, requires = "id", conflicts_with_all = ["replace", "debounce"])]
+    keep_last: bool,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -168,7 +174,7 @@ struct Created {
 struct Added {
     /// `null` in a dry run without --id, as the id would be a random one.
     id: Option<String>,
-    /// `new`, `replaced` or `kept`.
+    /// `new`, `replaced`, `kept`, or `done` if a task with this id was completed and its id is not free yet.
     outcome: &'static str,
     dry_run: bool,
 }
@@ -315,6 +321,7 @@ impl Added {
         let outcome = match placed {
             Placed::New => "new",
             Placed::Replaced => "replaced",
+            Placed::Done => "done",
             _ => "kept",
         };
         Self { id, outcome, dry_run }
@@ -346,8 +353,13 @@ impl Add {
             Some(Due::In(delay)) => task.delay(delay),
             Some(Due::At(time)) => task.at(time),
         };
-        let task = self.id.into_iter().fold(task, ScheduleTask::id);
-        let task = if self.replace { task.replace() } else { task };
+        let task = self.id.iter().fold(task, ScheduleTask::id);
+        let task = match &self {
+            Self { replace: true, .. } => task.replace(),
+            Self { debounce: true, .. } => task.debounce(),
+            Self { keep_last: true, .. } => task.keep_last(),
+            _ => task,
+        };
         let task = envelope.key.iter().fold(task, ScheduleTask::key);
         let task = envelope.headers.iter().fold(task, |task, (name, value)| task.header(name, value)).await?;
         Added::of(Some(task.id.to_string()), task.placed, false).show(cx)
@@ -360,7 +372,7 @@ impl Add {
             Some(id) => queue.get(id.as_str()).await?.is_some(),
             None => false,
         };
-        let placed = match (waits, self.replace) {
+        let placed = match (waits, self.replace || self.debounce || self.keep_last) {
             (false, _) => Placed::New,
             (true, true) => Placed::Replaced,
             (true, false) => Placed::Kept,

@@ -162,7 +162,8 @@ impl Settling {
 /// Returns how much a settlement needs of the server: completing a task only frees memory.
 fn weight(verdict: &Verdict) -> u8 {
     match verdict {
-        Verdict::Complete => 0,
+        // The id that it may keep takes little, and the server accepts it even if it is out of memory.
+        Verdict::Complete | Verdict::CompleteFor(_) => 0,
         Verdict::Retry { .. } => 1,
         Verdict::Dead { .. } => 2,
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::event::Event;
+use millstream_core::event::{Event, Handled};
 use millstream_core::panics::discard;
-use millstream_core::tasks::ClaimedTask;
+use millstream_core::tasks::{ClaimedTask, Verdict};
 use millstream_core::{Shard, Timestamp, wire};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
@@ -156,6 +156,11 @@ impl Job {
             entropy: fastrand::u64(..),
         };
         let (verdict, handled) = decide(&said, &attempt, &context.policies());
+        let verdict = match (verdict, handled, context.config.done_window) {
+            // A task that the policy discarded was not done.
+            (Verdict::Complete, Some(Handled::Acked), Some(window)) => Verdict::CompleteFor(window),
+            (verdict, ..) => verdict,
+        };
         discard(said, &*context.observer);
         if let Some(handled) = handled {
             let attempt = task.attempt;

@@ -40,6 +40,7 @@ impl RedisBackend {
                 let mut all = place_keys(&shard.clone().into(), "list");
                 all.push((keys.claims(shard), "zset"));
                 all.push((keys.task_states(shard), "hash"));
+                all.push((keys.finished(shard), "zset"));
                 all.push((keys.watcher(shard), "hash"));
                 all.push((keys.dead_tasks(shard), "stream"));
                 if shard.shard == 0 {

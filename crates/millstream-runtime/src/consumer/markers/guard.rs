@@ -191,9 +191,11 @@ impl Guard {
         }
     }
 
-    /// Completes the operation if the handler succeeded, and abandons it otherwise.
+    /// Completes the operation if the handler succeeded or the check found its effect, and abandons it otherwise.
     async fn end(&self, kept: &Kept, verdict: Option<&Verdict>) {
-        let Some(Verdict::Said(Outcome::Ack)) = verdict else { return self.abandon(kept).await };
+        let Some(Verdict::Said(Outcome::Ack) | Verdict::Checked) = verdict else {
+            return self.abandon(kept).await;
+        };
         kept.completes();
         loop {
             let error = match self.role.complete(kept.marker(), b"", self.settings.retention).await {

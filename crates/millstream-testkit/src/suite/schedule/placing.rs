@@ -8,7 +8,7 @@ use millstream_core::{ErrorKind, Timestamp, TopicPartition};
 
 use super::{HOUR, after, all, body, expect_all, id, names, outcomes, partition, place_all};
 use super::{promote_delayed, promote_once, schedule, scheduling, shown, suite};
-use crate::case::{Verdict, ensure, equal};
+use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::Harness;
 
 const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
@@ -17,6 +17,8 @@ suite!("schedule":
     an_id_that_waits_is_kept_as_it_is needs [ListScheduled],
     an_id_that_waits_is_replaced_with_body_and_due_time needs [ListScheduled],
     an_id_that_waits_is_rejected_if_wished needs [ListScheduled],
+    a_debounced_message_is_the_last_and_due_at_the_latest_time needs [ListScheduled],
+    of_several_the_last_is_kept_at_the_time_of_the_first needs [ListScheduled],
     an_id_is_free_again_when_its_message_is_gone,
     ids_of_another_place_do_not_clash needs [Tasks, ListScheduled],
     a_message_without_fields_is_refused,
@@ -70,6 +72,51 @@ async fn an_id_that_waits_is_rejected_if_wished(h: Harness) -> Verdict {
             "scheduled, with conflicts rejected"
         );
         equal!(shown(&h, &place, "a").await?.fields, body("a"), "what waited before");
+    }
+    Ok(())
+}
+
+async fn a_debounced_message_is_the_last_and_due_at_the_latest_time(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        let now = h.now().await?;
+        let at = |minutes: u64| now.saturating_add(Duration::from_secs(minutes * 60));
+        let debounced = |name: &str, minutes| -> Result<Scheduling, Violation> {
+            let (fields, on_conflict) = (body(name), OnConflict::Debounce);
+            Ok(Scheduling { fields, on_conflict, ..scheduling(&place, "a", Due::At(at(minutes)))? })
+        };
+        equal!(schedule(&h, &[debounced("1", 10)?]).await?, [Placed::New], "the first");
+        // Postponed, not brought forward, and in one batch like in several.
+        for (batch, due) in [(vec![("2", 20)], 20), (vec![("3", 5)], 20), (vec![("4", 30), ("5", 25)], 30)] {
+            let last = body(batch.last().map_or("", |(name, _)| name));
+            let batch: Vec<_> =
+                batch.into_iter().map(|(name, at)| debounced(name, at)).collect::<Result<_, _>>()?;
+            let placed = schedule(&h, &batch).await?;
+            equal!(placed, vec![Placed::Replaced; batch.len()], "those after it");
+            let now = shown(&h, &place, "a").await?;
+            equal!((now.due, now.fields), (at(due), last), "due time and body of what waits");
+        }
+        equal!(h.backend.schedule().waiting(&place).await?.total, 1, "messages that wait");
+    }
+    Ok(())
+}
+
+async fn of_several_the_last_is_kept_at_the_time_of_the_first(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        let now = h.now().await?;
+        let at = |minutes: u64| now.saturating_add(Duration::from_secs(minutes * 60));
+        let last = |id: &str, name: &str, minutes| -> Result<Scheduling, Violation> {
+            let (fields, on_conflict) = (body(name), OnConflict::KeepLast);
+            Ok(Scheduling { fields, on_conflict, ..scheduling(&place, id, Due::At(at(minutes)))? })
+        };
+        equal!(schedule(&h, &[last("a", "1", 10)?]).await?, [Placed::New], "the first");
+        let batch = [last("a", "2", 5)?, last("b", "3", 20)?, last("a", "4", 30)?, last("b", "5", 1)?];
+        let expected = [Placed::Replaced, Placed::New, Placed::Replaced, Placed::Replaced];
+        equal!(schedule(&h, &batch).await?, expected, "those after it");
+        for (id, due, name) in [("a", 10, "4"), ("b", 20, "5")] {
+            let now = shown(&h, &place, id).await?;
+            equal!((now.due, now.fields), (at(due), body(name)), "due time and body of {id}");
+        }
+        equal!(all(&h, &place).await?, ["a", "b"], "what waits");
     }
     Ok(())
 }

@@ -191,6 +191,9 @@ async fn a_claimed_task_can_neither_be_replaced_nor_cancelled(h: Harness) -> Ver
         (OnConflict::Keep, Ok(Placed::Kept)),
         (OnConflict::Replace, Ok(Placed::Kept)),
         (OnConflict::Reject, Err(ErrorKind::Exists)),
+        // Kept would mean that the newest body is lost.
+        (OnConflict::Debounce, Err(ErrorKind::Exists)),
+        (OnConflict::KeepLast, Err(ErrorKind::Exists)),
     ] {
         let other = Scheduling {
             fields: body("b"),

@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
+use millstream_core::ErrorKind;
 use millstream_core::log::Settled;
-use millstream_core::schedule::Due;
+use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
 use millstream_core::tasks::Verdict as Says;
 
-use super::super::schedule::shown;
+use super::super::schedule::{outcomes, scheduling, shown};
 use super::{
     HOUR, QueueUnderTest, STALE, ask, body, claim, dead, failure, names, retry, snooze, suite, told,
 };
-use crate::case::{Verdict, ensure, equal};
+use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::Harness;
 
 suite!("tasks":
     a_completed_task_is_gone_and_its_id_is_free,
+    the_id_of_a_completed_task_is_in_use_for_its_window,
     a_token_settles_its_own_claim_only,
     a_settlement_counts_once,
     a_batch_is_settled_one_by_one,
@@ -34,6 +36,42 @@ async fn a_completed_task_is_gone_and_its_id_is_free(h: Harness) -> Verdict {
         queue_under_test.nothing("it is done").await?;
         equal!(queue_under_test.counts().await?, Default::default(), "what is left");
     }
+    Ok(())
+}
+
+async fn the_id_of_a_completed_task_is_in_use_for_its_window(h: Harness) -> Verdict {
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let (h, place) = (&queue_under_test.h, &queue_under_test.place);
+    let again = async |name: &str, on_conflict| {
+        let task = Scheduling { on_conflict, ..scheduling(place, name, Due::In(HOUR))? };
+        Ok::<_, Violation>(outcomes(h.backend.schedule().schedule(&[task]).await).remove(0))
+    };
+    queue_under_test.place_due(["long", "short", "dead", "plain"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 4), 4).await?;
+    let window = Duration::from_millis(100);
+    queue_under_test.settles(&tasks[0], Says::CompleteFor(HOUR)).await?;
+    queue_under_test.settles(&tasks[1], Says::CompleteFor(window)).await?;
+    let ends = h.now().await?.saturating_add(window);
+    queue_under_test.settles(&tasks[2], dead(&tasks[2])).await?;
+    queue_under_test.settles(&tasks[3], Says::Complete).await?;
+    equal!(queue_under_test.settle(&tasks[0], Says::CompleteFor(HOUR)).await?, STALE, "settled again");
+    for (on_conflict, expected) in [
+        (OnConflict::Keep, Ok(Placed::Done)),
+        (OnConflict::Replace, Ok(Placed::Done)),
+        (OnConflict::Debounce, Ok(Placed::Done)),
+        (OnConflict::KeepLast, Ok(Placed::Done)),
+        (OnConflict::Reject, Err(ErrorKind::Exists)),
+    ] {
+        equal!(again("long", on_conflict).await?, expected, "scheduled again with {on_conflict:?}");
+    }
+    equal!(h.backend.schedule().waiting(place).await?.total, 0, "tasks that wait");
+    for name in ["dead", "plain", "new"] {
+        equal!(again(name, OnConflict::Reject).await?, Ok(Placed::New), "{name}, whose id is free");
+    }
+    h.reaches(ends.saturating_add(Duration::from_millis(1))).await?;
+    equal!(again("short", OnConflict::Keep).await?, Ok(Placed::New), "scheduled after the window");
+    equal!(again("short", OnConflict::Keep).await?, Ok(Placed::Kept), "scheduled while it waits");
+    equal!(again("long", OnConflict::Keep).await?, Ok(Placed::Done), "the other one");
     Ok(())
 }
 

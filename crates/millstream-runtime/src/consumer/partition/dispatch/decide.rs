@@ -50,12 +50,14 @@ pub(in crate::consumer) fn decide<'a>(
     let attempt = match verdict {
         Verdict::Said(Outcome::Ack) => return (Settlement::Ack, Handled::Acked),
         Verdict::Duplicate => return (Settlement::Ack, Handled::Duplicate),
+        Verdict::Checked => return (Settlement::Ack, Handled::Checked),
         _ => attempt(),
     };
     // A message that never reached the handler has not used this attempt.
     let unseen = attempt.number.saturating_sub(1);
     match verdict {
         Verdict::Duplicate => (Settlement::Ack, Handled::Duplicate),
+        Verdict::Checked => (Settlement::Ack, Handled::Checked),
         Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
             failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)

@@ -108,7 +108,7 @@ impl handler::Row for Row {
         self.over |= match &said {
             // It was not handled, because the consumer is about to end.
             None => true,
-            Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate) => false,
+            Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked) => false,
             Some(_) => keeps_order,
         };
         job.said = said.map(Said::Own);
