@@ -40,6 +40,7 @@ macro_rules! steps {
 steps! {
     1 "inbox",
     2 "markers",
+    3 "outbox",
 }
 
 /// Returns the steps for a database, in order. Those of MySQL are for programs that use these tables without this crate.
