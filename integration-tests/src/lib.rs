@@ -18,6 +18,7 @@ pub mod locker;
 pub mod member;
 pub mod monitor;
 pub mod order;
+pub mod outbox;
 pub mod owners;
 pub mod postgres;
 pub mod process;

@@ -4,7 +4,7 @@
 //! dedup id, which stores nothing. The deletion compares the lease of the row's shard in its own transaction, so a relay that
 //! was paused past its ttl deletes nothing; what it still appends was appended by its successor, or will not be appended by it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +56,13 @@ enum Round {
 struct Fates {
     stored: Vec<i64>,
     failed: Vec<Failed>,
+}
+
+/// What was found out about topics while a page is converted: nothing is asked for twice.
+#[derive(Debug, Default)]
+struct Found {
+    missing: HashMap<TopicName, Error>,
+    with_room: HashSet<TopicPartition>,
 }
 
 /// Messages of a topic or a partition that wait because of an error.
@@ -262,11 +269,10 @@ impl Run {
         self.held_rows = 0;
         let mut waits: Option<Error> = None;
         let mut planned = Vec::with_capacity(rows.len());
-        // Each topic is asked for once.
-        let mut unknown: HashMap<TopicName, Error> = HashMap::new();
+        let mut found = Found::default();
         for row in rows {
             let id = row.id;
-            match self.plan(row, &mut unknown).await {
+            match self.plan(row, &mut found).await {
                 Ok(Some(message)) => planned.push(message),
                 Ok(None) => self.held_rows += 1,
                 Err((topic, error)) => match verdict(error.kind()) {
@@ -299,7 +305,7 @@ impl Run {
     async fn plan(
         &mut self,
         row: StoredRow,
-        unknown: &mut HashMap<TopicName, Error>,
+        found: &mut Found,
     ) -> Result<Option<Planned>, (Option<TopicName>, Error)> {
         let id = row.id;
         let message = row.into_message(&self.config.limits).map_err(|error| (None, error))?;
@@ -308,28 +314,28 @@ impl Run {
         if self.holds.contains_key(&(name.clone(), None)) {
             return Ok(None);
         }
-        if let Some(error) = unknown.get(&name) {
+        if let Some(error) = found.missing.get(&name) {
             return Err(named(error.clone()));
         }
         let topic = match self.topics.get(&name).await {
             Ok(topic) => topic,
             Err(error) => {
                 let error = error.during(format_args!("find topic {name}"));
-                unknown.insert(name.clone(), error.clone());
+                found.missing.insert(name.clone(), error.clone());
                 return Err(named(error));
             }
         };
         let (partition, earlier) = self.topics.place(&topic, &message, &*self.observer).map_err(named)?;
         let topic_partition = TopicPartition { topic: name.clone(), partition };
+        if self.is_held(&topic_partition) {
+            return Ok(None);
+        }
         if let Some(bound) = topic.spec.max_length
-            && !self.is_held(&topic_partition)
+            && found.with_room.insert(topic_partition.clone())
             && let Err(error) = self.has_room(&topic_partition, bound).await
         {
             self.hold((name.clone(), Some(partition.0)), &error);
             return Err((None, error));
-        }
-        if self.is_held(&topic_partition) {
-            return Ok(None);
         }
         let append = Append { topic_partition, fields: wire::encode(&message.envelope) };
         let append = DedupAppend { append, id: message.id, window: self.config.window, earlier };
