@@ -206,6 +206,8 @@ pub enum Event<'a> {
         /// Number of rows that were given up.
         dead: u64,
     },
+    /// The state of a transactional outbox is not known any more: its relay has ended, or the database is away.
+    OutboxUnknown,
     /// The marker of an operation was lost while its handler ran: it expired, and another message or instance began the
     /// operation. Its effect may have happened twice.
     MarkerLost {

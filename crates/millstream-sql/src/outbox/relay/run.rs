@@ -159,6 +159,7 @@ impl Run {
                 () = tokio::time::sleep(pause) => {}
             }
         }
+        self.observer.observe(&Event::OutboxUnknown);
         if let Err(error) = self.leave().await {
             // The leases expire.
             tracing::debug!(%error, "the relay left without giving its shards back");
@@ -248,7 +249,9 @@ impl Run {
     }
 
     async fn sample(&mut self) -> Result<()> {
-        let sample: Sample = within(self.store.sample()).await?;
+        let sample: Sample = within(self.store.sample())
+            .await
+            .inspect_err(|_| self.observer.observe(&Event::OutboxUnknown))?;
         self.sample_at = Instant::now() + SAMPLE_EVERY;
         let Sample { oldest, blocked, dead, ref blocker } = sample;
         self.observer.observe(&Event::OutboxSampled { oldest, blocked, dead });
