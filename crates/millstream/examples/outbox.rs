@@ -77,10 +77,13 @@ async fn main() -> anyhow::Result<()> {
     let (billed, mut bills) = mpsc::unbounded_channel();
     let consumer = {
         let database = database.clone();
-        let handle = async move |placed: Delivery<Placed>| {
-            bill(&database, &placed.payload).await?;
-            let _ = billed.send(placed.payload.cents);
-            anyhow::Ok(())
+        let handle = move |placed: Delivery<Placed>| {
+            let (database, billed) = (database.clone(), billed.clone());
+            async move {
+                bill(&database, &placed.payload).await?;
+                let _ = billed.send(placed.payload.cents);
+                anyhow::Ok(())
+            }
         };
         mq.consumer(PLACED, "billing").start(handle).await?
     };

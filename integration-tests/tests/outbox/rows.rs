@@ -197,7 +197,7 @@ async fn a_full_partition_holds_back_its_own_rows_only() {
             .mq
             .backend()
             .catalog()
-            .alter_topic(&name, TopicChange::new().max_length(None))
+            .alter_topic(&name, &TopicChange::new().max_length(None))
             .await
             .expect("altered");
         // A relay learns of it within a minute, and at once when it starts.
