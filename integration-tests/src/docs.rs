@@ -39,5 +39,8 @@ mod metrics {}
 #[doc = include_str!("../../docs/guides/deploy.md")]
 mod deploy {}
 
+#[doc = include_str!("../../docs/guides/outbox.md")]
+mod outbox {}
+
 #[doc = include_str!("../../docs/guides/locks.md")]
 mod locks {}

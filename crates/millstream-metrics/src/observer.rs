@@ -16,10 +16,13 @@ use crate::checks::Checks;
 use crate::metric::Metric;
 use crate::registry::{MetricsConfig, Registry, SharedRecorder};
 use crate::sampling::clock::Clock;
-use crate::sampling::gauges::Gauges;
+use crate::sampling::gauges::{Gauges, Values};
 use crate::sampling::lag::{self, Lag, Lags};
 use crate::series::{InPartition, Series};
 use crate::table;
+
+/// Scope of the gauges of the outbox.
+const OUTBOX: &str = "outbox";
 
 /// Observer that turns every event into metrics.
 ///
@@ -292,6 +295,15 @@ impl Observer for MetricsObserver {
                 self.rarely(&table::DEDUPLICATED, &[topic.as_str()], messages);
             }
             Event::ProduceFailed { topic, messages, error } => self.produce_failed(topic, messages, error),
+            Event::OutboxSampled { oldest, blocked, dead } => {
+                let mut values = Values::default();
+                let seconds = |age: Option<Duration>| age.unwrap_or_default().as_secs_f64();
+                values.set(table::OUTBOX_OLDEST_SECONDS, &[], seconds(oldest));
+                values.set(table::OUTBOX_BLOCKED_SECONDS, &[], seconds(blocked));
+                values.set(table::OUTBOX_DEAD, &[], dead as f64);
+                self.gauges.say(registry, OUTBOX, values);
+            }
+            Event::OutboxUnknown => self.gauges.forget(registry, OUTBOX),
             Event::Ghosts { topic_partition, group, messages } => {
                 series.in_group(registry, topic_partition, group, |_, partition| {
                     partition.ghosts.increment(messages as u64);

@@ -39,6 +39,14 @@ table! {
     PRODUCE_FAILED = Counter Events "millstream_produce_failures_total" &["topic", "kind"],
         "Messages whose append or schedule failed or was not confirmed, by the kind of error.";
 
+    // The outbox. One for each process: of several relays the last one that measured counts.
+    OUTBOX_OLDEST_SECONDS = Gauge Events "millstream_outbox_oldest_seconds" &[],
+        "Age of the oldest row of the outbox that could be sent; 0 if there is none. The same in every process with a relay.";
+    OUTBOX_BLOCKED_SECONDS = Gauge Events "millstream_outbox_blocked_seconds" &[],
+        "Age of the oldest running transaction that holds back rows of the outbox; 0 if none does.";
+    OUTBOX_DEAD = Gauge Events "millstream_outbox_dead" &[],
+        "Rows of the outbox that were given up, counted up to 10,000.";
+
     // Consuming.
     DELIVERED = Counter Events "millstream_delivered_total" GROUP, "Messages read, for the first time or again.";
     RECLAIMED = Counter Events "millstream_reclaimed_total" GROUP,

@@ -42,6 +42,8 @@ pub mod layers {
     #[cfg(feature = "redis")]
     pub use millstream_redis as redis;
     pub use millstream_runtime as runtime;
+    #[cfg(feature = "sql")]
+    pub use millstream_sql as sql;
 }
 
 /// Inspection and operations. [`Millstream::admin`] returns the handle.
@@ -75,6 +77,12 @@ pub mod lock {
 #[cfg(feature = "metrics")]
 pub mod metrics {
     pub use millstream_metrics::*;
+}
+
+/// SQL databases: an outbox, whose rows a relay sends. [`Millstream::outbox`] begins one.
+#[cfg(feature = "sql")]
+pub mod sql {
+    pub use millstream_sql::*;
 }
 
 /// Partitioners: they choose the partition of a message.

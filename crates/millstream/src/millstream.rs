@@ -20,6 +20,8 @@ use millstream_redis::CredentialsProvider;
 #[cfg(feature = "tls")]
 use millstream_redis::TlsConfig;
 use millstream_runtime::{ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, ProducerBuilder};
+#[cfg(feature = "sql")]
+use millstream_sql::{Database, OutboxRelayBuilder};
 
 /// A connection to a message queue. Cloning is cheap.
 #[derive(Clone)]
@@ -247,6 +249,27 @@ impl Millstream {
     #[cfg(feature = "lock")]
     pub fn leader(&self, name: impl Into<String>) -> LeaderBuilder {
         self.locks.leader(name)
+    }
+
+    /// Builds a relay of the outbox in `database`: it sends the messages that were written there in transactions.
+    ///
+    /// ```no_run
+    /// # use millstream::{Millstream, Topic, sql::{Database, Outbox, migrate}};
+    /// const ORDERS: Topic<u64> = Topic::new("orders").partitions(8);
+    /// # async fn example(mq: Millstream) -> millstream::Result<()> {
+    /// let database = Database::connect("postgres://shop@localhost/shop").await?;
+    /// migrate(&database).await?;
+    /// let relay = mq.outbox(&database).topic(&ORDERS).start().await?;
+    ///
+    /// let mut tx = database.begin().await?;
+    /// Outbox::new().send(&mut tx, &ORDERS, &7).key("customer-1").await?;
+    /// tx.commit().await?;
+    /// relay.shutdown().await;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "sql")]
+    pub fn outbox(&self, database: &Database) -> OutboxRelayBuilder {
+        OutboxRelayBuilder::new(self.backend.clone(), database.clone(), self.observer.clone())
     }
 
     /// Returns the administration handle: it browses messages, lists pending messages and owners, verifies and

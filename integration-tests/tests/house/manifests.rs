@@ -18,9 +18,11 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
     match name {
         CORE | "millstream-lua" | "xtask" => these(&[]),
         "millstream-redis" => these(&[CORE, "millstream-lua"]),
-        "millstream-delay" | "millstream-runtime" | "millstream-lock" => these(&[CORE, "millstream-loops"]),
+        "millstream-delay" | "millstream-runtime" | "millstream-lock" | "millstream-sql" => {
+            these(&[CORE, "millstream-loops"])
+        }
         "millstream-memory" | "millstream-loops" | "millstream-testkit" | "millstream-admin"
-        | "millstream-metrics" | "millstream-sql" => these(&[CORE]),
+        | "millstream-metrics" => these(&[CORE]),
         "millstream" => all_but(&["millstream-testkit"]),
         "millstream-bench" => these(&["millstream"]),
         "millstream-cli" | "integration-tests" => all_but(&[]),

@@ -237,6 +237,17 @@ pub enum Event<'a> {
         /// The reason; the first one if there are several.
         error: &'a Error,
     },
+    /// The state of a transactional outbox was measured.
+    OutboxSampled {
+        /// Age of the oldest row that could be sent; `None` if there is none.
+        oldest: Option<Duration>,
+        /// Age of the oldest running transaction that holds back a row; `None` if none does.
+        blocked: Option<Duration>,
+        /// Number of rows that were given up.
+        dead: u64,
+    },
+    /// The state of a transactional outbox is not known any more: its relay has ended, or the database is away.
+    OutboxUnknown,
     /// The marker of an operation was lost while its handler ran: it expired, and another message or instance began the
     /// operation. Its effect may have happened twice.
     MarkerLost {

@@ -1,0 +1,454 @@
+//! Loop of a relay: renew the leases, read a page, append it, delete it.
+//!
+//! A row is deleted after it was stored. Between the two the relay may die: the next one appends the row again, under the same
+//! dedup id, which stores nothing. The deletion compares the lease of the row's shard in its own transaction, so a relay that
+//! was paused past its ttl deletes nothing; what it still appends was appended by its successor, or will not be appended by it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::{Event, Observer};
+use millstream_core::log::{Append, DedupAppend, Deduplicated};
+use millstream_core::{Log, TopicName, TopicPartition, wire};
+use millstream_loops::{LoopMonitor, Scope, catch_panic};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+
+use super::OutboxRelayConfig;
+use super::batch::{Planned, Verdict, requests, verdict};
+use super::pace::Pace;
+use super::share;
+use super::topics::Topics;
+use crate::outbox::row::{StoredRow, before_watermark};
+use crate::outbox::store::{Failed, Grant, PageLimits, Sample, Store};
+
+/// Most bytes of payloads in a page, its last row excluded.
+const PAGE_BYTES: i64 = 8 << 20;
+
+/// Time limit of a request to the database. The client has none of its own.
+const DATABASE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Interval at which rows that are due are looked for.
+const PROMOTE_EVERY: Duration = Duration::from_millis(200);
+
+/// Interval at which the state of the table is measured.
+const SAMPLE_EVERY: Duration = Duration::from_secs(5);
+
+/// Age of a transaction from which on it is logged that it holds back rows.
+const BLOCKED_LONG: Duration = Duration::from_secs(10);
+
+/// Most rows of a page are this many batches: rows that wait stand at its front, and others are behind them.
+const MOST_BATCHES: usize = 4;
+
+/// Result of a round.
+#[derive(Clone, Debug)]
+enum Round {
+    /// Rows were sent: there may be more.
+    Moved,
+    /// There is nothing to send now. `waiting`: there are rows, and they cannot be sent yet.
+    Nothing { waiting: bool },
+}
+
+/// Rows whose fate is known and not written yet.
+#[derive(Debug, Default)]
+struct Fates {
+    stored: Vec<i64>,
+    failed: Vec<Failed>,
+}
+
+/// What was found out about topics while a page is converted: nothing is asked for twice.
+#[derive(Debug, Default)]
+struct Found {
+    missing: HashMap<TopicName, Error>,
+    with_room: HashSet<TopicPartition>,
+}
+
+/// Messages of a topic or a partition that wait because of an error.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    until: Instant,
+}
+
+pub(super) struct Run {
+    store: Arc<dyn Store>,
+    log: Arc<dyn Log>,
+    topics: Topics,
+    config: OutboxRelayConfig,
+    observer: Arc<dyn Observer>,
+    monitor: LoopMonitor,
+    me: String,
+    stopped: watch::Receiver<bool>,
+    grants: Vec<Grant>,
+    /// Until then the leases are valid for certain. Counted from before the renewal, by this process's clock.
+    valid_until: Instant,
+    renew_at: Instant,
+    promote_at: Instant,
+    sample_at: Instant,
+    /// What could not be written because the database was away: it must not be appended again.
+    fates: Fates,
+    /// By topic and partition; a whole topic has no partition.
+    holds: HashMap<(TopicName, Option<u32>), Hold>,
+    /// Number of rows of the last page that wait.
+    held_rows: usize,
+    /// Number of shards that had rows in the last page.
+    busy_shards: usize,
+    pace: Pace,
+    blocked_logged: bool,
+}
+
+impl Run {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        log: Arc<dyn Log>,
+        topics: Topics,
+        config: OutboxRelayConfig,
+        observer: Arc<dyn Observer>,
+        me: String,
+        stopped: watch::Receiver<bool>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            store,
+            log,
+            topics,
+            config,
+            observer,
+            monitor: LoopMonitor::unlisted("relay", Scope::Queue),
+            me,
+            stopped,
+            grants: Vec::new(),
+            valid_until: now,
+            renew_at: now,
+            promote_at: now,
+            sample_at: now,
+            fates: Fates::default(),
+            holds: HashMap::new(),
+            held_rows: 0,
+            busy_shards: 1,
+            pace: Pace::default(),
+            blocked_logged: false,
+        }
+    }
+
+    /// Runs until it is stopped. Errors do not end it.
+    pub(super) async fn run(mut self) {
+        let wake = Arc::new(Notify::new());
+        let _listener = self.store.listen(wake.clone());
+        while !*self.stopped.borrow() {
+            let round = catch_panic(self.run_once()).await;
+            let (pause, is_failing) = match round {
+                Ok(Round::Moved) => {
+                    self.pace.reset();
+                    (Duration::ZERO, false)
+                }
+                Ok(Round::Nothing { waiting }) => (self.pace.next(waiting), false),
+                Err(error) => (self.monitor.failed(&error, &*self.observer), true),
+            };
+            if pause.is_zero() {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let pause = pause
+                .min(self.renew_at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+            tokio::select! {
+                _ = self.stopped.changed() => {}
+                // While something fails, a commit is no reason to come back earlier.
+                () = wake.notified(), if !is_failing => self.pace.reset(),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        self.observer.observe(&Event::OutboxUnknown);
+        if let Err(error) = self.leave().await {
+            // The leases expire.
+            tracing::debug!(%error, "the relay left without giving its shards back");
+        }
+    }
+
+    /// One round: at most one page.
+    async fn run_once(&mut self) -> Result<Round> {
+        let now = Instant::now();
+        if now >= self.renew_at {
+            self.renew().await?;
+        }
+        if now >= self.sample_at {
+            self.sample().await?;
+        }
+        self.write_fates().await?;
+        if self.grants.is_empty() {
+            self.monitor.succeeded(&*self.observer);
+            return Ok(Round::Nothing { waiting: false });
+        }
+        let shards: Vec<i16> = self.grants.iter().map(|grant| grant.shard).collect();
+        if now >= self.promote_at {
+            within(self.store.promote(&shards)).await?;
+            self.promote_at = now + PROMOTE_EVERY;
+        }
+        let rows = within(self.store.page(&shards, self.page_limits(shards.len()))).await?;
+        let (ready, is_blocked) = before_watermark(rows);
+        let mut busy: Vec<i16> = ready.iter().map(|row| row.shard).collect();
+        busy.sort_unstable();
+        busy.dedup();
+        self.busy_shards = busy.len().max(1);
+        if Instant::now() >= self.valid_until {
+            // Another relay may have the shards by now.
+            self.renew_at = Instant::now();
+            return Ok(Round::Moved);
+        }
+        let error = self.send(ready).await;
+        let moved = self.fates.stored.len() + self.fates.failed.len();
+        self.write_fates().await?;
+        match error {
+            // Others were sent: the rest of the table is not to wait for those that could not be.
+            Some(error) if moved > 0 => {
+                tracing::debug!(%error, "some rows of the outbox wait");
+                Ok(Round::Moved)
+            }
+            Some(error) => Err(error),
+            None => {
+                if self.holds.is_empty() {
+                    self.monitor.succeeded(&*self.observer);
+                }
+                let waiting = is_blocked || self.held_rows > 0;
+                Ok(if moved > 0 { Round::Moved } else { Round::Nothing { waiting } })
+            }
+        }
+    }
+
+    fn page_limits(&self, shards: usize) -> PageLimits {
+        let batch = self.config.batch;
+        let rows = (batch + self.held_rows).min(batch * MOST_BATCHES);
+        let per_shard = if shards == 1 { rows } else { (rows / self.busy_shards).max(16).min(rows) };
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        PageLimits { per_shard: number(per_shard), rows: number(rows), bytes: PAGE_BYTES }
+    }
+
+    /// Renews the leases and moves towards an even share.
+    async fn renew(&mut self) -> Result<()> {
+        let (ttl, asked) = (self.config.ttl, Instant::now());
+        let shares = within(self.store.renew(&self.me, ttl)).await?;
+        let mine = shares.leases.iter().filter(|it| it.holder.as_deref() == Some(&*self.me));
+        self.grants = mine.map(|it| Grant { shard: it.shard, epoch: it.epoch }).collect();
+        self.valid_until = asked + ttl;
+        let change = share::change(&self.me, &shares);
+        if !change.release.is_empty() {
+            self.grants.retain(|grant| !change.release.contains(&grant.shard));
+            within(self.store.release(&self.me, &change.release)).await?;
+        }
+        if !change.acquire.is_empty() {
+            self.grants.extend(within(self.store.acquire(&self.me, ttl, &change.acquire)).await?);
+        }
+        // At the moment when a lease of another relay ends, unless it is renewed until then, which it is three times.
+        let others =
+            shares.leases.iter().filter(|it| it.holder.is_some() && it.holder.as_deref() != Some(&*self.me));
+        let next_end = others.map(|it| it.expires_in + Duration::from_millis(2)).min();
+        let soon = next_end.map_or(ttl / 3, |end| end.min(ttl / 3)).max(Duration::from_millis(20));
+        self.renew_at = asked + soon;
+        Ok(())
+    }
+
+    async fn sample(&mut self) -> Result<()> {
+        let sample: Sample = within(self.store.sample())
+            .await
+            .inspect_err(|_| self.observer.observe(&Event::OutboxUnknown))?;
+        self.sample_at = Instant::now() + SAMPLE_EVERY;
+        let Sample { oldest, blocked, dead, ref blocker } = sample;
+        self.observer.observe(&Event::OutboxSampled { oldest, blocked, dead });
+        let is_long = blocked.is_some_and(|age| age >= BLOCKED_LONG);
+        if is_long && !self.blocked_logged {
+            tracing::warn!(%blocker, age = ?blocked, "a transaction holds back rows of the outbox");
+        } else if self.blocked_logged && blocked.is_none() {
+            tracing::info!("no transaction holds back rows of the outbox any more");
+        }
+        self.blocked_logged = is_long || (self.blocked_logged && blocked.is_some());
+        Ok(())
+    }
+
+    /// Sends rows. Their fates are in `fates` afterwards; rows that wait have none. Returns an error of rows that wait now.
+    async fn send(&mut self, rows: Vec<StoredRow>) -> Option<Error> {
+        let now = Instant::now();
+        self.holds.retain(|_, hold| hold.until > now);
+        self.held_rows = 0;
+        let mut waits: Option<Error> = None;
+        let mut planned = Vec::with_capacity(rows.len());
+        let mut found = Found::default();
+        for row in rows {
+            let id = row.id;
+            match self.plan(row, &mut found).await {
+                Ok(Some(message)) => planned.push(message),
+                Ok(None) => self.held_rows += 1,
+                Err((topic, error)) => match verdict(error.kind()) {
+                    Verdict::Dead => self.fail(id, topic.as_ref(), &error),
+                    Verdict::Wait | Verdict::Away => {
+                        self.held_rows += 1;
+                        let topic = topic.map(|topic| (topic, None));
+                        topic.into_iter().for_each(|place| self.hold(place, &error));
+                        waits.get_or_insert(error);
+                    }
+                },
+            }
+        }
+        for request in requests(&planned) {
+            let some: Vec<&Planned> =
+                planned[request].iter().filter(|it| !self.is_held(it.topic_partition())).collect();
+            if some.is_empty() {
+                continue;
+            }
+            let (error, is_away) = self.append(&some).await;
+            waits = waits.or(error);
+            if is_away {
+                break;
+            }
+        }
+        waits
+    }
+
+    /// Converts a row. `None` if it has to wait behind others.
+    async fn plan(
+        &mut self,
+        row: StoredRow,
+        found: &mut Found,
+    ) -> Result<Option<Planned>, (Option<TopicName>, Error)> {
+        let id = row.id;
+        let message = row.into_message(&self.config.limits).map_err(|error| (None, error))?;
+        let name = message.topic.clone();
+        let named = |error: Error| (Some(name.clone()), error);
+        if self.holds.contains_key(&(name.clone(), None)) {
+            return Ok(None);
+        }
+        if let Some(error) = found.missing.get(&name) {
+            return Err(named(error.clone()));
+        }
+        let topic = match self.topics.get(&name).await {
+            Ok(topic) => topic,
+            Err(error) => {
+                let error = error.during(format_args!("find topic {name}"));
+                found.missing.insert(name.clone(), error.clone());
+                return Err(named(error));
+            }
+        };
+        let (partition, earlier) = self.topics.place(&topic, &message, &*self.observer).map_err(named)?;
+        let topic_partition = TopicPartition { topic: name.clone(), partition };
+        if self.is_held(&topic_partition) {
+            return Ok(None);
+        }
+        if let Some(bound) = topic.spec.max_length
+            && found.with_room.insert(topic_partition.clone())
+            && let Err(error) = self.has_room(&topic_partition, bound).await
+        {
+            self.hold((name.clone(), Some(partition.0)), &error);
+            return Err((None, error));
+        }
+        let append = Append { topic_partition, fields: wire::encode(&message.envelope) };
+        let append = DedupAppend { append, id: message.id, window: self.config.window, earlier };
+        Ok(Some(Planned { id, append }))
+    }
+
+    /// Appends messages. Returns an error of those that wait, and whether the servers are away.
+    async fn append(&mut self, messages: &[&Planned]) -> (Option<Error>, bool) {
+        let batch: Vec<DedupAppend> = messages.iter().map(|it| it.append.clone()).collect();
+        let mut results = self.log.append_dedup(&batch).await.into_iter();
+        let mut counts: BTreeMap<&TopicName, (usize, usize)> = BTreeMap::new();
+        let (mut waits, mut is_away) = (None, false);
+        for message in messages {
+            let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
+            let place = message.topic_partition();
+            match results.next().unwrap_or_else(missing) {
+                Ok(Deduplicated { is_duplicate, .. }) => {
+                    let (stored, duplicates) = counts.entry(&place.topic).or_default();
+                    *(if is_duplicate { duplicates } else { stored }) += 1;
+                    self.fates.stored.push(message.id);
+                }
+                Err(error) => match verdict(error.kind()) {
+                    Verdict::Dead => self.fail(message.id, Some(&place.topic), &error),
+                    its => {
+                        is_away = is_away || its == Verdict::Away;
+                        self.held_rows += 1;
+                        self.topics.expire(&place.topic);
+                        self.hold((place.topic.clone(), Some(place.partition.0)), &error);
+                        waits.get_or_insert(error);
+                    }
+                },
+            }
+        }
+        for (topic, (stored, duplicates)) in counts {
+            if stored > 0 {
+                self.observer.observe(&Event::Produced { topic, messages: stored });
+            }
+            if duplicates > 0 {
+                self.observer.observe(&Event::Deduplicated { topic, messages: duplicates });
+            }
+        }
+        (waits, is_away)
+    }
+}
+
+/// What is remembered about rows.
+impl Run {
+    /// Gives a row up.
+    fn fail(&mut self, id: i64, topic: Option<&TopicName>, error: &Error) {
+        tracing::warn!(row = id, %error, "a row of the outbox cannot be sent, and is kept as dead");
+        if let Some(topic) = topic {
+            self.observer.observe(&Event::ProduceFailed { topic, messages: 1, error });
+        }
+        let text = wire::cut(&error.to_string()).to_owned();
+        self.fates.failed.push(Failed { id, kind: error.kind(), error: text });
+    }
+
+    /// Has the rows of a topic or partition wait.
+    fn hold(&mut self, place: (TopicName, Option<u32>), error: &Error) {
+        if !self.holds.contains_key(&place) {
+            let pause = self.monitor.failed(error, &*self.observer);
+            self.holds.insert(place, Hold { until: Instant::now() + pause });
+        }
+    }
+
+    fn is_held(&self, place: &TopicPartition) -> bool {
+        let of = |partition| self.holds.contains_key(&(place.topic.clone(), partition));
+        !self.holds.is_empty() && (of(None) || of(Some(place.partition.0)))
+    }
+
+    async fn has_room(&self, place: &TopicPartition, bound: u64) -> Result<()> {
+        let lengths = self.log.lengths(std::slice::from_ref(place)).await?;
+        if lengths.first().is_some_and(|length| *length < bound) {
+            return Ok(());
+        }
+        let why = format!("{place} is full: it has {bound} entries or more");
+        Err(Error::new(ErrorKind::Backpressure, why).at(place))
+    }
+
+    /// Deletes what was stored, and records what failed.
+    async fn write_fates(&mut self) -> Result<()> {
+        if self.fates.stored.is_empty() && self.fates.failed.is_empty() {
+            return Ok(());
+        }
+        let Fates { stored, failed } = &self.fates;
+        let held = within(self.store.settle(&self.me, &self.grants, stored, failed)).await?;
+        // What is not deleted because its shard was lost is appended again by the next relay, and recognised.
+        self.fates = Fates::default();
+        let before = self.grants.len();
+        self.grants.retain(|grant| held.contains(&grant.shard));
+        if self.grants.len() < before {
+            tracing::info!(
+                shards = before - self.grants.len(),
+                "shards of the outbox belong to another relay now"
+            );
+            self.renew_at = Instant::now();
+        }
+        Ok(())
+    }
+
+    async fn leave(&mut self) -> Result<()> {
+        self.write_fates().await?;
+        within(self.store.leave(&self.me)).await
+    }
+}
+
+/// Limits the time of a request to the database.
+async fn within<T>(request: impl Future<Output = Result<T>>) -> Result<T> {
+    timeout(DATABASE_TIMEOUT, request).await.unwrap_or_else(|_| {
+        let why = format!("the database did not answer within {DATABASE_TIMEOUT:?}");
+        Err(Error::new(ErrorKind::Unavailable, why))
+    })
+}
