@@ -1,0 +1,25 @@
+-- Inbox: operations that took effect. A row is written in the transaction of its effect.
+CREATE TABLE IF NOT EXISTS millstream_inbox (
+    -- Who did it: namespace, topic and group of a consumer, or a name that the program chose.
+    scope text NOT NULL,
+    -- Id of the operation, 1 to 256 bytes.
+    id bytea NOT NULL,
+    -- Epoch of the lease under which it was done, 0 if there was none.
+    fence bigint NOT NULL,
+    -- What the operation returned, if it is to be replayed.
+    result bytea,
+    -- From then on the row counts as absent, and cleaning deletes it.
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, id)
+);
+CREATE INDEX IF NOT EXISTS millstream_inbox_expires_at ON millstream_inbox (expires_at);
+
+-- Fences: the highest epoch under which anybody has worked on a resource. One row for each partition and group, never deleted
+-- by cleaning.
+CREATE TABLE IF NOT EXISTS millstream_fences (
+    scope text NOT NULL,
+    resource text NOT NULL,
+    epoch bigint NOT NULL,
+    raised_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, resource)
+);
