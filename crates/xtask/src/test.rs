@@ -1,11 +1,12 @@
-//! Runs the tests and doctests on a server of their own, and counts.
+//! Runs the tests and doctests on servers of their own, and counts.
 
 use std::env;
 
 use anyhow::{Result, bail, ensure};
 
 use crate::cluster::Cluster;
-use crate::install::ensure_server;
+use crate::install::{ensure_postgres, ensure_server};
+use crate::postgres::Postgres;
 use crate::run::{cargo, root};
 use crate::server::Server;
 
@@ -38,6 +39,16 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         }
     };
     println!("the shared cluster is {nodes}");
+    let programs = ensure_postgres()?;
+    let (postgres, database) = match env::var("MILLSTREAM_TEST_POSTGRES") {
+        Ok(url) => (None, url),
+        Err(_) => {
+            let server = Postgres::start();
+            let url = server.url();
+            (Some(server), url)
+        }
+    };
+    println!("the shared PostgreSQL is {database}");
 
     let config = format!("xtask:{}", root().join("crates/xtask/nextest.toml").display());
     let nextest = cargo(["nextest", "--version"]).works();
@@ -57,6 +68,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         let what = args[..2].join(" ");
         let cargo = cargo(args).env("MILLSTREAM_TEST_REDIS", &url).env("MILLSTREAM_TEST_CLUSTER", &nodes);
         let cargo = cargo.env("REDIS_SERVER", &redis);
+        let cargo = cargo.env("MILLSTREAM_TEST_POSTGRES", &database).env("POSTGRES_BIN", &programs);
         let (success, lines) = cargo.watch()?;
         let found = count(lines.iter().map(String::as_str), nextest);
         totals.passed += found.passed;
@@ -65,7 +77,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
             broken.push(format!("`cargo {what}` failed"));
         }
     }
-    drop((server, cluster));
+    drop((server, cluster, postgres));
 
     let Totals { passed, failed } = totals;
     ensure!(broken.is_empty(), "{}; {passed} passed, {failed} failed", broken.join(" and "));
