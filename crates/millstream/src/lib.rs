@@ -41,6 +41,8 @@ pub mod layers {
     #[cfg(feature = "redis")]
     pub use millstream_redis as redis;
     pub use millstream_runtime as runtime;
+    #[cfg(feature = "sql")]
+    pub use millstream_sql as sql;
 }
 
 /// Inspection and operations. [`Millstream::admin`] returns the handle.
@@ -72,6 +74,14 @@ pub mod lock {
 #[cfg(feature = "metrics")]
 pub mod metrics {
     pub use millstream_metrics::*;
+}
+
+/// SQL databases: the [`Inbox`](sql::Inbox), whose handlers get a transaction that commits effect and marker together, and
+/// markers in a database ([`SqlIdempotency`](sql::SqlIdempotency)).
+#[cfg(feature = "sql")]
+pub mod sql {
+    pub use millstream_core::idempotency::Operation;
+    pub use millstream_sql::*;
 }
 
 /// Partitioners: they choose the partition of a message.
