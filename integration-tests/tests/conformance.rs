@@ -7,12 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use integration_tests::console::MemoryConsole;
-use integration_tests::{cluster, server};
+use integration_tests::{cluster, postgres, server};
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
-use millstream_core::{GroupName, MessageId, Namespace, Place, ScheduleId, TopicPartition};
+use millstream_core::{Backend, GroupName, MessageId, Namespace, Place, ScheduleId, TopicPartition};
 use millstream_memory::MemoryBackend;
 use millstream_redis::{RedisBackend, RedisConfig};
+use millstream_sql::{Database, SqlIdempotency, migrate};
 use millstream_testkit::{Case, Harness, Operator, Violation, cases};
 use tokio::runtime::Runtime;
 use tokio::sync::OnceCell;
@@ -30,6 +31,10 @@ fn main() -> ExitCode {
                 on_redis(&case, &CLUSTER, cluster::shared_url, |config| config)
             }),
         ];
+        if case.role == "idempotency" {
+            trials.push(Trial::test(name("postgres"), move || on_sql(&case, &POSTGRES, true)));
+            trials.push(Trial::test(name("sqlite"), move || on_sql(&case, &SQLITE, false)));
+        }
         if READING.contains(&case.role) {
             trials.push(Trial::test(name("few_connections"), move || {
                 on_redis(&case, &FEW, server::shared_url, |config| config.with_max_reader_connections(0))
@@ -67,6 +72,37 @@ fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String, set: Sett
         let harness = Harness::new(redis.clone()).with_operator(console.clone());
         Ok((case.run)(harness).await?)
     })
+}
+
+/// The database that all cases share, and the folder of SQLite's file.
+type SharedDatabase = OnceCell<(Database, tempfile::TempDir)>;
+
+static POSTGRES: SharedDatabase = OnceCell::const_new();
+static SQLITE: SharedDatabase = OnceCell::const_new();
+
+/// Runs a case on markers in a database, beside a backend in memory, whose clock is this machine's as well.
+fn on_sql(case: &Case, shared: &'static SharedDatabase, on_postgres: bool) -> Result<(), Failed> {
+    runtime().block_on(async {
+        let (database, _) = shared.get_or_try_init(|| open_database(on_postgres)).await?;
+        // Topics of all cases have the same names in memory.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        let role = SqlIdempotency::new(database, format!("conformance-{}-{time:x}", std::process::id()))?;
+        let backend = role.replace(Backend::from(MemoryBackend::new()));
+        Ok((case.run)(Harness::new(backend)).await?)
+    })
+}
+
+async fn open_database(on_postgres: bool) -> anyhow::Result<(Database, tempfile::TempDir)> {
+    let folder = tempfile::tempdir()?;
+    let url = if on_postgres {
+        // Instances that migrate one database at once are a test of millstream-sql.
+        tokio::task::spawn_blocking(postgres::shared_url).await?
+    } else {
+        format!("sqlite:{}?mode=rwc", folder.path().join("markers.db").display())
+    };
+    let database = Database::connect(&url).await?;
+    migrate(&database).await?;
+    Ok((database, folder))
 }
 
 async fn connect(url: fn() -> String, set: Settings) -> anyhow::Result<(RedisBackend, RedisConsole)> {

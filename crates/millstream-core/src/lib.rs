@@ -25,8 +25,8 @@ pub mod panics;
 pub mod upkeep;
 mod user_code;
 
-pub use decisions::{assignment, continuity, pages, suspension};
-pub use message::{codec, dedup, envelope, history, trace, wire};
+pub use decisions::{assignment, continuity, pages, retention, suspension};
+pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
 pub use observe::{event, health};
 pub use roles::{
     audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, recurring, schedule,
@@ -41,6 +41,7 @@ pub use catalog::{Catalog, Start};
 pub use codec::Codec;
 pub use continuity::Continuity;
 pub use dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetters, Reason};
+pub use delivered::Delivered;
 pub use envelope::{Envelope, Headers, Limits};
 pub use error::{BoxError, Error, ErrorKind, Result};
 pub use event::{Event, Observer};

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use millstream_core::trace::TraceContext;
-use millstream_core::{GroupName, Headers, History, MessageId, TopicPartition};
+use millstream_core::{Delivered, GroupName, Headers, History, MessageId, TopicPartition};
 
 use crate::consumer::PartitionHandle;
 
@@ -162,6 +162,32 @@ impl<T> Delivery<T> {
     /// ```
     pub fn trace(&self) -> Option<TraceContext> {
         TraceContext::of(&self.about.headers)
+    }
+}
+
+impl<T> Delivered for Delivery<T> {
+    fn topic_partition(&self) -> &TopicPartition {
+        self.topic_partition()
+    }
+
+    fn group(&self) -> &GroupName {
+        self.group()
+    }
+
+    fn origin(&self) -> MessageId {
+        self.origin()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch()
+    }
+
+    fn key(&self) -> Option<&Bytes> {
+        self.key()
+    }
+
+    fn headers(&self) -> &Headers {
+        self.headers()
     }
 }
 

@@ -58,6 +58,13 @@ pub fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
     false
 }
 
+/// Returns whether the database undid a statement because of another transaction: a serialization failure or a deadlock.
+pub(crate) fn is_conflict(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<sqlx::Error>());
+    let code = source.and_then(sqlx::Error::as_database_error).and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "40001" || code == "40P01")
+}
+
 fn kind_of(error: &sqlx::Error, phase: Phase) -> ErrorKind {
     let broken = match phase {
         Phase::Connect | Phase::Within => ErrorKind::Unavailable,

@@ -79,9 +79,11 @@ pub mod metrics {
     pub use millstream_metrics::*;
 }
 
-/// SQL databases: an outbox, whose rows a relay sends. [`Millstream::outbox`] begins one.
+/// SQL databases: the [`Inbox`](sql::Inbox), whose handlers get a transaction that commits effect and marker together, and
+/// markers in a database ([`SqlIdempotency`](sql::SqlIdempotency)); an outbox, whose rows a relay sends. [`Millstream::outbox`] begins one.
 #[cfg(feature = "sql")]
 pub mod sql {
+    pub use millstream_core::idempotency::Operation;
     pub use millstream_sql::*;
 }
 

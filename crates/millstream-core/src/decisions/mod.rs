@@ -3,4 +3,5 @@
 pub mod assignment;
 pub mod continuity;
 pub mod pages;
+pub mod retention;
 pub mod suspension;

@@ -4,6 +4,7 @@
 pub mod codec;
 pub(crate) mod dead_letter;
 pub mod dedup;
+pub mod delivered;
 pub(crate) mod durability;
 pub mod envelope;
 pub mod history;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::error::Problems;
-use millstream_core::idempotency::LONGEST;
-use millstream_core::{Retention, RetryPolicy, TopicSpec};
+use millstream_core::retention::Remembered;
+use millstream_core::{RetryPolicy, TopicSpec};
 
 use crate::delivery::Delivery;
 
@@ -61,15 +61,12 @@ pub enum WhileRunning {
 pub struct Idempotent {
     pub(in crate::consumer) id: IdSource,
     pub(in crate::consumer) while_running: Option<WhileRunning>,
-    pub(in crate::consumer) retention: Duration,
-    replays_within: Duration,
-    retries_within: Option<Duration>,
+    remembered: Remembered,
 }
 
 impl Idempotent {
     fn new(id: IdSource) -> Self {
-        let (day, week) = (Duration::from_secs(86_400), Duration::from_secs(7 * 86_400));
-        Self { id, while_running: None, retention: week, replays_within: day, retries_within: None }
+        Self { id, while_running: None, remembered: Remembered::default() }
     }
 
     /// Identifies the operation by the message: its partition, the id of its first entry, and a checksum of its payload. It is
@@ -107,23 +104,31 @@ impl Idempotent {
     /// message can come again, which is checked when the consumer starts. Each marker takes about 230 bytes of the server's
     /// memory for that time.
     #[must_use]
-    pub fn retention(self, retention: Duration) -> Self {
-        Self { retention, ..self }
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.remembered.retention = retention;
+        self
     }
 
     /// Sets within which time after its death a dead letter is replayed at the latest, as you operate it: the retention has to
     /// cover it. Default: a day; zero if dead letters are never replayed.
     #[must_use]
-    pub fn replays_within(self, time: Duration) -> Self {
-        Self { replays_within: time, ..self }
+    pub fn replays_within(mut self, time: Duration) -> Self {
+        self.remembered.replays_within = time;
+        self
     }
 
     /// Sets the longest time from the first failure of a message to its last attempt. Default: what the retry policy
     /// [states](RetryPolicy::longest). Needed for a policy of your own that states nothing, and where handlers ask for longer
     /// delays.
     #[must_use]
-    pub fn retries_within(self, time: Duration) -> Self {
-        Self { retries_within: Some(time), ..self }
+    pub fn retries_within(mut self, time: Duration) -> Self {
+        self.remembered.retries_within = Some(time);
+        self
+    }
+
+    /// Returns for how long it is known that an operation is done.
+    pub(in crate::consumer) fn kept(&self) -> Duration {
+        self.remembered.retention
     }
 
     /// Checks the retention against the time in which a message of these topics can come again.
@@ -133,40 +138,10 @@ impl Idempotent {
         topics: impl Iterator<Item = &'a TopicSpec>,
         problems: &mut Problems,
     ) {
-        let retention = self.retention;
-        problems.require((Duration::from_millis(1)..=LONGEST).contains(&retention), || {
-            format!("idempotent: retention is {retention:?}, 1ms to {LONGEST:?} are allowed")
-        });
         if let IdSource::Header(name) = &self.id {
             problems.require(!name.is_empty(), || "idempotent: the name of the header is empty".into());
         }
-        let Some(retries) = self.retries_within.or_else(|| retry.longest()) else {
-            problems.require(false, || {
-                format!(
-                    "idempotent: retention is {retention:?}, and the retry policy states no longest time of its retries: \
-                     limit it with Within, or state retries_within"
-                )
-            });
-            return;
-        };
-        let replays = self.replays_within;
-        let again = retries.saturating_add(replays);
-        problems.require(retention >= again, || {
-            format!(
-                "idempotent: retention is {retention:?}, and a message can come again for {again:?}: {retries:?} of \
-                 retries and {replays:?} until a dead letter is replayed (replays_within)"
-            )
-        });
-        for topic in topics {
-            let (Retention::ConsumedAfter(kept) | Retention::Age(kept)) = topic.retention else { continue };
-            problems.require(retention >= kept, || {
-                format!(
-                    "idempotent: retention is {retention:?}, and topic {} keeps messages for {kept:?}: a group that is \
-                     set back reads them again",
-                    topic.name
-                )
-            });
-        }
+        self.remembered.check("idempotent", Some(retry), topics, problems);
     }
 }
 
@@ -180,7 +155,7 @@ impl fmt::Debug for Idempotent {
         f.debug_struct("Idempotent")
             .field("id", &id)
             .field("while_running", &self.while_running)
-            .field("retention", &self.retention)
+            .field("retention", &self.remembered.retention)
             .finish_non_exhaustive()
     }
 }
@@ -188,48 +163,21 @@ impl fmt::Debug for Idempotent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_core::policy::{Decision, Exponential, Failure, Fixed};
-
-    const SECS: fn(u64) -> Duration = Duration::from_secs;
-
-    fn problem(settings: &Idempotent, retry: &dyn RetryPolicy, retention: Retention) -> Option<String> {
-        let topic = TopicSpec::new("orders".parse().unwrap(), 1).unwrap().with_retention(retention);
-        let mut problems = Problems::new("consumer");
-        settings.check(retry, [&topic].into_iter(), &mut problems);
-        problems.finish().err().map(|error| error.problems().join("; "))
-    }
+    use millstream_core::policy::Fixed;
 
     #[test]
-    fn a_retention_that_is_too_short_is_refused_with_both_times() {
-        let retry = Fixed::new(SECS(60)).attempts(11);
-        let settings =
-            |retention| Idempotent::by_message_id().retention(SECS(retention)).replays_within(SECS(400));
-        assert_eq!(problem(&settings(1_000), &retry, Retention::Consumed), None);
-        let short = problem(&settings(999), &retry, Retention::Consumed).expect("a problem");
-        for time in ["999s", "1000s", "600s", "400s"] {
-            assert!(short.contains(time), "{time}: {short}");
-        }
-        let seek = problem(&settings(1_000), &retry, Retention::Age(SECS(1_001))).expect("a problem");
-        assert!(seek.contains("1000s") && seek.contains("1001s") && seek.contains("orders"), "{seek}");
-        assert_eq!(problem(&Idempotent::by_message_id(), &Exponential::default(), Retention::Keep), None);
-        assert!(problem(&settings(0), &retry, Retention::Keep).is_some());
-    }
-
-    #[derive(Debug)]
-    struct Unknown;
-
-    impl RetryPolicy for Unknown {
-        fn decide(&self, _: &Failure<'_>) -> Decision {
-            Decision::GiveUp
-        }
-    }
-
-    #[test]
-    fn a_policy_that_states_nothing_needs_a_statement() {
-        let settings = Idempotent::by_header("id");
-        assert!(
-            problem(&settings, &Unknown, Retention::Consumed).is_some_and(|it| it.contains("retries_within"))
-        );
-        assert_eq!(problem(&settings.retries_within(SECS(60)), &Unknown, Retention::Consumed), None);
+    fn a_retention_that_is_too_short_is_refused() {
+        let problem = |settings: &Idempotent| {
+            let mut problems = Problems::new("consumer");
+            let retry = Fixed::new(Duration::from_secs(60)).attempts(11);
+            settings.check(&retry, [].into_iter(), &mut problems);
+            problems.finish().err().map(|error| error.problems().join("; "))
+        };
+        let settings = Idempotent::by_header("id").replays_within(Duration::ZERO);
+        assert_eq!(problem(&settings.clone().retention(Duration::from_secs(600))), None);
+        let short = problem(&settings.clone().retention(Duration::from_secs(599))).expect("a problem");
+        assert!(short.contains("599s") && short.contains("600s"), "{short}");
+        assert!(problem(&settings.retries_within(Duration::from_secs(8 * 86_400))).is_some());
+        assert!(problem(&Idempotent::by_header("")).is_some());
     }
 }

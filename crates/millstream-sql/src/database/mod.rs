@@ -15,7 +15,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 pub use conn::Conn;
 pub(crate) use conn::{Arg, Row};
 pub use tx::Tx;
-pub(crate) use tx::{Loan, lend};
+pub(crate) use tx::lend;
 
 use crate::error::{Phase, failed};
 

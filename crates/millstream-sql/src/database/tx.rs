@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
 #[cfg(feature = "sqlite")]
 use sqlx::Sqlite;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{Conn, Database, Pool};
 use crate::error::{Phase, failed};
@@ -19,9 +20,12 @@ use crate::error::{Phase, failed};
 pub struct Tx {
     /// `None` only while it is dropped or ended.
     inner: Option<Inner>,
+    result: Option<Bytes>,
     /// Where one goes that is dropped, if it is lent.
-    home: Option<oneshot::Sender<Inner>>,
+    home: Option<oneshot::Sender<Returned>>,
 }
+
+type Returned = (Inner, Option<Bytes>);
 
 /// The transaction of the client.
 pub(crate) enum Inner {
@@ -32,25 +36,28 @@ pub(crate) enum Inner {
 }
 
 /// A transaction that was lent and comes back when its [`Tx`] is dropped.
-pub(crate) struct Loan(oneshot::Receiver<Inner>);
+pub(crate) struct Loan(oneshot::Receiver<Returned>);
 
 /// Lends a transaction.
 pub(crate) fn lend(mut tx: Tx) -> (Tx, Loan) {
     let (home, back) = oneshot::channel();
-    (Tx { inner: tx.inner.take(), home: Some(home) }, Loan(back))
+    (Tx { inner: tx.inner.take(), result: None, home: Some(home) }, Loan(back))
 }
 
 impl Loan {
-    /// Takes the transaction back.
+    /// Takes the transaction back, with the result that the function kept.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if the [`Tx`] still exists: then it is rolled back when it is dropped.
-    pub(crate) fn back(mut self) -> Result<Tx> {
-        let inner = self.0.try_recv().map_err(|_| {
-            let why = "the function returned and kept its transaction: it has to drop it, or to await the task that has it";
+    /// [`ErrorKind::InvalidConfig`] if the [`Tx`] still exists, or was ended: then nothing of it is committed.
+    pub(crate) fn back(mut self) -> Result<(Tx, Option<Bytes>)> {
+        let (inner, result) = self.0.try_recv().map_err(|error| {
+            let why = match error {
+                TryRecvError::Empty => "the function returned and kept its transaction: it has to drop it",
+                TryRecvError::Closed => "the function ended its transaction, which is left to its caller",
+            };
             Error::new(ErrorKind::InvalidConfig, why)
         })?;
-        Ok(Tx { inner: Some(inner), home: None })
+        Ok((Tx { inner: Some(inner), result: None, home: None }, result))
     }
 }
 
@@ -63,7 +70,7 @@ impl Tx {
             Pool::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Inner::Sqlite),
         };
         let inner = begun.map_err(|error| failed(error, Phase::Connect, "begin a transaction"))?;
-        Ok(Self { inner: Some(inner), home: None })
+        Ok(Self { inner: Some(inner), result: None, home: None })
     }
 
     /// Returns its connection.
@@ -102,19 +109,32 @@ impl Tx {
         }
     }
 
+    /// Sets the result of the operation that is done in this transaction, for an [inbox](crate::Inbox): a duplicate gets it.
+    /// At most 64 KiB; it is refused when the transaction is to be committed.
+    pub fn keep_result(&mut self, result: impl Into<Bytes>) {
+        self.result = Some(result.into());
+    }
+
     /// Commits it.
     ///
     /// # Errors
     /// [`ErrorKind::Unconfirmed`] if the connection broke before the reply: it may be committed. [`ErrorKind::Unavailable`] if
-    /// the database rolled it back because of a conflict. [`ErrorKind::InvalidConfig`] for one that was lent to a function:
-    /// it is rolled back.
+    /// the database rolled it back because of a conflict. [`ErrorKind::Protocol`] if a statement in it failed and that was
+    /// overlooked. [`ErrorKind::InvalidConfig`] for one that was lent to a function. But for the first, nothing is committed.
     pub async fn commit(mut self) -> Result<()> {
-        if self.home.is_some() {
+        if self.home.take().is_some() {
             // Without this, the effect could be committed without what is still to be written beside it.
-            self.home = None;
             let why = "a transaction that a function was given is committed after the function, not by it";
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
+        // PostgreSQL answers the commit of a transaction in which a statement failed with success, and rolls it back. Any other
+        // statement fails then.
+        self.conn().rows("SELECT 1", &[], "commit").await?;
+        self.commit_checked().await
+    }
+
+    /// Commits one whose last statement succeeded.
+    pub(crate) async fn commit_checked(mut self) -> Result<()> {
         let done = match self.inner.take().expect("a transaction until it ends") {
             #[cfg(feature = "postgres")]
             Inner::Postgres(tx) => tx.commit().await,
@@ -147,7 +167,7 @@ impl Drop for Tx {
     fn drop(&mut self) {
         if let (Some(inner), Some(home)) = (self.inner.take(), self.home.take()) {
             // If nobody waits for it, it is dropped here, which rolls it back.
-            drop(home.send(inner));
+            drop(home.send((inner, self.result.take())));
         }
     }
 }

@@ -198,7 +198,7 @@ impl Guard {
         };
         kept.completes();
         loop {
-            let error = match self.role.complete(kept.marker(), b"", self.settings.retention).await {
+            let error = match self.role.complete(kept.marker(), b"", self.settings.kept()).await {
                 Ok(()) => return self.monitor.succeeded(&*self.context.observer),
                 Err(error) if error.kind() == ErrorKind::Fenced => return kept.lost(&self.context),
                 Err(error) => error,

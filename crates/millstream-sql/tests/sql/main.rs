@@ -1,0 +1,13 @@
+//! What this crate does on real databases: each test on a PostgreSQL and on a SQLite of its own.
+#![allow(missing_docs)]
+
+mod delivery;
+mod fences;
+mod handlers;
+mod inbox;
+mod markers;
+mod migrations;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../../integration-tests/src/postgres.rs"]
+mod postgres;
+mod support;

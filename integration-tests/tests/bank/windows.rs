@@ -1,0 +1,69 @@
+//! What each strategy leaves open, shown by a worker that dies at a point that the test chooses.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use integration_tests::bank::{Dies, Strategy, Transfer, pairs};
+
+use crate::Bank;
+
+const TRANSFER: Transfer = Transfer { number: 7, from: 1, to: 2, amount: 5 };
+
+/// How often the transfer was applied when the first worker died at this point, and another one took over.
+async fn applied(strategy: Strategy, on_postgres: bool, dies: Dies) -> Result<i64> {
+    let mut bank = Bank::open(strategy, on_postgres).await?;
+    bank.setup.dies = Some(dies);
+    let mut first = bank.worker();
+    bank.send(&[TRANSFER]).await?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while first.is_alive() {
+        ensure!(Instant::now() < deadline, "{strategy:?}: the first worker did not die at {dies:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let _second = bank.worker();
+    bank.drained().await?;
+    let rows = pairs(&bank.database, "SELECT count(*), count(*) FROM transfers").await?;
+    Ok(rows[0].0)
+}
+
+/// A strategy, with how often the effect is there for each death: in the transaction, after the effect, before the
+/// acknowledgement. The transfer is sent twice.
+async fn shows(strategy: Strategy, on_postgres: bool, expected: &[(Dies, i64)]) -> Result<()> {
+    for (dies, times) in expected {
+        let found = applied(strategy, on_postgres, *dies).await?;
+        ensure!(found == *times, "{strategy:?} {dies:?}: applied {found} times, expected {times}");
+    }
+    Ok(())
+}
+
+/// The first message of the two is handled again, and the second one is another message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_marker_each_delivery_has_its_effect() -> Result<()> {
+    shows(Strategy::Nothing, true, &[(Dies::InTransaction, 2), (Dies::AfterEffect, 3)]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_marker_on_redis_leaves_the_time_between_effect_and_marker() -> Result<()> {
+    shows(Strategy::RedisMarker, true, &[(Dies::InTransaction, 1), (Dies::AfterEffect, 2)]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_marker_in_the_database_leaves_the_same_time() -> Result<()> {
+    shows(Strategy::SqlMarker, true, &[(Dies::InTransaction, 1), (Dies::AfterEffect, 2)]).await?;
+    shows(Strategy::SqlMarker, false, &[(Dies::AfterEffect, 2)]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_unique_index_leaves_nothing() -> Result<()> {
+    let once = [(Dies::InTransaction, 1), (Dies::AfterEffect, 1)];
+    shows(Strategy::UniqueIndex, true, &once).await?;
+    shows(Strategy::UniqueIndex, false, &once[1..]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inbox_leaves_nothing() -> Result<()> {
+    let once = [(Dies::InTransaction, 1), (Dies::BeforeAck, 1)];
+    shows(Strategy::Pessimistic, true, &once).await?;
+    shows(Strategy::Optimistic, true, &once).await?;
+    shows(Strategy::Pessimistic, false, &once[1..]).await
+}
