@@ -53,7 +53,7 @@ fn starts(scene: &Fixture, number: u64) -> Vec<Handling> {
 
 /// The window: the effect is there, the marker is not done, and the process dies.
 #[tokio::test]
-async fn a_message_that_is_killed_before_its_marker_is_done_is_handled_again_within_a_ttl() {
+async fn a_message_that_is_killed_before_its_marker_is_done_is_handled_again_once_the_marker_expired() {
     let server = Server::start();
     let setup = Setup { ttl_ms: 1_000, ..Setup::new(&server.url(), "numbers", 1) };
     let mut scene = scene(&server, setup).await;
