@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use millstream_core::log::Deduplicated;
 use millstream_core::{Durability, Envelope, MessageId, Partition, Result};
 
+use super::dedup::unnumbered;
 use super::{Producer, Way};
 
 /// Value to be sent, with its key, headers and partition.
@@ -151,12 +152,21 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future holds neither value nor codec.
         let durability = self.producer.durability_of(&self.record);
-        if self.producer.way_of(&self.record) == Way::Dedup {
+        let way = self.producer.way_of(&self.record);
+        let sends = self.producer.inner.dedup.clone();
+        if way == Way::Id {
             let encoded = self.producer.encode_dedup(self.record);
-            let sends = self.producer.inner.dedup.clone();
-            return Box::pin(async move { Ok(sent(sends.batcher(durability)?.send(encoded?).await?)) });
+            return Box::pin(async move { Ok(sent(sends.by_id(durability)?.send(encoded?).await?)) });
         }
         let encoded = self.producer.encode(self.record);
+        if way == Way::Number {
+            return Box::pin(async move {
+                let append = encoded?;
+                let partition = append.topic_partition.partition;
+                let id = sends.by_number(durability)?.send(unnumbered(append)).await?;
+                Ok(Sent { partition, id, is_duplicate: false })
+            });
+        }
         let appends = self.producer.inner.appends.clone();
         Box::pin(async move {
             let append = encoded?;
