@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::log::{Append, DedupAppend, DedupId};
+use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
 use millstream_core::panics::{Careful, Panicked, UserCode, catch, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
@@ -216,7 +216,8 @@ impl<T> Producer<T> {
     /// Encodes a record with a dedup id.
     fn encode_dedup(&self, record: Record<'_, T>) -> Result<DedupAppend> {
         let inner = &*self.inner;
-        let window = inner.config.dedup_window;
+        let window = record.window.unwrap_or(inner.config.dedup_window);
+        check_window(window)?;
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
         let id = record.dedup.clone().unwrap_or_default();
         let id = DedupId::new(id)?;

@@ -5,6 +5,7 @@
 //! executed again. Nothing is asked first, and no answer is awaited in between.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -190,6 +191,27 @@ impl Call {
     }
 }
 
+/// First and last id of a transaction, of which the ids in between do not follow: more than one millisecond passed while the
+/// server executed it. It is the source of the error of each entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Between {
+    pub(crate) first: MessageId,
+    pub(crate) last: MessageId,
+}
+
+impl fmt::Display for Between {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it is between {} and {}", self.first, self.last)
+    }
+}
+
+impl std::error::Error for Between {}
+
+/// Returns where an entry is, if that is the source of its error.
+pub(crate) fn between(error: &Error) -> Option<Between> {
+    std::error::Error::source(error)?.downcast_ref::<Between>().copied()
+}
+
 /// Returns the ids of all entries of a transaction from its record: their number, the first id and the last one.
 ///
 /// Nothing is appended between the entries of a transaction, so their ids follow each other, and those of a new
@@ -215,10 +237,13 @@ fn recorded_ids(record: &[u8], count: usize) -> Result<Vec<MessageId>> {
             let before = (0..before).map(|n| MessageId::new(first.ms, first.seq + n));
             before.chain((0..=last.seq).map(|seq| MessageId::new(last.ms, seq))).collect()
         }
-        _ => {
+        ([first, last], _) => {
             let why = "stored by an earlier request, but which id it has is not known";
-            return Err(Error::new(ErrorKind::Protocol, why));
+            return Err(
+                Error::new(ErrorKind::Protocol, why).with_source(Between { first: *first, last: *last })
+            );
         }
+        _ => return Err(unexpected(format_args!("a record of a transaction without its ids: {text:?}"))),
     })
 }
 
@@ -244,5 +269,35 @@ fn fields(request: &mut Request, append: &Append) {
     for (name, value) in &append.fields {
         request.arg(name);
         request.arg(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(record: &str, count: usize) -> Result<Vec<String>> {
+        let ids = recorded_ids(record.as_bytes(), count)?;
+        Ok(ids.into_iter().map(|id| id.to_string()).collect())
+    }
+
+    #[test]
+    fn ids_follow_from_the_first_and_the_last_one() {
+        assert_eq!(ids("1 5-7", 1).expect("one"), ["5-7"]);
+        assert_eq!(ids("2 5-7 9-0", 2).expect("both"), ["5-7", "9-0"]);
+        assert_eq!(ids("3 5-7 5-9", 3).expect("one millisecond"), ["5-7", "5-8", "5-9"]);
+        assert_eq!(ids("4 5-7 6-1", 4).expect("two"), ["5-7", "5-8", "6-0", "6-1"]);
+        assert_eq!(ids("3 5-7 6-1", 3).expect("two"), ["5-7", "6-0", "6-1"]);
+    }
+
+    #[test]
+    fn ids_that_do_not_follow_are_not_made_up() {
+        let far = ids("3 5-7 7-0", 3).expect_err("one more millisecond passed");
+        assert_eq!(between(&far), Some(Between { first: MessageId::new(5, 7), last: MessageId::new(7, 0) }));
+        for (record, count) in
+            [("3 5-7 5-8", 3), ("3 5-7 6-5", 3), ("2 5-7 5-8", 3), ("3", 3), ("", 1), ("1 x", 1)]
+        {
+            ids(record, count).expect_err(record);
+        }
     }
 }
