@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use millstream_core::error::Result;
+use millstream_core::error::{Error, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Appender, Durability, NumberedAppend, NumberedAppender, Numbering, check_window};
 use millstream_core::topic::TopicPartition;
@@ -24,8 +24,8 @@ pub(crate) struct Numbered {
     inner: Arc<Inner>,
     over: Over,
     numbers: Arc<Numbers>,
-    /// Batches that are not reported, oldest first.
-    begun: VecDeque<Arc<Vec<NumberedAppend>>>,
+    /// Batches that are not reported, oldest first, with the reason why one was not sent.
+    begun: VecDeque<(Arc<Vec<NumberedAppend>>, Option<Error>)>,
     /// Results of the oldest one, while some of its ids are being looked up.
     found: Option<Vec<Result<MessageId>>>,
 }
@@ -67,7 +67,12 @@ impl RedisBackend {
 #[async_trait]
 impl NumberedAppender for Numbered {
     fn begin(&mut self, batch: Arc<Vec<NumberedAppend>>) {
-        self.begun.push_back(batch.clone());
+        let refused = self.numbers.refused().cloned();
+        let is_refused = refused.is_some();
+        self.begun.push_back((batch.clone(), refused));
+        if is_refused {
+            return;
+        }
         let entries = Entries::Numbered(batch, self.numbers.clone());
         match &mut self.over {
             Over::Node(node) => node.begin_part(Part::whole(entries)),
@@ -76,6 +81,11 @@ impl NumberedAppender for Numbered {
     }
 
     async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        let Some((batch, refused)) = self.begun.front().cloned() else { return Vec::new() };
+        if let Some(error) = refused {
+            self.begun.pop_front();
+            return batch.iter().map(|_| Err(error.clone())).collect();
+        }
         let results = match self.found.take() {
             Some(results) => results,
             None => match &mut self.over {
@@ -83,7 +93,6 @@ impl NumberedAppender for Numbered {
                 Over::Cluster(cluster) => cluster.finish().await,
             },
         };
-        let Some(batch) = self.begun.front().cloned() else { return results };
         // Kept for the next call, if this one is dropped while it waits.
         let results = self.found.insert(results);
         let found = looked_up(&self.inner, &batch, results).await;

@@ -188,8 +188,9 @@ impl StreamAppender {
     fn results(&mut self, part: &Part) -> Vec<Result<MessageId>> {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
-        if let Some((calls, _)) = part.numbered() {
-            let results = calls.results(part, &mut replies, self.form.asking).into_iter().zip(part.iter());
+        if let Some((calls, numbers)) = part.numbered() {
+            let results =
+                calls.results(part, numbers, &mut replies, self.form.asking).into_iter().zip(part.iter());
             let results = results.map(|(result, append)| {
                 result.map_err(|error| {
                     self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();

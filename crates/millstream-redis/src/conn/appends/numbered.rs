@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::OnceLock;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -32,12 +33,19 @@ pub(crate) struct Numbers {
     /// Source of the script `append_numbered`. It is sent with each transaction: one that the server does not know would
     /// fail in the midst of it.
     code: String,
+    /// Why the server does not watch records, once it has refused: then a transaction would be executed twice.
+    refused: OnceLock<Error>,
 }
 
 impl Numbers {
     pub(crate) fn new(numbering: Numbering, code: String) -> Self {
         let Numbering { producer, window } = numbering;
-        Self { producer, window_ms: Digits::number(ceil_ms(window)), code }
+        Self { producer, window_ms: Digits::number(ceil_ms(window)), code, refused: OnceLock::new() }
+    }
+
+    /// Returns why nothing more can be appended so.
+    pub(crate) fn refused(&self) -> Option<&Error> {
+        self.refused.get()
     }
 }
 
@@ -103,6 +111,10 @@ impl Calls {
         numbers: &Numbers,
         asking: bool,
     ) {
+        if self.calls.is_empty() {
+            // A request has at least one command: its place among the others decides when its results are told.
+            request.add(&[b"PING"]);
+        }
         let window = numbers.window_ms.as_bytes();
         for call in &self.calls {
             let tp = &part.get(call.at[0]).topic_partition;
@@ -135,6 +147,7 @@ impl Calls {
     pub(crate) fn results(
         &self,
         part: &Part,
+        numbers: &Numbers,
         replies: &mut Replies<'_>,
         asking: bool,
     ) -> Vec<Result<MessageId>> {
@@ -144,7 +157,7 @@ impl Calls {
             results[*at] = Err(error.clone());
         }
         for call in &self.calls {
-            match call.ids(replies, asking) {
+            match call.ids(replies, asking, numbers) {
                 Ok(ids) => {
                     for (at, id) in call.at.iter().zip(ids) {
                         results[*at] = id;
@@ -159,7 +172,12 @@ impl Calls {
 
 impl Call {
     /// Reads all answers to one transaction.
-    fn ids(&self, replies: &mut Replies<'_>, asking: bool) -> Result<Vec<Result<MessageId>>> {
+    fn ids(
+        &self,
+        replies: &mut Replies<'_>,
+        asking: bool,
+        numbers: &Numbers,
+    ) -> Result<Vec<Result<MessageId>>> {
         let count = self.at.len();
         let (mut refused, mut recorded) = (None, None);
         // What comes before `EXEC`: the commands in front of the transaction, and for each in it that it is queued.
@@ -174,6 +192,10 @@ impl Call {
         let mut exec = replies.next()?;
         match (exec.array(), recorded) {
             (Ok(Some(len)), _) if len == count + 1 => {
+                if let Some(error) = refused {
+                    // Stored, as what is queued without a doubt. What comes next is not.
+                    let _ = numbers.refused.set(error.during("watch what was appended"));
+                }
                 exec.head()?;
                 Ok((0..count).map(|_| exec.id()).collect())
             }
