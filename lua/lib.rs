@@ -73,7 +73,7 @@ const LEAST_WORDS: [(usize, &str); 7] = [
     (2, "del exists get hgetall hkeys hlen hrandfield llen pttl unlink xlen zcard"),
     (
         3,
-        "hdel hexists hget hmget hscan lpush pexpire rename sadd set sismember smismember srem xdel xinfo|groups \
+        "append hdel hexists hget hmget hscan lpush pexpire rename sadd set sismember smismember srem xdel xinfo|groups \
          xinfo|stream xpending zmscore zrank zrem zscan zscore",
     ),
     (
@@ -426,6 +426,10 @@ script!(
     /// Appends entries to a log, except those whose dedup id was appended within the window.
     APPEND_DEDUP, "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
 );
+script!(
+    /// Appends the first or last entry of a transaction to a log, and adds its id to the transaction's record.
+    APPEND_NUMBERED, "append_numbered", ["log", "numbered"], ["values..."]
+);
 
 /// All scripts.
 pub const ALL: &[&Script] = &[
@@ -488,6 +492,7 @@ pub const ALL: &[&Script] = &[
     &MARKER_COMPLETE,
     &MARKER_ABANDON,
     &APPEND_DEDUP,
+    &APPEND_NUMBERED,
 ];
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ capabilities! {
     /// To store entries with a [durability](crate::Durability) of more than `Stored`.
     Durability: "log", "durability of single messages", ["Log::appender"];
     /// To recognise entries that are appended again.
-    Dedup: "log", "deduplication of sends", ["Log::append_dedup"];
+    Dedup: "log", "deduplication of sends", ["Log::append_dedup", "Log::append_numbered"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
     /// and messages that kill processes are not detected.
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];

@@ -77,6 +77,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:dedup:old:{}", Tag(tp)))
     }
 
+    /// String with a ttl: ids of the entries that a producer appended in one step, by the number of the first one.
+    #[must_use]
+    pub fn numbered(&self, tp: &TopicPartition, producer: u128, number: u64) -> Key {
+        self.key(format_args!("streaming:mq:numbered:{}:{producer:032x}-{number}", Tag(tp)))
+    }
+
     /// Stream: a group's retry log.
     #[must_use]
     pub fn retry_log(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -313,7 +319,10 @@ impl Keys {
     pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {
         let families = ["dedup", "dedup:old", "delay", "delay:item", "recur", "recur:item", "wake"];
         let schedule = families.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}:p:*}}")));
-        let mut patterns = vec![self.key(format_args!("stream:topic:{{{topic}:p:*}}"))];
+        let mut patterns = vec![
+            self.key(format_args!("stream:topic:{{{topic}:p:*}}")),
+            self.key(format_args!("streaming:mq:numbered:{{{topic}:p:*}}:*")),
+        ];
         patterns.extend(schedule);
         patterns.push(self.key(format_args!("streaming:mq:topic:{{{topic}}}:*")));
         patterns.push(self.topics());
@@ -479,6 +488,7 @@ mod tests {
             keys.dedup(&tp),
             keys.dedup_old(&tp),
             keys.finished(&shard),
+            keys.numbered(&tp, 0x1f, 7),
         ]
     }
 
@@ -547,6 +557,7 @@ mod tests {
             "streaming:mq:dedup:{orders:p:3}",
             "streaming:mq:dedup:old:{orders:p:3}",
             "streaming:mq:finished:{mails:q:1}",
+            "streaming:mq:numbered:{orders:p:3}:0000000000000000000000000000001f-7",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

@@ -80,9 +80,12 @@ const READS: &[&str] = &[
 /// What a producer uses without a script.
 const SENDS: &[&str] = &[
     "wait",
+    "watch",
     "eval",
     "evalsha",
+    "pexpire",
     "sadd",
+    "set",
     "xadd",
     "exists",
     "get",
@@ -118,6 +121,7 @@ const WORKS: &[&str] = &[
 const SENDING: &[&lua::Script] = &[
     &lua::CREATE_TOPIC,
     &lua::APPEND_DEDUP,
+    &lua::APPEND_NUMBERED,
     &lua::SCHEDULE,
     &lua::CANCEL,
     &lua::RESCHEDULE,

@@ -54,7 +54,7 @@ async fn slots_that_move_lose_nothing_and_turn_nothing_round() {
 
 /// A redirect, or a connection that ends with its node's slot, is no reason to store a message twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sends_with_a_dedup_id_are_stored_once_while_slots_move_and_connections_end() {
+async fn repeated_sends_are_stored_once_while_slots_move_and_connections_end() {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 0)).await.expect("a cluster");
     let load = Load::deduplicated(&cluster.url()).await;
     for change in 0..changes(6) {

@@ -1,7 +1,9 @@
-//! Sends with a dedup id over connections that break: one entry, and the id of the first.
+//! Sends that are stored once over connections that break: one entry, and the id of the first. With a dedup id, and without one
+//! by an idempotent producer.
 
 use std::time::Duration;
 
+use integration_tests::eventually;
 use integration_tests::proxy::{Proxy, Way};
 use integration_tests::server::Server;
 use millstream::{ErrorKind, Millstream, Producer, Record, Topic};
@@ -22,7 +24,7 @@ async fn scene(limit: Duration) -> Scene {
     let proxy = Proxy::to(server.port());
     let config = RedisConfig::new(proxy.url()).with_response_timeout(Duration::from_secs(1));
     let mq = Millstream::over(RedisBackend::connect(config).await.expect("connected").into());
-    let producer = mq.producer(NUMBERS).delivery_timeout(limit).await.expect("a producer");
+    let producer = mq.producer(NUMBERS).delivery_timeout(limit).idempotent(true).await.expect("a producer");
     // The server knows the script from now on.
     producer.send(&0).dedup("first").await.expect("sent");
     Scene { server, proxy, producer }
@@ -75,4 +77,53 @@ async fn a_server_that_stalls_past_the_timeout_stores_one_entry() {
     };
     assert!(again.is_duplicate);
     assert_eq!(ids(&server), [ids(&server)[0].clone(), again.id.to_string()]);
+}
+
+/// The producer repeats its request over another connection, and the entry has the id of the first time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotent_producer_stores_one_entry_for_an_answer_that_is_cut_off() {
+    let Scene { server, proxy, producer } = scene(Duration::from_secs(30)).await;
+    for n in 1..=5 {
+        let mark = format!("mark-{n}.");
+        proxy.swallow(&mark, 1);
+        let sent = producer.send(&n).header("mark", &mark).await.expect("repeated until it is answered");
+        assert_eq!(proxy.swallowed(), usize::try_from(n).expect("few"), "its answer was cut off");
+        let stored = ids(&server);
+        assert_eq!(stored.len(), usize::try_from(n).expect("few") + 1);
+        assert_eq!(stored.last(), Some(&sent.id.to_string()), "the id of the entry");
+    }
+    // Many requests are under way: of some the answer is lost, and some may never have been read.
+    for round in 0..4_u64 {
+        let (values, before): (Vec<u64>, _) = ((0..3_000).collect(), ids(&server).len());
+        proxy.swallow(&format!("bulk-{}.", 700 * round + 250), 1);
+        let records = values.iter().map(|n| Record::new(n).header("mark", format!("bulk-{n}.")));
+        let sent: Vec<_> =
+            producer.send_all(records).await.into_iter().map(|it| it.expect("sent").id.to_string()).collect();
+        assert_eq!(
+            sent,
+            ids(&server)[before..],
+            "each is stored once, in order, under the id that is returned"
+        );
+    }
+    assert_eq!(proxy.swallowed(), 9, "one answer in each round");
+}
+
+/// What an earlier connection still delivers is not stored a second time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotent_producer_stores_one_entry_on_a_server_that_stalls() {
+    let Scene { server, proxy, producer } = scene(Duration::from_secs(60)).await;
+    producer.send(&0).await.expect("sent");
+    let before = proxy.accepted();
+    // What is sent arrives, and no answer comes back.
+    proxy.freeze(Way::Down);
+    let sending = tokio::spawn(async move {
+        let values: Vec<u64> = (1..=100).collect();
+        let sent = producer.send_all(values.iter().map(Record::new)).await;
+        sent.into_iter().map(|sent| sent.expect("sent in the end").id.to_string()).collect::<Vec<_>>()
+    });
+    eventually(async || ids(&server).len() == 102, "the first attempt is stored").await;
+    eventually(async || proxy.accepted() > before, "the connection is given up").await;
+    proxy.reset();
+    proxy.thaw();
+    assert_eq!(ids(&server)[2..], sending.await.expect("a sender"), "each is stored once");
 }

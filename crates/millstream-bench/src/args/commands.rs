@@ -65,9 +65,12 @@ pub(crate) struct Produce {
     /// Number of tasks that each send one message at a time and await the reply; 0: sends in bulk.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub(crate) tasks: u32,
-    /// Gives each message a dedup id, as an idempotent producer does. The baseline sends plain entries.
+    /// Sends as an idempotent producer. The baseline sends plain entries.
     #[arg(long)]
     pub(crate) dedup: bool,
+    /// Gives each message a dedup id; in bulk only. The baseline sends plain entries.
+    #[arg(long, conflicts_with_all = ["dedup", "tasks"])]
+    pub(crate) ids: bool,
 }
 
 /// The group in which messages stay pending.

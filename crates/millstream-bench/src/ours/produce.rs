@@ -1,5 +1,7 @@
 //! Producing: in bulk, or one by one from many tasks.
 
+use std::time::UNIX_EPOCH;
+
 use anyhow::Result;
 use bytes::Bytes;
 use millstream::{Millstream, Producer, Record, Topic};
@@ -15,7 +17,9 @@ pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let topic = topic(of.spread, false);
     let producer = mq.producer(topic).max_batch(of.batch as usize).idempotent(of.dedup).await?;
     let meter = stage.meter().await?;
-    send_all(&producer, &stage.payload, of.messages.messages, of.spread).await?;
+    // Each run has ids of its own: they count longer than a run lasts.
+    let ids = of.ids.then(|| UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos()));
+    send_all(&producer, &stage.payload, of.messages.messages, of.spread, ids).await?;
     meter.stop(of.messages.messages).await
 }
 
@@ -27,16 +31,28 @@ pub(super) async fn fill(
     messages: u64,
     spread: Spread,
 ) -> Result<()> {
-    send_all(&mq.producer(topic).await?, &stage.payload, messages, spread).await
+    send_all(&mq.producer(topic).await?, &stage.payload, messages, spread, None).await
 }
 
-async fn send_all(producer: &Producer<Bytes>, payload: &Bytes, messages: u64, spread: Spread) -> Result<()> {
+async fn send_all(
+    producer: &Producer<Bytes>,
+    payload: &Bytes,
+    messages: u64,
+    spread: Spread,
+    ids: Option<u128>,
+) -> Result<()> {
     let mut n = 0;
     while n < messages {
         let count = (messages - n).min(PORTION);
-        let records = (n..n + count).map(|n| match key_of(n, spread.keys) {
-            Some(key) => Record::new(payload).key(key),
-            None => Record::new(payload),
+        let records = (n..n + count).map(|n| {
+            let record = match key_of(n, spread.keys) {
+                Some(key) => Record::new(payload).key(key),
+                None => Record::new(payload),
+            };
+            match ids {
+                Some(ids) => record.dedup(format!("{ids:032x}-{n}")),
+                None => record,
+            }
         });
         for sent in producer.send_all(records).await {
             sent?;

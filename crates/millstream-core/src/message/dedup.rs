@@ -69,6 +69,25 @@ impl Deduplicated {
     }
 }
 
+/// Producer that gives numbers to its entries, so that they are recognised when it appends them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// Id of the producer: random, so that no other has it.
+    pub producer: u128,
+    /// Time for which its numbers count: see [`WINDOWS`].
+    pub window: Duration,
+}
+
+impl Numbering {
+    /// Returns the dedup id that stands for a number, where a backend knows only those.
+    ///
+    /// # Errors
+    /// None in practice: it has at most 53 bytes.
+    pub fn id(&self, number: u64) -> Result<DedupId> {
+        DedupId::new(format!("{:032x}-{number}", self.producer))
+    }
+}
+
 /// Checks a window. Producers call this when they are built, backends with each append.
 ///
 /// # Errors

@@ -22,7 +22,7 @@ use crate::schedule::Due;
 use crate::topic::{Partition, Retention, TopicPartition};
 use crate::wire::Fields;
 
-pub use crate::message::dedup::{DedupId, Deduplicated, check_window};
+pub use crate::message::dedup::{DedupId, Deduplicated, Numbering, check_window};
 pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{Receipt, Source};
 
@@ -47,6 +47,15 @@ pub struct DedupAppend {
     /// Other partitions to which an entry with this id may have been appended, because the topic had fewer of them. They
     /// are looked at first.
     pub earlier: Vec<Partition>,
+}
+
+/// Entry to be appended unless its producer has appended it before.
+#[derive(Clone, Debug)]
+pub struct NumberedAppend {
+    /// The entry.
+    pub append: Append,
+    /// Its number, which its producer gives to no other entry.
+    pub number: u64,
 }
 
 /// Entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
@@ -286,6 +295,43 @@ pub trait Log: Send + Sync {
         batch.iter().map(|_| Err(unsupported("Log::append_dedup"))).collect()
     }
 
+    /// Appends entries as [`append`](Self::append) does, except those whose number was appended by the same producer to the same
+    /// partition within the window by the server's clock: for these it returns the ids of the first time. So a batch can be sent
+    /// again after [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). An entry and the record of its number are stored in one
+    /// step.
+    ///
+    /// A repetition is a batch as it was, or what is left of it without entries that have their result: for each partition all
+    /// entries that failed, in their order. A backend may store the entries of a partition together and recognise them only so.
+    ///
+    /// Default: [`append_dedup`](Self::append_dedup) with an [id](Numbering::id) made of producer and number. A backend that
+    /// supports [`Capability::Dedup`](crate::Capability::Dedup) may have a cheaper way.
+    async fn append_numbered(
+        &self,
+        numbering: &Numbering,
+        batch: &[NumberedAppend],
+    ) -> Vec<Result<MessageId>> {
+        let item = |item: &NumberedAppend| {
+            let (append, window) = (item.append.clone(), numbering.window);
+            Ok(DedupAppend { append, id: numbering.id(item.number)?, window, earlier: Vec::new() })
+        };
+        match batch.iter().map(item).collect::<Result<Vec<_>>>() {
+            Ok(items) => {
+                let results = self.append_dedup(&items).await.into_iter();
+                results.map(|result| result.map(|done| done.id)).collect()
+            }
+            Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// Opens an appender for the entries of one producer with numbers.
+    ///
+    /// Returns `None` if this log has nothing better than one [`append_numbered`](Self::append_numbered) after the other.
+    /// Default: `None`.
+    fn numbered_appender(&self, numbering: Numbering) -> Option<Box<dyn NumberedAppender>> {
+        let _ = numbering;
+        None
+    }
+
     /// Opens a reader for the partition and group of `lease`. It starts with the pending entries.
     ///
     /// # Errors
@@ -377,6 +423,22 @@ pub trait Appender: Send {
     /// An entry that was stored, but did not reach the [`Durability`] of the appender in time, has the error
     /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). Where the server cannot give this durability at all,
     /// nothing is stored, and the error is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    ///
+    /// Dropping this future loses nothing: the next call continues.
+    async fn finish(&mut self) -> Vec<Result<MessageId>>;
+}
+
+/// Appends batch after batch of entries with numbers for one producer: the next one is sent before the previous one is answered.
+///
+/// As with an [`Appender`], batches are stored in the order in which they were begun. One that failed can be
+/// [appended again](Log::append_numbered), before any later one of its partition was stored.
+#[async_trait]
+pub trait NumberedAppender: Send {
+    /// Begins to append a batch, after those that were begun before: see [`Appender::begin`].
+    fn begin(&mut self, batch: Arc<Vec<NumberedAppend>>);
+
+    /// Returns the results of the oldest batch that was begun and not reported yet, as [`Log::append_numbered`] returns them:
+    /// see [`Appender::finish`].
     ///
     /// Dropping this future loses nothing: the next call continues.
     async fn finish(&mut self) -> Vec<Result<MessageId>>;

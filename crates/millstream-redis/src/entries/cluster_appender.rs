@@ -18,7 +18,7 @@ use millstream_core::topic::TopicPartition;
 use crate::address::Address;
 use crate::backend::Inner;
 use crate::conn::appends::node_appender::NodeAppender;
-use crate::conn::appends::part::Part;
+use crate::conn::appends::part::{Entries, Part};
 use crate::conn::cluster::servers::{Cluster, Hop};
 use crate::conn::cluster::slots::slot_of;
 use crate::conn::dial::Dial;
@@ -71,7 +71,7 @@ struct Route<'a> {
 }
 
 struct Batch {
-    entries: Arc<Vec<Append>>,
+    entries: Entries,
     results: Vec<Option<Result<MessageId>>>,
     missing: usize,
 }
@@ -103,10 +103,10 @@ impl ClusterAppender {
     }
 
     /// Finds the nodes of a batch's partitions. Returns `None` if entries of one are under way to another node.
-    fn routes<'a>(&mut self, entries: &'a [Append]) -> Option<Vec<Route<'a>>> {
+    fn routes<'a>(&mut self, entries: &'a Entries) -> Option<Vec<Route<'a>>> {
         let (mut routes, mut known) = (Vec::<Route<'a>>::new(), HashMap::new());
-        for (at, append) in entries.iter().enumerate() {
-            let tp = &append.topic_partition;
+        for at in 0..entries.len() {
+            let tp = &entries.at(at).topic_partition;
             let route = match known.entry(tp) {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(unknown) => {
@@ -143,7 +143,7 @@ impl ClusterAppender {
     }
 
     /// Begins the next batch at the nodes of its partitions.
-    fn begin_at(&mut self, entries: &Arc<Vec<Append>>, routes: Vec<Route<'_>>) {
+    fn begin_at(&mut self, entries: &Entries, routes: Vec<Route<'_>>) {
         let number = self.returned + self.begun as u64;
         let mut nodes: Vec<(usize, Vec<usize>, Vec<TopicPartition>)> = Vec::new();
         for Route { tp, node, at } in routes {
@@ -222,7 +222,7 @@ impl ClusterAppender {
         for at in part.at.iter().copied() {
             let result = results.next().unwrap_or_else(|| Err(unexpected("no answer to an append")));
             if let (Err(error), Some(entries)) = (&result, &entries) {
-                let tp = &entries[at].topic_partition;
+                let tp = &entries.at(at).topic_partition;
                 match redirect(error) {
                     Some(moved) if moved.ask => drop(self.ahead.insert(tp.clone(), moved.to.clone())),
                     // Whatever it is, the topology knows best from now on.
@@ -238,12 +238,19 @@ impl ClusterAppender {
     }
 }
 
+impl ClusterAppender {
+    /// Begins a batch, as [`begin`](Appender::begin) does.
+    pub(crate) fn begin_entries(&mut self, entries: Entries) {
+        let results = (0..entries.len()).map(|_| None).collect();
+        self.batches.push_back(Batch { missing: entries.len(), entries, results });
+        self.begin_all();
+    }
+}
+
 #[async_trait]
 impl Appender for ClusterAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        let results = batch.iter().map(|_| None).collect();
-        self.batches.push_back(Batch { missing: batch.len(), entries: batch, results });
-        self.begin_all();
+        self.begin_entries(Entries::Plain(batch));
     }
 
     async fn finish(&mut self) -> Vec<Result<MessageId>> {

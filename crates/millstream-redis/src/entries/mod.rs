@@ -3,6 +3,7 @@
 pub(crate) mod cluster_appender;
 pub(crate) mod dedup;
 pub(crate) mod guard;
+pub(crate) mod numbered;
 pub(crate) mod partition_reader;
 pub(crate) mod plan;
 pub(crate) mod reader;

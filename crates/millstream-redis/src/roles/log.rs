@@ -7,8 +7,8 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, Reader, Receipt, Settled,
-    Settlement, Source, Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, NumberedAppend, NumberedAppender,
+    Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::topic::{Retention, TopicPartition};
@@ -48,6 +48,18 @@ impl Log for RedisBackend {
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
         self.append_once(batch).await
+    }
+
+    async fn append_numbered(
+        &self,
+        numbering: &Numbering,
+        batch: &[NumberedAppend],
+    ) -> Vec<Result<MessageId>> {
+        self.append_with_numbers(*numbering, batch).await
+    }
+
+    fn numbered_appender(&self, numbering: Numbering) -> Option<Box<dyn NumberedAppender>> {
+        Some(Box::new(self.open_numbered(numbering).ok()?))
     }
 
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {

@@ -40,6 +40,12 @@ impl Loaded {
         Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
     }
 
+    /// Returns the source without its comments, for calls that carry it.
+    pub(crate) fn code(&self) -> String {
+        let code = self.source.lines().filter(|line| !line.trim_start().starts_with("--"));
+        code.map(|line| format!("{line}\n")).collect()
+    }
+
     /// Returns a command that carries the whole source, for a script that runs rarely and on a connection of its own.
     pub(crate) fn eval<const N: usize>(&self, keys: [&Key; N], args: &[&str]) -> Cmd {
         debug_assert_eq!((N, args.len()), (self.contract.keys.len(), self.contract.args.len()));
@@ -246,6 +252,7 @@ pub(crate) struct Scripts {
     pub(crate) marker_complete: Loaded,
     pub(crate) marker_abandon: Loaded,
     pub(crate) append_dedup: Loaded,
+    pub(crate) append_numbered: Loaded,
 }
 
 impl Scripts {
@@ -310,6 +317,7 @@ impl Scripts {
             marker_complete: Loaded::new(&lua::MARKER_COMPLETE, strict),
             marker_abandon: Loaded::new(&lua::MARKER_ABANDON, strict),
             append_dedup: Loaded::new(&lua::APPEND_DEDUP, strict),
+            append_numbered: Loaded::new(&lua::APPEND_NUMBERED, strict),
         }
     }
 }

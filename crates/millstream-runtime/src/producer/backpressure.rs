@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::{Append, Appender, DedupAppend, Deduplicated, Measured};
+use millstream_core::log::{
+    Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering,
+};
 use millstream_core::policy::Exponential;
 use millstream_core::{Log, MessageId, TopicPartition};
 use tokio::sync::Mutex as AsyncMutex;
@@ -93,34 +95,54 @@ impl Bounded {
         batch.iter().map(result).collect()
     }
 
-    /// Appends a batch without those that were appended before, in the same way. A repetition is refused too while its partition is
-    /// full.
+    /// Appends a batch without those whose id was appended before, in the same way. A repetition is refused too while its
+    /// partition is full.
     pub(super) async fn append_dedup(
         &self,
         batch: &[DedupAppend],
         deadline: Instant,
     ) -> Vec<Result<Deduplicated>> {
-        let Some(bound) = self.bound.get() else { return self.log.append_dedup(batch).await };
-        let appends: Vec<Append> = batch.iter().map(|item| item.append.clone()).collect();
+        let log = &self.log;
+        self.append_once(batch, deadline, |it| &it.append, async |some| log.append_dedup(&some).await).await
+    }
+
+    /// Appends a batch without those that the producer has appended before, in the same way.
+    pub(super) async fn append_numbered(
+        &self,
+        numbering: &Numbering,
+        batch: &[NumberedAppend],
+        deadline: Instant,
+    ) -> Vec<Result<MessageId>> {
+        let append = async |some: Vec<_>| self.log.append_numbered(numbering, &some).await;
+        self.append_once(batch, deadline, |it| &it.append, append).await
+    }
+
+    async fn append_once<C: Clone, D>(
+        &self,
+        batch: &[C],
+        deadline: Instant,
+        append_of: impl Fn(&C) -> &Append,
+        append: impl AsyncFnOnce(Vec<C>) -> Vec<Result<D>>,
+    ) -> Vec<Result<D>> {
+        let Some(bound) = self.bound.get() else { return append(batch.to_vec()).await };
+        let appends: Vec<Append> = batch.iter().map(|item| append_of(item).clone()).collect();
         let full = match self.full(&appends, deadline).await {
             Ok(full) => full,
             // The append returns an error of its own for each message.
             Err(error) if error.kind() == ErrorKind::WrongType => Vec::new(),
             Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
         };
-        let refused = |item: &DedupAppend| full.contains(&item.append.topic_partition);
-        let rest: Vec<DedupAppend> = batch.iter().filter(|item| !refused(item)).cloned().collect();
-        let results = if rest.is_empty() { Vec::new() } else { self.log.append_dedup(&rest).await };
-        let mut results = results.into_iter();
+        let refused = |item: &C| full.contains(&append_of(item).topic_partition);
+        let rest: Vec<C> = batch.iter().filter(|item| !refused(item)).cloned().collect();
         // Its requests have no lengths beside them, so each partition is asked for its length before the next one.
-        let mut lengths = self.lengths();
         for item in &rest {
-            lengths.remove(&item.append.topic_partition);
+            self.lengths().remove(&append_of(item).topic_partition);
         }
-        drop(lengths);
+        let results = if rest.is_empty() { Vec::new() } else { append(rest).await };
+        let mut results = results.into_iter();
         let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
-        let result = |item: &DedupAppend| match refused(item) {
-            true => Err(is_full(&item.append, bound)),
+        let result = |item: &C| match refused(item) {
+            true => Err(is_full(append_of(item), bound)),
             false => results.next().unwrap_or_else(missing),
         };
         batch.iter().map(result).collect()

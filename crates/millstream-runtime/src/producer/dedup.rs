@@ -1,14 +1,14 @@
-//! Sends with a dedup id: a batcher of their own, whose requests can be repeated when their answer is lost.
+//! Sends that are stored once: with a dedup id, or with a number of the producer's. Their requests can be repeated when their
+//! answer is lost, so they have batchers of their own.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::{DedupAppend, DedupId, Deduplicated};
-use millstream_core::{Backend, Capability, Durability, Partition, TopicName};
+use millstream_core::log::{Append, DedupAppend, Deduplicated, NumberedAppend, NumberedAppender, Numbering};
+use millstream_core::{Backend, Capability, Durability, MessageId, Partition, TopicName};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -17,22 +17,24 @@ use super::backpressure::{Bound, Bounded};
 use super::batcher::{Batcher, closed};
 use super::sink::{InTurn, Outgoing, Sink};
 
-/// The sends of a producer that have a dedup id. Their batcher is started with the first of them.
+/// The sends of a producer that are stored once.
 pub(super) struct DedupSends {
     backend: Backend,
     bound: Bound,
     topic: TopicName,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
-    /// First part of the ids that the producer makes.
-    nonce: String,
-    count: AtomicU64,
-    started: Mutex<Started>,
+    /// Whose the numbers are.
+    numbering: Numbering,
+    by_id: Lazy<DedupAppend>,
+    by_number: Lazy<NumberedAppend>,
 }
 
-#[derive(Default)]
-struct Started {
-    batcher: Option<Arc<Batcher<DedupAppend>>>,
+/// Batcher that is started when something is sent.
+struct Lazy<C: Outgoing>(Mutex<Started<C>>);
+
+struct Started<C: Outgoing> {
+    batcher: Option<Arc<Batcher<C>>>,
     closed: bool,
 }
 
@@ -45,51 +47,86 @@ impl DedupSends {
         observer: Arc<dyn Observer>,
     ) -> Self {
         // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
-        let unique =
-            if backend.is_in_process() { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
-        let (nonce, count) = (unique.simple().to_string(), AtomicU64::new(0));
-        let config = config.clone();
-        Self { backend, bound, topic, config, observer, nonce, count, started: Mutex::default() }
+        let producer = if backend.is_in_process() { fastrand::u128(..) } else { Uuid::new_v4().as_u128() };
+        let numbering = Numbering { producer, window: config.dedup_window };
+        let (by_id, by_number) = (Lazy::new(), Lazy::new());
+        Self { backend, bound, topic, config: config.clone(), observer, numbering, by_id, by_number }
     }
 
-    /// Returns an id for one send, unique to this producer.
-    pub(super) fn next_id(&self) -> Result<DedupId> {
-        DedupId::new(format!("{}-{}", self.nonce, self.count.fetch_add(1, Ordering::Relaxed)))
-    }
-
-    /// Returns the batcher. To be called within a runtime.
+    /// Returns the batcher of sends with a dedup id. To be called within a runtime.
     ///
     /// # Errors
     /// `Unsupported` if the backend recognises no repetitions, or for a durability of more than `Stored`; `Closed`.
-    pub(super) fn batcher(&self, durability: Durability) -> Result<Arc<Batcher<DedupAppend>>> {
+    pub(super) fn by_id(&self, durability: Durability) -> Result<Arc<Batcher<DedupAppend>>> {
+        self.check(durability)?;
+        self.by_id.batcher(|| {
+            let sink = ToLogOnce { bounded: self.bounded(), in_turn: InTurn(VecDeque::new()) };
+            Batcher::start(sink, self.topic.clone(), &self.config, self.observer.clone())
+        })
+    }
+
+    /// Returns the batcher of sends with a number. To be called within a runtime.
+    ///
+    /// # Errors
+    /// As [`by_id`](Self::by_id).
+    pub(super) fn by_number(&self, durability: Durability) -> Result<Arc<Batcher<NumberedAppend>>> {
+        self.check(durability)?;
+        self.by_number.batcher(|| {
+            let sink = ToLogNumbered {
+                numbering: self.numbering,
+                appender: self.backend.log().numbered_appender(self.numbering),
+                appending: 0,
+                bounded: self.bounded(),
+                in_turn: InTurn(VecDeque::new()),
+            };
+            Batcher::start(sink, self.topic.clone(), &self.config, self.observer.clone())
+        })
+    }
+
+    fn check(&self, durability: Durability) -> Result<()> {
         if durability != Durability::Stored {
             let why = format!("a send with a dedup id cannot be {durability}, only {}", Durability::Stored);
             return Err(Error::new(ErrorKind::Unsupported, why).at(&self.topic));
         }
-        let mut started = self.started();
-        if let Some(batcher) = &started.batcher {
-            return Ok(batcher.clone());
-        }
-        self.backend.require(Capability::Dedup)?;
-        if started.closed {
-            return Err(closed());
-        }
-        let bounded = Bounded::new(self.backend.log().clone(), None, self.bound.clone(), self.config.on_full);
-        let sink = ToLogOnce { bounded: Arc::new(bounded), in_turn: InTurn(VecDeque::new()) };
-        let batcher = Batcher::start(sink, self.topic.clone(), &self.config, self.observer.clone());
-        let batcher = Arc::new(batcher);
-        started.batcher = Some(batcher.clone());
-        Ok(batcher)
+        self.backend.require(Capability::Dedup)
+    }
+
+    fn bounded(&self) -> Arc<Bounded> {
+        let (log, bound) = (self.backend.log().clone(), self.bound.clone());
+        Arc::new(Bounded::new(log, None, bound, self.config.on_full))
     }
 
     pub(super) async fn flush(&self) {
+        tokio::join!(self.by_id.flush(), self.by_number.flush());
+    }
+
+    pub(super) async fn close(&self) {
+        tokio::join!(self.by_id.close(), self.by_number.close());
+    }
+}
+
+impl<C: Outgoing> Lazy<C> {
+    fn new() -> Self {
+        Self(Mutex::new(Started { batcher: None, closed: false }))
+    }
+
+    fn batcher(&self, start: impl FnOnce() -> Batcher<C>) -> Result<Arc<Batcher<C>>> {
+        let mut started = self.started();
+        if started.closed {
+            // A send tells of it in the same way.
+            return started.batcher.clone().ok_or_else(closed);
+        }
+        Ok(started.batcher.get_or_insert_with(|| Arc::new(start())).clone())
+    }
+
+    async fn flush(&self) {
         let batcher = self.started().batcher.clone();
         if let Some(batcher) = batcher {
             batcher.flush().await;
         }
     }
 
-    pub(super) async fn close(&self) {
+    async fn close(&self) {
         let batcher = {
             let mut started = self.started();
             started.closed = true;
@@ -100,8 +137,8 @@ impl DedupSends {
         }
     }
 
-    fn started(&self) -> MutexGuard<'_, Started> {
-        self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    fn started(&self) -> MutexGuard<'_, Started<C>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,6 +154,31 @@ impl Outgoing for DedupAppend {
     fn charge(&self) -> usize {
         self.append.charge() + self.id.as_bytes().len()
     }
+}
+
+impl Outgoing for NumberedAppend {
+    type Done = MessageId;
+
+    const IS_REPEATABLE: bool = true;
+
+    const IS_NUMBERED: bool = true;
+
+    fn set_number(&mut self, number: u64) {
+        self.number = number;
+    }
+
+    fn order(&self) -> Option<Partition> {
+        self.append.order()
+    }
+
+    fn charge(&self) -> usize {
+        self.append.charge()
+    }
+}
+
+/// Returns an entry that gets its number when its batch is closed: then the order is certain.
+pub(super) fn unnumbered(append: Append) -> NumberedAppend {
+    NumberedAppend { append, number: 0 }
 }
 
 /// Sink that appends to the log what was not appended before. One request at a time: one that is repeated must not come behind a
@@ -150,5 +212,72 @@ impl Sink<DedupAppend> for ToLogOnce {
         if duplicates > 0 {
             observer.observe(&Event::Deduplicated { topic, messages: duplicates });
         }
+    }
+}
+
+/// Number of requests that are sent without waiting for earlier answers: enough that the server never waits for the next.
+const AHEAD: usize = 8;
+
+/// Number of bytes at which a batch is closed meanwhile. The server does a constant work for each partition of a request, so
+/// requests are larger than those without numbers.
+const FULL_AT: usize = 128 << 10;
+
+/// Sink that appends with numbers.
+struct ToLogNumbered {
+    numbering: Numbering,
+    /// Appender for partitions without a bound, if the log has one.
+    appender: Option<Box<dyn NumberedAppender>>,
+    /// Number of its requests whose results were not returned yet: see [`ToLog`](super::sink::ToLog).
+    appending: usize,
+    bounded: Arc<Bounded>,
+    in_turn: InTurn<MessageId>,
+}
+
+impl ToLogNumbered {
+    fn is_pipelined(&self) -> bool {
+        self.appender.is_some() && !self.in_turn.is_busy() && !self.bounded.is_bound()
+    }
+}
+
+#[async_trait]
+impl Sink<NumberedAppend> for ToLogNumbered {
+    fn ahead(&self) -> usize {
+        if self.is_pipelined() { AHEAD } else { 1 }
+    }
+
+    fn full_at(&self) -> usize {
+        if self.is_pipelined() { FULL_AT } else { usize::MAX }
+    }
+
+    fn begin(&mut self, batch: Arc<Vec<NumberedAppend>>, deadline: Instant) {
+        let direct = !self.in_turn.is_busy() && (self.appending > 0 || !self.bounded.is_bound());
+        match &mut self.appender {
+            Some(appender) if direct => {
+                appender.begin(batch);
+                self.appending += 1;
+            }
+            _ => {
+                let (bounded, numbering) = (self.bounded.clone(), self.numbering);
+                self.in_turn.begin(Box::pin(async move {
+                    bounded.append_numbered(&numbering, &batch, deadline).await
+                }));
+            }
+        }
+    }
+
+    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        match &mut self.appender {
+            Some(appender) if self.appending > 0 => {
+                let results = appender.finish().await;
+                self.appending -= 1;
+                results
+            }
+            _ => self.in_turn.finish().await,
+        }
+    }
+
+    fn stored(&self, topic: &TopicName, results: &[Result<MessageId>], observer: &dyn Observer) {
+        let messages = results.iter().flatten().count();
+        observer.observe(&Event::Produced { topic, messages });
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::log::{Append, DedupAppend, DedupId};
+use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
 use millstream_core::panics::{Careful, Panicked, UserCode, catch, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
@@ -37,7 +37,7 @@ pub use record::{Record, SendFuture, Sent};
 use backpressure::Bound;
 use batcher::Batcher;
 use by_durability::ByDurability;
-use dedup::DedupSends;
+use dedup::{DedupSends, unnumbered};
 use metadata_refresh::{MetadataRefresh, Partitions};
 use record::sent;
 use sink::{Outgoing, ToSchedule};
@@ -95,13 +95,26 @@ impl<T> Producer<T> {
             // Those of another way begin when these have ended, and must not overtake them.
             let goes = |it: &Record<'a, T>| (self.way_of(it), self.durability_of(it)) == (way, durability);
             let same = std::iter::from_fn(|| records.next_if(goes));
-            if way == Way::Dedup {
+            if way == Way::Id {
                 let encoded = same.map(|record| Ok(((), self.encode_dedup(record)?)));
-                let results = match self.inner.dedup.batcher(durability) {
+                let results = match self.inner.dedup.by_id(durability) {
                     Ok(batcher) => self.in_chunks(&batcher, encoded).await,
                     Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
                 };
                 outcomes.extend(results.into_iter().map(|result| result.map(|((), done)| sent(done))));
+                continue;
+            }
+            let place = |(partition, id)| Sent { partition, id, is_duplicate: false };
+            if way == Way::Number {
+                let encoded = same.map(|record| {
+                    let append = self.encode(record)?;
+                    Ok((append.topic_partition.partition, unnumbered(append)))
+                });
+                let results = match self.inner.dedup.by_number(durability) {
+                    Ok(batcher) => self.in_chunks(&batcher, encoded).await,
+                    Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
+                };
+                outcomes.extend(results.into_iter().map(|result| result.map(place)));
                 continue;
             }
             let encoded = same.map(|record| {
@@ -112,7 +125,6 @@ impl<T> Producer<T> {
                 Ok(batcher) => self.in_chunks(&batcher, encoded).await,
                 Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
             };
-            let place = |(partition, id)| Sent { partition, id, is_duplicate: false };
             outcomes.extend(results.into_iter().map(|result| result.map(place)));
         }
         outcomes
@@ -194,19 +206,20 @@ impl<T> Producer<T> {
     }
 
     fn way_of(&self, record: &Record<'_, T>) -> Way {
-        if record.dedup.is_some() || self.inner.config.idempotent { Way::Dedup } else { Way::Plain }
+        match &record.dedup {
+            Some(_) => Way::Id,
+            None if self.inner.config.idempotent => Way::Number,
+            None => Way::Plain,
+        }
     }
 
+    /// Encodes a record with a dedup id.
     fn encode_dedup(&self, record: Record<'_, T>) -> Result<DedupAppend> {
         let inner = &*self.inner;
-        let window = inner.config.dedup_window;
+        let window = record.window.unwrap_or(inner.config.dedup_window);
+        check_window(window)?;
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
-        let Some(id) = record.dedup.clone() else {
-            // Only this producer repeats it, with the partition that it has now.
-            let (topic_partition, fields) = self.encoded(record, None)?;
-            let (append, id) = (Append { topic_partition, fields }, inner.dedup.next_id()?);
-            return Ok(DedupAppend { append, id, window, earlier: Vec::new() });
-        };
+        let id = record.dedup.clone().unwrap_or_default();
         let id = DedupId::new(id)?;
         let (topic_partition, fields) = self.encoded(record, Some(id.as_bytes()))?;
         let earlier = if is_explicit { Vec::new() } else { inner.partitions.earlier(window) };
@@ -270,7 +283,9 @@ impl<T> Producer<T> {
 enum Way {
     Plain,
     /// With a dedup id.
-    Dedup,
+    Id,
+    /// With a number of the producer's.
+    Number,
 }
 
 impl<T> Inner<T> {

@@ -1,12 +1,14 @@
 //! A message to be sent.
 
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::log::Deduplicated;
 use millstream_core::{Durability, Envelope, MessageId, Partition, Result};
 
+use super::dedup::unnumbered;
 use super::{Producer, Way};
 
 /// Value to be sent, with its key, headers and partition.
@@ -16,6 +18,8 @@ pub struct Record<'a, T> {
     pub(super) partition: Option<Partition>,
     pub(super) durability: Option<Durability>,
     pub(super) dedup: Option<Bytes>,
+    /// Window of the dedup id, if it is not that of the producer.
+    pub(super) window: Option<Duration>,
     /// Key and headers; the payload is filled in when the value is encoded.
     pub(super) envelope: Envelope,
 }
@@ -24,7 +28,14 @@ impl<'a, T> Record<'a, T> {
     /// Creates a record without key and headers.
     #[must_use]
     pub fn new(value: &'a T) -> Self {
-        Self { value, partition: None, durability: None, dedup: None, envelope: Envelope::default() }
+        Self {
+            value,
+            partition: None,
+            durability: None,
+            dedup: None,
+            window: None,
+            envelope: Envelope::default(),
+        }
     }
 
     /// Sets the key: messages with the same key go to the same partition and keep their order.
@@ -65,6 +76,13 @@ impl<T> Record<'_, T> {
     pub fn dedup(mut self, id: impl AsRef<[u8]>) -> Self {
         self.dedup = Some(Bytes::copy_from_slice(id.as_ref()));
         self
+    }
+
+    /// Stores at most one message with this id in a window: see [`SendFuture::throttle`].
+    #[must_use]
+    pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> Self {
+        self.window = Some(window);
+        self.dedup(id)
     }
 }
 
@@ -142,6 +160,22 @@ impl<T> SendFuture<'_, T> {
         self.record = self.record.dedup(id);
         self
     }
+
+    /// Stores at most one message with this id in a window: the first one wins. Others within `window` of it, by the server's
+    /// clock, store nothing and return its place, with [`Sent::is_duplicate`]; the first one behind it is stored, and the next
+    /// window begins. Use it where messages say the same and one in a while is enough, for example "reload the settings of
+    /// tenant 7".
+    ///
+    /// It is a [dedup id](Self::dedup) with a window of its own, and counts in the same way in one partition. Use one window for
+    /// an id: the server remembers when its message was stored, and each send compares that with its own window.
+    ///
+    /// # Errors
+    /// Of the awaited future: [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) unless the window is within
+    /// [`WINDOWS`](millstream_core::dedup::WINDOWS), and those of [`dedup`](Self::dedup).
+    pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> Self {
+        self.record = self.record.throttle(id, window);
+        self
+    }
 }
 
 impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
@@ -151,12 +185,21 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future holds neither value nor codec.
         let durability = self.producer.durability_of(&self.record);
-        if self.producer.way_of(&self.record) == Way::Dedup {
+        let way = self.producer.way_of(&self.record);
+        let sends = self.producer.inner.dedup.clone();
+        if way == Way::Id {
             let encoded = self.producer.encode_dedup(self.record);
-            let sends = self.producer.inner.dedup.clone();
-            return Box::pin(async move { Ok(sent(sends.batcher(durability)?.send(encoded?).await?)) });
+            return Box::pin(async move { Ok(sent(sends.by_id(durability)?.send(encoded?).await?)) });
         }
         let encoded = self.producer.encode(self.record);
+        if way == Way::Number {
+            return Box::pin(async move {
+                let append = encoded?;
+                let partition = append.topic_partition.partition;
+                let id = sends.by_number(durability)?.send(unnumbered(append)).await?;
+                Ok(Sent { partition, id, is_duplicate: false })
+            });
+        }
         let appends = self.producer.inner.appends.clone();
         Box::pin(async move {
             let append = encoded?;

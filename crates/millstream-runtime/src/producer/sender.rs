@@ -43,6 +43,8 @@ pub(super) struct Sender<C: Outgoing> {
     under_way: VecDeque<UnderWay<C>>,
     /// Number of these that the sink has begun. Lower than their number only while the server is unavailable.
     begun: usize,
+    /// Number of the next message.
+    number: u64,
     /// Number of attempts in a row for which the server was unavailable.
     failures: u32,
     /// Error of the last such attempt.
@@ -70,6 +72,7 @@ impl<C: Outgoing> Sender<C> {
             next: Batch::default(),
             under_way: VecDeque::new(),
             begun: 0,
+            number: 0,
             failures: 0,
             away: None,
             closing: Vec::new(),
@@ -110,7 +113,7 @@ impl<C: Outgoing> Sender<C> {
                 }
                 self.take_what_is_there();
             }
-            let batch = std::mem::take(&mut self.next).close();
+            let batch = self.close();
             let expired = self.expired(&batch);
             self.under_way.push_back(batch);
             match expired {
@@ -121,6 +124,18 @@ impl<C: Outgoing> Sender<C> {
             self.wait().await;
         }
         true
+    }
+
+    /// Closes the batch that is being filled.
+    fn close(&mut self) -> UnderWay<C> {
+        let mut batch = std::mem::take(&mut self.next);
+        if C::IS_NUMBERED {
+            for message in &mut batch.messages {
+                message.set_number(self.number);
+                self.number += 1;
+            }
+        }
+        batch.close()
     }
 
     fn is_full(&self) -> bool {

@@ -27,6 +27,14 @@ pub(super) trait Outgoing: Clone + Send + Sync + 'static {
     /// Whether it can be sent again when it is not known whether it was stored.
     const IS_REPEATABLE: bool = false;
 
+    /// Whether each message has a number, by which it is recognised when it is sent again.
+    const IS_NUMBERED: bool = false;
+
+    /// Sets its number.
+    fn set_number(&mut self, number: u64) {
+        let _ = number;
+    }
+
     /// Returns the partition whose messages are stored in the order in which they were sent; `None` for a message without
     /// an order.
     fn order(&self) -> Option<Partition>;
@@ -89,7 +97,7 @@ impl<D> InTurn<D> {
         self.0.push_back(request);
     }
 
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         !self.0.is_empty()
     }
 

@@ -3,4 +3,5 @@
 pub(crate) mod appender;
 pub(crate) mod confirm;
 pub(crate) mod node_appender;
+pub(crate) mod numbered;
 pub(crate) mod part;

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::conn::appends::appender::{Form, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
-use crate::conn::appends::part::Part;
+use crate::conn::appends::part::{Entries, Part};
 use crate::conn::dial::Dial;
 use crate::error::redirect;
 
@@ -365,7 +365,7 @@ impl NodeAppender {
 #[async_trait]
 impl Appender for NodeAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        self.begin_part(Part::whole(batch));
+        self.begin_part(Part::whole(Entries::Plain(batch)));
     }
 
     async fn finish(&mut self) -> Results {

@@ -1,9 +1,10 @@
 //! Appends with a dedup id: one entry for each id within its window.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::log::{Append, DedupAppend, DedupId, Deduplicated};
-use millstream_core::{ErrorKind, Partition, Result, TopicPartition};
+use millstream_core::log::{Append, DedupAppend, DedupId, Deduplicated, NumberedAppend, Numbering};
+use millstream_core::{ErrorKind, MessageId, Partition, Result, TopicPartition};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
@@ -19,6 +20,11 @@ suite!("log":
     entries_with_ids_are_stored_whole_and_in_order needs [Dedup],
     of_many_appends_at_once_one_is_stored needs [Dedup],
     an_append_with_a_window_out_of_bounds_is_refused_alone needs [Dedup],
+    numbers_that_are_appended_again_get_the_first_ids needs [Dedup],
+    numbers_of_other_producers_and_partitions_do_not_count needs [Dedup],
+    numbers_count_for_a_window needs [Dedup],
+    entries_with_numbers_are_stored_whole_and_in_order needs [Dedup],
+    a_numbered_entry_that_is_refused_is_refused_alone needs [Dedup],
 );
 
 fn item(tp: &TopicPartition, id: &[u8], at: usize, window: Duration) -> Result<DedupAppend> {
@@ -194,5 +200,123 @@ async fn an_append_with_a_window_out_of_bounds_is_refused_alone(h: Harness) -> V
     next()??;
     refused(next()?, ErrorKind::Encode, "an append without fields")?;
     equal!(stored(&h, &tp).await?, 1, "entries");
+    Ok(())
+}
+
+const PRODUCER: Numbering = Numbering { producer: 7, window: LONG };
+
+fn numbered(tp: &TopicPartition, number: u64) -> NumberedAppend {
+    let append =
+        Append { topic_partition: tp.clone(), fields: message(usize::try_from(number).unwrap_or(0)) };
+    NumberedAppend { append, number }
+}
+
+/// Appends in one request.
+async fn append_numbered(
+    h: &Harness,
+    numbering: Numbering,
+    batch: &[NumberedAppend],
+) -> std::result::Result<Vec<MessageId>, Violation> {
+    let results = h.backend.log().append_numbered(&numbering, batch).await;
+    equal!(results.len(), batch.len(), "results of as many entries");
+    Ok(results.into_iter().collect::<Result<_>>()?)
+}
+
+/// Appends batches one behind the other, with an appender if the log has one.
+async fn append_all(
+    h: &Harness,
+    numbering: Numbering,
+    batches: Vec<Vec<NumberedAppend>>,
+) -> std::result::Result<Vec<MessageId>, Violation> {
+    let mut ids = Vec::new();
+    let Some(mut appender) = h.backend.log().numbered_appender(numbering) else {
+        for batch in batches {
+            ids.extend(append_numbered(h, numbering, &batch).await?);
+        }
+        return Ok(ids);
+    };
+    let count = batches.len();
+    for batch in batches {
+        appender.begin(Arc::new(batch));
+    }
+    for _ in 0..count {
+        ids.extend(appender.finish().await.into_iter().collect::<Result<Vec<_>>>()?);
+    }
+    Ok(ids)
+}
+
+async fn numbers_that_are_appended_again_get_the_first_ids(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let [here, there] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
+    let batch: Vec<_> = (0..40).map(|n| numbered(if n % 2 == 0 { &here } else { &there }, n)).collect();
+    let first = append_numbered(&h, PRODUCER, &batch).await?;
+    equal!(append_numbered(&h, PRODUCER, &batch).await?, first, "the batch as it was");
+    let of_there = batch.iter().zip(&first).filter(|(item, _)| item.append.topic_partition == there);
+    let (rest, of_rest): (Vec<_>, Vec<MessageId>) = of_there.map(|(item, id)| (item.clone(), *id)).unzip();
+    let again =
+        append_all(&h, PRODUCER, vec![rest, vec![numbered(&there, 40)], vec![numbered(&here, 41)]]).await?;
+    equal!(again[..20], of_rest[..], "what is left of it");
+    ensure!(again[20] > first[39] && again[21] > first[38], "new numbers get new ids: {again:?}");
+    equal!(append_all(&h, PRODUCER, vec![vec![numbered(&there, 40)]]).await?, again[20..21], "one alone");
+    equal!((stored(&h, &here).await?, stored(&h, &there).await?), (21, 21), "entries");
+    Ok(())
+}
+
+async fn numbers_of_other_producers_and_partitions_do_not_count(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let [here, there] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
+    let first = append_numbered(&h, PRODUCER, &[numbered(&here, 1)]).await?;
+    append_numbered(&h, PRODUCER, &[numbered(&there, 1)]).await?;
+    let other = Numbering { producer: 8, ..PRODUCER };
+    let second = append_numbered(&h, other, &[numbered(&here, 1)]).await?;
+    ensure!(second[0] > first[0], "the number of another producer");
+    equal!((stored(&h, &here).await?, stored(&h, &there).await?), (2, 1), "entries");
+    Ok(())
+}
+
+async fn numbers_count_for_a_window(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let brief = Numbering { window: 2 * BRIEF, ..PRODUCER };
+    let first = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
+    let again = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
+    let late = h.now().await?.saturating_duration_since(first.timestamp()) >= brief.window;
+    ensure!(late || again == first, "within the window: {again:?} instead of {first:?}");
+    // A repetition may begin the window anew.
+    let end = h.now().await?.saturating_add(brief.window + BRIEF);
+    h.reaches(end).await?;
+    let later = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
+    ensure!(later > again, "after the window: {later:?}");
+    Ok(())
+}
+
+async fn entries_with_numbers_are_stored_whole_and_in_order(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let batches: Vec<Vec<_>> =
+        (0..6).map(|batch| (0..200).map(|n| numbered(&tp, 200 * batch + n)).collect()).collect();
+    let ids = append_all(&h, PRODUCER, batches.clone()).await?;
+    ensure!(ids.windows(2).all(|w| w[0] < w[1]), "1200 entries are stored in their order");
+    equal!(append_all(&h, PRODUCER, batches.clone()).await?, ids, "the ids of all of them");
+    let mut owner = h.owner(&tp, "group").await?;
+    let entries = owner.take(1_200).await?;
+    equal!(crate::owner::ids(&entries), ids, "the entries of the log");
+    for (entry, item) in entries.iter().zip(batches.iter().flatten()) {
+        equal!(entry.fields, item.append.fields, "the fields of an entry");
+    }
+    Ok(())
+}
+
+async fn a_numbered_entry_that_is_refused_is_refused_alone(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut batch: Vec<_> = (0..3).map(|n| numbered(&tp, n)).collect();
+    batch[0].append.fields.clear();
+    let mut results = h.backend.log().append_numbered(&PRODUCER, &batch).await.into_iter();
+    let mut next = || results.next().ok_or_else(|| Violation::new("too few results"));
+    refused(next()?, ErrorKind::Encode, "an entry without fields")?;
+    let ids = [next()??, next()??];
+    equal!(append_numbered(&h, PRODUCER, &batch[1..]).await?, ids, "the others again");
+    let never = Numbering { window: Duration::ZERO, ..PRODUCER };
+    let result = h.backend.log().append_numbered(&never, &batch[1..2]).await.remove(0);
+    refused(result, ErrorKind::InvalidConfig, "a window of zero")?;
+    equal!(stored(&h, &tp).await?, 2, "entries");
     Ok(())
 }
