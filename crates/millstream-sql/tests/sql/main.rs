@@ -3,6 +3,7 @@
 
 mod delivery;
 mod fences;
+mod figures;
 mod handlers;
 mod inbox;
 mod markers;
