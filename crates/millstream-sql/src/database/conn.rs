@@ -29,6 +29,8 @@ pub(crate) enum Arg<'a> {
     Bytes(&'a [u8]),
     Int(i64),
     MaybeBytes(Option<&'a [u8]>),
+    // Not used by markers, which have none.
+    #[allow(dead_code)]
     MaybeInt(Option<i64>),
     /// An array of byte strings on PostgreSQL; on SQLite a JSON array of them in hexadecimal, for `unhex`.
     List(&'a [&'a [u8]]),
