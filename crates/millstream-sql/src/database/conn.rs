@@ -198,7 +198,7 @@ impl<'c> From<&'c mut PgConnection> for Conn<'c> {
 #[cfg(feature = "postgres")]
 impl<'c> From<&'c mut sqlx::Transaction<'_, sqlx::Postgres>> for Conn<'c> {
     fn from(tx: &'c mut sqlx::Transaction<'_, sqlx::Postgres>) -> Self {
-        Self::Postgres(&mut **tx)
+        Self::Postgres(tx)
     }
 }
 
@@ -212,7 +212,7 @@ impl<'c> From<&'c mut SqliteConnection> for Conn<'c> {
 #[cfg(feature = "sqlite")]
 impl<'c> From<&'c mut sqlx::Transaction<'_, sqlx::Sqlite>> for Conn<'c> {
     fn from(tx: &'c mut sqlx::Transaction<'_, sqlx::Sqlite>) -> Self {
-        Self::Sqlite(&mut **tx)
+        Self::Sqlite(tx)
     }
 }
 

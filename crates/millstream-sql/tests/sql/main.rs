@@ -1,5 +1,5 @@
 //! What this crate does on real databases: each test on a PostgreSQL and on a SQLite of its own.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod delivery;
 mod fences;
