@@ -1,5 +1,5 @@
 //! Shared parts of the tests on real servers: [`server::Server`], a private `redis-server`, and
-//! [`server::shared_url`], one server for all tests that need only a namespace of their own; [`postgres::Postgres`] is a
+//! [`server::shared_url`], one server for all tests that need only a namespace of their own; [`databases::postgres::Postgres`] is a
 //! private PostgreSQL. For tests with several
 //! processes: the `member` binary ([`member`], [`process`], [`fixture`]), the events that its processes record
 //! ([`history`]), and the checks of these events ([`owners`], [`order`], [`monitor`]). [`proxy`] is a link that is
@@ -7,10 +7,10 @@
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
-pub mod bank;
 pub mod cluster;
 pub mod console;
 pub mod crew;
+pub mod databases;
 pub mod delays;
 mod docs;
 pub mod fixture;
@@ -19,9 +19,7 @@ pub mod locker;
 pub mod member;
 pub mod monitor;
 pub mod order;
-pub mod outbox;
 pub mod owners;
-pub mod postgres;
 pub mod process;
 pub mod proxy;
 #[path = "../../crates/millstream-metrics/tests/support/scrape.rs"]

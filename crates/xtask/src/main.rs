@@ -10,7 +10,7 @@ mod run;
 #[path = "../../../integration-tests/src/cluster.rs"]
 mod cluster;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../../integration-tests/src/postgres.rs"]
+#[path = "../../../integration-tests/src/databases/postgres.rs"]
 mod postgres;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../integration-tests/src/server.rs"]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use integration_tests::bank::{Dies, GROUP, HEADER, Setup, Strategy, Transfer, topic, write};
+use integration_tests::databases::bank::{Dies, GROUP, HEADER, Setup, Strategy, Transfer, topic, write};
 use millstream::sql::{Database, Inbox, Mode, SqlIdempotency, Tx};
 use millstream::{Delivery, Fixed, Idempotent, Millstream, Outcome};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integration_tests::outbox::Setup;
+use integration_tests::databases::outbox::Setup;
 use millstream::Millstream;
 use millstream::sql::Database;
 

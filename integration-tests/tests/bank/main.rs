@@ -8,8 +8,8 @@ mod windows;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::bank::{BALANCE, HEADER, Setup, Strategy, Transfer, open, pairs, topic};
-use integration_tests::postgres;
+use integration_tests::databases::bank::{BALANCE, HEADER, Setup, Strategy, Transfer, open, pairs, topic};
+use integration_tests::databases::postgres;
 use integration_tests::process::Process;
 use integration_tests::server::Server;
 use millstream::Millstream;
@@ -84,7 +84,7 @@ impl Bank {
     pub(crate) async fn drained(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
-            let stats = self.mq.stats(&topic(), integration_tests::bank::GROUP).await?;
+            let stats = self.mq.stats(&topic(), integration_tests::databases::bank::GROUP).await?;
             let left: u64 = stats.iter().map(|it| it.lag.unwrap_or(1) + it.pending + it.retrying).sum();
             if left == 0 {
                 return Ok(());

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use integration_tests::bank::{Dies, Strategy, Transfer, pairs};
+use integration_tests::databases::bank::{Dies, Strategy, Transfer, pairs};
 
 use crate::Bank;
 

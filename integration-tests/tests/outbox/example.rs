@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use integration_tests::outbox::postgres_url;
+use integration_tests::databases::outbox::postgres_url;
 use integration_tests::server::Server;
 
 async fn output(database: Option<String>, queue: Option<String>) -> String {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use integration_tests::databases::outbox::{postgres_url, postgres_url_on, texts};
+use integration_tests::databases::postgres::Postgres;
 use integration_tests::eventually;
-use integration_tests::outbox::{postgres_url, postgres_url_on, texts};
-use integration_tests::postgres::Postgres;
 use integration_tests::proxy::{Proxy, Way};
 use integration_tests::server::Server;
 use millstream::sql::{Database, Outbox, sqlx};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use integration_tests::databases::outbox::{Setup, postgres_url, stored};
 use integration_tests::eventually;
-use integration_tests::outbox::{Setup, postgres_url, stored};
 use integration_tests::process::Process;
 use integration_tests::server::shared_url;
 use millstream::Millstream;

@@ -13,7 +13,7 @@ mod watermark;
 use std::time::Duration;
 
 use bytes::Bytes;
-use integration_tests::outbox::postgres_url;
+use integration_tests::databases::outbox::postgres_url;
 use millstream::sql::{Database, OutboxRelay, migrate, sqlx};
 use millstream::{Millstream, Topic};
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use integration_tests::databases::outbox::{postgres_url, stored};
 use integration_tests::eventually;
-use integration_tests::outbox::{postgres_url, stored};
 use integration_tests::server::Server;
 use millstream::Millstream;
 use millstream::sql::{Database, Outbox, sqlx};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use integration_tests::databases::outbox::{stored, texts};
 use integration_tests::eventually;
-use integration_tests::outbox::{stored, texts};
 use millstream::sql::Outbox;
 use millstream::{ErrorKind, Topic, TopicChange};
 

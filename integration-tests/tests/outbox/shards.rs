@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use integration_tests::databases::outbox::texts;
 use integration_tests::eventually;
-use integration_tests::outbox::texts;
 use millstream::sql::{Outbox, sqlx};
 
 use super::{LINES, Scene, line};

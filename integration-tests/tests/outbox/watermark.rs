@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use integration_tests::databases::outbox::texts;
 use integration_tests::eventually;
-use integration_tests::outbox::texts;
 use millstream::sql::Outbox;
 
 use super::{LINES, Scene, line, number};
@@ -122,10 +122,10 @@ async fn rows_of_a_restored_dump_are_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prepared_transaction_is_named() {
     let server = tokio::task::spawn_blocking(|| {
-        integration_tests::postgres::Postgres::start_with(&["max_prepared_transactions=5"])
+        integration_tests::databases::postgres::Postgres::start_with(&["max_prepared_transactions=5"])
     });
     let server = server.await.expect("a server");
-    let url = integration_tests::outbox::postgres_url_on(&server.url()).await;
+    let url = integration_tests::databases::outbox::postgres_url_on(&server.url()).await;
     let database = millstream::sql::Database::connect(&url).await.expect("connected");
     let scene = Scene { mq: super::memory().await, database, url, _folder: None };
     let mut tx = scene.database.begin().await.expect("begun");

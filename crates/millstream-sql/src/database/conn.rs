@@ -29,6 +29,8 @@ pub(crate) enum Arg<'a> {
     Bytes(&'a [u8]),
     Int(i64),
     MaybeBytes(Option<&'a [u8]>),
+    // Not used by markers, which have none.
+    #[allow(dead_code)]
     MaybeInt(Option<i64>),
     /// An array of byte strings on PostgreSQL; on SQLite a JSON array of them in hexadecimal, for `unhex`.
     List(&'a [&'a [u8]]),
@@ -196,7 +198,7 @@ impl<'c> From<&'c mut PgConnection> for Conn<'c> {
 #[cfg(feature = "postgres")]
 impl<'c> From<&'c mut sqlx::Transaction<'_, sqlx::Postgres>> for Conn<'c> {
     fn from(tx: &'c mut sqlx::Transaction<'_, sqlx::Postgres>) -> Self {
-        Self::Postgres(&mut **tx)
+        Self::Postgres(tx)
     }
 }
 
@@ -210,7 +212,7 @@ impl<'c> From<&'c mut SqliteConnection> for Conn<'c> {
 #[cfg(feature = "sqlite")]
 impl<'c> From<&'c mut sqlx::Transaction<'_, sqlx::Sqlite>> for Conn<'c> {
     fn from(tx: &'c mut sqlx::Transaction<'_, sqlx::Sqlite>) -> Self {
-        Self::Sqlite(&mut **tx)
+        Self::Sqlite(tx)
     }
 }
 

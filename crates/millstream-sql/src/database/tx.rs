@@ -77,9 +77,9 @@ impl Tx {
     pub fn conn(&mut self) -> Conn<'_> {
         match self.inner() {
             #[cfg(feature = "postgres")]
-            Inner::Postgres(tx) => Conn::Postgres(&mut **tx),
+            Inner::Postgres(tx) => Conn::Postgres(tx),
             #[cfg(feature = "sqlite")]
-            Inner::Sqlite(tx) => Conn::Sqlite(&mut **tx),
+            Inner::Sqlite(tx) => Conn::Sqlite(tx),
         }
     }
 

@@ -74,7 +74,7 @@ async fn failed_work_leaves_nothing_and_is_done_again(place: Place) {
         let failed = inbox.once(&operation(id), None, work).await;
         match failed {
             Err(OnceError::Work(error)) => {
-                assert_eq!(error, NotEnough(5), "the error of the work has its type")
+                assert_eq!(error, NotEnough(5), "the error of the work has its type");
             }
             other => panic!("{mode:?}: {other:?}"),
         }

@@ -38,7 +38,7 @@ async fn many_markers_are_extended_at_once(place: Place) {
     let answers = role.extend(&markers).await;
     for (at, answer) in answers.iter().enumerate() {
         let expected = if [17, 300].contains(&at) { Err(ErrorKind::Fenced) } else { Ok(()) };
-        assert_eq!(answer.as_ref().map(|_| ()).map_err(|error| error.kind()), expected, "{at}");
+        assert_eq!(answer.as_ref().map(|_| ()).map_err(millstream_core::Error::kind), expected, "{at}");
     }
 }
 

@@ -13,6 +13,8 @@ use crate::postgres::shared_url;
 pub(crate) struct Place {
     pub(crate) database: Database,
     pub(crate) url: String,
+    /// Removed with the value.
+    #[allow(dead_code)]
     pub(crate) dir: Option<TempDir>,
 }
 

@@ -8,7 +8,7 @@ use millstream_core::{Backend, wire};
 use serde::{Deserialize, Serialize};
 use sqlx::Executor as _;
 
-use crate::postgres;
+use crate::databases::postgres;
 
 /// What a `relay` process does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
