@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use integration_tests::console::MemoryConsole;
-use integration_tests::{cluster, postgres, server};
+use integration_tests::databases::postgres;
+use integration_tests::{cluster, server};
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::{Backend, GroupName, MessageId, Namespace, Place, ScheduleId, TopicPartition};

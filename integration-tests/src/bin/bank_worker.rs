@@ -111,7 +111,9 @@ async fn transact(setup: &Setup, database: &Database, transfer: &Transfer) -> Re
 
 fn is_double(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<millstream::sql::sqlx::Error>();
-    error.and_then(|error| error.as_database_error()).is_some_and(|error| error.is_unique_violation())
+    error
+        .and_then(|error| error.as_database_error())
+        .is_some_and(millstream::sql::sqlx::error::DatabaseError::is_unique_violation)
 }
 
 /// Ends the process as a crash would, if it is to die here and none has died before.

@@ -127,8 +127,8 @@ pub async fn write(tx: &mut Tx, transfer: &Transfer, unique: bool) -> Result<()>
 /// Those of the database.
 pub async fn run(tx: &mut Tx, sql: &str) -> Result<()> {
     match tx.conn() {
-        Conn::Postgres(conn) => drop(conn.execute(sql).await?),
-        Conn::Sqlite(conn) => drop(conn.execute(sql).await?),
+        Conn::Postgres(conn) => _ = conn.execute(sql).await?,
+        Conn::Sqlite(conn) => _ = conn.execute(sql).await?,
     }
     Ok(())
 }

@@ -74,11 +74,10 @@ async fn memory() -> Millstream {
 }
 
 async fn run(tx: &mut millstream::sql::Tx, sql: &str) -> sqlx::Result<()> {
-    let done = match tx.conn() {
+    match tx.conn() {
         millstream::sql::Conn::Postgres(conn) => sqlx::raw_sql(sql).execute(conn).await.map(drop),
         millstream::sql::Conn::Sqlite(conn) => sqlx::raw_sql(sql).execute(conn).await.map(drop),
-    };
-    done
+    }
 }
 
 async fn number(tx: &mut millstream::sql::Tx, sql: &str) -> i64 {

@@ -118,7 +118,8 @@ async fn an_idempotent_producer_stores_one_entry_on_a_server_that_stalls() {
     proxy.freeze(Way::Down);
     let sending = tokio::spawn(async move {
         let values: Vec<u64> = (1..=100).collect();
-        let sent = producer.send_all(values.iter().map(Record::new)).await;
+        let records: Vec<_> = values.iter().map(Record::new).collect();
+        let sent = producer.send_all(records).await;
         sent.into_iter().map(|sent| sent.expect("sent in the end").id.to_string()).collect::<Vec<_>>()
     });
     eventually(async || ids(&server).len() == 102, "the first attempt is stored").await;

@@ -303,24 +303,14 @@ pub trait Log: Send + Sync {
     /// A repetition is a batch as it was, or what is left of it without entries that have their result: for each partition all
     /// entries that failed, in their order. A backend may store the entries of a partition together and recognise them only so.
     ///
-    /// Default: [`append_dedup`](Self::append_dedup) with an [id](Numbering::id) made of producer and number. A backend that
+    /// Default: [`append_by_ids`]. A backend that
     /// supports [`Capability::Dedup`](crate::Capability::Dedup) may have a cheaper way.
     async fn append_numbered(
         &self,
         numbering: &Numbering,
         batch: &[NumberedAppend],
     ) -> Vec<Result<MessageId>> {
-        let item = |item: &NumberedAppend| {
-            let (append, window) = (item.append.clone(), numbering.window);
-            Ok(DedupAppend { append, id: numbering.id(item.number)?, window, earlier: Vec::new() })
-        };
-        match batch.iter().map(item).collect::<Result<Vec<_>>>() {
-            Ok(items) => {
-                let results = self.append_dedup(&items).await.into_iter();
-                results.map(|result| result.map(|done| done.id)).collect()
-            }
-            Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
-        }
+        append_by_ids(self, numbering, batch).await
     }
 
     /// Opens an appender for the entries of one producer with numbers.
@@ -512,4 +502,24 @@ pub trait Reader: Send {
     /// [`Fetched::tail_lost`] if a fail-over has lost them meanwhile. A caller that wants to read the pending list again
     /// under the same lease therefore keeps its reader.
     fn start_over(&mut self);
+}
+
+/// Appends numbered entries with [`Log::append_dedup`], under [ids](Numbering::id) that are made of producer and number: the default
+/// of [`Log::append_numbered`].
+pub async fn append_by_ids<L: Log + ?Sized>(
+    log: &L,
+    numbering: &Numbering,
+    batch: &[NumberedAppend],
+) -> Vec<Result<MessageId>> {
+    let item = |item: &NumberedAppend| {
+        let (append, window) = (item.append.clone(), numbering.window);
+        Ok(DedupAppend { append, id: numbering.id(item.number)?, window, earlier: Vec::new() })
+    };
+    match batch.iter().map(item).collect::<Result<Vec<_>>>() {
+        Ok(items) => {
+            let results = log.append_dedup(&items).await.into_iter();
+            results.map(|result| result.map(|done| done.id)).collect()
+        }
+        Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+    }
 }

@@ -285,11 +285,11 @@ impl Broken {
             {
                 return Ok(Placed::Kept);
             }
-            (Mutant::KeepReplaces, _, OnConflict::Keep) => it.on_conflict = OnConflict::Replace,
             (Mutant::ReplaceKeeps, _, OnConflict::Replace) | (Mutant::RejectKeeps, _, OnConflict::Reject) => {
                 it.on_conflict = OnConflict::Keep;
             }
-            (Mutant::DebounceHastens, _, OnConflict::Debounce)
+            (Mutant::KeepReplaces, _, OnConflict::Keep)
+            | (Mutant::DebounceHastens, _, OnConflict::Debounce)
             | (Mutant::KeepLastMovesDue, _, OnConflict::KeepLast) => it.on_conflict = OnConflict::Replace,
             (Mutant::DebounceKeepsDue, _, OnConflict::Debounce) => it.on_conflict = OnConflict::KeepLast,
             (Mutant::KeepLastKeepsFirst, _, OnConflict::KeepLast) => it.on_conflict = OnConflict::Keep,

@@ -340,8 +340,8 @@ impl Broken {
     fn spoil_verdict(&self, verdict: &mut Verdict) {
         match (self.sabotage, &mut *verdict) {
             (Mutant::TaskRetriesDropped, Verdict::Retry { .. })
-            | (Mutant::DeadLetterDropped, Verdict::Dead { .. }) => *verdict = Verdict::Complete,
-            (Mutant::FinishedForgotten, Verdict::CompleteFor(_)) => *verdict = Verdict::Complete,
+            | (Mutant::DeadLetterDropped, Verdict::Dead { .. })
+            | (Mutant::FinishedForgotten, Verdict::CompleteFor(_)) => *verdict = Verdict::Complete,
             (Mutant::FinishedForEver, Verdict::CompleteFor(window)) => *window = HOUR,
             (Mutant::RetryEarly, Verdict::Retry { due, .. }) => *due = earlier(*due),
             (Mutant::SnoozeCounts, Verdict::Retry { attempt, error, .. }) if error.is_empty() => {

@@ -9,8 +9,8 @@ use millstream_core::dead_letters::{Claim, DeadLetterAction, DeadLetters};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, Reader, Receipt, Settled,
-    Settlement, Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, NumberedAppend, NumberedAppender,
+    Numbering, Reader, Receipt, Settled, Settlement, Trimmed,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -56,6 +56,21 @@ impl Log for Client {
         let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append_dedup(&batch).await };
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
+    }
+
+    async fn append_numbered(
+        &self,
+        numbering: &Numbering,
+        batch: &[NumberedAppend],
+    ) -> Vec<Result<MessageId>> {
+        let (inner, numbering) = (self.0.backend.log().clone(), *numbering);
+        let (batch, count) = (batch.to_vec(), batch.len());
+        let request = async move { inner.append_numbered(&numbering, &batch).await };
+        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
+    }
+
+    fn numbered_appender(&self, _: Numbering) -> Option<Box<dyn NumberedAppender>> {
+        None
     }
 
     // Every append must pass through here as a separate request.

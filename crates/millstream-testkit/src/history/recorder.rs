@@ -9,8 +9,8 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, Log, Measured, Reader, Receipt,
-    Settled, Settlement, Source, Trimmed,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, Log, Measured, NumberedAppend,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed, append_by_ids,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -204,6 +204,20 @@ impl Log for Recorder {
             stored.map(|(item, result)| (item.append.clone(), result.clone().map(|it| it.id))).unzip();
         self.0.appended(&appends, &ids);
         results
+    }
+
+    async fn append_numbered(
+        &self,
+        numbering: &Numbering,
+        batch: &[NumberedAppend],
+    ) -> Vec<Result<MessageId>> {
+        // Recorded there.
+        append_by_ids(self, numbering, batch).await
+    }
+
+    // As with `appender`.
+    fn numbered_appender(&self, _: Numbering) -> Option<Box<dyn NumberedAppender>> {
+        None
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {
