@@ -71,7 +71,7 @@ async fn a_message_that_is_killed_before_its_marker_is_done_is_handled_again_onc
     let handled = starts(&scene, 1);
     assert_eq!(handled.iter().map(|it| it.attempt).collect::<Vec<_>>(), [1, 1], "no attempt is used");
     assert_eq!(done(&scene, &[1].into()).await, [1].into());
-    let again = scene.history.lines.iter().filter(|line| matches!(line.what, What::Started(_))).next_back();
+    let again = scene.history.lines.iter().rfind(|line| matches!(line.what, What::Started(_)));
     let took = again.map_or(0, |line| line.at_us - killed) / 1_000;
     scene.end().await;
     figure("idempotent kill", &format!("handled again {took} ms after the kill, of a ttl of 1000 ms"));

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use crate::error::Problems;
-use crate::idempotency::LONGEST;
 use crate::policy::RetryPolicy;
 use crate::topic::{Retention, TopicSpec};
+
+/// Longest ttl and retention of a marker: 10 years.
+pub const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 /// Replays of dead letters that are expected if nothing else is stated: within a day of the death.
 pub const REPLAYS_WITHIN: Duration = Duration::from_secs(86_400);

@@ -12,14 +12,13 @@ use bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{GroupName, TopicName};
 
+pub use crate::retention::LONGEST;
+
 /// Longest id of an operation, in bytes.
 pub const MAX_OPERATION_ID_LEN: usize = 256;
 
 /// Largest result that a marker keeps, in bytes: 64 KiB. Every begin of the same operation returns it.
 pub const MAX_RESULT_LEN: usize = 64 << 10;
-
-/// Longest ttl and retention of a marker: 10 years.
-pub const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 /// Operation that is to take effect once: an id within a group of a topic.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

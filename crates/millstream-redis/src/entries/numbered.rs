@@ -18,6 +18,7 @@ use crate::conn::cluster::servers::Servers;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::cluster_appender::ClusterAppender;
+use crate::scripts::times::ceil_ms;
 
 /// Appends for one producer, whose numbers these are.
 pub(crate) struct Numbered {
@@ -46,7 +47,11 @@ impl RedisBackend {
                 Over::Cluster(ClusterAppender::new(inner, cluster.clone(), Durability::Stored))
             }
         };
-        let numbers = Arc::new(Numbers::new(numbering, self.inner.scripts.append_numbered.code()));
+        let numbers = Arc::new(Numbers::new(
+            numbering,
+            ceil_ms(numbering.window),
+            self.inner.scripts.append_numbered.code(),
+        ));
         Ok(Numbered { inner: self.inner.clone(), over, numbers, begun: VecDeque::new(), found: None })
     }
 

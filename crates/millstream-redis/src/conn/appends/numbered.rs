@@ -18,7 +18,6 @@ use crate::conn::appends::part::Part;
 use crate::conn::replies::resp::{Head, Replies};
 use crate::conn::request::{Digits, Request};
 use crate::error::unexpected;
-use crate::scripts::times::ceil_ms;
 
 /// Maximum number of entries of a transaction, and its approximate maximum of bytes (1 MiB): the server executes it without
 /// a break.
@@ -38,9 +37,10 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    pub(crate) fn new(numbering: Numbering, code: String) -> Self {
-        let Numbering { producer, window } = numbering;
-        Self { producer, window_ms: Digits::number(ceil_ms(window)), code, refused: OnceLock::new() }
+    /// `window_ms` is the window of the numbers in milliseconds.
+    pub(crate) fn new(numbering: Numbering, window_ms: u64, code: String) -> Self {
+        let window_ms = Digits::number(window_ms);
+        Self { producer: numbering.producer, window_ms, code, refused: OnceLock::new() }
     }
 
     /// Returns why nothing more can be appended so.
