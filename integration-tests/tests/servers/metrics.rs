@@ -7,6 +7,7 @@ mod letters;
 mod locks;
 mod loss;
 mod once;
+mod outbox;
 mod owners;
 mod queues;
 mod sampled;
@@ -415,6 +416,8 @@ async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
     assert!(scene.mq.lock("invoice:42").try_acquire().await.expect("asked").is_none());
     held.release().await.expect("released");
     scene.mq.leader("scheduler").campaign().await.expect("elected").resign().await.expect("resigned");
+    let folder = tempfile::tempdir().expect("a folder");
+    let relay = outbox::idle(&scene.mq, folder.path()).await;
     let wanted = asked_for();
     assert!(wanted.len() > 40, "{wanted:?}");
     let missing = |scrape: &Scrape| -> Vec<String> {
@@ -432,5 +435,5 @@ async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
     assert!(producer.send(&11).await.is_err(), "without memory nothing is stored");
     scene.until("everything is there", |scrape| missing(scrape).is_empty()).await;
     redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
-    let _ = tokio::join!(consumer.shutdown(), worker.shutdown());
+    let _ = tokio::join!(consumer.shutdown(), worker.shutdown(), relay.shutdown());
 }
