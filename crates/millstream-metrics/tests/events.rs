@@ -130,6 +130,7 @@ fn everything(metrics: &Metrics) {
         Event::Failing { operation: "fetch", topic_partition: None, error: &error },
         Event::Recovered { operation: "fetch", topic_partition: None },
         Event::Panicked { code: UserCode::Codec, text: "unlucky" },
+        Event::OutboxSampled { oldest: Some(late), blocked: None, dead: 3 },
     ] {
         metrics.observe(&event);
     }
@@ -151,6 +152,9 @@ fn every_event_is_counted_as_often_as_it_says() {
     };
     for (series, count) in [
         ("produced_total{topic=\"t\"}".to_owned(), 3.0),
+        ("outbox_oldest_seconds".into(), 0.004),
+        ("outbox_blocked_seconds".into(), 0.0),
+        ("outbox_dead".into(), 3.0),
         ("locks_acquired_total".into(), 2.0),
         ("locks_ended_total{end=\"released\"}".into(), 1.0),
         ("locks_ended_total{end=\"expired\"}".into(), 1.0),

@@ -93,6 +93,10 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("queue dead list", "mails", Looks),
     ("queue dead replay", "mails --all", Asks),
     ("queue dead purge", "mails --all", Asks),
+    ("lock list", "", Looks),
+    ("lock show", "invoice:1", Looks),
+    ("lock release", "invoice:1", Asks),
+    ("leader show", "scheduler", Looks),
     #[cfg(feature = "top")]
     ("top", "--once", Looks),
 ];
@@ -149,6 +153,9 @@ async fn place() -> (Cli, Millstream, String) {
     worker.shutdown().await;
     let hour = Duration::from_secs(3_600);
     mails.schedule(&NASTY.to_owned()).id(TURNED).delay(hour).await.expect("scheduled");
+    let held = mq.lock("invoice:1").owner(TURNED).ttl(hour).acquire().await.expect("acquired");
+    // Held for as long as the test runs.
+    std::mem::forget(held);
     let letter = put[0].expect("put").to_string();
     (cli, mq, letter)
 }
