@@ -276,7 +276,7 @@ async fn numbers_of_other_producers_and_partitions_do_not_count(h: Harness) -> V
 
 async fn numbers_count_for_a_window(h: Harness) -> Verdict {
     let tp = h.partition().await?;
-    let brief = Numbering { window: 2 * BRIEF, ..PRODUCER };
+    let brief = Numbering { window: BRIEF, ..PRODUCER };
     let first = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
     let again = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
     let late = h.now().await?.saturating_duration_since(first.timestamp()) >= brief.window;
