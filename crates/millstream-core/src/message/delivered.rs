@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::envelope::Headers;
 use crate::error::Result;
 use crate::id::MessageId;
-use crate::idempotency::Operation;
+use crate::message::operation::Operation;
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
 

@@ -8,6 +8,7 @@ pub mod delivered;
 pub(crate) mod durability;
 pub mod envelope;
 pub mod history;
+pub(crate) mod operation;
 pub(crate) mod receipt;
 pub mod trace;
 pub mod wire;
