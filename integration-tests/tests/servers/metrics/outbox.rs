@@ -40,7 +40,10 @@ async fn what_an_outbox_cannot_send_is_measured() {
     let mut open = database.begin().await.expect("begun");
     outbox.send(&mut open, &BOUNDED, &8).key("k").await.expect("written");
     let mut behind = database.begin().await.expect("begun");
-    outbox.send(&mut behind, &BOUNDED, &9).key("k").await.expect("written");
+    // Of many keys, so that some are in other shards than the rows that wait for room.
+    for number in 0..20_u64 {
+        outbox.send(&mut behind, &BOUNDED, &number).key(format!("other {number}")).await.expect("written");
+    }
     behind.commit().await.expect("committed");
     scene
         .until("a transaction holds back a row", |scrape| value(scrape, "outbox_blocked_seconds") > Some(0.0))
