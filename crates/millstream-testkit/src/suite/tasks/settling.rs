@@ -16,7 +16,7 @@ use crate::harness::Harness;
 
 suite!("tasks":
     a_completed_task_is_gone_and_its_id_is_free,
-    the_id_of_a_completed_task_is_in_use_for_its_window,
+    the_id_of_a_completed_task_is_in_use_for_its_window needs [ListScheduled],
     a_token_settles_its_own_claim_only,
     a_settlement_counts_once,
     a_batch_is_settled_one_by_one,
