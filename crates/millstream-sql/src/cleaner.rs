@@ -1,4 +1,4 @@
-//! Deletes markers that have expired, beside those who insert.
+//! Deletes expired markers in small batches.
 
 use std::time::{Duration, Instant};
 

@@ -16,7 +16,7 @@ const ROWS: i64 = 100_000;
 const COMMITS: usize = 2_000;
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "measures"]
+#[ignore = "a measurement: it prints rates and latencies, which depend on the machine; run it in release"]
 async fn rows_per_second_and_time_from_commit_to_stored() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("a server");
     let mq = Millstream::connect(&server.url()).await.expect("connected");

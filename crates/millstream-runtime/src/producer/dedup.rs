@@ -113,7 +113,7 @@ impl<C: Outgoing> Lazy<C> {
     fn batcher(&self, start: impl FnOnce() -> Batcher<C>) -> Result<Arc<Batcher<C>>> {
         let mut started = self.started();
         if started.closed {
-            // A send tells of it in the same way.
+            // A send reports it in the same way.
             return started.batcher.clone().ok_or_else(closed);
         }
         Ok(started.batcher.get_or_insert_with(|| Arc::new(start())).clone())

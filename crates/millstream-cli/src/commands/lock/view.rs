@@ -53,7 +53,7 @@ impl LockView {
         output::table(&["lock", "holder", ">fence", ">ends in", ">waiting", ">longest"], rows)
     }
 
-    /// Formats it with these names for the lock, its holder, its fence, and those who wait.
+    /// Formats it with these names for the lock, its holder, its fence, and the clients that wait.
     pub(super) fn text(&self, lock: &str, holder: &str, fence: &str, waiting: &str) -> String {
         let longest = self.first_waits_ms.map(|ms| format!(", the first for {}", time(ms)));
         output::list([
