@@ -114,17 +114,17 @@ fn named(call: &str) -> Vec<String> {
 }
 
 macro_rules! script {
-    ($(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr) => {
-        script!(@ $(#[$doc])* $konst, $name, $keys, $args, false);
+    ($(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
+        script!(@ $(#[$doc])* $konst, $folder, $name, $keys, $args, false);
     };
-    (read_only $(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr) => {
-        script!(@ $(#[$doc])* $konst, $name, $keys, $args, true);
+    (read_only $(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
+        script!(@ $(#[$doc])* $konst, $folder, $name, $keys, $args, true);
     };
-    (@ $(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr, $read_only:literal) => {
+    (@ $(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr, $read_only:literal) => {
         $(#[$doc])*
         pub const $konst: Script = Script {
             name: $name,
-            source: include_str!(concat!($name, ".lua")),
+            source: include_str!(concat!($folder, "/", $name, ".lua")),
             keys: &$keys,
             args: &$args,
             read_only: $read_only,
@@ -134,301 +134,301 @@ macro_rules! script {
 
 script!(
     /// Grants a lease unless another owner holds it; a request with the same nonce returns the same grant.
-    ACQUIRE, "acquire", ["lease", "fence"], ["owner", "nonce", "ttl_ms", "heard"]
+    ACQUIRE, "leases", "acquire", ["lease", "fence"], ["owner", "nonce", "ttl_ms", "heard"]
 );
 script!(
     /// Extends a lease by another ttl; a lease that merely expired is revived as long as no other owner
     /// acquired it.
-    RENEW, "renew", ["lease", "fence"], ["token", "ttl_ms"]
+    RENEW, "leases", "renew", ["lease", "fence"], ["token", "ttl_ms"]
 );
 script!(
     /// Releases a lease; from then on its token is invalid.
-    RELEASE, "release", ["lease", "fence"], ["token", "ends"]
+    RELEASE, "leases", "release", ["lease", "fence"], ["token", "ends"]
 );
 script!(
     /// Grants a lock to the first client in its queue once it is free, and gives the others a place there.
-    ACQUIRE_LOCK, "acquire_lock",
+    ACQUIRE_LOCK, "locks", "acquire_lock",
     ["lock", "queue", "places", "changes", "epoch", "index"],
     ["owner", "nonce", "ttl_ms", "heard", "above", "mode", "arrived", "min_up_s", "name"]
 );
 script!(
     /// Extends a lock by another ttl; one that merely expired is revived unless another client was granted it.
-    RENEW_LOCK, "renew_lock", ["lock", "index"], ["token", "ttl_ms", "name"]
+    RENEW_LOCK, "locks", "renew_lock", ["lock", "index"], ["token", "ttl_ms", "name"]
 );
 script!(
     /// Releases a lock or leaves its queue, and calls the next client in the queue if the lock is free.
-    RELEASE_LOCK, "release_lock", ["lock", "queue", "places", "changes", "index"], ["nonce", "name", "ends"]
+    RELEASE_LOCK, "locks", "release_lock", ["lock", "queue", "places", "changes", "index"], ["nonce", "name", "ends"]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
-    WITHDRAW_END, "withdraw_end", ["fence"], ["epoch"]
+    WITHDRAW_END, "leases", "withdraw_end", ["fence"], ["epoch"]
 );
 script!(
     /// Begins a new reader of a lease, and aborts requests of its earlier readers that are still under way.
-    OPEN_READER, "open_reader", ["fence"], ["token", "reader"]
+    OPEN_READER, "log", "open_reader", ["fence"], ["token", "reader"]
 );
 script!(
     /// Reads a stream as the holder of its lease, without a connection that watches the fence.
-    READ, "read", ["fence", "stream"], ["token", "group", "consumer", "count", "after", "reader"]
+    READ, "log", "read", ["fence", "stream"], ["token", "group", "consumer", "count", "after", "reader"]
 );
 script!(
     /// Removes handled entries from the pending list, and from the retry log if they were read there.
-    ACK, "ack", ["fence", "stream", "held"], ["mode", "who", "group", "source", "ids..."]
+    ACK, "log", "ack", ["fence", "stream", "held"], ["mode", "who", "group", "source", "ids..."]
 );
 script!(
     /// Parks pending entries until they are due again, and removes them from the pending list.
-    RETRY, "retry",
+    RETRY, "log", "retry",
     ["fence", "stream", "retry_due", "retry_items", "held"],
     ["mode", "who", "group", "source", "messages..."]
 );
 script!(
     /// Stores pending entries as dead letters, and removes them from the pending list.
-    DEAD_LETTER, "dead_letter",
+    DEAD_LETTER, "log", "dead_letter",
     ["fence", "stream", "dlq", "held"],
     ["mode", "who", "group", "source", "topic", "partition", "messages..."]
 );
 script!(
     /// Writes notes of pending entries for their next reader; the entries stay pending.
-    HOLD, "hold", ["fence", "stream", "held"], ["mode", "who", "group", "source", "notes..."]
+    HOLD, "log", "hold", ["fence", "stream", "held"], ["mode", "who", "group", "source", "notes..."]
 );
 script!(
     /// Moves a group's position in the log, and releases the lease; pending entries of the log are forgotten.
-    SEEK, "seek", ["lease", "fence", "log", "held"], ["token", "group", "position"]
+    SEEK, "log", "seek", ["lease", "fence", "log", "held"], ["token", "group", "position"]
 );
 script!(
     /// Moves parked messages that are due to the retry log.
-    PROMOTE, "promote",
+    PROMOTE, "schedule", "promote",
     ["fence", "retry_due", "retry_items", "retry_log", "dlq"],
     ["token", "limit", "topic", "partition", "group"]
 );
 script!(
     /// Claims dead letters for one client for a limited time.
-    CLAIM_DEAD, "claim_dead", ["dlq", "dead_claims"], ["by", "hold_ms", "left", "ids..."]
+    CLAIM_DEAD, "dead_letters", "claim_dead", ["dlq", "dead_claims"], ["by", "hold_ms", "left", "ids..."]
 );
 script!(
     /// Replays, purges or leaves dead letters, unless another client has or had claimed them; each at most
     /// once.
-    SETTLE_DEAD, "settle_dead", ["dlq", "retry_log", "dead_claims"], ["by", "letters..."]
+    SETTLE_DEAD, "dead_letters", "settle_dead", ["dlq", "retry_log", "dead_claims"], ["by", "letters..."]
 );
 script!(
     /// Imports dead letters that were exported before, each under a new id and at most once.
-    PUT_DEAD, "put_dead", ["dlq", "dead_imports"], ["again", "memory_ms", "letters..."]
+    PUT_DEAD, "dead_letters", "put_dead", ["dlq", "dead_imports"], ["again", "memory_ms", "letters..."]
 );
 script!(
     /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
     /// per group.
-    TRIM, "trim", ["fence", "log"], ["token", "limit", "rule", "figure"]
+    TRIM, "log", "trim", ["fence", "log"], ["token", "limit", "rule", "figure"]
 );
 
 script!(
     /// Schedules messages until they are due.
-    SCHEDULE, "schedule",
+    SCHEDULE, "schedule", "schedule",
     ["delay", "delay_items", "states", "claims", "recur", "wake", "finished"],
     ["place", "terms", "messages..."]
 );
 script!(
     /// Removes messages that still wait.
-    CANCEL, "cancel", ["delay", "delay_items", "states"], ["place", "ids..."]
+    CANCEL, "schedule", "cancel", ["delay", "delay_items", "states"], ["place", "ids..."]
 );
 script!(
     /// Changes the due time of messages that still wait.
-    RESCHEDULE, "reschedule", ["delay", "recur", "wake"], ["place", "due", "ids..."]
+    RESCHEDULE, "schedule", "reschedule", ["delay", "recur", "wake"], ["place", "due", "ids..."]
 );
 script!(
     read_only
     /// Reads one waiting message.
-    FIND, "find", ["delay", "delay_items"], ["id"]
+    FIND, "schedule", "find", ["delay", "delay_items"], ["id"]
 );
 script!(
     read_only
     /// Reads a page of waiting messages, by due time, and within one due time by the bytes of their ids.
-    SCHEDULED, "scheduled", ["delay", "delay_items"], ["due", "id", "limit"]
+    SCHEDULED, "schedule", "scheduled", ["delay", "delay_items"], ["due", "id", "limit"]
 );
 script!(
     read_only
     /// Counts waiting messages.
-    WAITING, "waiting", ["delay"], []
+    WAITING, "schedule", "waiting", ["delay"], []
 );
 script!(
     /// Moves messages that are due to the log of their partition, for all groups.
-    PROMOTE_DELAYED, "promote_delayed",
+    PROMOTE_DELAYED, "schedule", "promote_delayed",
     ["fence", "delay", "delay_items", "log", "recur", "retry_due"],
     ["token", "limit"]
 );
 
 script!(
     /// Stores a recurring rule.
-    RECUR_PUT, "recur_put",
+    RECUR_PUT, "recurring", "recur_put",
     ["recur", "recur_items", "delay", "wake"],
     ["place", "id", "next", "conflict", "item"]
 );
 script!(
     /// Removes a recurring rule; messages that it has scheduled stay.
-    RECUR_REMOVE, "recur_remove", ["recur", "recur_items"], ["id"]
+    RECUR_REMOVE, "recurring", "recur_remove", ["recur", "recur_items"], ["id"]
 );
 script!(
     /// Pauses or resumes a recurring rule.
-    RECUR_PAUSE, "recur_pause", ["recur", "recur_items", "delay", "wake"], ["place", "id", "next"]
+    RECUR_PAUSE, "recurring", "recur_pause", ["recur", "recur_items", "delay", "wake"], ["place", "id", "next"]
 );
 script!(
     /// Reads the recurring rules that are due.
-    RECUR_DUE, "recur_due", ["recur", "recur_items"], ["limit"]
+    RECUR_DUE, "recurring", "recur_due", ["recur", "recur_items"], ["limit"]
 );
 script!(
     /// Fires a recurring rule that is due: schedules its messages and sets its next time, if no other client
     /// did so before.
-    RECUR_FIRE, "recur_fire",
+    RECUR_FIRE, "recurring", "recur_fire",
     ["recur", "recur_items", "delay", "delay_items", "claims", "wake"],
     ["place", "id", "expected", "next", "fires"]
 );
 
 script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
-    CLAIM_TASKS, "claim_tasks",
+    CLAIM_TASKS, "tasks", "claim_tasks",
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
     ["worker", "limit", "hold_us", "crash_limit", "patience_us", "queue", "shard", "heard"]
 );
 script!(
     /// Settles tasks of a worker: completed, to be tried again, or dead.
-    SETTLE_TASKS, "settle_tasks",
+    SETTLE_TASKS, "tasks", "settle_tasks",
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished"],
     ["queue", "shard", "count", "tasks..."]
 );
 script!(
     /// Extends claims, and records that handlers begin.
-    EXTEND_TASKS, "extend_tasks", ["claims", "task_states"], ["hold_us", "begun", "tasks..."]
+    EXTEND_TASKS, "tasks", "extend_tasks", ["claims", "task_states"], ["hold_us", "begun", "tasks..."]
 );
 script!(
     /// Schedules dead tasks again, due at once, as a first attempt; each at most once.
-    REPLAY_TASKS, "replay_tasks", ["dead_tasks", "delay", "delay_items", "claims", "wake"], ["ids..."]
+    REPLAY_TASKS, "tasks", "replay_tasks", ["dead_tasks", "delay", "delay_items", "claims", "wake"], ["ids..."]
 );
 
 script!(
     /// Extends entries of a consumer in shared mode, or marks entries that it will not begin.
-    EXTEND, "extend", ["stream"], ["group", "consumer", "idle_ms", "ids..."]
+    EXTEND, "shared", "extend", ["stream"], ["group", "consumer", "idle_ms", "ids..."]
 );
 script!(
     /// Takes over entries of consumers that are not alive, and removes such consumers without entries.
-    CLAIM, "claim",
+    CLAIM, "shared", "claim",
     ["fence", "log", "retry_log", "held"],
     ["mode", "who", "group", "idle_ms", "limit", "heard", "names..."]
 );
 
 script!(
     /// Records the heartbeat of a member, drops dead members, and returns the member's assignment.
-    HEARTBEAT, "heartbeat",
+    HEARTBEAT, "members", "heartbeat",
     ["members", "member", "assignment", "changes", "meta", "state"],
     ["id", "incarnation", "ttl_ms", "wishes", "joining", "reborn", "heard"]
 );
 script!(
     /// Removes a member from its group, unless another instance has its id by now.
-    LEAVE, "leave", ["members", "member", "changes"], ["id", "incarnation"]
+    LEAVE, "members", "leave", ["members", "member", "changes"], ["id", "incarnation"]
 );
 script!(
     read_only
     /// Returns the state of a whole group.
-    ROSTER, "roster", ["members", "member", "assignment", "changes", "meta"], []
+    ROSTER, "members", "roster", ["members", "member", "assignment", "changes", "meta"], []
 );
 script!(
     /// Publishes an assignment, if its version still needs one; the first one for a version wins.
-    PUBLISH, "publish", ["member", "assignment", "changes"], ["version", "fields..."]
+    PUBLISH, "members", "publish", ["member", "assignment", "changes"], ["version", "fields..."]
 );
 script!(
     /// Increases the number of partitions of a topic; it never decreases.
-    EXPAND, "expand", ["meta"], ["partitions"]
+    EXPAND, "catalog", "expand", ["meta"], ["partitions"]
 );
 script!(
     read_only
     /// Counts entries of a range without sending them.
-    COUNT, "count", ["log"], ["from", "to", "limit"]
+    COUNT, "inspect", "count", ["log"], ["from", "to", "limit"]
 );
 script!(
     read_only
     /// Returns the state of a log and all its groups, at one moment unless entries are large.
-    LOOK, "look", ["log"], ["who", "after"]
+    LOOK, "inspect", "look", ["log"], ["who", "after"]
 );
 script!(
     /// Stores a topic's settings unless it has some.
-    CREATE_TOPIC, "create_topic",
+    CREATE_TOPIC, "catalog", "create_topic",
     ["meta", "deleted"],
     ["mode", "partitions", "format", "retention", "max_length", "reborn"]
 );
 script!(
     /// Changes settings of a topic.
-    ALTER_TOPIC, "alter_topic", ["meta"], ["retention", "max_length"]
+    ALTER_TOPIC, "catalog", "alter_topic", ["meta"], ["retention", "max_length"]
 );
 script!(
     /// Marks a topic as being deleted: from then on it does not exist for other clients. Removes the mark
     /// last.
-    FORGET_TOPIC, "forget_topic",
+    FORGET_TOPIC, "catalog", "forget_topic",
     ["meta", "deleted", "partitions", "groups"],
     ["stage", "deletion", "remember_ms"]
 );
 script!(
     /// Registers a group of a topic.
-    CREATE_GROUP, "create_group", ["groups", "state"], ["mode", "group", "start"]
+    CREATE_GROUP, "catalog", "create_group", ["groups", "state"], ["mode", "group", "start"]
 );
 script!(
     /// Marks a group as being deleted, or remembers its deletion for a limited time; removes its members
     /// last.
-    FORGET_GROUP, "forget_group",
+    FORGET_GROUP, "catalog", "forget_group",
     ["groups", "state", "changes", "members", "member", "assignment", "meta"],
     ["stage", "deletion", "group", "remember_ms"]
 );
 script!(
     /// Pauses or resumes a group as a whole.
-    PAUSE_GROUP, "pause_group", ["groups", "state", "changes"], ["group", "paused"]
+    PAUSE_GROUP, "catalog", "pause_group", ["groups", "state", "changes"], ["group", "paused"]
 );
 
 script!(
     read_only
     /// Checks one page of a group's data on a partition for contradictions.
-    AUDIT, "audit",
+    AUDIT, "audit", "audit",
     ["stream", "retry_due", "retry_items", "held"],
     ["check", "source", "group", "after", "limit"]
 );
 script!(
     /// Repairs one fault that `audit` has found in a group on a partition, if it still exists.
-    REPAIR, "repair",
+    REPAIR, "audit", "repair",
     ["stream", "retry_due", "retry_items", "held", "dlq", "lease", "fence"],
     ["fault", "source", "group", "id", "owner", "topic", "partition"]
 );
 script!(
     read_only
     /// Checks one page of the waiting items of a place for contradictions.
-    AUDIT_PLACE, "audit_place",
+    AUDIT_PLACE, "audit", "audit_place",
     ["delay", "delay_items", "claims", "task_states"],
     ["place", "check", "after", "limit"]
 );
 script!(
     /// Repairs one fault that `audit_place` has found, if it still exists.
-    REPAIR_PLACE, "repair_place",
+    REPAIR_PLACE, "audit", "repair_place",
     ["delay", "delay_items", "claims", "task_states"],
     ["place", "fault", "id"]
 );
 script!(
     /// Begins an operation, unless it is done or another caller runs it.
-    MARKER_BEGIN, "marker_begin", ["marker"], ["token", "holder", "ttl_ms"]
+    MARKER_BEGIN, "idempotency", "marker_begin", ["marker"], ["token", "holder", "ttl_ms"]
 );
 script!(
     /// Extends the marker of a running operation; one that expired is revived, as long as nobody began since.
-    MARKER_EXTEND, "marker_extend", ["marker"], ["token", "holder", "ttl_ms"]
+    MARKER_EXTEND, "idempotency", "marker_extend", ["marker"], ["token", "holder", "ttl_ms"]
 );
 script!(
     /// Completes an operation: its marker is done, with the result, for the retention.
-    MARKER_COMPLETE, "marker_complete", ["marker"], ["token", "result", "retention_ms"]
+    MARKER_COMPLETE, "idempotency", "marker_complete", ["marker"], ["token", "result", "retention_ms"]
 );
 script!(
     /// Deletes the marker of a running operation, so that the next begin starts it.
-    MARKER_ABANDON, "marker_abandon", ["marker"], ["token"]
+    MARKER_ABANDON, "idempotency", "marker_abandon", ["marker"], ["token"]
 );
 script!(
     /// Appends entries to a log, except those whose dedup id was appended within the window.
-    APPEND_DEDUP, "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
+    APPEND_DEDUP, "log", "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
 );
 script!(
     /// Appends the first or last entry of a transaction to a log, and adds its id to the transaction's record.
-    APPEND_NUMBERED, "append_numbered", ["log", "numbered"], ["values..."]
+    APPEND_NUMBERED, "log", "append_numbered", ["log", "numbered"], ["values..."]
 );
 
 /// All scripts.
@@ -637,11 +637,13 @@ mod tests {
 
     #[test]
     fn every_file_is_listed_and_short() {
-        let files: BTreeSet<String> = fs::read_dir(here(""))
-            .expect("the crate's folder")
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter_map(|name| name.strip_suffix(".lua").map(str::to_owned))
-            .collect();
+        let names = |folder: PathBuf| {
+            let entries = fs::read_dir(folder).expect("a folder");
+            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect::<Vec<_>>()
+        };
+        let folders = names(here("")).into_iter().map(|name| here(&name)).filter(|path| path.is_dir());
+        let files: BTreeSet<String> =
+            folders.flat_map(names).filter_map(|name| name.strip_suffix(".lua").map(str::to_owned)).collect();
         let listed: BTreeSet<String> = ALL.iter().map(|script| script.name.to_owned()).collect();
         assert_eq!(files, listed);
         for script in ALL {
