@@ -21,7 +21,7 @@ const ON_CLUSTER: &str = "binary_id(integration-tests::conformance) & test(/^clu
 /// What uses the shared server by its URL alone.
 const BY_URL: &str = "binary_id(millstream-cli::commands) \
     + (binary_id(integration-tests::conformance) & test(/^redis:/)) \
-    + (binary_id(integration-tests::servers) & test(/^(control|delay_races|groups|metrics)::/))";
+    + (binary_id(integration-tests::servers) & test(/^(consumers::(control|groups)|delay::races|operator::metrics)::/))";
 
 const NOT_ON_CLUSTER: &str = "the others connect to a single server, or start servers of their own";
 /// The user of the rows with few rights, and its password.

@@ -98,7 +98,7 @@ fn cells(line: &str) -> Vec<&str> {
     line.trim().trim_matches('|').split('|').map(str::trim).collect()
 }
 
-/// What stands between backticks and is a path: `file::function`.
+/// What stands between backticks and is a path: `file::function`, or `folder::file::function`.
 fn named(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     cell.split('`').skip(1).step_by(2).filter_map(|word| word.rsplit_once("::"))
 }
@@ -112,6 +112,7 @@ fn section_of_tests(title: &str) -> String {
 
 /// Whether a function stands in a file of this name, or in a folder of this name.
 fn is_there(sources: &[(String, String)], file: &str, function: &str) -> bool {
+    let file = file.replace("::", "/");
     let (named, folder) = (format!("/{file}.rs"), format!("/{file}/"));
     let function = format!("fn {function}(");
     let mut of_file = sources.iter().filter(|(path, _)| path.ends_with(&named) || path.contains(&folder));

@@ -1,5 +1,7 @@
 //! `millstream dlq`.
 
+pub(crate) mod letters;
+
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
@@ -10,7 +12,7 @@ use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{DeadLetter, Delivery, MessageId, Millstream, Outcome, Topic, TopicPartition};
 use serde_json::Value;
 
-use crate::cli::Cli;
+use crate::support::cli::Cli;
 
 const ORDERS: Topic<Bytes> = Topic::raw("orders").partitions(2);
 const REPAIRS: Topic<Bytes> = Topic::raw("repairs").partitions(1);

@@ -1,11 +1,13 @@
 //! `millstream completions`, `man`, and the reference: what is made from the command itself.
 
+pub(crate) mod globals;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use crate::cli::{Ran, bare};
+use crate::support::cli::{Ran, bare};
 
 #[track_caller]
 fn printed(args: &[&str]) -> String {

@@ -1,10 +1,12 @@
 //! `millstream group`.
 
+pub(crate) mod lag;
+
 use millstream::Topic;
 use serde_json::{Value, json};
 
-use crate::cli::Cli;
-use crate::seed;
+use crate::support::cli::Cli;
+use crate::support::seed;
 
 #[tokio::test]
 async fn groups_are_created_listed_and_described() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cli::{Ran, bare};
+use crate::support::cli::{Ran, bare};
 
 /// The commands beneath, as the help lists them.
 fn beneath(help: &str) -> Vec<String> {

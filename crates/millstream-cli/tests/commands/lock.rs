@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream::lock::Release;
 use serde_json::{Value, json};
 
-use crate::cli::Cli;
+use crate::support::cli::Cli;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -6,9 +6,9 @@ use millstream::Never;
 use millstream::delay::{DelayQueue, Task};
 use serde_json::json;
 
-use crate::cli::Cli;
-use crate::feed::eventually;
-use crate::pty::Pty;
+use crate::support::cli::Cli;
+use crate::support::feed::eventually;
+use crate::support::pty::Pty;
 
 async fn mails(cli: &Cli) -> DelayQueue<String> {
     DelayQueue::new("mails").shards(2).open(cli.mq().await.backend()).await.expect("a queue")

@@ -1,5 +1,8 @@
 //! `millstream doctor` and `verify`: exit code 3 if something is wrong.
 
+pub(crate) mod partial;
+pub(crate) mod trouble;
+
 use std::time::Duration;
 
 use millstream::Namespace;
@@ -9,10 +12,10 @@ use millstream::layers::core::keys::Keys;
 use millstream::layers::core::schedule::Shard;
 use serde_json::{Value, json};
 
-use crate::cli::Cli;
-use crate::feed::topic;
-use crate::seed;
-use crate::server::Server;
+use crate::support::cli::Cli;
+use crate::support::feed::topic;
+use crate::support::seed;
+use crate::support::server::Server;
 
 fn keys(cli: &Cli) -> Keys {
     Keys::within(&Namespace::new(&cli.namespace).expect("a name"))

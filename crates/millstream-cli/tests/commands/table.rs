@@ -14,9 +14,9 @@ use millstream::{
 };
 use serde_json::Value;
 
-use crate::cli::{Cli, Ran, bare};
-use crate::feed::eventually;
 use crate::help;
+use crate::support::cli::{Cli, Ran, bare};
+use crate::support::feed::eventually;
 
 /// What nothing may be left of in what people see.
 const NASTY: &str = "\x1b]0;owned\x07\x1b[31m\u{9b}2J\u{202e}";

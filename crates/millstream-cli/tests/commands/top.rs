@@ -1,5 +1,8 @@
 //! `millstream top`, on a terminal and without one.
 
+#[cfg(feature = "top")]
+pub(crate) mod picture;
+
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -8,9 +11,9 @@ use rustix::process::Signal;
 use tokio::sync::mpsc;
 use vt100::Color;
 
-use crate::cli::{Cli, Ran};
-use crate::pty::{Pty, lines};
-use crate::server::Server;
+use crate::support::cli::{Cli, Ran};
+use crate::support::pty::{Pty, lines};
+use crate::support::server::Server;
 
 const ORDERS: Topic<u64> = Topic::new("orders").partitions(2).retention(Retention::Keep);
 

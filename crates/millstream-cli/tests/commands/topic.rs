@@ -1,13 +1,15 @@
 //! `millstream topic`.
 
+pub(crate) mod inspect;
+
 use std::time::Duration;
 
 use millstream::{Retention, Topic};
 use serde_json::{Value, json};
 
-use crate::cli::Cli;
-use crate::pty::Pty;
-use crate::seed::{self, ORDERS};
+use crate::support::cli::Cli;
+use crate::support::pty::Pty;
+use crate::support::seed::{self, ORDERS};
 
 #[tokio::test]
 async fn topics_are_listed_by_name() {

@@ -1,5 +1,8 @@
 //! The catalog: topics that grow, places to start from, and counting.
 
+pub(crate) mod lag;
+pub(crate) mod repairs;
+
 use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::error::ErrorKind;

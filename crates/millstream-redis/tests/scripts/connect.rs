@@ -1,5 +1,9 @@
 //! Connecting: typed errors, no password anywhere, and life after the server went away.
 
+pub(crate) mod appender;
+pub(crate) mod appenders;
+pub(crate) mod risks;
+
 use std::time::{Duration, Instant};
 
 use millstream_core::catalog::Catalog;

@@ -1,5 +1,8 @@
 //! Deleting topics and groups: every key of theirs goes, and none of anybody else.
 
+pub(crate) mod twice;
+pub(crate) mod unfinished;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! acquire, renew, release: who owns, and what a clock that went back may not do.
 
+pub(crate) mod continuity;
+
 use std::time::Duration;
 
 use millstream_core::error::ErrorKind;

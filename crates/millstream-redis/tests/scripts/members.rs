@@ -1,5 +1,7 @@
 //! heartbeat, leave, roster, publish: who is in a group, whatever happens to members, keys and server.
 
+pub(crate) mod together;
+
 use std::time::Duration;
 
 use millstream_core::catalog::Catalog;

@@ -1,5 +1,7 @@
 //! The reader: fenced also while it waits, and nothing is lost with an answer or a connection.
 
+pub(crate) mod sharing;
+
 use std::time::{Duration, Instant};
 
 use millstream_core::catalog::Catalog;

@@ -1,5 +1,10 @@
 //! Scheduled messages at both kinds of places: kept once, moved once and never early, paged, taken out, announced.
 
+pub(crate) mod faults;
+pub(crate) mod parked;
+pub(crate) mod recurring;
+pub(crate) mod wake;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

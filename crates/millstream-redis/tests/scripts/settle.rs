@@ -1,5 +1,11 @@
 //! ack, retry, `dead_letter`, promote, replay, trim: gates, order of writes, bytes.
 
+pub(crate) mod dead_letters;
+pub(crate) mod notes;
+pub(crate) mod retention;
+pub(crate) mod seek;
+pub(crate) mod trimming;
+
 use std::time::Duration;
 
 use bytes::Bytes;

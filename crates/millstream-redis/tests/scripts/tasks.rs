@@ -1,5 +1,11 @@
 //! Tasks of a delay queue: claims, tokens, verdicts, dead tasks, and the queues themselves.
 
+pub(crate) mod cost;
+pub(crate) mod faults;
+pub(crate) mod limits;
+pub(crate) mod outages;
+pub(crate) mod watch;
+
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -74,11 +74,11 @@ async fn life(bench: &mut Bench) {
     ];
     assert_eq!(bench.settle(&batch).await, (2, 0));
     assert_eq!(bench.trim().await.expect("trimmed"), 4);
-    crate::dead_letters::life(bench).await;
+    crate::settle::dead_letters::life(bench).await;
     crate::shared::life(bench).await;
     crate::tasks::life(bench).await;
     crate::schedule::life(bench).await;
-    crate::recurring::life(bench).await;
+    crate::schedule::recurring::life(bench).await;
     crate::deleting::life(bench).await;
     bench.backend.renew(std::slice::from_ref(&bench.lease)).await.remove(0).expect("renewed");
     bench.backend.release(&bench.lease).await.expect("released");

@@ -1,5 +1,15 @@
 //! The consumer: one message's life, and what may go wrong in it.
 
+pub(crate) mod batch;
+pub(crate) mod checks;
+pub(crate) mod dispatch;
+pub(crate) mod faults;
+pub(crate) mod idempotent;
+pub(crate) mod order;
+pub(crate) mod panics;
+pub(crate) mod pull;
+pub(crate) mod retries;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,8 @@
 //! Control of a running consumer: pause and resume, seek, shutdown with a deadline.
 
+pub(crate) mod health;
+pub(crate) mod seek;
+
 use std::time::Duration;
 
 use crate::support::scenario::{Scenario, stats};

@@ -1,5 +1,12 @@
 //! Groups of instances that come and go in an orderly way.
 
+pub(crate) mod deleted;
+pub(crate) mod faults;
+pub(crate) mod lost;
+pub(crate) mod pause;
+pub(crate) mod scale;
+pub(crate) mod threads;
+
 use std::time::Duration;
 
 use crate::support::group::{Group, Instance, group};

@@ -1,5 +1,8 @@
 //! Outages: no client reaches the server. Members that are alive keep what they own; a member that died is replaced.
 
+pub(crate) mod failover;
+pub(crate) mod suspension;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! Messages that kill processes: found out, noted, and given up; and what is no reason to suspect anybody.
 
+pub(crate) mod candidates;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};

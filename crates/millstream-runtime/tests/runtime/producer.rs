@@ -1,5 +1,11 @@
 //! The producer: batches, order, bounds, honest results.
 
+pub(crate) mod ahead;
+pub(crate) mod bounded;
+pub(crate) mod dedup;
+pub(crate) mod delayed;
+pub(crate) mod durability;
+
 use std::time::Duration;
 
 use crate::support::{MS, bench};

@@ -1,5 +1,8 @@
 //! Consumers that share their partitions: more of them than partitions, deaths, pauses, the end.
 
+pub(crate) mod crashes;
+pub(crate) mod pull;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

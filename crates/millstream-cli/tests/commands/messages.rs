@@ -1,0 +1,8 @@
+//! Commands that send, show or schedule messages.
+
+pub(crate) mod consume;
+pub(crate) mod delayed;
+pub(crate) mod produce;
+pub(crate) mod retries;
+pub(crate) mod schedule;
+pub(crate) mod tail;

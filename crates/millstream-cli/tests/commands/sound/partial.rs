@@ -1,0 +1,145 @@
+//! One topic, group or key that is broken: it is named, all others are shown, and there is a remedy.
+
+use millstream::Namespace;
+use millstream::layers::core::TopicPartition;
+use millstream::layers::core::keys::Keys;
+use serde_json::{Value, json};
+
+use crate::support::cli::Cli;
+use crate::support::seed;
+use crate::support::server::Server;
+
+fn keys(cli: &Cli) -> Keys {
+    Keys::within(&Namespace::new(&cli.namespace).expect("a name"))
+}
+
+fn names(list: &Value, what: &str) -> Vec<String> {
+    let list = list.as_array().expect("a list");
+    let name = |it: &Value| {
+        let error = if it["error"].is_null() { "" } else { " broken" };
+        format!("{}{error}", it[what].as_str().unwrap_or("?"))
+    };
+    list.iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn a_foreign_key_of_one_group_hides_no_other() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    for line in
+        ["topic create a", "topic create w", "group create a g", "group create w a", "group create w b"]
+    {
+        cli.ok(line);
+    }
+    let key = {
+        let (topic, group) =
+            (TopicPartition::new("w".parse().expect("a name"), 0), "a".parse().expect("a name"));
+        keys(&cli).retry_due(&topic, &group).to_string()
+    };
+    server.cli(&["SET", &key, "oops"]);
+
+    let told = cli.json_with(1, "lag");
+    assert_eq!(names(&told["groups"], "group"), ["g", "b"], "{told}");
+    assert_eq!((&told["errors"][0]["topic"], &told["errors"][0]["group"]), (&json!("w"), &json!("a")));
+    assert!(told["errors"][0]["error"].as_str().is_some_and(|error| error.contains(&key)), "{told}");
+    let listed = cli.json_with(1, "group list w");
+    assert_eq!(names(&listed, "group"), ["a broken", "b"], "{listed}");
+    let described = cli.json_with(1, "topic describe w");
+    assert_eq!(
+        (names(&described["groups"], "group"), names(&described["errors"], "group")),
+        (vec!["b".to_owned()], vec!["a broken".to_owned()])
+    );
+    for broken in ["group describe w a", "group reset w a --to earliest"] {
+        let said = cli.fails(1, broken);
+        assert!(said.contains(&key), "{broken}: {said}");
+    }
+    let text = cli.run("lag");
+    assert!(text.code == 1 && text.stdout.contains(" b ") && text.stderr.contains(&key), "{text:?}");
+
+    assert_eq!(cli.json("group delete w b --yes")["deleted"], true, "one that is whole");
+    let counted = cli.run("group delete w a --yes");
+    assert!(counted.code == 0 && counted.stderr.contains("could not be counted"), "{counted:?}");
+    cli.ok("group create w a");
+    server.cli(&["SET", &key, "oops"]);
+    let counted = cli.json("topic delete w --force --yes");
+    assert_eq!(
+        (&counted["deleted"], names(&counted["errors"], "group")),
+        (&json!(true), vec!["a broken".to_owned()])
+    );
+    assert_eq!(names(&cli.json("lag")["groups"], "group"), ["g"]);
+}
+
+#[tokio::test]
+async fn a_topic_whose_settings_make_no_sense_can_be_deleted() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    for line in ["topic create a", "topic create x", "group create a g", "group create x g"] {
+        cli.ok(line);
+    }
+    let meta = keys(&cli).topic_meta(&"x".parse().expect("a name")).to_string();
+    server.cli(&["HSET", &meta, "partitionCount", "abc"]);
+    assert_eq!(names(&cli.json_with(1, "topic list"), "topic"), ["a", "x broken"]);
+    let told = cli.json_with(1, "lag");
+    assert_eq!(
+        (names(&told["groups"], "topic"), names(&told["errors"], "topic")),
+        (vec!["a".to_owned()], vec!["x broken".to_owned()])
+    );
+    let verified = cli.json_with(3, "verify x --repair --yes");
+    assert_eq!(verified["findings"][0]["fault"], "settings_damaged", "{verified}");
+    let refused = cli.run("topic delete x --yes");
+    assert!(refused.code == 1 && refused.stderr.contains("forced"), "{refused:?}");
+    assert_eq!(cli.json("topic delete x --force --yes")["deleted"], true);
+    assert_eq!(names(&cli.json("topic list"), "topic"), ["a"]);
+    assert_eq!(cli.json("topic create x")["topic"], "x");
+}
+
+#[tokio::test]
+async fn a_group_that_is_on_a_log_alone_can_be_deleted_as_verify_says() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    cli.ok("topic create orders");
+    let log = keys(&cli).log(&TopicPartition::new("orders".parse().expect("a name"), 0)).to_string();
+    server.cli(&["XGROUP", "CREATE", &log, "strangers", "0", "MKSTREAM"]);
+    assert_eq!(cli.json_with(3, "verify orders")["findings"][0]["fault"], "group_unlisted");
+    assert_eq!(cli.json("group delete orders strangers --yes")["deleted"], true);
+    assert_eq!(cli.json("verify orders")["sound"], true);
+    let gone = cli.fails(1, "group delete orders strangers --yes");
+    assert!(gone.contains("does not exist"), "{gone}");
+}
+
+#[tokio::test]
+async fn a_reset_beyond_the_end_skips_nothing_that_comes() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 4).await;
+    cli.ok("group create orders g");
+    for to in ["2100-01-01T00:00:00Z", "in 5h", "18446744073709551615-0"] {
+        cli.ok(["group", "reset", "orders", "g", "--to", to, "--execute", "--yes"]);
+        assert_eq!(cli.json("lag orders -g g")["groups"][0]["lag"], 0, "{to}");
+        seed::orders(&mq, 6).await;
+        assert_eq!(cli.json("lag orders -g g")["groups"][0]["lag"], 6, "{to}");
+    }
+    cli.ok(["group", "create", "orders", "late", "--from", "in 5h"]);
+    seed::orders(&mq, 2).await;
+    assert_eq!(cli.json("lag orders -g late")["groups"][0]["lag"], 2);
+}
+
+#[tokio::test]
+async fn a_dry_run_of_a_replay_looks_at_the_target_and_a_rate_makes_sense() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 4).await;
+    seed::handled(&mq, 4, &[1]).await;
+    let missing = cli.fails(1, "dlq replay orders billing --all --to-topic missing --dry-run");
+    assert!(missing.contains("topic missing does not exist"), "{missing}");
+    let partition = cli.fails(1, "dlq replay orders billing --all --to-topic orders --to-partition 7 -n");
+    assert!(partition.contains("no partition 7"), "{partition}");
+    for rate in ["1e-300", "5e-324", "1e-9", "0", "-1", "nan", "inf"] {
+        let refused = cli.run(format!("dlq replay orders billing --all --yes --rate={rate}").as_str());
+        assert!(
+            refused.code == 2 && refused.stderr.contains("the minimum is one per day"),
+            "{rate}: {refused:?}"
+        );
+    }
+    assert_eq!(cli.json("dlq replay orders billing --all -n")["replayed"], 1);
+}

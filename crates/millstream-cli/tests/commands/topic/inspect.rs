@@ -1,0 +1,169 @@
+//! `millstream owners`, `pending` and `memory`.
+
+use futures_util::future::{Either, select};
+use serde_json::{Value, json};
+
+use crate::support::cli::Cli;
+use crate::support::feed::topic;
+use crate::support::seed::{self, ORDERS};
+use crate::support::server::Server;
+
+#[tokio::test]
+async fn owners_are_told_with_their_partitions() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 4).await;
+    let till = seed::holding(&mq, 4).await;
+    let told = cli.json("owners orders billing");
+    assert_eq!(told["members"], json!([{ "member": till.name, "partitions": [0, 1], "overdue": false }]));
+    for (number, partition) in told["partitions"].as_array().expect("a list").iter().enumerate() {
+        assert_eq!((&partition["partition"], &partition["owner"]), (&json!(number), &json!(till.name)));
+        assert_eq!((&partition["assigned"], &partition["standing"]), (&json!(till.name), &json!("settled")));
+        assert!(partition["expires_in_ms"].as_u64() <= partition["ttl_ms"].as_u64(), "{partition}");
+        assert!(partition["epoch"].as_u64() > Some(0), "{partition}");
+    }
+    let text = cli.ok("owners orders billing");
+    assert!(
+        text.contains(&format!(
+            "{}    2  0 1
+",
+            &till.name[..till.name.len() - 24]
+        )),
+        "{text}"
+    );
+    till.end().await;
+    let idle = cli.json("owners orders billing");
+    assert_eq!((&idle["members"], &idle["partitions"][1]["standing"]), (&json!([]), &json!("idle")));
+    assert_eq!(cli.fails(1, "owners orders nope"), "error: group nope of topic orders does not exist\n");
+    assert_eq!(cli.fails(1, "owners nope g"), "error: topic nope does not exist\n");
+}
+
+#[tokio::test]
+async fn what_is_pending_comes_in_pages_and_by_what_matters() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 7).await;
+    let till = seed::holding(&mq, 7).await;
+    let lag = cli.json("lag orders");
+    let held = (&lag["groups"][0]["lag"], &lag["groups"][0]["backlog"]);
+    assert_eq!(held, (&json!(0), &json!(7)), "what is in hand is still to be done");
+    let mut ids = Vec::new();
+    let mut after = None;
+    loop {
+        let mut words = vec!["pending", "orders", "billing", "--limit", "3"];
+        words.extend(after.iter().flat_map(|after: &String| ["--after", after.as_str()]));
+        let page = cli.json(words.as_slice());
+        let entries = page["entries"].as_array().expect("a list");
+        assert!(entries.len() <= 3, "{page}");
+        for entry in entries {
+            assert_eq!((&entry["source"], &entry["deliveries"]), (&json!("log"), &json!(1)), "{entry}");
+            assert_eq!(entry["consumer"], till.name, "who owns the partition");
+            assert!(entry["idle_ms"].is_u64() && entry["partition"].as_u64() < Some(2), "{entry}");
+            ids.push(entry["id"].as_str().expect("an id").to_owned());
+        }
+        match page["next"].as_str() {
+            Some(next) => after = Some(next.to_owned()),
+            None => break,
+        }
+    }
+    let topic = &"orders".parse().expect("a name");
+    let stored = mq.admin().messages(topic, &Default::default()).await.expect("a page").messages;
+    assert_eq!(ids, stored.iter().map(|it| it.stored.id.to_string()).collect::<Vec<_>>());
+
+    let idle = cli.json("pending orders billing --sort idle --limit 2");
+    assert_eq!((idle["entries"].as_array().map(Vec::len), &idle["next"]), (Some(2), &Value::Null));
+    assert_eq!(cli.json("pending orders billing --sort deliveries --idle 1h")["entries"], json!([]));
+    let text = cli.run("pending orders billing --limit 2");
+    assert_eq!(text.stdout.lines().count(), 3, "{text:?}");
+    assert!(text.stderr.starts_with("there is more: --after "), "{text:?}");
+    till.end().await;
+
+    assert!(cli.fails(2, "pending orders billing --idle 5s").contains("--idle goes with"));
+    assert!(cli.fails(2, "pending orders billing --sort idle --after 1-0.0").contains("--after goes with"));
+    assert!(cli.fails(2, "pending orders billing --after here").contains("is no cursor"));
+    assert_eq!(cli.fails(1, "pending orders nope"), "error: group nope of topic orders does not exist\n");
+}
+
+#[tokio::test]
+async fn memory_is_told_by_structure_group_and_partition() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 200).await;
+    seed::handled(&mq, 200, &[1, 3, 5]).await;
+    let all = cli.json("memory orders");
+    let told = &all["topics"][0];
+    let of = |list: &str, name: &str, is: Value| {
+        let found = told[list].as_array().expect("a list").iter().find(|it| it[name] == is);
+        found.unwrap_or_else(|| panic!("no {name} {is}: {told}")).clone()
+    };
+    assert_eq!(of("structures", "structure", json!("log"))["items"], 200);
+    assert_eq!(of("structures", "structure", json!("dead_letters"))["items"], 3);
+    assert_eq!(
+        of("partitions", "partition", json!(1))["items"].as_u64().map(|items| items >= 100),
+        Some(true)
+    );
+    assert!(of("groups", "group", json!("billing"))["bytes"].as_u64() > Some(0));
+    let sum: u64 =
+        told["structures"].as_array().expect("a list").iter().filter_map(|it| it["bytes"].as_u64()).sum();
+    assert_eq!(told["bytes"].as_u64(), Some(sum));
+    assert_eq!((&told["topic"], &all["bytes"]), (&json!("orders"), &told["bytes"]));
+    assert!(all["server_used_bytes"].as_u64() > Some(sum) && all["growth"].is_null(), "{all}");
+    assert!(cli.ok("memory orders").contains("takes   about "));
+    assert_eq!(cli.fails(1, "memory nope"), "error: topic nope does not exist\n");
+}
+
+#[tokio::test]
+async fn memory_of_several_topics_is_told_in_sum() {
+    let cli = Cli::new();
+    let empty = cli.json("memory");
+    assert_eq!((&empty["bytes"], &empty["topics"]), (&json!(0), &json!([])));
+    assert!(empty["server_used_bytes"].as_u64() > Some(0), "{empty}");
+    let mq = cli.mq().await;
+    seed::orders(&mq, 200).await;
+    for name in ["small", "other"] {
+        topic(&mq, name, 1).await.send(&"x".into()).await.expect("sent");
+    }
+    let all = cli.json("memory");
+    let names = |of: &Value| -> Vec<String> {
+        let topics = of["topics"].as_array().expect("a list").iter();
+        topics.map(|it| it["topic"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert_eq!(names(&all), ["orders", "other", "small"]);
+    let sum: u64 =
+        all["topics"].as_array().expect("a list").iter().filter_map(|it| it["bytes"].as_u64()).sum();
+    assert!(sum > 0 && all["bytes"].as_u64() == Some(sum), "{all}");
+    assert_eq!(names(&cli.json("memory small orders small")), ["orders", "small"], "each once");
+    let text = cli.ok("memory small orders");
+    let mut table = text.lines().skip_while(|line| !line.starts_with("topic "));
+    assert!(table.next().is_some_and(|titles| !titles.contains("growth")), "{text}");
+    let begins: Vec<_> = table.filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(begins, ["orders", "small", "all"], "{text}");
+    assert!(cli.ok("memory --over 1ms").contains("growth"));
+    assert_eq!(cli.fails(1, "memory orders nope"), "error: topic nope does not exist\n");
+}
+
+#[tokio::test]
+async fn a_second_look_says_when_the_server_is_full() {
+    let server = Server::builder().arg("--maxmemory", "512mb").start();
+    let cli = Cli::at(server.url());
+    let producer = cli.mq().await.producer(ORDERS).await.expect("a topic");
+    let mut command =
+        tokio::process::Command::from(cli.command(&["memory", "orders", "--over", "500ms", "--json"]));
+    let looks = std::pin::pin!(command.output());
+    let fill = std::pin::pin!(async {
+        loop {
+            producer.send(&7).await.expect("sent");
+        }
+    });
+    let Either::Left((output, _)) = select(looks, fill).await;
+    let told: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    let growth = &told["growth"];
+    assert!(growth["over_ms"].as_u64() >= Some(500) && growth["topics_bytes"].as_i64() > Some(0), "{told}");
+    assert_eq!(told["topics"][0]["growth_bytes"], growth["topics_bytes"]);
+    assert_eq!(told["server_max_bytes"], 512 << 20);
+    let left = (512 << 20) - told["server_used_bytes"].as_u64().expect("bytes");
+    let expected = growth["over_ms"].as_f64().expect("ms") * left as f64
+        / growth["server_bytes"].as_f64().expect("bytes");
+    let full = growth["full_in_ms"].as_f64().expect("it grew");
+    assert!((full / expected - 1.0).abs() < 0.02, "{full} is not {expected}: {told}");
+}

@@ -1,0 +1,12 @@
+//! Processes that die or stand still, servers that are away, links that break, data that somebody else wrote.
+
+pub(crate) mod broken_keys;
+pub(crate) mod crash_scenes;
+pub(crate) mod fault_rows;
+pub(crate) mod faults;
+pub(crate) mod foreign;
+pub(crate) mod kills;
+pub(crate) mod outage_scenes;
+pub(crate) mod poison;
+pub(crate) mod stopped;
+pub(crate) mod takeover;

@@ -1,0 +1,6 @@
+//! What is done once: sends with an id, idempotent handlers, locks.
+
+pub(crate) mod dedup;
+pub(crate) mod idempotent_kills;
+pub(crate) mod lock_faults;
+pub(crate) mod locks;

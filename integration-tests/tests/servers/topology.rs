@@ -1,0 +1,7 @@
+//! Clusters, Sentinels, replicas, and the connections to them.
+
+pub(crate) mod cluster;
+pub(crate) mod cluster_sharing;
+pub(crate) mod connections;
+pub(crate) mod durability;
+pub(crate) mod sentinel;
