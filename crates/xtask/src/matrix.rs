@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::cluster::Cluster;
-use crate::run::{cargo, program, root};
+use crate::run::{cargo, program};
 use crate::server::{Builder, Server};
 use crate::servers::{Fetched, LINES, Line, folder};
-use crate::test::{Totals, count};
+use crate::test::{Totals, count, nextest_config, nextest_threads};
 
 /// What depends on a server.
 const ON_SERVERS: &str = "(package(millstream-redis) & binary(scripts)) + binary_id(millstream-cli::commands) \
@@ -233,10 +233,11 @@ fn start_cluster(program: &Path) -> Cluster {
 }
 
 fn tests(expression: &str, filter: Option<&str>, place: &Place<'_>) -> Result<Totals> {
-    let config = format!("xtask:{}", root().join("crates/xtask/nextest.toml").display());
+    let (config, threads) = (nextest_config(), nextest_threads());
     // The whole workspace, so that nothing is built again for the matrix.
     let mut args = vec!["nextest", "run", "--workspace", "--no-tests=pass", "--no-fail-fast"];
     args.extend(["--status-level", "fail", "--tool-config-file", &config, "-E", expression]);
+    args.extend(["--test-threads", &threads]);
     args.extend(filter);
     let mut cargo = cargo(args).env("REDIS_SERVER", place.program);
     cargo = cargo.env("MILLSTREAM_TEST_REDIS", place.url).env("MILLSTREAM_TEST_CLUSTER", place.cluster);

@@ -21,6 +21,7 @@ pub(crate) fn run() -> Result<()> {
         args.push("--allow-dirty");
     }
     // What matters is that it builds.
+    args.extend(["--config", r#"profile.dev.package."*".opt-level=0"#]);
     cargo(args).env("CARGO_PROFILE_DEV_DEBUG", "0").run()
 }
 

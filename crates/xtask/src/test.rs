@@ -1,6 +1,7 @@
 //! Runs the tests and doctests on servers of their own, and counts.
 
-use std::env;
+use std::num::NonZero;
+use std::{env, thread};
 
 use anyhow::{Result, bail, ensure};
 
@@ -50,11 +51,12 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     };
     println!("the shared PostgreSQL is {database}");
 
-    let config = format!("xtask:{}", root().join("crates/xtask/nextest.toml").display());
+    let (config, threads) = (nextest_config(), nextest_threads());
     let nextest = cargo(["nextest", "--version"]).works();
     let mut tests = if nextest {
         // Only doctests may match the filter: no test is no error.
-        vec!["nextest", "run", "--workspace", "--no-tests=pass", "--tool-config-file", &config]
+        let run = ["nextest", "run", "--workspace", "--no-tests=pass", "--tool-config-file", &config];
+        [&run[..], &["--test-threads", &threads]].concat()
     } else {
         vec!["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"]
     };
@@ -86,6 +88,17 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         (_, 0) => Ok(format!("{passed} passed, 0 failed")),
         _ => bail!("{passed} passed, {failed} failed"),
     }
+}
+
+/// Where nextest finds how much of the machine a test takes, as a value of `--tool-config-file`.
+pub(crate) fn nextest_config() -> String {
+    format!("xtask:{}", root().join("crates/xtask/nextest.toml").display())
+}
+
+/// Two threads for each core, of which `nextest.toml` gives a test two, or one if it only waits. A value of `--test-threads`.
+pub(crate) fn nextest_threads() -> String {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    (2 * cores).to_string()
 }
 
 /// Adds up the results that `cargo test` prints for every binary, or nextest once.
