@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use integration_tests::databases::bank::{Dies, GROUP, HEADER, Setup, Strategy, Transfer, topic, write};
+use integration_tests::databases::bank::{
+    Dies, GROUP, HEADER, Setup, Strategy, Transfer, compute, topic, write,
+};
 use millstream::sql::{Database, Inbox, Mode, SqlIdempotency, Tx};
 use millstream::{Delivery, Fixed, Idempotent, Millstream, Outcome};
 
@@ -92,7 +94,17 @@ async fn main() -> Result<()> {
 async fn transact(setup: &Setup, database: &Database, transfer: &Transfer) -> Result<()> {
     let unique = setup.strategy == Strategy::UniqueIndex;
     let mut tx = database.begin().await?;
-    match write(&mut tx, transfer, unique).await {
+    let written = match setup.strategy {
+        Strategy::RowLock | Strategy::RowVersion | Strategy::SentVersion => {
+            if !compute(&mut tx, transfer, setup.strategy).await? {
+                tx.rollback().await;
+                return Ok(());
+            }
+            Ok(())
+        }
+        _ => write(&mut tx, transfer, unique).await,
+    };
+    match written {
         Ok(()) => {}
         Err(error) if unique && is_double(&error) => {
             tx.rollback().await;
@@ -103,7 +115,7 @@ async fn transact(setup: &Setup, database: &Database, transfer: &Transfer) -> Re
     dies(setup, Dies::InTransaction);
     tx.commit().await?;
     dies(setup, Dies::AfterEffect);
-    if matches!(setup.strategy, Strategy::Nothing | Strategy::UniqueIndex) {
+    if !matches!(setup.strategy, Strategy::RedisMarker | Strategy::SqlMarker) {
         dies(setup, Dies::BeforeAck);
     }
     Ok(())

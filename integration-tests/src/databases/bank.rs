@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use millstream::Topic;
 use millstream::sql::sqlx::{Executor, Row};
 use millstream::sql::{Conn, Database, Tx};
@@ -47,6 +47,12 @@ pub enum Strategy {
     SqlMarker,
     /// A unique index on what the transfer writes.
     UniqueIndex,
+    /// The rows of the accounts are locked while they are read and written.
+    RowLock,
+    /// A row of an account is written if it still has the version that was read.
+    RowVersion,
+    /// A row of an account is written if it still has the version for which the transfer was made.
+    SentVersion,
     /// An inbox, whose marker comes first.
     Pessimistic,
     /// An inbox, whose marker comes last.
@@ -91,10 +97,10 @@ pub async fn open(database: &Database, accounts: i64) -> Result<()> {
     millstream::sql::migrate(database).await?;
     let mut tx = database.begin().await?;
     for sql in [
-        "CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL)".to_owned(),
+        "CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL DEFAULT 0)".to_owned(),
         "CREATE TABLE transfers (number bigint NOT NULL, once bigint UNIQUE)".to_owned(),
         format!(
-            "INSERT INTO accounts WITH RECURSIVE n (id) AS \
+            "INSERT INTO accounts (id, balance) WITH RECURSIVE n (id) AS \
              (SELECT 0 UNION ALL SELECT id + 1 FROM n WHERE id + 1 < {accounts}) SELECT id, {BALANCE} FROM n"
         ),
     ] {
@@ -121,16 +127,46 @@ pub async fn write(tx: &mut Tx, transfer: &Transfer, unique: bool) -> Result<()>
     Ok(())
 }
 
-/// Runs a statement.
+/// Writes a transfer as a program does that reads balances and computes new ones. Returns false, and leaves the rest of the
+/// transfer out, if an account has another version than the transfer was made for.
+///
+/// # Errors
+/// Those of the database; if a row was changed between reading and writing.
+pub async fn compute(tx: &mut Tx, transfer: &Transfer, strategy: Strategy) -> Result<bool> {
+    let Transfer { number, from, to, amount } = *transfer;
+    let lock = if strategy == Strategy::RowLock { " FOR UPDATE" } else { "" };
+    let mut changes = [(from, -amount), (to, amount)];
+    changes.sort_unstable();
+    for (account, change) in changes {
+        let rows =
+            select(tx, &format!("SELECT balance, version FROM accounts WHERE id = {account}{lock}")).await?;
+        let (balance, read) = *rows.first().context("an account")?;
+        // A transfer of the tests is made for new accounts.
+        let version = if strategy == Strategy::SentVersion { 0 } else { read };
+        let guard =
+            if strategy == Strategy::RowLock { String::new() } else { format!(" AND version = {version}") };
+        let new = balance + change;
+        let update =
+            format!("UPDATE accounts SET balance = {new}, version = {read} + 1 WHERE id = {account}{guard}");
+        match run(tx, &update).await? {
+            0 if strategy == Strategy::SentVersion => return Ok(false),
+            0 => bail!("account {account} has changed since it was read"),
+            _ => {}
+        }
+    }
+    run(tx, &format!("INSERT INTO transfers (number) VALUES ({number})")).await?;
+    Ok(true)
+}
+
+/// Runs a statement. Returns the number of rows that it changed.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn run(tx: &mut Tx, sql: &str) -> Result<()> {
-    match tx.conn() {
-        Conn::Postgres(conn) => _ = conn.execute(sql).await?,
-        Conn::Sqlite(conn) => _ = conn.execute(sql).await?,
-    }
-    Ok(())
+pub async fn run(tx: &mut Tx, sql: &str) -> Result<u64> {
+    Ok(match tx.conn() {
+        Conn::Postgres(conn) => conn.execute(sql).await?.rows_affected(),
+        Conn::Sqlite(conn) => conn.execute(sql).await?.rows_affected(),
+    })
 }
 
 /// Returns the numbers of a query: two columns of each row.
@@ -139,12 +175,16 @@ pub async fn run(tx: &mut Tx, sql: &str) -> Result<()> {
 /// Those of the database.
 pub async fn pairs(database: &Database, sql: &str) -> Result<Vec<(i64, i64)>> {
     let mut tx = database.begin().await.context("begin")?;
-    let pairs = match tx.conn() {
+    let pairs = select(&mut tx, sql).await?;
+    tx.rollback().await;
+    Ok(pairs)
+}
+
+async fn select(tx: &mut Tx, sql: &str) -> Result<Vec<(i64, i64)>> {
+    Ok(match tx.conn() {
         Conn::Postgres(conn) => {
             conn.fetch_all(sql).await?.iter().map(|row| (row.get(0), row.get(1))).collect()
         }
         Conn::Sqlite(conn) => conn.fetch_all(sql).await?.iter().map(|row| (row.get(0), row.get(1))).collect(),
-    };
-    tx.rollback().await;
-    Ok(pairs)
+    })
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use integration_tests::databases::bank::{Dies, Strategy, Transfer, pairs};
+use integration_tests::databases::bank::{BALANCE, Dies, Strategy, Transfer, pairs};
 
 use crate::Bank;
 
@@ -23,7 +23,13 @@ async fn applied(strategy: Strategy, on_postgres: bool, dies: Dies) -> Result<i6
     let _second = bank.worker();
     bank.drained().await?;
     let rows = pairs(&bank.database, "SELECT count(*), count(*) FROM transfers").await?;
-    Ok(rows[0].0)
+    let (times, _) = rows[0];
+    let sql = "SELECT balance, version FROM accounts WHERE id IN (1, 2) ORDER BY id";
+    let balances: Vec<_> =
+        pairs(&bank.database, sql).await?.into_iter().map(|(balance, _)| balance).collect();
+    let moved = times * TRANSFER.amount;
+    ensure!(balances == [BALANCE - moved, BALANCE + moved], "{strategy:?}: {balances:?} after {times} times");
+    Ok(times)
 }
 
 /// A strategy, with how often the effect is there for each death: in the transaction, after the effect, before the
@@ -58,6 +64,22 @@ async fn a_unique_index_leaves_nothing() -> Result<()> {
     let once = [(Dies::InTransaction, 1), (Dies::AfterEffect, 1)];
     shows(Strategy::UniqueIndex, true, &once).await?;
     shows(Strategy::UniqueIndex, false, &once[1..]).await
+}
+
+/// They guard a row while it is read and written. A redelivery is one more writer of it, which comes later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_or_a_version_of_a_row_stops_no_redelivery() -> Result<()> {
+    for strategy in [Strategy::RowLock, Strategy::RowVersion] {
+        shows(strategy, true, &[(Dies::InTransaction, 2), (Dies::AfterEffect, 3)]).await?;
+    }
+    shows(Strategy::RowVersion, false, &[(Dies::AfterEffect, 3)]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_that_comes_with_the_message_leaves_nothing() -> Result<()> {
+    let once = [(Dies::InTransaction, 1), (Dies::AfterEffect, 1)];
+    shows(Strategy::SentVersion, true, &once).await?;
+    shows(Strategy::SentVersion, false, &once[1..]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
