@@ -56,9 +56,27 @@ impl Process {
         self.0.wait().expect("gone");
     }
 
-    /// Requests an orderly shutdown (SIGTERM).
+    /// Requests an orderly shutdown (SIGTERM), once the process is far enough to receive one: before that the signal would
+    /// simply end it.
+    ///
+    /// # Panics
+    /// If it has not come that far within 40 s.
     pub fn terminate(&self) {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        while !self.catches(Signal::TERM) {
+            assert!(Instant::now() < deadline, "process {} does not start", self.pid());
+            std::thread::sleep(Duration::from_millis(2));
+        }
         self.signal(Signal::TERM);
+    }
+
+    /// Whether the process has a handler for a signal, or has ended.
+    fn catches(&self, signal: Signal) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let value = |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        let has_ended = value("State:").is_some_and(|state| state.starts_with('Z'));
+        let caught = value("SigCgt:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+        has_ended || caught.is_none_or(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
     }
 
     /// Stops the process (SIGSTOP).
