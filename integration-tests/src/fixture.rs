@@ -1,6 +1,7 @@
 //! A topic, the member processes that consume it, and the history of both.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use millstream::{MessageId, Millstream, Namespace, Producer, Record, Topic, TopicPartition};
 use millstream_core::GroupName;
@@ -55,8 +56,7 @@ impl Fixture {
         let mq = Millstream::at(&setup.url).namespace(&setup.namespace).await.expect("connected");
         let topic = setup.topic();
         let producer = mq.producer(topic.clone()).await.expect("a producer");
-        let client = redis::Client::open(&*setup.url).expect("a client");
-        let redis = client.get_multiplexed_async_connection().await.expect("connected");
+        let redis = raw_connection(&setup.url).await;
         Self {
             bin,
             setup,
@@ -264,4 +264,16 @@ pub enum To {
     Key(u64),
     /// A partition, by number.
     Partition(u32),
+}
+
+/// Connects without Millstream, as an operator does. Waits as long as a busy machine may take.
+///
+/// # Panics
+/// If the server is away.
+pub async fn raw_connection(url: &str) -> redis::aio::MultiplexedConnection {
+    let patience = Some(Duration::from_secs(60));
+    let config = redis::AsyncConnectionConfig::new();
+    let config = config.set_connection_timeout(patience).set_response_timeout(patience);
+    let client = redis::Client::open(url).expect("a URL");
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use integration_tests::console::MemoryConsole;
 use integration_tests::databases::postgres;
+use integration_tests::fixture::raw_connection;
 use integration_tests::{cluster, server};
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
@@ -115,7 +116,7 @@ async fn connect(url: fn() -> String, set: Settings) -> anyhow::Result<(RedisBac
     let node = first.map(|node| format!("redis://{node}"));
     // Where the tests use TLS, or a user with few rights, the operator is somebody else.
     let node = env::var("MILLSTREAM_TEST_CONSOLE").ok().or(node).unwrap_or_else(|| url.clone());
-    let connection = redis::Client::open(node)?.get_multiplexed_async_connection().await?;
+    let connection = raw_connection(&node).await;
     let console = RedisConsole { keys: Keys::within(&namespace), connection };
     let backend = RedisBackend::connect(set(RedisConfig::new(url).with_namespace(namespace))).await?;
     Ok((backend, console))
@@ -134,8 +135,7 @@ impl RedisConsole {
         let answer = cmd.query_async(&mut self.connection.clone()).await;
         let moved = answer.as_ref().err().and_then(redis::RedisError::redirect_node);
         let Some((node, _)) = moved else { return answer };
-        let node = redis::Client::open(format!("redis://{node}"))?;
-        cmd.query_async(&mut node.get_multiplexed_async_connection().await?).await
+        cmd.query_async(&mut raw_connection(&format!("redis://{node}")).await).await
     }
 
     /// A command on a key that has to answer 1.

@@ -59,8 +59,7 @@ impl Store {
     /// # Panics
     /// If the server is away.
     pub async fn connect(url: &str) -> Self {
-        let client = redis::Client::open(url).expect("a url");
-        Self(client.get_multiplexed_async_connection().await.expect("connected"))
+        Self(crate::fixture::raw_connection(url).await)
     }
 
     /// Writes, and returns whether the write was accepted.

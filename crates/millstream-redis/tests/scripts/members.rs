@@ -192,8 +192,7 @@ async fn a_server_that_was_away_lets_nobody_judge() {
     // It stands still for longer than a ttl, with a heartbeat of one that judged a moment ago in its socket.
     let sleeper = bench.url.clone();
     let still = tokio::spawn(async move {
-        let client = redis::Client::open(sleeper).expect("a client");
-        let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+        let mut raw = crate::server::raw_connection(&sleeper).await;
         redis::cmd("DEBUG").arg(&["SLEEP", "0.4"]).exec_async(&mut raw).await.expect("slept");
     });
     sleep(Duration::from_millis(50)).await;

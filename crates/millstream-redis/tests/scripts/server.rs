@@ -117,9 +117,7 @@ impl Bench {
     pub(crate) async fn at(config: RedisConfig, server: Option<Server>) -> Self {
         let url = config.url.clone();
         let namespace: Namespace = format!("t{:016x}", fastrand::u64(..)).parse().expect("a name");
-        let client = redis::Client::open(config.url.as_str()).expect("a client");
-        let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
-        raw.set_response_timeout(Duration::from_secs(10));
+        let raw = raw_connection(&config.url).await;
         let backend =
             RedisBackend::connect(config.with_namespace(namespace.clone())).await.expect("a backend");
         let spec = TopicSpec::new("orders".parse().expect("name"), 1).expect("a topic");
@@ -257,4 +255,16 @@ pub(crate) fn dead(origin: MessageId) -> Settlement {
     let reason = millstream_core::dead_letters::Reason::Rejected;
     let (error, history) = ("boom".into(), History::default());
     Settlement::DeadLetter { reason, attempts: 3, origin, error, history }
+}
+
+/// Connects without Millstream, as an operator does. Waits as long as a busy machine may take.
+///
+/// # Panics
+/// If the server is away.
+pub(crate) async fn raw_connection(url: &str) -> MultiplexedConnection {
+    let patience = Some(Duration::from_secs(60));
+    let config = redis::AsyncConnectionConfig::new();
+    let config = config.set_connection_timeout(patience).set_response_timeout(patience);
+    let client = redis::Client::open(url).expect("a URL");
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }

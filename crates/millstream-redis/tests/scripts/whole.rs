@@ -97,8 +97,7 @@ async fn on_a_plain_server() {
 #[tokio::test]
 async fn with_every_key_checked_on_a_node_of_a_cluster() {
     let server = Server::start(&["--cluster-enabled", "yes"]);
-    let client = redis::Client::open(server.url()).expect("a client");
-    let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut raw = crate::server::raw_connection(&server.url()).await;
     redis::cmd("CLUSTER").arg(&["ADDSLOTSRANGE", "0", "16383"]).exec_async(&mut raw).await.expect("slots");
     for _ in 0..500 {
         let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut raw).await.expect("info");
@@ -214,8 +213,7 @@ async fn with_the_permissions_of_the_readme_and_no_others() {
     let readme = include_str!("../../README.md");
     let block = readme.split("```text\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a list");
     let server = Server::start(&[]);
-    let client = redis::Client::open(server.url()).expect("a client");
-    let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut raw = crate::server::raw_connection(&server.url()).await;
     let mut acl = redis::cmd("ACL");
     acl.arg(&["SETUSER", "worker", "reset", "on", ">secret", "~*", "resetchannels", "-@all"]);
     acl.arg(block.split_whitespace().collect::<Vec<_>>());
@@ -225,8 +223,7 @@ async fn with_the_permissions_of_the_readme_and_no_others() {
 
     acl = redis::cmd("ACL");
     let server = Server::start(&[]);
-    let client = redis::Client::open(server.url()).expect("a client");
-    let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut raw = crate::server::raw_connection(&server.url()).await;
     acl.arg(&["SETUSER", "guest", "reset", "on", ">secret", "-@all", "+ping"]);
     acl.exec_async(&mut raw).await.expect("a user");
     let url = format!("redis://guest:secret@127.0.0.1:{}", server.port);

@@ -47,8 +47,7 @@ async fn consumer(mq: &Millstream, seen: &Arc<Mutex<Vec<u64>>>) -> Consumer {
 }
 
 async fn xadd(server: &Server, key: &str, fields: Entry<'_>) {
-    let client = redis::Client::open(server.url()).expect("a client");
-    let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut connection = integration_tests::fixture::raw_connection(&server.url()).await;
     let mut command = redis::cmd("XADD");
     command.arg(key).arg("*");
     for (name, value) in fields {

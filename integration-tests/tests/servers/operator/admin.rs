@@ -22,9 +22,7 @@ async fn fill(server: &Server, mq: &Millstream, count: usize, pending: usize) ->
     let topic = backend.catalog().create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
     let group: GroupName = "billing".parse().expect("a name");
     backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created");
-    let client = redis::Client::open(server.url()).expect("a client");
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
-    let mut raw = client.get_multiplexed_async_connection_with_config(&config).await.expect("connected");
+    let mut raw = integration_tests::fixture::raw_connection(&server.url()).await;
     let partitions = topic.partitions as usize;
     for tp in topic.iter() {
         let log = keys.log(&tp);

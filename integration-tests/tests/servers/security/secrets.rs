@@ -119,8 +119,7 @@ async fn nothing_that_is_said_has_a_secret_or_a_message() {
     said.add(producer.send(&large).key(KEY).await.map(drop).expect_err("too large"));
     said.add(producer.send(&String::new()).key(KEY).header(FOREIGN.repeat(2_000), "x").await.err());
     // Entries of somebody else, and keys of other types.
-    let client = redis::Client::open(url.as_str()).expect("a client");
-    let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut raw = integration_tests::fixture::raw_connection(&url).await;
     for (partition, fields) in [(0, &[FOREIGN, FOREIGN][..]), (1, &["payload", FOREIGN, "attempt", FOREIGN])]
     {
         let mut add = redis::cmd("XADD");

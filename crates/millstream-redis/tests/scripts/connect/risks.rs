@@ -35,8 +35,7 @@ async fn a_server_that_keeps_what_it_is_given_is_accepted() {
 #[tokio::test]
 async fn info_is_asked_where_config_is_refused_and_silence_is_no_durability() {
     let server = Server::start(&[]);
-    let client = redis::Client::open(server.url()).expect("a client");
-    let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut raw = crate::server::raw_connection(&server.url()).await;
     let mut allow = async |user: &str, rights: &[&str]| {
         let mut acl = redis::cmd("ACL");
         acl.arg(&["SETUSER", user, "reset", "on", ">secret", "~*", "+@all"]).arg(rights);

@@ -174,8 +174,7 @@ fn renewals_do_not_need_the_runtime_that_made_the_backend() {
                 assert_eq!(pulse.expect("a pulse").members, 1);
                 if round % 50 == 25 {
                     // The connection is cut, and the new one does not need the blocked threads either.
-                    let client = redis::Client::open(bench.url.as_str()).expect("a client");
-                    let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+                    let mut raw = crate::server::raw_connection(&bench.url).await;
                     let killed =
                         redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).exec_async(&mut raw).await;
                     killed.expect("killed");

@@ -30,8 +30,7 @@ struct Older {
 
 impl Older {
     async fn new(server: &Server) -> Self {
-        let client = redis::Client::open(server.url()).expect("a client");
-        let redis = client.get_multiplexed_async_connection().await.expect("connected");
+        let redis = integration_tests::fixture::raw_connection(&server.url()).await;
         Self { redis, owned: Vec::new(), joined: false, settled: BTreeSet::new() }
     }
 

@@ -37,8 +37,7 @@ async fn bury(server: &Server, mq: &Millstream, count: usize, bytes: usize) -> (
     backend.catalog().create_topic(&repairs).await.expect("created");
     let tp = topic.iter().next().expect("a partition");
     let key = Keys::new().dead_letters(&tp, &group);
-    let client = redis::Client::open(server.url()).expect("a client");
-    let mut raw = client.get_multiplexed_async_connection().await.expect("connected");
+    let mut raw = integration_tests::fixture::raw_connection(&server.url()).await;
     for portion in 0..count.div_ceil(500) {
         let mut pipe = redis::pipe();
         for number in portion * 500..count.min((portion + 1) * 500) {
