@@ -36,8 +36,8 @@ pub(in crate::consumer) struct EntryLeases {
     pub(super) wanted: Notify,
     /// Notified when a reader must start over.
     strayed: Notify,
-    /// Notified when entries were admitted.
-    came: Notify,
+    /// Notified when an entry has a deadline before the one that is watched.
+    sooner: Notify,
     /// Held by the read that waits for room: reads get room in the order in which they ask for it.
     pub(super) turn: Turn<()>,
     /// Maximum number of entries that are read and not settled.
@@ -69,6 +69,8 @@ struct State {
     claiming: BTreeMap<Partition, Settled>,
     /// The partitions in which an entry is pending under our name and not in flight: their reader must start over.
     stray: BTreeSet<Partition>,
+    /// The earliest deadline when it was last looked for: the next look comes then. `None` if there was none.
+    watched: Option<Instant>,
 }
 
 impl State {
@@ -84,6 +86,15 @@ impl State {
 
     fn find(&mut self, key: Key) -> Option<&mut Held> {
         self.held.get_mut(&key.id()).filter(|held| held.serial == key.serial)
+    }
+
+    /// Adds a deadline. Returns whether it is before the one that is watched.
+    fn watch(&mut self, until: Instant) -> bool {
+        let sooner = self.watched.is_none_or(|watched| until < watched);
+        if sooner {
+            self.watched = Some(until);
+        }
+        sooner
     }
 }
 
@@ -120,7 +131,7 @@ impl EntryLeases {
             version: AtomicU64::new(0),
             wanted: Notify::new(),
             strayed: Notify::new(),
-            came: Notify::new(),
+            sooner: Notify::new(),
             turn: Turn::default(),
             capacity,
             // A quarter of the period in which entries are extended anyway.
@@ -326,8 +337,12 @@ impl EntryLeases {
             admitted.0.push(serial);
             admitted.1.push(entry);
         }
+        // A claim that took long brings entries with less time than those that were read or extended meanwhile.
+        let sooner = !admitted.1.is_empty() && state.watch(until);
         drop(guard);
-        self.came.notify_one();
+        if sooner {
+            self.sooner.notify_one();
+        }
         admitted
     }
 
@@ -394,18 +409,26 @@ impl EntryLeases {
     /// Whether a handler of the entry may start now, and its token.
     pub(in crate::consumer) fn live(&self, key: Key) -> Live {
         let now = self.clock.now();
-        match self.state().find(key) {
-            None => return Live::Gone,
-            Some(held) if now < held.until => {
-                if held.cancelled.is_cancelled() {
-                    held.cancelled = CancellationToken::new();
-                }
-                return Live::Now(held.cancelled.clone());
-            }
-            Some(_) => {}
+        let mut state = self.state();
+        let Some(held) = state.find(key) else { return Live::Gone };
+        let until = held.until;
+        if now >= until {
+            drop(state);
+            self.wanted.notify_one();
+            return Live::Uncertain;
         }
-        self.wanted.notify_one();
-        Live::Uncertain
+        let renewed = held.cancelled.is_cancelled();
+        if renewed {
+            held.cancelled = CancellationToken::new();
+        }
+        let cancelled = held.cancelled.clone();
+        // The deadline of a cancelled token is not watched.
+        let sooner = renewed && state.watch(until);
+        drop(state);
+        if sooner {
+            self.sooner.notify_one();
+        }
+        Live::Now(cancelled)
     }
 
     /// Waits until a worker waits for entries to be extended.
@@ -413,16 +436,17 @@ impl EntryLeases {
         self.wanted.notified().await;
     }
 
-    /// Waits until entries were admitted.
-    pub(in crate::consumer) async fn came(&self) {
-        self.came.notified().await;
+    /// Waits until an entry has a deadline before the one that [`expire`](Self::expire) returned last.
+    pub(in crate::consumer) async fn sooner(&self) {
+        self.sooner.notified().await;
     }
 
     /// Cancels the tokens of entries that may belong to somebody else by now. Returns how many were cancelled now, and
     /// the next deadline.
     pub(in crate::consumer) fn expire(&self) -> (usize, Option<Instant>) {
         let (now, mut cancelled, mut next) = (self.clock.now(), 0, None);
-        for held in self.state().held.values().filter(|held| !held.cancelled.is_cancelled()) {
+        let mut state = self.state();
+        for held in state.held.values().filter(|held| !held.cancelled.is_cancelled()) {
             if held.until > now {
                 next = Some(next.map_or(held.until, |next: Instant| next.min(held.until)));
             } else {
@@ -430,6 +454,7 @@ impl EntryLeases {
                 cancelled += 1;
             }
         }
+        state.watched = next;
         (cancelled, next)
     }
 
