@@ -22,7 +22,7 @@ use crate::conn::dial::Dial;
 use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::error::{Redirect, redirect};
+use crate::error::{Redirect, redirect, unchanged};
 
 /// Minimum time between two readings of the topology: many callers notice the same change at once.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -374,12 +374,7 @@ async fn slots(socket: &mut Socket, address: &Address) -> Result<(Topology, bool
     pipe.cmd("CLUSTER").arg("INFO");
     let mut request = Request::default();
     request.add_pipeline(&pipe);
-    let asked = socket.ask(&request, Duration::ZERO, PATIENCE).await;
-    // Nothing was changed, whatever happened to the question.
-    asked.map_err(|error| match error.kind() {
-        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
-        _ => error,
-    })?;
+    socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(unchanged)?;
     let mut replies = socket.replies();
     let (answer, info) = (replies.next()?.value()?, replies.next()?.value()?);
     let topology = Topology::parse(reply::ok(answer)?, address)?;

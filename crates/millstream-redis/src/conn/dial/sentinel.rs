@@ -14,7 +14,7 @@ use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::conn::terms::Tenure;
-use crate::error::unexpected;
+use crate::error::{unchanged, unexpected};
 
 /// Maximum time for the answer of one Sentinel: the next one may be reachable.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -129,7 +129,7 @@ impl Sentinels {
         pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
         let mut request = Request::default();
         request.add_pipeline(&pipe);
-        socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(not_done)?;
+        socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(unchanged)?;
         let answer = socket.replies().next()?.value()?;
         if answer == Value::Nil {
             return Err(Error::new(ErrorKind::Unavailable, "the Sentinel does not know the service"));
@@ -172,15 +172,5 @@ impl Drop for Unwatched {
         if let Some(sentinels) = self.0.upgrade() {
             sentinels.watched.store(false, Ordering::Release);
         }
-    }
-}
-
-/// Nothing was sent to the server itself, whatever happened to the question.
-fn not_done(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::Unconfirmed => {
-            Error::new(ErrorKind::Unavailable, format!("no answer of a Sentinel: {error}"))
-        }
-        _ => error,
     }
 }

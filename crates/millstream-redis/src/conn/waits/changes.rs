@@ -22,6 +22,7 @@ use crate::conn::dial::{Dial, Multiplexed};
 use crate::conn::replies::reply;
 use crate::conn::terms::{during, left, over};
 
+use crate::error::unchanged;
 /// Time between two looks at the streams where the server sends no notices: a user without the right to
 /// `CLIENT TRACKING`, or a server without it.
 const LOOK: Duration = Duration::from_secs(1);
@@ -235,14 +236,6 @@ impl Drop for Wait<'_> {
                 }
             }
         }
-    }
-}
-
-/// A look changes nothing, whether it was done or not.
-fn unchanged(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
-        _ => error,
     }
 }
 
