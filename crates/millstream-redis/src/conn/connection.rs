@@ -1,8 +1,8 @@
 //! Shared connections: one for many callers, and a pool.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use crate::config::RedisConfig;
 use crate::conn::control_thread::ControlThread;
 use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::once::{Opened, Usable};
 use crate::conn::replies::wrong_type;
 use crate::conn::terms::during;
 use crate::error::{Phase, no_answer, translate, unexpected};
@@ -43,6 +44,12 @@ struct Live {
     generation: u64,
 }
 
+impl Usable for Live {
+    fn is_usable(&self) -> bool {
+        !self.gone.load(Ordering::Acquire) && !self.connection.is_left()
+    }
+}
+
 /// One connection for many callers, opened on first use and again whenever it is gone.
 ///
 /// The client's own connection manager does the same, but does not distinguish a failure to connect (nothing was done)
@@ -53,61 +60,25 @@ pub(crate) struct Shared(Arc<State>);
 struct State {
     dial: Arc<Dial>,
     role: &'static str,
-    live: Mutex<Option<Live>>,
+    live: Opened<Live>,
     /// Number of connections opened so far.
     opened: AtomicU64,
-    /// Held while a connection is being opened; has the last failure and its time.
-    opening: tokio::sync::Mutex<Option<(Instant, Error)>>,
 }
 
 impl Shared {
     pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
-        Self(Arc::new(State {
-            dial,
-            role,
-            live: Mutex::new(None),
-            opened: AtomicU64::new(0),
-            opening: tokio::sync::Mutex::new(None),
-        }))
+        Self(Arc::new(State { dial, role, live: Opened::default(), opened: AtomicU64::new(0) }))
     }
 }
 
 impl State {
-    fn current(&self) -> Option<Live> {
-        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.as_ref().filter(|live| !live.gone.load(Ordering::Acquire) && !live.connection.is_left()).cloned()
-    }
-
     async fn live(&self) -> Result<Live> {
-        if let Some(live) = self.current() {
-            return Ok(live);
-        }
-        let asked = Instant::now();
-        // One caller opens the connection. The others wait here and use that one, or return its error.
-        let mut failed = self.opening.lock().await;
-        if let Some(live) = self.current() {
-            return Ok(live);
-        }
-        // A caller that waited for an attempt that failed returns the error of that attempt, so that queued callers do
-        // not try one after the other.
-        if let Some((when, error)) = &*failed
-            && *when >= asked
-        {
-            return Err(error.clone());
-        }
-        match self.dial.shared(self.role).await {
-            Ok((connection, gone)) => {
-                let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
-                let live = Live { connection, gone, opened, generation };
-                *failed = None;
-                *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
-                Ok(live)
-            }
-            Err(error) => {
-                *failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
-        }
+        let open = || async {
+            let (connection, gone) = self.dial.shared(self.role).await?;
+            let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
+            Ok(Live { connection, gone, opened, generation })
+        };
+        self.live.get(open).await
     }
 }
 

@@ -1,6 +1,5 @@
 //! Sentinels: which server is the primary of a service now.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::address::Address;
 use crate::conn::dial::Dial;
+use crate::conn::once::OneTask;
 use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
@@ -27,8 +27,7 @@ pub(crate) struct Sentinels {
     named: Mutex<Option<(Address, Instant)>>,
     /// Number of the primary: another one for each change.
     number: watch::Sender<u64>,
-    /// Whether a task watches.
-    watched: AtomicBool,
+    watch: OneTask,
 }
 
 impl Sentinels {
@@ -38,15 +37,13 @@ impl Sentinels {
             order: Mutex::new(sentinels),
             named: Mutex::default(),
             number: watch::Sender::new(0),
-            watched: AtomicBool::new(false),
+            watch: OneTask::default(),
         }
     }
 
     /// Starts a task that watches which server is the primary, as long as connections use it.
     pub(crate) fn watch(self: &Arc<Self>) {
-        if !self.watched.swap(true, Ordering::AcqRel) {
-            tokio::spawn(follow(Arc::downgrade(self)));
-        }
+        self.watch.start(|| follow(Arc::downgrade(self)));
     }
 
     /// Returns the primary, and the time for which it is one.
@@ -143,7 +140,6 @@ impl Sentinels {
 
 /// Asks for the primary when a Sentinel announces a change, and every [`PATIENCE`]: an announcement may be missed.
 async fn follow(sentinels: Weak<Sentinels>) {
-    let _unwatched = Unwatched(sentinels.clone());
     let mut announcements = None;
     loop {
         let Some(sentinels) = sentinels.upgrade() else { return };
@@ -160,17 +156,6 @@ async fn follow(sentinels: Weak<Sentinels>) {
                 Err(_) => announcements = None,
             },
             None => tokio::time::sleep(PATIENCE).await,
-        }
-    }
-}
-
-/// Lets the next connection start another task, if this one is dropped with its runtime.
-struct Unwatched(Weak<Sentinels>);
-
-impl Drop for Unwatched {
-    fn drop(&mut self) {
-        if let Some(sentinels) = self.0.upgrade() {
-            sentinels.watched.store(false, Ordering::Release);
         }
     }
 }
