@@ -23,7 +23,7 @@ use crate::conn::cluster::heard::{Heard, question};
 use crate::conn::cluster::routed::Routed;
 use crate::conn::cluster::servers::Servers;
 use crate::conn::cluster::slots::slot_of;
-use crate::conn::connection::{Kept, Line, Pooled, Shared};
+use crate::conn::connection::{Line, OnThread, Pooled, Shared};
 use crate::conn::dial::Dial;
 use crate::conn::reader_connections::ReaderConnections;
 use crate::conn::replies::reply;
@@ -68,7 +68,7 @@ pub(crate) struct Inner {
     /// Connection for appends and settlements: many small requests that must not wait behind anything else.
     pub(crate) messages: Routed<Shared>,
     /// Connection for leases and heartbeats alone: a renewal must not queue behind messages or wait for handlers.
-    pub(crate) leases: Kept<Routed<Shared>>,
+    pub(crate) leases: OnThread<Routed<Shared>>,
     /// Pool for catalog, statistics and dead letters.
     pub(crate) pool: Routed<Pooled>,
     /// Connections for pages of bodies, which may take long to arrive.
@@ -112,7 +112,7 @@ impl RedisBackend {
         let inner = Inner {
             keys,
             scripts: Scripts::new(config.strict_scripts),
-            leases: Kept::new(leases),
+            leases: OnThread::new(leases),
             pool: Routed::new(&servers, patience, move |dial| Pooled::new(&for_pool, dial))?,
             bulk: Routed::new(&servers, patience, move |dial| {
                 let (size, limit) = (pages.pool_size, pages.connect_timeout + pages.response_timeout);

@@ -12,8 +12,8 @@ use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
-use crate::conn::control_thread::ControlThread;
 use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::lease_thread::LeaseThread;
 use crate::conn::once::{Opened, Usable};
 use crate::conn::replies::wrong_type;
 use crate::conn::terms::during;
@@ -139,36 +139,36 @@ pub(crate) fn is_demoted(values: &[Value]) -> bool {
 
 /// Connections that run with all of their requests on a thread of their own. So no task that may stay unscheduled for a
 /// while ever holds a connection, a lock or a place in a queue.
-pub(crate) struct Kept<L> {
-    control_thread: ControlThread,
+pub(crate) struct OnThread<L> {
+    thread: LeaseThread,
     line: Arc<L>,
 }
 
-impl<L: Line + Send + 'static> Kept<L> {
+impl<L: Line + Send + 'static> OnThread<L> {
     pub(crate) fn new(line: L) -> Self {
-        Self { control_thread: ControlThread::default(), line: Arc::new(line) }
+        Self { thread: LeaseThread::default(), line: Arc::new(line) }
     }
 }
 
-impl<L: Send + Sync + 'static> Kept<L> {
+impl<L: Send + Sync + 'static> OnThread<L> {
     /// Runs a request on the thread.
     pub(crate) async fn run<T: Send + 'static, F>(&self, request: impl FnOnce(Arc<L>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.control_thread.run(request(self.line.clone())).await
+        self.thread.run(request(self.line.clone())).await
     }
 }
 
-impl<L: Line + Send + 'static> Line for Kept<L> {
+impl<L: Line + Send + 'static> Line for OnThread<L> {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         let (line, pipe) = (self.line.clone(), pipe.clone());
-        self.control_thread.run(async move { line.send(&pipe).await }).await
+        self.thread.run(async move { line.send(&pipe).await }).await
     }
 
     async fn send_each(&self, pipe: &Pipeline) -> Vec<Result<Value>> {
         let (line, sent) = (self.line.clone(), pipe.clone());
-        let answers = self.control_thread.run(async move { Ok(line.send_each(&sent).await) }).await;
+        let answers = self.thread.run(async move { Ok(line.send_each(&sent).await) }).await;
         answers.unwrap_or_else(|error| vec![Err(error); pipe.len()])
     }
 }
