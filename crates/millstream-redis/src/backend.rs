@@ -218,7 +218,7 @@ impl Inner {
             let (heard, servers) = (inner.heard.clone(), inner.servers.clone());
             let answered = move |node: Address, answers| {
                 // Makes a record with this ttl, if there is none.
-                let _ = heard.is_due(&node, ttl);
+                let _ = heard.begin_question(&node, ttl);
                 match answers {
                     Ok(answers) => heard.answered(&node, asked, answers),
                     Err(error) => servers.learn(&error),
@@ -236,7 +236,7 @@ impl Inner {
         };
         let node = cluster.hop(slot_of(key.as_str().as_bytes())).ok().and_then(|hop| hop.dial.address());
         let Some(node) = node else { return Continuity::new(heard.ttl()) };
-        if self.heard.is_due(&node, heard.ttl()) {
+        if self.heard.begin_question(&node, heard.ttl()) {
             self.listen(heard);
         }
         self.heard.of(&node, heard)

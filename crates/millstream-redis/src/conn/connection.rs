@@ -177,8 +177,9 @@ impl<L: Line + Send + 'static> Line for OnThread<L> {
 pub(crate) enum Pooled {
     /// Each is used by one caller at a time.
     Pool(Pool),
-    /// Over TLS, which the pool's own connections could have only as the client has it: with other certificates, read anew
-    /// for each. And with Sentinels, since the pool knows one address. Callers take turns.
+    /// Where the pool cannot open connections by itself: over TLS the client would use other certificates, and read them
+    /// anew for each connection; with Sentinels the address changes, and with a provider the credentials do. Each request
+    /// goes to the next connection, behind those of others.
     Turns { connections: Vec<Shared>, next: AtomicUsize },
 }
 

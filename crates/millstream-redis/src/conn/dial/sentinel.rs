@@ -16,8 +16,12 @@ use crate::conn::socket::Socket;
 use crate::conn::terms::Tenure;
 use crate::error::{unchanged, unexpected};
 
-/// Maximum time for the answer of one Sentinel: the next one may be reachable.
+/// Maximum time to connect to one Sentinel and to get its answer: the next one may be reachable.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum time for the reply to a request over a connection to a Sentinel.
+const REPLY: Duration = Duration::from_secs(1);
+/// Time after which the Sentinels are asked again: an announcement may be missed.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The Sentinels that watch a service. Those that answered last are asked first.
 pub(crate) struct Sentinels {
@@ -88,7 +92,7 @@ impl Sentinels {
         let mut socket = Box::pin(sentinel.socket("sentinel")).await?;
         let mut request = Request::default();
         request.add(&[b"SUBSCRIBE", b"+switch-master"]);
-        socket.ask(&request, Duration::ZERO, PATIENCE).await?;
+        socket.ask(&request, Duration::ZERO, REPLY).await?;
         Ok(socket)
     }
 
@@ -126,7 +130,7 @@ impl Sentinels {
         pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
         let mut request = Request::default();
         request.add_pipeline(&pipe);
-        socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(unchanged)?;
+        socket.ask(&request, Duration::ZERO, REPLY).await.map_err(unchanged)?;
         let answer = socket.replies().next()?.value()?;
         if answer == Value::Nil {
             return Err(Error::new(ErrorKind::Unavailable, "the Sentinel does not know the service"));
@@ -138,7 +142,7 @@ impl Sentinels {
     }
 }
 
-/// Asks for the primary when a Sentinel announces a change, and every [`PATIENCE`]: an announcement may be missed.
+/// Asks for the primary when a Sentinel announces a change, and every [`INTERVAL`].
 async fn follow(sentinels: Weak<Sentinels>) {
     let mut announcements = None;
     loop {
@@ -151,11 +155,11 @@ async fn follow(sentinels: Weak<Sentinels>) {
         }
         drop(sentinels);
         match &mut announcements {
-            Some(socket) => match socket.hear(PATIENCE).await {
+            Some(socket) => match socket.hear(INTERVAL).await {
                 Ok(_) => {}
                 Err(_) => announcements = None,
             },
-            None => tokio::time::sleep(PATIENCE).await,
+            None => tokio::time::sleep(INTERVAL).await,
         }
     }
 }
