@@ -18,7 +18,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::membership::within;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::{self, Triggers};
-use crate::consumer::partition::held::in_flight::{InFlight, InFlightGauge};
+use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
 use crate::consumer::partition::upkeep;
 use crate::consumer::partition::worker::PartitionWorker;
 use crate::consumer::status::{Seek, Seeks};

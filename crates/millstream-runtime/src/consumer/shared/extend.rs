@@ -10,8 +10,8 @@ use millstream_core::{GroupName, Partition};
 use tokio::time::sleep;
 
 use crate::consumer::group::membership::within;
-use crate::consumer::partition::held::entry_leases::EntryLeases;
-use crate::consumer::partition::held::holding::Key;
+use crate::consumer::partition::leases::entry_lease::Key;
+use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
 
@@ -121,7 +121,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::consumer::partition::held::holding::Live;
+    use crate::consumer::partition::leases::entry_lease::Live;
     use millstream_loops::LeaseClock;
 
     const TTL: Duration = Duration::from_secs(10);

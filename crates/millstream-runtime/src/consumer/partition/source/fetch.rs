@@ -15,8 +15,8 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::held::holding::NO_HOLDING;
-use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::leases::entry_lease::NO_LEASE;
 use crate::consumer::partition::poison::is_candidate;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::slot::Slot;
@@ -276,7 +276,7 @@ impl Fetcher {
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
             for receipt in fetched.ghosts {
-                settler.add(receipt, NO_HOLDING, Settlement::Ack);
+                settler.add(receipt, NO_LEASE, Settlement::Ack);
             }
         }
         let pending = fetched.pending;
