@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::Lease;
 use millstream_core::leases::reliable;
+use millstream_core::{GroupName, Lease, TopicPartition};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,8 @@ pub(in crate::consumer) struct LeaseGuard {
 #[derive(Debug)]
 struct GuardState {
     lease: Lease,
+    topic_partition: TopicPartition,
+    group: GroupName,
     view: Mutex<View>,
     clock: Arc<LeaseClock>,
     renewed: Notify,
@@ -50,14 +52,22 @@ struct View {
 }
 
 impl LeaseGuard {
-    /// Creates the guard of a lease that was requested at `asked`. All times are those of `clock`.
-    pub(in crate::consumer) fn new(lease: Lease, asked: Instant, clock: Arc<LeaseClock>) -> Self {
+    /// Creates the guard of the lease of this partition for this group, which was requested at `asked`. All times are those of
+    /// `clock`.
+    pub(in crate::consumer) fn new(
+        lease: Lease,
+        (topic_partition, group): (TopicPartition, GroupName),
+        asked: Instant,
+        clock: Arc<LeaseClock>,
+    ) -> Self {
         let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
         let state = GuardState {
             base: asked,
             until: AtomicU64::new(nanos(asked, view.deadline)),
             trust: AtomicU64::new(0),
             lease,
+            topic_partition,
+            group,
             clock,
             view: Mutex::new(view),
             renewed: Notify::new(),
@@ -74,6 +84,14 @@ impl LeaseGuard {
 
     pub(in crate::consumer) fn lease(&self) -> &Lease {
         &self.state.lease
+    }
+
+    pub(in crate::consumer) fn topic_partition(&self) -> &TopicPartition {
+        &self.state.topic_partition
+    }
+
+    pub(in crate::consumer) fn group(&self) -> &GroupName {
+        &self.state.group
     }
 
     fn view(&self) -> MutexGuard<'_, View> {
@@ -197,7 +215,7 @@ fn deadline(ttl: Duration, asked: Instant) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_core::{Resource, TopicPartition};
+    use millstream_core::Resource;
     use millstream_memory::SuspendableClock;
 
     fn guard() -> LeaseGuard {
@@ -206,8 +224,9 @@ mod tests {
 
     fn guard_by(clock: Arc<LeaseClock>) -> LeaseGuard {
         let topic_partition = TopicPartition::new("t".parse().expect("name"), 0);
-        let resource = Resource::partition(topic_partition, "g".parse().expect("name"));
-        LeaseGuard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), clock.now(), clock)
+        let names = (topic_partition, GroupName::new("g").expect("name"));
+        let resource = Resource::partition(names.0.clone(), names.1.clone());
+        LeaseGuard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), names, clock.now(), clock)
     }
 
     #[tokio::test(start_paused = true)]

@@ -276,7 +276,8 @@ async fn acquire(
     nonce: String,
 ) -> Result<Found> {
     let topic_partition = TopicPartition { topic: context.topic.name.clone(), partition };
-    let resource = Resource::partition(topic_partition, context.group.clone());
+    let names = (topic_partition, context.group.clone());
+    let resource = Resource::partition(names.0.clone(), names.1.clone());
     // On the control thread, and added to the table there: renewals must not wait for this runtime.
     let control = context.control.clone();
     let found = control.call(async move {
@@ -286,7 +287,7 @@ async fn acquire(
         let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &heard);
         Ok(match within(context.patience(), acquired).await? {
             Acquired::Granted(lease) => {
-                let guard = Arc::new(LeaseGuard::new(lease, asked, context.lease_clock.clone()));
+                let guard = Arc::new(LeaseGuard::new(lease, names, asked, context.lease_clock.clone()));
                 table.insert(partition, guard.clone());
                 Found::Free(guard)
             }

@@ -31,17 +31,15 @@ enum HandleLease {
 }
 
 impl PartitionHandle {
-    pub(in crate::consumer) fn new(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> Result<Self> {
-        let lease = guard.lease();
-        let (topic_partition, group) = lease.partition()?;
-        Ok(Self {
-            topic_partition: topic_partition.clone(),
-            group: group.clone(),
-            epoch: lease.epoch,
+    pub(in crate::consumer) fn new(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> Self {
+        Self {
+            topic_partition: guard.topic_partition().clone(),
+            group: guard.group().clone(),
+            epoch: guard.lease().epoch,
             cancelled: guard.cancelled(),
             context: context.clone(),
             lease: HandleLease::Partition(guard.clone()),
-        })
+        }
     }
 
     /// Creates the handle for one message of a partition without an owner (shared mode).

@@ -60,7 +60,6 @@ pub(in crate::consumer) async fn run(
     guard: Arc<LeaseGuard>,
     moved: Option<Moved>,
 ) -> Ended {
-    let Ok((topic_partition, _)) = guard.lease().partition() else { return Ended::Over };
     tell(&context, &guard, Change::Assigned);
     if context.config.sharing == Sharing::Shared {
         upkeep::run(&context, &guard).await;
@@ -74,7 +73,8 @@ pub(in crate::consumer) async fn run(
     }
     let mut worked = Worked::nothing(&context);
     let gauge = Arc::<InFlightGauge>::default();
-    let (entry, mut seeks) = context.status.works_on(topic_partition, guard.lease().epoch, gauge.clone());
+    let (entry, mut seeks) =
+        context.status.works_on(guard.topic_partition(), guard.lease().epoch, gauge.clone());
     let mut next: Seeks = VecDeque::new();
     if let Some(mut moved) = moved {
         next.extend(std::mem::take(&mut moved.waiting));
@@ -167,14 +167,7 @@ async fn work(
     gauge: &Arc<InFlightGauge>,
     triggers: &Arc<Triggers>,
 ) -> Worked {
-    let mut worker = match PartitionWorker::of_lease(context, guard, gauge, triggers) {
-        Ok(worker) => worker,
-        Err(error) => {
-            tracing::error!(%error, "a partition cannot be worked on");
-            guard.revoke();
-            return Worked::nothing(context);
-        }
-    };
+    let mut worker = PartitionWorker::of_lease(context, guard, gauge, triggers);
     let mut is_loss_reported = false;
     // Panics of user code are caught where it is called, so this one is a defect of ours. The partition must not hang then,
     // but be released and acquired again.
@@ -263,9 +256,7 @@ enum Change {
 }
 
 fn tell(context: &Context, guard: &LeaseGuard, change: Change) {
-    let lease = guard.lease();
-    let epoch = lease.epoch;
-    let Ok((topic_partition, group)) = lease.partition() else { return };
+    let (topic_partition, group, epoch) = (guard.topic_partition(), guard.group(), guard.lease().epoch);
     let event = match change {
         Change::Assigned => {
             tracing::info!(%topic_partition, %group, epoch, "partition assigned");

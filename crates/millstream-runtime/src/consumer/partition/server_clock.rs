@@ -34,12 +34,11 @@ impl ServerClock {
     /// Reads the clock periodically, until the lease is lost or released. Returns at once if no message can wait in
     /// place.
     pub(in crate::consumer) async fn run(&self, context: &Subscription, guard: &LeaseGuard) {
-        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
         if context.config.retry_order == RetryOrder::Skip {
             return;
         }
-        let place = Place::from(topic_partition.clone());
-        let monitor = context.monitor_of("clock", topic_partition);
+        let place = Place::from(guard.topic_partition().clone());
+        let monitor = context.monitor_of("clock", guard.topic_partition());
         let work = async {
             loop {
                 monitor.begin_round(Duration::ZERO);

@@ -7,7 +7,6 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use millstream_core::TopicPartition;
-use millstream_core::error::Result;
 use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until};
@@ -74,8 +73,8 @@ impl PartitionWorker {
         guard: &Arc<LeaseGuard>,
         gauge: &Arc<InFlightGauge>,
         triggers: &Arc<Triggers>,
-    ) -> Result<Self> {
-        let (topic_partition, _) = guard.lease().partition()?;
+    ) -> Self {
+        let topic_partition = guard.topic_partition();
         let fetching = context.monitor_of("fetch", topic_partition);
         let fetcher = Fetcher::new(context.clone(), guard.clone(), triggers.clone(), fetching);
         let (lease, source) = (WorkerLease::Partition(guard.clone()), Source::Reader(fetcher));
@@ -85,7 +84,7 @@ impl PartitionWorker {
         worker.background.push(Box::pin(async move { clock.run(&of, &with).await }));
         let (of, with, triggered) = (context.clone(), guard.clone(), triggers.clone());
         worker.background.push(Box::pin(async move { maintenance::run(&of, &with, &triggered).await }));
-        Ok(worker)
+        worker
     }
 
     /// Creates the worker of entries that are pending under our name. `at_once` are the permits for handlers that all

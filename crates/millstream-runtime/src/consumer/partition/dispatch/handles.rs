@@ -86,10 +86,8 @@ impl Handles {
         let trust = guard.trust();
         let changed = trust != std::mem::replace(&mut self.trust, trust);
         let is_old = |handle: &Arc<PartitionHandle>| changed && handle.cancelled.is_cancelled();
-        if self.shared.as_ref().is_none_or(is_old)
-            && let Ok(handle) = PartitionHandle::new(&self.context, guard)
-        {
-            self.shared = Some(Arc::new(handle));
+        if self.shared.as_ref().is_none_or(is_old) {
+            self.shared = Some(Arc::new(PartitionHandle::new(&self.context, guard)));
         }
     }
 

@@ -243,9 +243,8 @@ impl Fetcher {
 
     /// Reports the takeover: everything that was pending when the lease was granted has been read.
     fn taken_over(&self, in_flight: &InFlight) {
-        let (lease, (messages, candidates)) = (self.guard.lease(), in_flight.taken_over());
-        let Ok((topic_partition, group)) = lease.partition() else { return };
-        let ends = lease.ends.len();
+        let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
+        let (ends, (messages, candidates)) = (self.guard.lease().ends.len(), in_flight.taken_over());
         if ends > 0 {
             tracing::warn!(%topic_partition, %group, ends, messages, candidates, "taken over from an owner that ended");
             let observer = &self.context.observer;
@@ -255,7 +254,7 @@ impl Fetcher {
 
     /// Reports what a reply says beside the entries, and admits the entries.
     fn hand_on(&self, fetched: Fetched, in_flight: &mut InFlight, settler: &mut Settler) -> Result<Progress> {
-        let (topic_partition, group) = self.guard.lease().partition()?;
+        let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
         let observer = &self.context.observer;
         if fetched.woken {
             self.triggers.parked();
