@@ -17,11 +17,11 @@ use crate::consumer::group::membership::within;
 use crate::consumer::maintenance::{self, Triggers};
 use crate::consumer::partition::dispatch::{Dispatcher, Happened};
 use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
-use crate::consumer::partition::leases::entry_lease::Key;
+use crate::consumer::partition::leases::entry_lease::{Admitted, Key};
 use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::settle::{self, Settler};
 use crate::consumer::partition::source::fetch::Fetcher;
-use crate::consumer::partition::source::inbox::{Inbox, Page};
+use crate::consumer::partition::source::inbox::Inbox;
 use crate::consumer::partition::source::{self, Source};
 use crate::report::Counts;
 
@@ -204,9 +204,8 @@ impl PartitionWorker {
             Source::Inbox(inbox) => inbox.drain(),
             Source::Reader(_) => Vec::new(),
         };
-        let unopened = pages.into_iter().flat_map(|Page { entries, serials, .. }| {
-            entries.into_iter().map(|entry| entry.receipt).zip(serials)
-        });
+        let unopened = pages.into_iter().flat_map(|page| page.entries);
+        let unopened = unopened.map(|Admitted { entry, serial }| (entry.receipt, serial));
         unopened
             .chain(self.dispatcher.drain())
             .map(|(receipt, serial)| entries.key(receipt, serial))

@@ -32,7 +32,7 @@ use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::leases::WorkerLease;
-use crate::consumer::partition::leases::entry_lease::NO_LEASE;
+use crate::consumer::partition::leases::entry_lease::Admitted;
 use crate::consumer::partition::poison::{Noted, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;
@@ -130,9 +130,8 @@ impl Dispatcher {
     pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
         let (now, context) = (Instant::now(), self.context.clone());
         let config = &context.config;
-        let Read { entries, serials, suspects } = read;
-        let serials = serials.into_iter().chain(std::iter::repeat(NO_LEASE));
-        for (entry, serial) in entries.into_iter().zip(serials) {
+        let Read { entries, suspects } = read;
+        for Admitted { entry, serial } in entries {
             let candidate = suspects.candidate(&entry, config.crash_limit);
             let job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
             if !job.left.is_zero() {

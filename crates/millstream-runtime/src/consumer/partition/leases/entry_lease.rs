@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::Receipt;
+use millstream_core::log::{Entry, Receipt};
 use millstream_core::shared::{Shared, SharedMember};
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +33,13 @@ impl Key {
     pub(in crate::consumer) fn id(self) -> Id {
         (self.partition, self.receipt)
     }
+}
+
+/// Entry that was read or claimed and is in flight now.
+pub(in crate::consumer) struct Admitted {
+    pub(in crate::consumer) entry: Entry,
+    /// Number of its lease, or [`NO_LEASE`].
+    pub(in crate::consumer) serial: u64,
 }
 
 /// Whether a settlement may be sent.

@@ -12,7 +12,7 @@ use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::consumer::partition::leases::entry_lease::{Id, Key, Live, NO_LEASE, Standing};
+use crate::consumer::partition::leases::entry_lease::{Admitted, Id, Key, Live, NO_LEASE, Standing};
 use crate::consumer::partition::leases::room::Room;
 use millstream_loops::LeaseClock;
 
@@ -292,7 +292,7 @@ impl EntryLeases {
     }
 
     /// Adds entries that a request of the time `asked` returned. Returns those that were not in flight yet and were not
-    /// settled just now, each with the serial number of its lease.
+    /// settled just now.
     pub(in crate::consumer) fn admit(
         &self,
         partition: Partition,
@@ -300,11 +300,11 @@ impl EntryLeases {
         asked: Instant,
         claimed: bool,
         is_candidate: impl Fn(&Entry) -> bool,
-    ) -> (Vec<u64>, Vec<Entry>) {
+    ) -> Vec<Admitted> {
         let until = asked + self.trust;
         let mut guard = self.table();
         let table = &mut *guard;
-        let mut admitted = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
+        let mut admitted = Vec::with_capacity(entries.len());
         for entry in entries {
             let (receipt, digest) = (entry.receipt, wire::digest(&entry.fields));
             let id = (partition, receipt);
@@ -335,11 +335,10 @@ impl EntryLeases {
                 before.cancelled.cancel();
                 table.discount(partition, &before);
             }
-            admitted.0.push(serial);
-            admitted.1.push(entry);
+            admitted.push(Admitted { entry, serial });
         }
         // A claim that took long brings entries with less time than those that were read or extended meanwhile.
-        let sooner = !admitted.1.is_empty() && table.watch(until);
+        let sooner = !admitted.is_empty() && table.watch(until);
         drop(guard);
         if sooner {
             self.sooner.notify_one();
@@ -534,7 +533,7 @@ mod tests {
 
     fn admit(leases: &EntryLeases, ids: impl IntoIterator<Item = u64>, claimed: bool) -> usize {
         let entries = ids.into_iter().map(entry).collect();
-        leases.admit(Partition(0), entries, Instant::now(), claimed, |_| claimed).1.len()
+        leases.admit(Partition(0), entries, Instant::now(), claimed, |_| claimed).len()
     }
 
     async fn room(leases: &EntryLeases) -> usize {
@@ -648,7 +647,7 @@ mod tests {
         let token = token(&leases, before);
         leases.begin_rewind(&[Partition(0)]);
         let other = || vec![Entry::new(entry(1).receipt, 1, vec![("payload".into(), "another".into())])];
-        assert_eq!(leases.admit(Partition(0), other(), Instant::now(), false, |_| false).0.len(), 1);
+        assert_eq!(leases.admit(Partition(0), other(), Instant::now(), false, |_| false).len(), 1);
         assert!(token.is_cancelled() && !leases.decided(before));
         assert!(matches!(leases.live(before), Live::Gone));
         let after = key(&leases, 1);

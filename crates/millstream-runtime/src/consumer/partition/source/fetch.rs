@@ -16,7 +16,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
 use crate::consumer::partition::in_flight::InFlight;
-use crate::consumer::partition::leases::entry_lease::NO_LEASE;
+use crate::consumer::partition::leases::entry_lease::{Admitted, NO_LEASE};
 use crate::consumer::partition::poison::is_candidate;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::slot::Slot;
@@ -291,7 +291,8 @@ impl Fetcher {
             in_flight.inherit(&entries, |entry| is_candidate(entry, ends.len()));
             suspects = Suspects::Pending(ends.clone());
         }
-        Ok(Progress::Read(Read { entries, serials: Vec::new(), suspects }))
+        let entries = entries.into_iter().map(|entry| Admitted { entry, serial: NO_LEASE }).collect();
+        Ok(Progress::Read(Read { entries, suspects }))
     }
 }
 
