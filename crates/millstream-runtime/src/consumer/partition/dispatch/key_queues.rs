@@ -412,7 +412,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lanes_do_what_their_rules_say_and_lose_nothing(
+        fn queues_do_what_their_rules_say_and_lose_nothing(
             by in prop::sample::select(vec![By::Partition, By::Key, By::Entry]),
             at_once in 1usize..5,
             steps in prop::collection::vec(step(), 0..200),
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_lane_blocks_no_other_and_keeps_its_order() {
+    fn a_blocked_queue_blocks_no_other_and_keeps_its_order() {
         let mut queues = KeyQueues::new(By::Key, 1);
         let (a, b) = (Bytes::from("a"), Bytes::from("b"));
         for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
