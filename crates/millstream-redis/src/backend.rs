@@ -23,7 +23,7 @@ use crate::conn::cluster::heard::{Heard, question};
 use crate::conn::cluster::routed::Routed;
 use crate::conn::cluster::servers::Servers;
 use crate::conn::cluster::slots::slot_of;
-use crate::conn::connection::{Kept, Line, Pooled, Shared};
+use crate::conn::connection::{Line, OnThread, Pooled, Shared};
 use crate::conn::dial::Dial;
 use crate::conn::reader_connections::ReaderConnections;
 use crate::conn::replies::reply;
@@ -68,7 +68,7 @@ pub(crate) struct Inner {
     /// Connection for appends and settlements: many small requests that must not wait behind anything else.
     pub(crate) messages: Routed<Shared>,
     /// Connection for leases and heartbeats alone: a renewal must not queue behind messages or wait for handlers.
-    pub(crate) leases: Kept<Routed<Shared>>,
+    pub(crate) leases: OnThread<Routed<Shared>>,
     /// Pool for catalog, statistics and dead letters.
     pub(crate) pool: Routed<Pooled>,
     /// Connections for pages of bodies, which may take long to arrive.
@@ -112,7 +112,7 @@ impl RedisBackend {
         let inner = Inner {
             keys,
             scripts: Scripts::new(config.strict_scripts),
-            leases: Kept::new(leases),
+            leases: OnThread::new(leases),
             pool: Routed::new(&servers, patience, move |dial| Pooled::new(&for_pool, dial))?,
             bulk: Routed::new(&servers, patience, move |dial| {
                 let (size, limit) = (pages.pool_size, pages.connect_timeout + pages.response_timeout);
@@ -218,7 +218,7 @@ impl Inner {
             let (heard, servers) = (inner.heard.clone(), inner.servers.clone());
             let answered = move |node: Address, answers| {
                 // Makes a record with this ttl, if there is none.
-                let _ = heard.is_due(&node, ttl);
+                let _ = heard.begin_question(&node, ttl);
                 match answers {
                     Ok(answers) => heard.answered(&node, asked, answers),
                     Err(error) => servers.learn(&error),
@@ -236,7 +236,7 @@ impl Inner {
         };
         let node = cluster.hop(slot_of(key.as_str().as_bytes())).ok().and_then(|hop| hop.dial.address());
         let Some(node) = node else { return Continuity::new(heard.ttl()) };
-        if self.heard.is_due(&node, heard.ttl()) {
+        if self.heard.begin_question(&node, heard.ttl()) {
             self.listen(heard);
         }
         self.heard.of(&node, heard)

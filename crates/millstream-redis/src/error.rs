@@ -145,6 +145,15 @@ pub(crate) fn no_answer(limit: Duration) -> Error {
     Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}"))
 }
 
+/// Returns the error of a request that changes nothing, such as a read or a question to a Sentinel. If its answer is missing, it is
+/// not in doubt whether something was done: the caller can send again.
+pub(crate) fn unchanged(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
+        _ => error,
+    }
+}
+
 /// Translates an error that the server returned.
 pub(crate) fn answered(error: ServerError) -> Error {
     translate(&RedisError::from(error), Phase::Sent)

@@ -23,7 +23,7 @@ pub struct Delivery<T> {
 /// Everything but the payload.
 #[derive(Clone, Debug)]
 pub(crate) struct DeliveryMetadata {
-    pub(crate) owned: Arc<PartitionHandle>,
+    pub(crate) handle: Arc<PartitionHandle>,
     pub(crate) id: MessageId,
     pub(crate) origin: MessageId,
     pub(crate) attempt: u32,
@@ -67,12 +67,12 @@ impl<T> Delivery<T> {
 
     /// Returns the topic and partition that the message was read from.
     pub fn topic_partition(&self) -> &TopicPartition {
-        &self.about.owned.topic_partition
+        &self.about.handle.topic_partition
     }
 
     /// Returns the group that reads the message.
     pub fn group(&self) -> &GroupName {
-        &self.about.owned.group
+        &self.about.handle.group
     }
 
     /// Returns the id of this delivery's entry. A retry has an id of its own.
@@ -102,7 +102,7 @@ impl<T> Delivery<T> {
     /// Returns the epoch of the lease under which the message was read. It grows with every change of owner: a store that
     /// refuses smaller epochs is safe from an owner that was suspended and resumes late.
     pub fn epoch(&self) -> u64 {
-        self.about.owned.epoch
+        self.about.handle.epoch
     }
 
     /// Returns the error of the last attempt.
@@ -132,12 +132,12 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.owned.cancelled.cancelled().await;
+        self.about.handle.cancelled.cancelled().await;
     }
 
     /// Returns whether the outcome of the handler would come too late. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.owned.cancelled.is_cancelled()
+        self.about.handle.cancelled.is_cancelled()
     }
 
     /// Returns the key.
@@ -195,8 +195,8 @@ impl<T> Delivered for Delivery<T> {
 impl<T> fmt::Debug for Delivery<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
-            .field("topic_partition", &self.about.owned.topic_partition)
-            .field("group", &self.about.owned.group)
+            .field("topic_partition", &self.about.handle.topic_partition)
+            .field("group", &self.about.handle.group)
             .field("id", &self.about.id)
             .field("attempt", &self.about.attempt)
             .finish_non_exhaustive()

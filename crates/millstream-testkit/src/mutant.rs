@@ -683,6 +683,8 @@ sabotages! {
     WokenHidden,
     /// A reader reports an earlier message with every fetch.
     WokenAlways,
+    /// The time at a place is that of another server.
+    PlaceByAnotherClock,
 
     // Recurring messages.
     /// A recurring message is never removed.

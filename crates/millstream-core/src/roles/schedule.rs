@@ -416,9 +416,21 @@ pub trait Schedule: Send + Sync {
 
     /// Returns the server's time, by which messages are due. Nothing is changed, whatever is due.
     ///
+    /// If several servers share the places, it is the time of any of them: see [`now_at`](Self::now_at).
+    ///
     /// # Errors
     /// Transient ones.
     async fn now(&self) -> Result<Timestamp>;
+
+    /// Returns the time of the server that stores this place: by its clock the messages there are due, also those that wait
+    /// in their place for their next attempt. By default all places have the clock of [`now`](Self::now).
+    ///
+    /// # Errors
+    /// Transient ones.
+    async fn now_at(&self, place: &Place) -> Result<Timestamp> {
+        let _ = place;
+        self.now().await
+    }
 }
 
 #[cfg(test)]

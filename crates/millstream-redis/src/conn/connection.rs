@@ -1,8 +1,8 @@
 //! Shared connections: one for many callers, and a pool.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
@@ -12,8 +12,9 @@ use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
-use crate::conn::control_thread::ControlThread;
 use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::lease_thread::LeaseThread;
+use crate::conn::once::{Opened, Usable};
 use crate::conn::replies::wrong_type;
 use crate::conn::terms::during;
 use crate::error::{Phase, no_answer, translate, unexpected};
@@ -43,6 +44,12 @@ struct Live {
     generation: u64,
 }
 
+impl Usable for Live {
+    fn is_usable(&self) -> bool {
+        !self.gone.load(Ordering::Acquire) && !self.connection.is_left()
+    }
+}
+
 /// One connection for many callers, opened on first use and again whenever it is gone.
 ///
 /// The client's own connection manager does the same, but does not distinguish a failure to connect (nothing was done)
@@ -53,61 +60,25 @@ pub(crate) struct Shared(Arc<State>);
 struct State {
     dial: Arc<Dial>,
     role: &'static str,
-    live: Mutex<Option<Live>>,
+    live: Opened<Live>,
     /// Number of connections opened so far.
     opened: AtomicU64,
-    /// Held while a connection is being opened; has the last failure and its time.
-    opening: tokio::sync::Mutex<Option<(Instant, Error)>>,
 }
 
 impl Shared {
     pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
-        Self(Arc::new(State {
-            dial,
-            role,
-            live: Mutex::new(None),
-            opened: AtomicU64::new(0),
-            opening: tokio::sync::Mutex::new(None),
-        }))
+        Self(Arc::new(State { dial, role, live: Opened::default(), opened: AtomicU64::new(0) }))
     }
 }
 
 impl State {
-    fn current(&self) -> Option<Live> {
-        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.as_ref().filter(|live| !live.gone.load(Ordering::Acquire) && !live.connection.is_left()).cloned()
-    }
-
     async fn live(&self) -> Result<Live> {
-        if let Some(live) = self.current() {
-            return Ok(live);
-        }
-        let asked = Instant::now();
-        // One caller opens the connection. The others wait here and use that one, or return its error.
-        let mut failed = self.opening.lock().await;
-        if let Some(live) = self.current() {
-            return Ok(live);
-        }
-        // A caller that waited for an attempt that failed returns the error of that attempt, so that queued callers do
-        // not try one after the other.
-        if let Some((when, error)) = &*failed
-            && *when >= asked
-        {
-            return Err(error.clone());
-        }
-        match self.dial.shared(self.role).await {
-            Ok((connection, gone)) => {
-                let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
-                let live = Live { connection, gone, opened, generation };
-                *failed = None;
-                *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
-                Ok(live)
-            }
-            Err(error) => {
-                *failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
-        }
+        let open = || async {
+            let (connection, gone) = self.dial.shared(self.role).await?;
+            let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
+            Ok(Live { connection, gone, opened, generation })
+        };
+        self.live.get(open).await
     }
 }
 
@@ -168,36 +139,36 @@ pub(crate) fn is_demoted(values: &[Value]) -> bool {
 
 /// Connections that run with all of their requests on a thread of their own. So no task that may stay unscheduled for a
 /// while ever holds a connection, a lock or a place in a queue.
-pub(crate) struct Kept<L> {
-    control_thread: ControlThread,
+pub(crate) struct OnThread<L> {
+    thread: LeaseThread,
     line: Arc<L>,
 }
 
-impl<L: Line + Send + 'static> Kept<L> {
+impl<L: Line + Send + 'static> OnThread<L> {
     pub(crate) fn new(line: L) -> Self {
-        Self { control_thread: ControlThread::default(), line: Arc::new(line) }
+        Self { thread: LeaseThread::default(), line: Arc::new(line) }
     }
 }
 
-impl<L: Send + Sync + 'static> Kept<L> {
+impl<L: Send + Sync + 'static> OnThread<L> {
     /// Runs a request on the thread.
     pub(crate) async fn run<T: Send + 'static, F>(&self, request: impl FnOnce(Arc<L>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.control_thread.run(request(self.line.clone())).await
+        self.thread.run(request(self.line.clone())).await
     }
 }
 
-impl<L: Line + Send + 'static> Line for Kept<L> {
+impl<L: Line + Send + 'static> Line for OnThread<L> {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         let (line, pipe) = (self.line.clone(), pipe.clone());
-        self.control_thread.run(async move { line.send(&pipe).await }).await
+        self.thread.run(async move { line.send(&pipe).await }).await
     }
 
     async fn send_each(&self, pipe: &Pipeline) -> Vec<Result<Value>> {
         let (line, sent) = (self.line.clone(), pipe.clone());
-        let answers = self.control_thread.run(async move { Ok(line.send_each(&sent).await) }).await;
+        let answers = self.thread.run(async move { Ok(line.send_each(&sent).await) }).await;
         answers.unwrap_or_else(|error| vec![Err(error); pipe.len()])
     }
 }
@@ -206,8 +177,9 @@ impl<L: Line + Send + 'static> Line for Kept<L> {
 pub(crate) enum Pooled {
     /// Each is used by one caller at a time.
     Pool(Pool),
-    /// Over TLS, which the pool's own connections could have only as the client has it: with other certificates, read anew
-    /// for each. And with Sentinels, since the pool knows one address. Callers take turns.
+    /// Where the pool cannot open connections by itself: over TLS the client would use other certificates, and read them
+    /// anew for each connection; with Sentinels the address changes, and with a provider the credentials do. Each request
+    /// goes to the next connection, behind those of others.
     Turns { connections: Vec<Shared>, next: AtomicUsize },
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::conn::once::OneTask;
 use crate::credentials::{Credentials, CredentialsProvider};
 
 /// Shortest pause before the provider is asked again without a connection that needs it.
@@ -26,8 +27,8 @@ pub(crate) struct Login {
     number: AtomicU64,
     /// Held while the provider is asked.
     asking: tokio::sync::Mutex<()>,
-    /// Whether a task renews them.
-    renewed: AtomicBool,
+    /// Renews them.
+    renewal: OneTask,
 }
 
 #[derive(Clone)]
@@ -59,7 +60,7 @@ impl Login {
             known: Mutex::default(),
             number: AtomicU64::new(0),
             asking: tokio::sync::Mutex::default(),
-            renewed: AtomicBool::new(false),
+            renewal: OneTask::default(),
         }
     }
 
@@ -80,8 +81,8 @@ impl Login {
         }
         let known = self.known();
         let ends = known.as_ref().is_some_and(|known| known.ends.is_some());
-        if ends && !self.renewed.swap(true, Ordering::AcqRel) {
-            tokio::spawn(renew(Arc::downgrade(self)));
+        if ends {
+            self.renewal.start(|| renew(Arc::downgrade(self)));
         }
         let number = self.number.load(Ordering::Acquire);
         let credentials = known.as_ref().map(|known| known.credentials.clone());
@@ -125,7 +126,6 @@ impl Login {
 
 /// Asks the provider before the credentials end, as long as connections use them.
 async fn renew(login: Weak<Login>) {
-    let _stopped = Stopped(login.clone());
     let mut failed: u32 = 0;
     loop {
         let Some(it) = login.upgrade() else { return };
@@ -151,17 +151,6 @@ async fn renew(login: Weak<Login>) {
                 failed.saturating_add(1)
             }
         };
-    }
-}
-
-/// Lets the next connection start another task, if this one is dropped with its runtime.
-struct Stopped(Weak<Login>);
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        if let Some(login) = self.0.upgrade() {
-            login.renewed.store(false, Ordering::Release);
-        }
     }
 }
 

@@ -8,8 +8,9 @@ pub(crate) mod replies;
 
 pub(crate) mod bulk;
 pub(crate) mod connection;
-pub(crate) mod control_thread;
+pub(crate) mod lease_thread;
 pub(crate) mod login;
+pub(crate) mod once;
 pub(crate) mod pipe;
 pub(crate) mod reader_connections;
 pub(crate) mod request;

@@ -28,6 +28,8 @@ pub(crate) struct Pipe {
     sent: usize,
     /// How much is sent of the one behind these.
     written: usize,
+    /// Whether more of it may be sent than that: a write has failed behind its first bytes.
+    may_be_sent: bool,
     /// Replies: those to the oldest request, and the beginning of the next ones.
     received: Vec<u8>,
     scanner: Scanner,
@@ -44,6 +46,7 @@ impl Pipe {
             requests: VecDeque::new(),
             sent: 0,
             written: 0,
+            may_be_sent: false,
             received: Vec::new(),
             scanner: Scanner::default(),
             scanning: false,
@@ -79,7 +82,7 @@ impl Pipe {
 
     /// How many requests that are not answered the server may have heard of.
     pub(crate) fn begun(&self) -> usize {
-        let begun = self.sent + usize::from(self.written > 0);
+        let begun = self.sent + usize::from(self.written > 0 || self.may_be_sent);
         self.requests.iter().take(begun).filter(|request| !request.is_login()).count()
     }
 
@@ -98,7 +101,7 @@ impl Pipe {
             let written = match self.stream.write(rest).await {
                 Ok(written) => written,
                 Err(error) => {
-                    self.written += usize::from(self.stream.may_send_part());
+                    self.may_be_sent = self.stream.may_send_part();
                     return Err(error.into());
                 }
             };

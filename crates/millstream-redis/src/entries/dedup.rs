@@ -12,7 +12,7 @@ use redis::{Pipeline, Value};
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::error::unexpected;
+use crate::error::{unchanged, unexpected};
 use crate::scripts::script;
 use crate::scripts::times::ceil_ms;
 
@@ -115,11 +115,7 @@ impl RedisBackend {
                     Some(id.map(|id| Deduplicated::new(partition, id, true)))
                 }
                 // Only looked at: nothing was sent.
-                (_, Err(error)) if error.kind() == ErrorKind::Unconfirmed => {
-                    let error = Error::new(ErrorKind::Unavailable, format!("not sent: {error}"));
-                    Some(Err(during(error, &batch[at])))
-                }
-                (_, Err(error)) => Some(Err(during(error, &batch[at]))),
+                (_, Err(error)) => Some(Err(during(unchanged(error), &batch[at]))),
             };
         }
     }

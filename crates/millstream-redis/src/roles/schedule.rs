@@ -145,10 +145,14 @@ impl Schedule for RedisBackend {
     }
 
     async fn now(&self) -> Result<Timestamp> {
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("TIME");
-        let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        reply::ok(answer).and_then(reply::time).map_err(|error| error.during("read the time"))
+        time(&self.inner.pool).await.map_err(|error| error.during("read the time"))
+    }
+
+    async fn now_at(&self, place: &Place) -> Result<Timestamp> {
+        // `TIME` has no key that would lead it to the node of the place.
+        let time = async { time(&*self.inner.pool.of(&self.inner.keys.delay(place)).await?).await };
+        let answer = time.await.inspect_err(|error| self.inner.servers.learn(error));
+        answer.map_err(|error| error.during(format_args!("read the time at {place}")))
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
@@ -225,6 +229,13 @@ impl Schedule for RedisBackend {
         let newest = streams.iter().flat_map(|(_, entries)| entries).map(|(id, _)| *id).max();
         Ok(newest.map_or_else(|| seen.clone(), |id| Seen(id.to_string())))
     }
+}
+
+/// Reads the time of a server.
+async fn time(line: &impl Line) -> Result<Timestamp> {
+    let mut pipe = Pipeline::with_capacity(1);
+    pipe.cmd("TIME");
+    reply::ok(line.send(&pipe).await?.pop().unwrap_or_default()).and_then(reply::time)
 }
 
 impl RedisBackend {

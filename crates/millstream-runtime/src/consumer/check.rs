@@ -122,7 +122,7 @@ impl<T: Send + 'static> Checker<T> {
         };
         let verdict = match asked {
             // Another owner may have begun while the check ran: a handler that begins now would be the second one.
-            Ok(Ok(Check::Run)) if about.owned.cancelled.is_cancelled() => return Turn::NotOurs,
+            Ok(Ok(Check::Run)) if about.handle.cancelled.is_cancelled() => return Turn::NotOurs,
             Ok(Ok(Check::Run)) => return Turn::Handle(Input { about, payload }),
             Ok(Ok(Check::Complete)) => Verdict::Checked,
             Ok(Ok(Check::Snooze(after))) => Verdict::Said(Outcome::Snooze(after)),

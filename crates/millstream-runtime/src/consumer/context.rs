@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::consumer::events::EventSink;
 use crate::consumer::partition::dispatch::limits::Limiter;
-use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
 use crate::consumer::{ConsumerConfig, RetryOrder, handler::Handler};

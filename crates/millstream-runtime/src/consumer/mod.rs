@@ -73,11 +73,11 @@ impl Consumer {
         context.observer.observe(&Event::ConsumerStarted { group, member, health });
         let run = |(subscription, markers): (Subscription, Option<MarkerTable>)| {
             let subscription = Arc::new(subscription);
-            let held = LeaseTable::default();
+            let table = LeaseTable::default();
             let (aim, target) = watch::channel(Target::Unknown);
-            let renewer = LeaseKeeper::new(subscription.clone(), held.clone());
+            let renewer = LeaseKeeper::new(subscription.clone(), table.clone());
             let membership = Membership::new(subscription.clone(), aim);
-            let ownership = Ownership::new(subscription.clone(), held, target);
+            let ownership = Ownership::new(subscription.clone(), table, target);
             let markers = markers.map(|markers| MarkerKeeper::new(subscription.clone(), markers));
             let control = control.clone();
             async move {

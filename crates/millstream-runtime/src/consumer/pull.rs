@@ -200,7 +200,7 @@ impl<T> Pulled<T> {
     /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if another instance has the partition by now; transient
     /// errors.
     pub async fn extend(&self) -> Result<()> {
-        self.delivery.about.owned.extend().await
+        self.delivery.about.handle.extend().await
     }
 }
 
@@ -270,23 +270,23 @@ async fn offer<T: Send>(
     about: DeliveryMetadata,
     timeout: Option<Duration>,
 ) -> Option<Verdict> {
-    let owned: Arc<PartitionHandle> = about.owned.clone();
+    let handle: Arc<PartitionHandle> = about.handle.clone();
     let delivery = Arc::new(Mutex::new(Some(Delivery { payload: value, about })));
     let (taken, mut is_taken) = oneshot::channel();
     let (say, said) = oneshot::channel();
     // Sending fails if the puller was dropped: then the consumer is about to end.
-    let topic_partition = owned.topic_partition.clone();
+    let topic_partition = handle.topic_partition.clone();
     let _ = offers.send(Offer { topic_partition, delivery: delivery.clone(), taken, say });
     tokio::select! {
         biased;
         Ok(()) = &mut is_taken => {}
-        () = owned.ending() => {
+        () = handle.ending() => {
             if take(&delivery).is_some() {
                 return None;
             }
         }
     }
-    drop((delivery, owned));
+    drop((delivery, handle));
     let said = async { said.await.unwrap_or_else(|_| Outcome::retry(DROPPED)) };
     Some(guarded(said, timeout).await.map_or_else(|failed| failed, Verdict::Said))
 }

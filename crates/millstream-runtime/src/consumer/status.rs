@@ -8,8 +8,8 @@ use millstream_core::error::Result;
 use millstream_core::{Partition, Start, TopicName, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::consumer::partition::held::entry_leases::EntryLeases;
-use crate::consumer::partition::held::in_flight::InFlightGauge;
+use crate::consumer::partition::in_flight::InFlightGauge;
+use crate::consumer::partition::leases::entry_leases::EntryLeases;
 
 /// Status of a running consumer, updated by its loops.
 #[derive(Default)]

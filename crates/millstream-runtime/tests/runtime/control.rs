@@ -5,7 +5,7 @@ pub(crate) mod seek;
 
 use std::time::Duration;
 
-use crate::support::scenario::{Scenario, stats};
+use crate::support::scenario::{Scenario, linked, stats};
 use crate::support::*;
 use millstream_core::{ErrorKind, MessageId, Outcome, Resource, Retention, Start, Topic, TopicPartition};
 use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, Record};
@@ -285,6 +285,30 @@ async fn a_seek_elsewhere_is_an_error_that_says_so() {
     let error = seeking.await.expect("no panic").expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     taker.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_lost_between_two_seeks_is_reported_and_its_end_withdrawn() {
+    let (bench, _) = kept().await;
+    let course = Scenario::default();
+    let (link, builder) = linked(&bench, NUMBERS);
+    let consumer = start(builder, &course, Duration::from_secs(1)).await;
+    course.until(1).await;
+    // The first one waits for the handler, and releases the lease. The others wait behind it, for the next lease.
+    bench.log.seek_results.lock().expect("lock").extend([None, Some(ErrorKind::Fenced)]);
+    let partition = partition();
+    let seek = || consumer.seek(&partition, Start::Earliest);
+    let (first, second, third) = tokio::join!(seek(), seek(), seek());
+    first.expect("sought");
+    for refused in [second, third] {
+        assert_eq!(refused.expect_err("lost meanwhile").kind(), ErrorKind::Fenced);
+    }
+    bench.told.wait_for("LeaseLost").await;
+    sleep(MS(100)).await;
+    assert_eq!((bench.told.lines("LeaseLost"), link.calls().get("withdraw_end")), (1, Some(&1)));
+    // The other side never took the lease: it ends by itself, and then the partition is ours again.
+    course.until(11).await;
+    consumer.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -146,6 +146,12 @@ impl Schedule for Broken {
         Ok(self.inner.schedule().now().await?.saturating_add(Duration::from_millis(ahead)))
     }
 
+    async fn now_at(&self, place: &Place) -> Result<Timestamp> {
+        let ahead = if self.is(Mutant::PlaceByAnotherClock) { 30_000 } else { 0 };
+        let now = self.inner.schedule().now_at(&self.place(place)).await?;
+        Ok(now.saturating_add(Duration::from_millis(ahead)))
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         self.supports(Capability::ListScheduled)?;
         let place = &self.place(place);

@@ -148,6 +148,10 @@ impl Schedule for Client {
         call!(self, Schedule, schedule.now(;))
     }
 
+    async fn now_at(&self, place: &Place) -> Result<Timestamp> {
+        call!(self, Schedule, schedule.now_at(place;))
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         call!(self, Schedule, schedule.waiting(place;))
     }

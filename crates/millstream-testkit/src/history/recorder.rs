@@ -289,6 +289,10 @@ impl Schedule for Recorder {
         self.0.inner.schedule().now().await
     }
 
+    async fn now_at(&self, place: &Waits) -> Result<Timestamp> {
+        self.0.inner.schedule().now_at(place).await
+    }
+
     async fn waiting(&self, place: &Waits) -> Result<Waiting> {
         self.0.inner.schedule().waiting(place).await
     }

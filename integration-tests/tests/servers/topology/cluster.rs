@@ -324,6 +324,30 @@ async fn a_frozen_node_stops_no_shared_consumer_at_the_others() {
     consumer.shutdown().await;
 }
 
+/// The clocks of nodes differ, and what waits in its place waits by that of its node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_at_a_place_is_that_of_its_node() {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 0)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    let asked = |node: &integration_tests::server::Server| -> u64 {
+        let stats = node.cli(&["INFO", "commandstats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_time:calls="));
+        line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+    };
+    let all = || tokio::task::block_in_place(|| cluster.nodes.iter().map(asked).collect::<Vec<_>>());
+    let mut owners = BTreeSet::new();
+    for partition in 0..PARTITIONS {
+        let owner = cluster.owner(cluster.slot(&log(partition))).expect("an owner");
+        owners.insert(owner);
+        let mut expected = all();
+        expected[owner] += 1;
+        let place = TopicPartition::new("jobs".parse().expect("a name"), partition).into();
+        mq.backend().schedule().now_at(&place).await.expect("a time");
+        assert_eq!(all(), expected, "partition {partition}");
+    }
+    assert!(owners.len() > 1, "all partitions are on one node");
+}
+
 /// All partitions are read by readers of their own, which begin at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shared_consumer_takes_no_more_than_its_prefetch_of_all_partitions() {

@@ -141,6 +141,10 @@ impl Schedule for Waits {
         self.schedule.now().await
     }
 
+    async fn now_at(&self, place: &Place) -> Result<Timestamp> {
+        self.schedule.now_at(place).await
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         self.schedule.waiting(place).await
     }

@@ -21,7 +21,7 @@ use crate::conn::pipe::Pipe;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::conn::terms::{Tenure, left, over};
-use crate::error::{no_answer, redirect};
+use crate::error::{no_answer, redirect, unchanged};
 
 pub(crate) struct StreamAppender {
     keys: Keys,
@@ -302,12 +302,8 @@ async fn given_up(mut tenure: Option<Tenure>, since: &mut Option<Instant>) -> Er
 async fn check(confirm: Confirm, socket: &mut Socket, limit: Duration) -> Result<()> {
     let mut request = Request::default();
     confirm.add_check(&mut request);
-    // Nothing of a producer is sent yet: whatever happens, it can be sent again.
-    let unavailable = |error: Error| match error.kind() {
-        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, error.to_string()),
-        _ => error,
-    };
-    socket.ask(&request, Duration::ZERO, limit).await.map_err(unavailable)?;
+    // Nothing of a producer is sent yet.
+    socket.ask(&request, Duration::ZERO, limit).await.map_err(unchanged)?;
     confirm.check(socket.replies().next()?.value()?)
 }
 

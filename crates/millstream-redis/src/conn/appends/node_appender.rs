@@ -27,6 +27,7 @@ use crate::conn::appends::appender::{Form, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
 use crate::conn::appends::part::{Entries, Part};
 use crate::conn::dial::Dial;
+use crate::conn::once::OneTask;
 use crate::error::redirect;
 
 /// Time after which a connection that nobody uses is closed.
@@ -55,6 +56,8 @@ struct Place {
     dial: Arc<Dial>,
     form: Form,
     own: Mutex<Own>,
+    /// Closes that one when nobody has used it for a while.
+    sweep: OneTask,
     /// To the task of the shared connection, if it runs.
     lane: Mutex<Option<mpsc::UnboundedSender<Work>>>,
     /// Counts the failures of the shared connection.
@@ -65,8 +68,6 @@ struct Place {
 struct Own {
     state: Slot,
     used: Instant,
-    /// Whether a task closes it when it is idle.
-    swept: bool,
 }
 
 enum Slot {
@@ -125,7 +126,8 @@ impl Place {
             keys: keys.clone(),
             dial: dial.clone(),
             form,
-            own: Mutex::new(Own { state: Slot::Free(None), used: Instant::now(), swept: false }),
+            own: Mutex::new(Own { state: Slot::Free(None), used: Instant::now() }),
+            sweep: OneTask::default(),
             lane: Mutex::default(),
             failures: AtomicU64::new(0),
         })
@@ -154,10 +156,8 @@ impl Place {
     fn put(self: &Arc<Self>, appender: Option<Box<StreamAppender>>) {
         let mut own = self.own();
         (own.state, own.used) = (Slot::Free(appender), Instant::now());
-        if !own.swept && tokio::runtime::Handle::try_current().is_ok() {
-            own.swept = true;
-            tokio::spawn(sweep(Arc::downgrade(self)));
-        }
+        drop(own);
+        self.sweep.start(|| sweep(Arc::downgrade(self)));
     }
 
     /// Passes a batch to the shared connection.
@@ -287,25 +287,14 @@ impl Lane {
     }
 }
 
-/// Closes the connection of one producer when nobody has used it for a while.
+/// Closes the connection of one producer when nobody has used it for a while. Ends with the place.
 async fn sweep(place: Weak<Place>) {
-    /// Lets another task sweep, also if this one ends with its runtime.
-    struct Ended(Weak<Place>);
-    impl Drop for Ended {
-        fn drop(&mut self) {
-            if let Some(place) = self.0.upgrade() {
-                place.own().swept = false;
-            }
-        }
-    }
-    let _ended = Ended(place.clone());
     loop {
         sleep(IDLE).await;
         let Some(place) = place.upgrade() else { return };
         let mut own = place.own();
         if matches!(own.state, Slot::Free(_)) && own.used.elapsed() >= IDLE {
-            (own.state, own.swept) = (Slot::Free(None), false);
-            return;
+            own.state = Slot::Free(None);
         }
     }
 }

@@ -61,8 +61,9 @@ impl Heard {
         }
     }
 
-    /// Whether a node is to be asked for requests with this ttl: it was not within a sixth of it.
-    pub(crate) fn is_due(&self, node: &Address, ttl: Duration) -> bool {
+    /// Records that a node is asked now, for requests with this ttl, unless it was within a sixth of it. Returns whether it
+    /// was recorded: then the caller asks the [`question`].
+    pub(crate) fn begin_question(&self, node: &Address, ttl: Duration) -> bool {
         let mut nodes = self.nodes();
         let node = nodes.entry(node.clone()).or_default();
         node.with(ttl);
@@ -124,7 +125,7 @@ mod tests {
                 [text(&format!("# Server\r\nrun_id:{run}\r\n")), text("master_replid:cd\r\n"), time];
             heard.answered(node, Instant::now(), replies.to_vec());
         };
-        assert!([&one, &two, &three].iter().all(|node| heard.is_due(node, ttl)));
+        assert!([&one, &two, &three].iter().all(|node| heard.begin_question(node, ttl)));
         let mut asked = Continuity::new(ttl);
         for ms in [0, 100, 200, 300] {
             answer(&one, "aa", ms);

@@ -4,7 +4,6 @@
 //! redirection, a server that cannot be reached, an answer that does not come. A redirection corrects its slot at once.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,10 +18,11 @@ use crate::address::{Address, Place};
 use crate::config::RedisConfig;
 use crate::conn::cluster::slots::{Topology, slot_of};
 use crate::conn::dial::Dial;
+use crate::conn::once::OneTask;
 use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::error::{Redirect, redirect};
+use crate::error::{Redirect, redirect, unchanged};
 
 /// Minimum time between two readings of the topology: many callers notice the same change at once.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -44,10 +44,10 @@ pub(crate) struct Cluster {
     state: Mutex<State>,
     /// Held while the topology is read.
     reading: tokio::sync::Mutex<Reading>,
-    /// Whether a task reads the topology.
-    refreshing: AtomicBool,
-    /// Whether a task reads it from time to time.
-    watched: AtomicBool,
+    /// Reads the topology.
+    refresh: OneTask,
+    /// Reads it from time to time.
+    watch: OneTask,
 }
 
 #[derive(Default)]
@@ -99,8 +99,8 @@ impl Servers {
                 seeds,
                 state: Mutex::new(State { suspected: Some(Instant::now()), ..State::default() }),
                 reading: tokio::sync::Mutex::default(),
-                refreshing: AtomicBool::new(false),
-                watched: AtomicBool::new(false),
+                refresh: OneTask::default(),
+                watch: OneTask::default(),
             })),
         })
     }
@@ -226,22 +226,17 @@ impl Cluster {
             let state = self.state();
             (state.suspected, state.topology.primaries().is_empty())
         };
-        if !self.watched.swap(true, Ordering::AcqRel) {
-            tokio::spawn(follow(Arc::downgrade(self)));
-        }
+        self.watch.start(|| follow(Arc::downgrade(self)));
         let Some(suspected) = suspected else { return Ok(()) };
         if none {
             return self.refresh(suspected).await;
         }
-        if !self.refreshing.swap(true, Ordering::AcqRel) {
-            let cluster = self.clone();
-            tokio::spawn(async move {
-                let _done = Done(&cluster.refreshing);
-                if let Err(error) = cluster.refresh(suspected).await {
-                    tracing::debug!(%error, "the topology of the cluster cannot be read");
-                }
-            });
-        }
+        let cluster = self.clone();
+        self.refresh.start(|| async move {
+            if let Err(error) = cluster.refresh(suspected).await {
+                tracing::debug!(%error, "the topology of the cluster cannot be read");
+            }
+        });
         Ok(())
     }
 
@@ -337,33 +332,12 @@ impl Cluster {
 
 /// Reads the topology from time to time: a frozen node gives no sign that another one has taken its place.
 async fn follow(cluster: Weak<Cluster>) {
-    let _unwatched = Unwatched(cluster.clone());
     loop {
         sleep(INTERVAL).await;
         let Some(cluster) = cluster.upgrade() else { return };
         if let Err(error) = cluster.refresh(Instant::now()).await {
             tracing::debug!(%error, "the topology of the cluster cannot be read");
         }
-    }
-}
-
-/// Lets the next request start another task, if this one is dropped with its runtime.
-struct Unwatched(Weak<Cluster>);
-
-impl Drop for Unwatched {
-    fn drop(&mut self) {
-        if let Some(cluster) = self.0.upgrade() {
-            cluster.watched.store(false, Ordering::Release);
-        }
-    }
-}
-
-/// Clears the flag also if the task that has set it is dropped with its runtime.
-struct Done<'a>(&'a AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -374,12 +348,7 @@ async fn slots(socket: &mut Socket, address: &Address) -> Result<(Topology, bool
     pipe.cmd("CLUSTER").arg("INFO");
     let mut request = Request::default();
     request.add_pipeline(&pipe);
-    let asked = socket.ask(&request, Duration::ZERO, PATIENCE).await;
-    // Nothing was changed, whatever happened to the question.
-    asked.map_err(|error| match error.kind() {
-        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
-        _ => error,
-    })?;
+    socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(unchanged)?;
     let mut replies = socket.replies();
     let (answer, info) = (replies.next()?.value()?, replies.next()?.value()?);
     let topology = Topology::parse(reply::ok(answer)?, address)?;

@@ -1,6 +1,5 @@
 //! Sentinels: which server is the primary of a service now.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,14 +9,19 @@ use tokio::sync::watch;
 
 use crate::address::Address;
 use crate::conn::dial::Dial;
+use crate::conn::once::OneTask;
 use crate::conn::replies::reply;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::conn::terms::Tenure;
-use crate::error::unexpected;
+use crate::error::{unchanged, unexpected};
 
-/// Maximum time for the answer of one Sentinel: the next one may be reachable.
+/// Maximum time to connect to one Sentinel and to get its answer: the next one may be reachable.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum time for the reply to a request over a connection to a Sentinel.
+const REPLY: Duration = Duration::from_secs(1);
+/// Time after which the Sentinels are asked again: an announcement may be missed.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The Sentinels that watch a service. Those that answered last are asked first.
 pub(crate) struct Sentinels {
@@ -27,8 +31,7 @@ pub(crate) struct Sentinels {
     named: Mutex<Option<(Address, Instant)>>,
     /// Number of the primary: another one for each change.
     number: watch::Sender<u64>,
-    /// Whether a task watches.
-    watched: AtomicBool,
+    watch: OneTask,
 }
 
 impl Sentinels {
@@ -38,15 +41,13 @@ impl Sentinels {
             order: Mutex::new(sentinels),
             named: Mutex::default(),
             number: watch::Sender::new(0),
-            watched: AtomicBool::new(false),
+            watch: OneTask::default(),
         }
     }
 
     /// Starts a task that watches which server is the primary, as long as connections use it.
     pub(crate) fn watch(self: &Arc<Self>) {
-        if !self.watched.swap(true, Ordering::AcqRel) {
-            tokio::spawn(follow(Arc::downgrade(self)));
-        }
+        self.watch.start(|| follow(Arc::downgrade(self)));
     }
 
     /// Returns the primary, and the time for which it is one.
@@ -91,7 +92,7 @@ impl Sentinels {
         let mut socket = Box::pin(sentinel.socket("sentinel")).await?;
         let mut request = Request::default();
         request.add(&[b"SUBSCRIBE", b"+switch-master"]);
-        socket.ask(&request, Duration::ZERO, PATIENCE).await?;
+        socket.ask(&request, Duration::ZERO, REPLY).await?;
         Ok(socket)
     }
 
@@ -129,7 +130,7 @@ impl Sentinels {
         pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
         let mut request = Request::default();
         request.add_pipeline(&pipe);
-        socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(not_done)?;
+        socket.ask(&request, Duration::ZERO, REPLY).await.map_err(unchanged)?;
         let answer = socket.replies().next()?.value()?;
         if answer == Value::Nil {
             return Err(Error::new(ErrorKind::Unavailable, "the Sentinel does not know the service"));
@@ -141,9 +142,8 @@ impl Sentinels {
     }
 }
 
-/// Asks for the primary when a Sentinel announces a change, and every [`PATIENCE`]: an announcement may be missed.
+/// Asks for the primary when a Sentinel announces a change, and every [`INTERVAL`].
 async fn follow(sentinels: Weak<Sentinels>) {
-    let _unwatched = Unwatched(sentinels.clone());
     let mut announcements = None;
     loop {
         let Some(sentinels) = sentinels.upgrade() else { return };
@@ -155,32 +155,11 @@ async fn follow(sentinels: Weak<Sentinels>) {
         }
         drop(sentinels);
         match &mut announcements {
-            Some(socket) => match socket.hear(PATIENCE).await {
+            Some(socket) => match socket.hear(INTERVAL).await {
                 Ok(_) => {}
                 Err(_) => announcements = None,
             },
-            None => tokio::time::sleep(PATIENCE).await,
+            None => tokio::time::sleep(INTERVAL).await,
         }
-    }
-}
-
-/// Lets the next connection start another task, if this one is dropped with its runtime.
-struct Unwatched(Weak<Sentinels>);
-
-impl Drop for Unwatched {
-    fn drop(&mut self) {
-        if let Some(sentinels) = self.0.upgrade() {
-            sentinels.watched.store(false, Ordering::Release);
-        }
-    }
-}
-
-/// Nothing was sent to the server itself, whatever happened to the question.
-fn not_done(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::Unconfirmed => {
-            Error::new(ErrorKind::Unavailable, format!("no answer of a Sentinel: {error}"))
-        }
-        _ => error,
     }
 }

@@ -19,8 +19,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::conn::connection::send_within;
 use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::once::{Opened, Usable};
 use crate::conn::replies::reply;
 use crate::conn::terms::{during, left, over};
+use crate::error::unchanged;
 
 /// Time between two looks at the streams where the server sends no notices: a user without the right to
 /// `CLIENT TRACKING`, or a server without it.
@@ -44,16 +46,7 @@ pub(crate) struct Changes {
     dial: Arc<Dial>,
     role: &'static str,
     waiting: Arc<Waiting>,
-    /// Held while a connection is opened.
-    state: tokio::sync::Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// `None` before the first wait, and after the connection was lost.
-    live: Option<Live>,
-    /// The last failure to open one, and its time.
-    failed: Option<(Instant, Error)>,
+    live: Opened<Live>,
 }
 
 #[derive(Clone)]
@@ -62,6 +55,12 @@ struct Live {
     gone: Arc<AtomicBool>,
     /// Whether the server sends notices of changes.
     told: bool,
+}
+
+impl Usable for Live {
+    fn is_usable(&self) -> bool {
+        !self.gone.load(Ordering::Acquire) && !self.connection.is_left()
+    }
 }
 
 /// Who waits for each key.
@@ -86,7 +85,7 @@ struct Wait<'a> {
 
 impl Changes {
     pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
-        Self { dial, role, waiting: Arc::default(), state: tokio::sync::Mutex::default() }
+        Self { dial, role, waiting: Arc::default(), live: Opened::default() }
     }
 
     /// Waits until one of these streams has an entry above its id, or may have one.
@@ -102,7 +101,7 @@ impl Changes {
         streams.iter().for_each(|(key, _)| _ = look.arg(key.as_str()));
         streams.iter().for_each(|(_, above)| _ = look.arg(above.to_string()));
         loop {
-            let mut live = self.live().await?;
+            let mut live = self.live.get(|| self.open()).await?;
             let mut tenure = live.connection.tenure().cloned();
             live.connection.log_in().await;
             let limit = self.dial.response_timeout;
@@ -139,31 +138,6 @@ impl Changes {
                 Change::Entries(found) => return Ok(Some(found)),
                 Change::Maybe => {}
                 Change::Nothing => return Ok(None),
-            }
-        }
-    }
-
-    async fn live(&self) -> Result<Live> {
-        let asked = Instant::now();
-        // One caller opens the connection. The others wait here and use that one, or return its error: each would try for
-        // itself otherwise, one after the other.
-        let mut state = self.state.lock().await;
-        let usable = |live: &&Live| !live.gone.load(Ordering::Acquire) && !live.connection.is_left();
-        if let Some(live) = state.live.as_ref().filter(usable) {
-            return Ok(live.clone());
-        }
-        if let Some((_, error)) = state.failed.as_ref().filter(|(when, _)| *when >= asked) {
-            return Err(error.clone());
-        }
-        state.live = None;
-        match self.open().await {
-            Ok(live) => {
-                (state.live, state.failed) = (Some(live.clone()), None);
-                Ok(live)
-            }
-            Err(error) => {
-                state.failed = Some((Instant::now(), error.clone()));
-                Err(error)
             }
         }
     }
@@ -235,14 +209,6 @@ impl Drop for Wait<'_> {
                 }
             }
         }
-    }
-}
-
-/// A look changes nothing, whether it was done or not.
-fn unchanged(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("no answer: {error}")),
-        _ => error,
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::Lease;
 use millstream_core::leases::reliable;
+use millstream_core::{GroupName, Lease, TopicPartition};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,14 +18,16 @@ use millstream_loops::LeaseClock;
 /// and stops a margin earlier. So it stops dispatching before anybody else can be granted the lease, without asking.
 #[derive(Debug)]
 pub(in crate::consumer) struct LeaseGuard {
-    held: Arc<Lasting>,
+    state: Arc<GuardState>,
     revoked: CancellationToken,
 }
 
 /// State shared by all sessions under one lease.
 #[derive(Debug)]
-struct Lasting {
+struct GuardState {
     lease: Lease,
+    topic_partition: TopicPartition,
+    group: GroupName,
     view: Mutex<View>,
     clock: Arc<LeaseClock>,
     renewed: Notify,
@@ -50,75 +52,91 @@ struct View {
 }
 
 impl LeaseGuard {
-    /// Creates the guard of a lease that was requested at `asked`. All times are those of `clock`.
-    pub(in crate::consumer) fn new(lease: Lease, asked: Instant, clock: Arc<LeaseClock>) -> Self {
+    /// Creates the guard of the lease of this partition for this group, which was requested at `asked`. All times are those of
+    /// `clock`.
+    pub(in crate::consumer) fn new(
+        lease: Lease,
+        (topic_partition, group): (TopicPartition, GroupName),
+        asked: Instant,
+        clock: Arc<LeaseClock>,
+    ) -> Self {
         let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
-        let held = Lasting {
+        let state = GuardState {
             base: asked,
             until: AtomicU64::new(nanos(asked, view.deadline)),
             trust: AtomicU64::new(0),
             lease,
+            topic_partition,
+            group,
             clock,
             view: Mutex::new(view),
             renewed: Notify::new(),
             lost: CancellationToken::new(),
             dropped: AtomicBool::new(false),
         };
-        Self { held: Arc::new(held), revoked: CancellationToken::new() }
+        Self { state: Arc::new(state), revoked: CancellationToken::new() }
     }
 
     /// Returns a guard of the same lease for a session: work that can be ended while the lease goes on.
     pub(in crate::consumer) fn session(&self) -> Self {
-        Self { held: self.held.clone(), revoked: self.revoked.child_token() }
+        Self { state: self.state.clone(), revoked: self.revoked.child_token() }
     }
 
     pub(in crate::consumer) fn lease(&self) -> &Lease {
-        &self.held.lease
+        &self.state.lease
+    }
+
+    pub(in crate::consumer) fn topic_partition(&self) -> &TopicPartition {
+        &self.state.topic_partition
+    }
+
+    pub(in crate::consumer) fn group(&self) -> &GroupName {
+        &self.state.group
     }
 
     fn view(&self) -> MutexGuard<'_, View> {
-        self.held.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that a renewal requested at `asked` was granted.
     pub(in crate::consumer) fn renewed(&self, asked: Instant) {
         let mut view = self.view();
-        view.deadline = view.deadline.max(deadline(self.held.lease.ttl, asked));
-        if !self.held.lost.is_cancelled() {
-            self.held.until.store(nanos(self.held.base, view.deadline), Ordering::Release);
-            if view.cancelled.is_cancelled() && self.held.clock.now() < view.deadline {
+        view.deadline = view.deadline.max(deadline(self.state.lease.ttl, asked));
+        if !self.state.lost.is_cancelled() {
+            self.state.until.store(nanos(self.state.base, view.deadline), Ordering::Release);
+            if view.cancelled.is_cancelled() && self.state.clock.now() < view.deadline {
                 view.cancelled = CancellationToken::new();
-                self.held.trust.fetch_add(1, Ordering::Release);
+                self.state.trust.fetch_add(1, Ordering::Release);
             }
         }
         drop(view);
-        self.held.renewed.notify_waiters();
+        self.state.renewed.notify_waiters();
     }
 
     /// Records that the lease is lost: somebody else has it, for certain.
     pub(in crate::consumer) fn lose(&self) {
-        self.held.lost.cancel();
+        self.state.lost.cancel();
         let view = self.view();
-        self.held.until.store(0, Ordering::Release);
+        self.state.until.store(0, Ordering::Release);
         view.cancelled.cancel();
-        self.held.trust.fetch_add(1, Ordering::Release);
+        self.state.trust.fetch_add(1, Ordering::Release);
     }
 
     /// Voids all work under the lease, although it is still ours: work ends as if the lease was lost, and then it is
     /// released.
     pub(in crate::consumer) fn drop_all(&self) {
-        self.held.dropped.store(true, Ordering::Release);
+        self.state.dropped.store(true, Ordering::Release);
         self.lose();
     }
 
     /// Whether [`drop_all`](Self::drop_all) was called.
     pub(in crate::consumer) fn is_dropped(&self) -> bool {
-        self.held.dropped.load(Ordering::Acquire)
+        self.state.dropped.load(Ordering::Acquire)
     }
 
     /// Cancelled when somebody else has the lease, or work under it is void.
     pub(in crate::consumer) fn lost(&self) -> &CancellationToken {
-        &self.held.lost
+        &self.state.lost
     }
 
     /// Asks the worker to release the partition: it reads no more, and lets handlers that have started end.
@@ -146,23 +164,23 @@ impl LeaseGuard {
     /// Cancels the token of handlers if the lease cannot be relied on any more. True if it was cancelled now.
     pub(in crate::consumer) fn expire(&self) -> bool {
         let view = self.view();
-        let over = self.held.clock.now() >= view.deadline && !view.cancelled.is_cancelled();
+        let over = self.state.clock.now() >= view.deadline && !view.cancelled.is_cancelled();
         if over {
             view.cancelled.cancel();
-            self.held.trust.fetch_add(1, Ordering::Release);
+            self.state.trust.fetch_add(1, Ordering::Release);
         }
         over
     }
 
     /// Returns a number that changes whenever the token of [`cancelled`](Self::cancelled) is replaced or cancelled.
     pub(in crate::consumer) fn trust(&self) -> u64 {
-        self.held.trust.load(Ordering::Acquire)
+        self.state.trust.load(Ordering::Acquire)
     }
 
     /// Returns whether the lease can be relied on at `now`, the current time of the runtime's clock. Costs an atomic load
     /// and, where there is one, a reading of the boot clock.
     pub(in crate::consumer) fn is_live(&self, now: Instant) -> bool {
-        nanos(self.held.base, self.held.clock.at(now)) < self.held.until.load(Ordering::Acquire)
+        nanos(self.state.base, self.state.clock.at(now)) < self.state.until.load(Ordering::Acquire)
     }
 
     /// Waits until the lease can be relied on: usually at once, or until the next renewal if one failed. False if it is
@@ -170,8 +188,8 @@ impl LeaseGuard {
     pub(in crate::consumer) async fn live(&self) -> bool {
         loop {
             // Created before the check, so that a renewal in between is not missed.
-            let renewed = self.held.renewed.notified();
-            if self.held.lost.is_cancelled() {
+            let renewed = self.state.renewed.notified();
+            if self.state.lost.is_cancelled() {
                 return false;
             }
             if self.is_live(Instant::now()) {
@@ -179,7 +197,7 @@ impl LeaseGuard {
             }
             tokio::select! {
                 biased;
-                () = self.held.lost.cancelled() => return false,
+                () = self.state.lost.cancelled() => return false,
                 () = renewed => {}
             }
         }
@@ -197,7 +215,7 @@ fn deadline(ttl: Duration, asked: Instant) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_core::{Resource, TopicPartition};
+    use millstream_core::Resource;
     use millstream_memory::SuspendableClock;
 
     fn guard() -> LeaseGuard {
@@ -206,8 +224,9 @@ mod tests {
 
     fn guard_by(clock: Arc<LeaseClock>) -> LeaseGuard {
         let topic_partition = TopicPartition::new("t".parse().expect("name"), 0);
-        let resource = Resource::partition(topic_partition, "g".parse().expect("name"));
-        LeaseGuard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), clock.now(), clock)
+        let names = (topic_partition, GroupName::new("g").expect("name"));
+        let resource = Resource::partition(names.0.clone(), names.1.clone());
+        LeaseGuard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), names, clock.now(), clock)
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,18 +16,18 @@ use millstream_loops::LoopMonitor;
 /// Renews the leases of all owned partitions. One lost renewal does no harm, two in a row stop dispatch.
 pub(in crate::consumer) struct LeaseKeeper {
     context: Arc<Subscription>,
-    held: LeaseTable,
+    table: LeaseTable,
     monitor: LoopMonitor,
 }
 
 impl LeaseKeeper {
-    pub(in crate::consumer) fn new(context: Arc<Subscription>, held: LeaseTable) -> Self {
-        Self { monitor: context.monitor("renew"), context, held }
+    pub(in crate::consumer) fn new(context: Arc<Subscription>, table: LeaseTable) -> Self {
+        Self { monitor: context.monitor("renew"), context, table }
     }
 
     /// Renews until dropped.
     pub(in crate::consumer) async fn run(mut self) {
-        let (held, clock) = (self.held.clone(), self.context.lease_clock.clone());
+        let (table, clock) = (self.table.clone(), self.context.lease_clock.clone());
         let renewals = async {
             loop {
                 let started = clock.now();
@@ -43,14 +43,14 @@ impl LeaseKeeper {
         };
         tokio::select! {
             biased;
-            () = watch_deadlines(&held, &clock) => {}
+            () = watch_deadlines(&table, &clock) => {}
             () = renewals => {}
         }
     }
 
     /// Renews once. After a failure, returns the pause: shorter than the time to the next regular renewal.
     async fn run_once(&mut self) -> Result<(), Duration> {
-        let mut guards = self.held.all();
+        let mut guards = self.table.all();
         guards.retain(|guard| !guard.lost().is_cancelled());
         if guards.is_empty() {
             return Ok(());
@@ -97,10 +97,10 @@ impl LeaseKeeper {
 
 /// Cancels the tokens of handlers at the deadline of their lease. Runs beside the renewals: a request that hangs must not
 /// delay it.
-async fn watch_deadlines(held: &LeaseTable, clock: &LeaseClock) {
+async fn watch_deadlines(table: &LeaseTable, clock: &LeaseClock) {
     loop {
         let mut next = None;
-        for guard in held.all() {
+        for guard in table.all() {
             if guard.expire() {
                 tracing::warn!(resource = %guard.lease().resource, "not renewed in time: handlers are notified");
             }
@@ -114,7 +114,7 @@ async fn watch_deadlines(held: &LeaseTable, clock: &LeaseClock) {
         };
         tokio::select! {
             biased;
-            () = held.added() => {}
+            () = table.added() => {}
             () = next => {}
         }
     }

@@ -36,7 +36,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// repeatedly until then.
 pub(in crate::consumer) struct Ownership {
     context: Arc<Subscription>,
-    held: LeaseTable,
+    table: LeaseTable,
     target: watch::Receiver<Target>,
     /// The partitions that we should own.
     wanted: BTreeSet<Partition>,
@@ -70,13 +70,13 @@ enum Found {
 impl Ownership {
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
-        held: LeaseTable,
+        table: LeaseTable,
         target: watch::Receiver<Target>,
     ) -> Self {
         Self {
             monitor: context.monitor("acquire"),
             context,
-            held,
+            table,
             target,
             wanted: BTreeSet::new(),
             pending_acquires: PendingAcquires::default(),
@@ -173,9 +173,9 @@ impl Ownership {
         while self.requests.len() < AT_ONCE
             && let Some((partition, nonce)) = self.pending_acquires.take(Instant::now())
         {
-            let (context, held) = (self.context.clone(), self.held.clone());
+            let (context, table) = (self.context.clone(), self.table.clone());
             self.requests.push(Box::pin(async move {
-                let answer = acquire(context, held, partition, nonce).await;
+                let answer = acquire(context, table, partition, nonce).await;
                 Some(Answer { partition, answer })
             }));
         }
@@ -207,10 +207,10 @@ impl Ownership {
         let wanted = self.wanted.contains(&partition) && self.stopping.is_none();
         // Either the partition is no longer wanted, or the earlier worker has released its lease and has not ended yet.
         if !wanted || self.owned.contains_key(&partition) {
-            let (context, held) = (self.context.clone(), self.held.clone());
+            let (context, table) = (self.context.clone(), self.table.clone());
             self.requests.push(Box::pin(async move {
                 lifecycle::release(&context, guard.lease()).await;
-                held.remove(partition, &guard);
+                table.remove(partition, &guard);
                 None
             }));
             return;
@@ -246,7 +246,7 @@ impl Ownership {
         };
         let Some(partition) = self.partitions.remove(&id) else { return };
         if let Some(guard) = self.owned.remove(&partition) {
-            self.held.remove(partition, &guard);
+            self.table.remove(partition, &guard);
         }
         let mut hurry = NO_HURRY;
         match ended {
@@ -271,12 +271,13 @@ impl Ownership {
 /// Requests the lease of one partition. A granted lease is renewed from then on, even if this runtime is blocked.
 async fn acquire(
     context: Arc<Subscription>,
-    held: LeaseTable,
+    table: LeaseTable,
     partition: Partition,
     nonce: String,
 ) -> Result<Found> {
     let topic_partition = TopicPartition { topic: context.topic.name.clone(), partition };
-    let resource = Resource::partition(topic_partition, context.group.clone());
+    let names = (topic_partition, context.group.clone());
+    let resource = Resource::partition(names.0.clone(), names.1.clone());
     // On the control thread, and added to the table there: renewals must not wait for this runtime.
     let control = context.control.clone();
     let found = control.call(async move {
@@ -286,8 +287,8 @@ async fn acquire(
         let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &heard);
         Ok(match within(context.patience(), acquired).await? {
             Acquired::Granted(lease) => {
-                let guard = Arc::new(LeaseGuard::new(lease, asked, context.lease_clock.clone()));
-                held.insert(partition, guard.clone());
+                let guard = Arc::new(LeaseGuard::new(lease, names, asked, context.lease_clock.clone()));
+                table.insert(partition, guard.clone());
                 Found::Free(guard)
             }
             Acquired::Held(holder) => Found::Held(holder.expires_in),

@@ -15,7 +15,7 @@ pub(in crate::consumer) async fn restore_group(
     after: MessageId,
     error: &Error,
 ) -> Result<()> {
-    let (topic_partition, group) = guard.lease().partition()?;
+    let (topic_partition, group) = (guard.topic_partition(), guard.group());
     let catalog = context.backend.catalog();
     let restored = async {
         // If the server lost all data, the registry is gone as well.

@@ -55,8 +55,7 @@ impl Triggers {
 /// Runs all upkeep of one partition until the lease is lost.
 pub(in crate::consumer) async fn run(context: &Subscription, guard: &LeaseGuard, triggers: &Triggers) {
     let loops = context.upkeep.iter().zip(&triggers.0).map(|(upkeep, signal)| async move {
-        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-        let monitor = context.monitor_of(upkeep.name(), topic_partition);
+        let monitor = context.monitor_of(upkeep.name(), guard.topic_partition());
         let mut keeper = UpkeepLoop { context, guard, upkeep: &**upkeep, monitor };
         loop {
             let started = Instant::now();
@@ -105,9 +104,8 @@ pub(in crate::consumer) async fn finish(
     let (of, with) = (context.clone(), guard.clone());
     // Never aborted: entries that it has dropped must be reported. Once the lease is released, its next step is refused.
     let last_runs = tokio::spawn(async move {
-        let Ok((topic_partition, _)) = with.lease().partition() else { return };
         for upkeep in due {
-            let monitor = of.monitor_of(upkeep.name(), topic_partition);
+            let monitor = of.monitor_of(upkeep.name(), with.topic_partition());
             UpkeepLoop { context: &of, guard: &with, upkeep: &*upkeep, monitor }.run_once().await;
         }
     });

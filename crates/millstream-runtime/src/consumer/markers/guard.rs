@@ -142,7 +142,7 @@ impl Guard {
             Ok((input, None)) => return Turn::Handle(input, None),
             Err(verdict) => return Turn::Done(verdict),
         };
-        let owned = input.about.owned.clone();
+        let handle = input.about.handle.clone();
         let holder = message_of(&input.about);
         let token = self.token();
         let mut look = LOOKS.0;
@@ -152,8 +152,8 @@ impl Guard {
             let pause = match begun {
                 Ok(Begun::Started(marker)) => {
                     self.monitor.succeeded(&*self.context.observer);
-                    let kept = self.markers.keep(marker, &owned.topic_partition, input.about.origin);
-                    if owned.cancelled.is_cancelled() {
+                    let kept = self.markers.keep(marker, &handle.topic_partition, input.about.origin);
+                    if handle.cancelled.is_cancelled() {
                         // The lease was lost, or is uncertain, since the message was to start.
                         self.abandon(&kept).await;
                         return Turn::NotHandled;
@@ -184,8 +184,8 @@ impl Guard {
             };
             tokio::select! {
                 biased;
-                () = owned.ending() => return Turn::NotHandled,
-                () = owned.cancelled.cancelled() => return Turn::NotHandled,
+                () = handle.ending() => return Turn::NotHandled,
+                () = handle.cancelled.cancelled() => return Turn::NotHandled,
                 () = sleep(pause) => {}
             }
         }
@@ -265,7 +265,7 @@ impl Guard {
 
 /// Returns the name of a message in its topic: the same in every attempt.
 fn message_of(about: &DeliveryMetadata) -> String {
-    format!("{}-{}", about.owned.topic_partition.partition, about.origin)
+    format!("{}-{}", about.handle.topic_partition.partition, about.origin)
 }
 
 fn rejected(why: String) -> Verdict {

@@ -1,4 +1,4 @@
-//! Partition handle held by deliveries.
+//! The partition handle of a delivery.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Context;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::partition::held::holding::EntryLease;
+use crate::consumer::partition::leases::entry_lease::EntryLease;
 
-/// Partition handle held by deliveries. Messages that started under the same trust in the lease share one.
+/// Partition handle of a delivery. Messages that started under the same trust in the lease share one.
 pub(crate) struct PartitionHandle {
     pub(crate) topic_partition: TopicPartition,
     pub(crate) group: GroupName,
@@ -19,29 +19,27 @@ pub(crate) struct PartitionHandle {
     /// Cancelled when the lease can no longer be relied on.
     pub(crate) cancelled: CancellationToken,
     context: Arc<Context>,
-    held_as: HeldAs,
+    lease: HandleLease,
 }
 
-/// The reason why a message is ours.
-enum HeldAs {
-    /// We hold the lease of its partition.
-    Lease(Arc<LeaseGuard>),
-    /// Its entry is pending under our name.
+/// The lease under which a message is handled.
+enum HandleLease {
+    /// That of its partition.
+    Partition(Arc<LeaseGuard>),
+    /// That of its entry, which is pending under our name.
     Entry(Arc<EntryLease>),
 }
 
 impl PartitionHandle {
-    pub(in crate::consumer) fn new(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> Result<Self> {
-        let lease = guard.lease();
-        let (topic_partition, group) = lease.partition()?;
-        Ok(Self {
-            topic_partition: topic_partition.clone(),
-            group: group.clone(),
-            epoch: lease.epoch,
+    pub(in crate::consumer) fn new(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> Self {
+        Self {
+            topic_partition: guard.topic_partition().clone(),
+            group: guard.group().clone(),
+            epoch: guard.lease().epoch,
             cancelled: guard.cancelled(),
             context: context.clone(),
-            held_as: HeldAs::Lease(guard.clone()),
-        })
+            lease: HandleLease::Partition(guard.clone()),
+        }
     }
 
     /// Creates the handle for one message of a partition without an owner (shared mode).
@@ -51,15 +49,15 @@ impl PartitionHandle {
         cancelled: CancellationToken,
         lease: EntryLease,
     ) -> Self {
-        let held_as = HeldAs::Entry(Arc::new(lease));
-        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), held_as }
+        let lease = HandleLease::Entry(Arc::new(lease));
+        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), lease }
     }
 
     /// Waits until nothing of this partition may start any more.
     pub(in crate::consumer) async fn ending(&self) {
-        let (ended, given_up) = match &self.held_as {
-            HeldAs::Lease(guard) => (guard.lost(), guard.revoked()),
-            HeldAs::Entry(_) => (&self.cancelled, &self.context.stop),
+        let (ended, given_up) = match &self.lease {
+            HandleLease::Partition(guard) => (guard.lost(), guard.revoked()),
+            HandleLease::Entry(_) => (&self.cancelled, &self.context.stop),
         };
         tokio::select! {
             biased;
@@ -70,9 +68,9 @@ impl PartitionHandle {
 
     /// Asks the server at once whether the message is still ours, and extends the lease or claim for another ttl.
     pub(in crate::consumer) async fn extend(&self) -> Result<()> {
-        let guard = match &self.held_as {
-            HeldAs::Lease(guard) => guard,
-            HeldAs::Entry(lease) => {
+        let guard = match &self.lease {
+            HandleLease::Partition(guard) => guard,
+            HandleLease::Entry(lease) => {
                 let extend = lease.clone().extend(self.context.backend.shared()?.clone());
                 return self.context.control.call(extend).await;
             }

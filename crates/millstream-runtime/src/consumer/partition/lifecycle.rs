@@ -18,7 +18,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::membership::within;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::{self, Triggers};
-use crate::consumer::partition::held::in_flight::{InFlight, InFlightGauge};
+use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
 use crate::consumer::partition::upkeep;
 use crate::consumer::partition::worker::PartitionWorker;
 use crate::consumer::status::{Seek, Seeks};
@@ -60,21 +60,21 @@ pub(in crate::consumer) async fn run(
     guard: Arc<LeaseGuard>,
     moved: Option<Moved>,
 ) -> Ended {
-    let Ok((topic_partition, _)) = guard.lease().partition() else { return Ended::Over };
     tell(&context, &guard, Change::Assigned);
     if context.config.sharing == Sharing::Shared {
         upkeep::run(&context, &guard).await;
         if guard.lost().is_cancelled() {
-            tell(&context, &guard, Change::LeaseLost);
+            lost(&context, &guard).await;
             return Ended::Over;
         }
         release(&context, guard.lease()).await;
         tell(&context, &guard, Change::Revoked);
         return Ended::Over;
     }
-    let mut in_flight = context.in_flight();
+    let mut worked = Worked::nothing(&context);
     let gauge = Arc::<InFlightGauge>::default();
-    let (entry, mut seeks) = context.status.works_on(topic_partition, guard.lease().epoch, gauge.clone());
+    let (entry, mut seeks) =
+        context.status.works_on(guard.topic_partition(), guard.lease().epoch, gauge.clone());
     let mut next: Seeks = VecDeque::new();
     if let Some(mut moved) = moved {
         next.extend(std::mem::take(&mut moved.waiting));
@@ -92,22 +92,22 @@ pub(in crate::consumer) async fn run(
             tokio::pin!(work);
             let seek = tokio::select! {
                 biased;
-                known = &mut work => {
-                    in_flight = known;
+                ended = &mut work => {
+                    worked = ended;
                     break;
                 }
                 // Never `None`: the entry keeps the sender.
                 seek = seeks.recv() => seek,
             };
             session.revoke();
-            in_flight = work.await;
+            worked = work.await;
             seek
         };
         if guard.revoked().is_cancelled() || guard.lost().is_cancelled() {
             break;
         }
         if let Some(Seek { start, answer }) = seek {
-            match sought(&context, &guard, &in_flight, start).await {
+            match sought(&context, &guard, &worked.in_flight, start).await {
                 Ok(()) => {
                     // The lease ends here, so requests that arrived meanwhile are passed on to the next worker of the
                     // partition.
@@ -121,18 +121,20 @@ pub(in crate::consumer) async fn run(
                 Err(error) => drop(answer.send(Err(error))),
             }
         }
-        in_flight = context.in_flight();
+        worked = Worked::nothing(&context);
     }
     drop(entry);
+    let Worked { in_flight, is_loss_reported } = worked;
     Counts::add(&context.counts.handed_back, in_flight.unsettled());
     if !guard.is_dropped() {
-        if guard.lost().is_cancelled() {
-            return Ended::Over;
+        if !guard.lost().is_cancelled() {
+            maintenance::finish(&context, &guard, &triggers).await;
         }
-        maintenance::finish(&context, &guard, &triggers).await;
         if guard.lost().is_cancelled() {
-            tell(&context, &guard, Change::LeaseLost);
-            withdraw_end(&context, guard.lease()).await;
+            // It may have been lost behind the session: while seeks were done, or in the last upkeep.
+            if !is_loss_reported {
+                lost(&context, &guard).await;
+            }
             return Ended::Over;
         }
     }
@@ -144,38 +146,44 @@ pub(in crate::consumer) async fn run(
     if guard.is_dropped() { Ended::Anew(None) } else { Ended::Over }
 }
 
-/// Works on one partition until the session ends. Returns what is known of messages in flight.
+/// Result of a session.
+struct Worked {
+    /// What is known of messages in flight.
+    in_flight: InFlight,
+    /// Whether the session has [reported](lost) that the lease is lost.
+    is_loss_reported: bool,
+}
+
+impl Worked {
+    fn nothing(context: &Subscription) -> Self {
+        Self { in_flight: context.in_flight(), is_loss_reported: false }
+    }
+}
+
+/// Works on one partition until the session ends.
 async fn work(
     context: &Arc<Subscription>,
     guard: &Arc<LeaseGuard>,
     gauge: &Arc<InFlightGauge>,
     triggers: &Arc<Triggers>,
-) -> InFlight {
-    let mut worker = match PartitionWorker::of_lease(context, guard, gauge, triggers) {
-        Ok(worker) => worker,
-        Err(error) => {
-            tracing::error!(%error, "a partition cannot be worked on");
-            guard.revoke();
-            return context.in_flight();
-        }
-    };
+) -> Worked {
+    let mut worker = PartitionWorker::of_lease(context, guard, gauge, triggers);
+    let mut is_loss_reported = false;
     // Panics of user code are caught where it is called, so this one is a defect of ours. The partition must not hang then,
     // but be released and acquired again.
     if let Err(panic) = AssertUnwindSafe(worker.run()).catch_unwind().await {
         tracing::error!(panic = text_of(panic), "the worker of a partition ended abnormally");
         guard.revoke();
-        return worker.in_flight();
-    }
-    if guard.lost().is_cancelled() {
+    } else if guard.lost().is_cancelled() {
         if !guard.is_dropped() {
-            tell(context, guard, Change::LeaseLost);
             // Before waiting for slow handlers: the next owner must not count an end of an owner that is alive.
-            withdraw_end(context, guard.lease()).await;
+            lost(context, guard).await;
+            is_loss_reported = true;
         }
         // A handler may finish, but it must not prevent this instance from working on the partition again.
         worker.wait_for_handlers(context.shutdown_timeout()).await;
     }
-    worker.in_flight()
+    Worked { in_flight: worker.in_flight(), is_loss_reported }
 }
 
 /// Moves the group's position, which releases the lease. Nobody works on the partition meanwhile.
@@ -214,6 +222,12 @@ pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
     }
 }
 
+/// Reports that the lease is lost, and withdraws the end of this owner.
+async fn lost(context: &Context, guard: &LeaseGuard) {
+    tell(context, guard, Change::LeaseLost);
+    withdraw_end(context, guard.lease()).await;
+}
+
 /// Withdraws the recorded end of this owner: it lost its lease to a network cut or a pause, and is alive.
 async fn withdraw_end(context: &Context, lease: &Lease) {
     for _ in 0..WITHDRAWALS {
@@ -242,9 +256,7 @@ enum Change {
 }
 
 fn tell(context: &Context, guard: &LeaseGuard, change: Change) {
-    let lease = guard.lease();
-    let epoch = lease.epoch;
-    let Ok((topic_partition, group)) = lease.partition() else { return };
+    let (topic_partition, group, epoch) = (guard.topic_partition(), guard.group(), guard.lease().epoch);
     let event = match change {
         Change::Assigned => {
             tracing::info!(%topic_partition, %group, epoch, "partition assigned");

@@ -2,7 +2,8 @@
 
 pub(in crate::consumer) mod dispatch;
 pub(in crate::consumer) mod handle;
-pub(in crate::consumer) mod held;
+pub(in crate::consumer) mod in_flight;
+pub(in crate::consumer) mod leases;
 pub(in crate::consumer) mod lifecycle;
 pub(in crate::consumer) mod poison;
 pub(in crate::consumer) mod server_clock;

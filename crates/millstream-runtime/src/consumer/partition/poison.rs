@@ -22,7 +22,7 @@ use crate::consumer::context::Context;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::{KeyQueue, Ticket};
 use crate::consumer::partition::dispatch::limits::{Limiter, Permits};
-use crate::consumer::partition::held::OwnedBy;
+use crate::consumer::partition::leases::WorkerLease;
 
 /// Number of consecutive ends at which a message must have been pending to be a candidate.
 const ENDS: usize = 2;
@@ -130,7 +130,7 @@ pub(in crate::consumer) struct Noted {
 /// A candidate that waits until it can be handled alone.
 struct Waiting {
     receipt: Receipt,
-    lane: KeyQueue,
+    queue: KeyQueue,
     /// The newest epoch of a lease under which it began and that ended.
     newest: u64,
 }
@@ -153,10 +153,10 @@ pub(in crate::consumer) struct Poison {
 }
 
 impl Poison {
-    pub(in crate::consumer) fn new(context: &Context, owned_by: &OwnedBy) -> Self {
-        let me = match owned_by {
-            OwnedBy::Lease(guard) => guard.lease().epoch.to_string(),
-            OwnedBy::Entries(_) => context.incarnation.clone(),
+    pub(in crate::consumer) fn new(context: &Context, lease: &WorkerLease) -> Self {
+        let me = match lease {
+            WorkerLease::Partition(guard) => guard.lease().epoch.to_string(),
+            WorkerLease::Entries(_) => context.incarnation.clone(),
         };
         let turns = PollSemaphore::new(context.limiter.candidates().clone());
         let (noting, noted, alone) = (HashMap::new(), VecDeque::new(), VecDeque::new());
@@ -169,8 +169,8 @@ impl Poison {
     }
 
     /// Adds a candidate that waits until it can be handled alone. `newest` is the newest epoch under which it began.
-    pub(in crate::consumer) fn waits(&mut self, receipt: Receipt, lane: KeyQueue, newest: u64) {
-        self.alone.push_back(Waiting { receipt, lane, newest });
+    pub(in crate::consumer) fn waits(&mut self, receipt: Receipt, queue: KeyQueue, newest: u64) {
+        self.alone.push_back(Waiting { receipt, queue, newest });
     }
 
     /// Keeps a candidate until its note is written, and returns the note.
@@ -220,7 +220,7 @@ impl Poison {
             if limiter.is_explained(next.newest)
                 && let Some(next) = self.alone.pop_front()
             {
-                return next.lane;
+                return next.queue;
             }
             // While one is handled alone, no further permit is requested.
             let tried = self.trying.is_some();
@@ -234,7 +234,7 @@ impl Poison {
             // The semaphore is never closed.
             if let (Some(permit), Some(next)) = (permit, self.alone.pop_front()) {
                 self.trying = Some((next.receipt, permit));
-                return next.lane;
+                return next.queue;
             }
         }
     }

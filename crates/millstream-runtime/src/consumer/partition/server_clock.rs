@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::Result;
+use millstream_core::schedule::Place;
 use tokio::time::{Instant, sleep};
 
 use crate::consumer::RetryOrder;
@@ -13,7 +14,8 @@ use crate::consumer::group::lease::LeaseGuard;
 /// How often the clock is read: two clocks that run at different speeds must not drift apart.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Estimate of the clock of the server that stores one partition.
+/// Estimate of the clock of the server that stores one partition. If the partition moves to another server, the estimate is
+/// that of the one before for up to [`PERIOD`].
 #[derive(Debug, Default)]
 pub(in crate::consumer) struct ServerClock {
     /// The last server time in milliseconds, and when it was received.
@@ -32,15 +34,15 @@ impl ServerClock {
     /// Reads the clock periodically, until the lease is lost or released. Returns at once if no message can wait in
     /// place.
     pub(in crate::consumer) async fn run(&self, context: &Subscription, guard: &LeaseGuard) {
-        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
         if context.config.retry_order == RetryOrder::Skip {
             return;
         }
-        let monitor = context.monitor_of("clock", topic_partition);
+        let place = Place::from(guard.topic_partition().clone());
+        let monitor = context.monitor_of("clock", guard.topic_partition());
         let work = async {
             loop {
                 monitor.begin_round(Duration::ZERO);
-                match self.run_once(context).await {
+                match self.run_once(context, &place).await {
                     Ok(()) => {
                         monitor.succeeded(&*context.observer);
                         monitor.idle();
@@ -58,8 +60,8 @@ impl ServerClock {
         }
     }
 
-    async fn run_once(&self, context: &Subscription) -> Result<()> {
-        let now = context.backend.schedule().now().await?;
+    async fn run_once(&self, context: &Subscription, place: &Place) -> Result<()> {
+        let now = context.backend.schedule().now_at(place).await?;
         // Counted from the arrival of the reply, so the estimate is never ahead and no message is retried early.
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now.as_millis(), Instant::now()));
         Ok(())

@@ -15,9 +15,9 @@ use tokio::time::Instant;
 use crate::consumer::context::Subscription;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::held::holding::{NO_HOLDING, Standing};
-use crate::consumer::partition::held::in_flight::InFlight;
-use crate::consumer::partition::held::{OwnedBy, SharedPartition};
+use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::leases::entry_lease::{NO_LEASE, Standing};
+use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::slot::Slot;
 
 /// Settlements that are sent together.
@@ -31,14 +31,14 @@ const MAX_BATCH: usize = 500;
 pub(in crate::consumer) struct Settler {
     context: Arc<Subscription>,
     topic_partition: TopicPartition,
-    owned_by: OwnedBy,
+    lease: WorkerLease,
     triggers: Arc<Triggers>,
     monitor: LoopMonitor,
     /// Settlements that are not sent, or were not stored.
     waiting: Settlements,
-    /// In shared mode, the serial numbers of the holdings that wait.
+    /// In shared mode, the serial numbers of the leases of entries that wait.
     serials: Serials,
-    /// Holdings whose notes are not written, because somebody else has the entry.
+    /// Entries whose notes are not written, because somebody else has the entry.
     gone: Vec<(Receipt, u64)>,
     /// Whether some of what waits must not be sent yet.
     unconfirmed: bool,
@@ -47,12 +47,12 @@ pub(in crate::consumer) struct Settler {
     request: Slot<Request>,
 }
 
-/// The serial numbers of holdings.
+/// The serial numbers of leases of entries.
 type Serials = HashMap<Receipt, u64>;
 
 /// A request that has ended.
 struct Request {
-    /// In shared mode, the serial numbers of its holdings.
+    /// In shared mode, the serial numbers of the leases of its entries.
     serials: Serials,
     /// Settlements that the server has accepted, with its answer and the time that it took.
     stored: Vec<(Settlements, Settled, Duration)>,
@@ -65,7 +65,7 @@ struct Request {
 
 /// Result of a request, for the parts of the worker that it concerns.
 pub(in crate::consumer) enum Progress {
-    /// Receipts whose notes are written, with the serial numbers of their holdings.
+    /// Receipts whose notes are written, with the serial numbers of their leases.
     Written(Vec<(Receipt, u64)>),
     /// The lease is lost.
     Fenced,
@@ -75,14 +75,14 @@ impl Settler {
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
         topic_partition: TopicPartition,
-        owned_by: OwnedBy,
+        lease: WorkerLease,
         triggers: Arc<Triggers>,
         monitor: LoopMonitor,
     ) -> Self {
         Self {
             context,
             topic_partition,
-            owned_by,
+            lease,
             triggers,
             monitor,
             waiting: Settlements::new(),
@@ -94,9 +94,9 @@ impl Settler {
         }
     }
 
-    /// Adds a settlement of a holding.
+    /// Adds a settlement of an entry, with the serial number of its lease.
     pub(in crate::consumer) fn add(&mut self, receipt: Receipt, serial: u64, settlement: Settlement) {
-        if serial != NO_HOLDING
+        if serial != NO_LEASE
             && let Some(before) = self.serials.insert(receipt, serial)
             && before != serial
         {
@@ -117,7 +117,7 @@ impl Settler {
         !self.gone.is_empty()
     }
 
-    /// Returns holdings whose notes are not written, because somebody else has the entry.
+    /// Returns entries whose notes are not written, because somebody else has the entry.
     pub(in crate::consumer) fn take_gone(&mut self) -> Vec<(Receipt, u64)> {
         std::mem::take(&mut self.gone)
     }
@@ -138,12 +138,12 @@ impl Settler {
             return;
         }
         self.not_before = None;
-        let (batch, serials) = match self.owned_by.clone() {
-            OwnedBy::Lease(_) => {
+        let (batch, serials) = match self.lease.clone() {
+            WorkerLease::Partition(_) => {
                 let rest = self.waiting.split_off(self.waiting.len().min(MAX_BATCH));
                 (std::mem::replace(&mut self.waiting, rest), Serials::new())
             }
-            OwnedBy::Entries(entries) => self.take_confirmed(&entries),
+            WorkerLease::Entries(entries) => self.take_confirmed(&entries),
         };
         if batch.is_empty() {
             if self.waiting.is_empty() {
@@ -153,7 +153,7 @@ impl Settler {
             return;
         }
         self.monitor.begin_round(Duration::ZERO);
-        self.request.start(send(self.context.clone(), self.owned_by.clone(), batch, serials, frontier()));
+        self.request.start(send(self.context.clone(), self.lease.clone(), batch, serials, frontier()));
     }
 
     /// Takes what may be sent now, in shared mode. What waits for the reader to find its entry again stays; what concerns
@@ -162,7 +162,7 @@ impl Settler {
         let (mut batch, mut taken) = (Settlements::new(), Serials::new());
         self.unconfirmed = false;
         for (receipt, settlement) in std::mem::take(&mut self.waiting) {
-            let serial = self.serials.get(&receipt).copied().unwrap_or(NO_HOLDING);
+            let serial = self.serials.get(&receipt).copied().unwrap_or(NO_LEASE);
             match entries.leases.standing(entries.key(receipt, serial)) {
                 Standing::Ours if batch.len() < MAX_BATCH => {
                     taken.insert(receipt, serial);
@@ -204,13 +204,13 @@ impl Settler {
         let Request { serials, stored, mut left, doubtful, result } = request;
         let mut written = Vec::new();
         for (batch, settled, elapsed) in stored {
-            if let OwnedBy::Entries(entries) = &self.owned_by {
+            if let WorkerLease::Entries(entries) = &self.lease {
                 let done = batch.iter().filter(|(_, settlement)| !is_note(settlement));
                 entries.leases.settled(done.map(|(receipt, _)| entries.key(*receipt, serials[receipt])));
             }
             self.stored(&batch, settled, elapsed, in_flight);
             let notes = batch.iter().filter(|(_, settlement)| is_note(settlement));
-            let serial = |receipt| serials.get(receipt).copied().unwrap_or(NO_HOLDING);
+            let serial = |receipt| serials.get(receipt).copied().unwrap_or(NO_LEASE);
             written.extend(notes.map(|(receipt, _)| (*receipt, serial(receipt))));
         }
         if !doubtful.is_empty() {
@@ -220,7 +220,7 @@ impl Settler {
             // Unless the id was assigned again meanwhile, and something is decided about the other entry.
             let dropped = left.extract_if(.., |(receipt, _)| {
                 let serial = serials[receipt];
-                serial != NO_HOLDING && *self.serials.entry(*receipt).or_insert(serial) != serial
+                serial != NO_LEASE && *self.serials.entry(*receipt).or_insert(serial) != serial
             });
             let notes = dropped.filter(|(_, settlement)| is_note(settlement));
             self.gone.extend(notes.map(|(receipt, _)| (receipt, serials[&receipt])));
@@ -252,7 +252,7 @@ impl Settler {
     ) {
         // A stale entry may have been settled long ago, or the group was just created again and has not delivered it yet.
         // An ack needs nothing more. A message that must be kept is not settled until that is known.
-        let leased = matches!(self.owned_by, OwnedBy::Lease(_));
+        let leased = matches!(self.lease, WorkerLease::Partition(_));
         let doubtful = |waiting: &(Receipt, Settlement)| leased && settled.stale > 0 && is_kept(waiting);
         let done = batch.iter().filter(|waiting| !is_note(&waiting.1) && !doubtful(waiting));
         in_flight.settled(done.map(|(receipt, _)| *receipt));
@@ -281,7 +281,7 @@ pub(in crate::consumer) struct Ended(Request);
 /// Sends one batch.
 fn send(
     context: Arc<Subscription>,
-    owned_by: OwnedBy,
+    lease: WorkerLease,
     batch: Settlements,
     serials: Serials,
     frontier: MessageId,
@@ -289,14 +289,14 @@ fn send(
     Box::pin(async move {
         let (stored, doubtful) = (Vec::new(), Vec::new());
         let mut request = Request { serials, stored, left: batch, doubtful, result: Ok(()) };
-        request.result = request.send(&context, &owned_by, frontier).await;
+        request.result = request.send(&context, &lease, frontier).await;
         request
     })
 }
 
 impl Request {
-    async fn send(&mut self, context: &Subscription, owned_by: &OwnedBy, frontier: MessageId) -> Result<()> {
-        let Err(error) = self.settle(context, owned_by, 0).await else { return Ok(()) };
+    async fn send(&mut self, context: &Subscription, lease: &WorkerLease, frontier: MessageId) -> Result<()> {
+        let Err(error) = self.settle(context, lease, 0).await else { return Ok(()) };
         if error.is_transient() || error.kind() == ErrorKind::Fenced {
             return Err(error);
         }
@@ -306,11 +306,11 @@ impl Request {
         self.left.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
         let others = self.left.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
         if others < self.left.len() {
-            self.settle(context, owned_by, others).await?;
+            self.settle(context, lease, others).await?;
         }
         // In shared mode the reader of all partitions restores groups.
         if error.kind() == ErrorKind::GroupMissing
-            && let OwnedBy::Lease(guard) = owned_by
+            && let WorkerLease::Partition(guard) = lease
         {
             restore_group(context, guard, frontier, &error).await?;
             // It was created again below all unsettled entries, so messages that were to be retried or given up are read and
@@ -323,11 +323,11 @@ impl Request {
     }
 
     /// Settles `left[from..]`.
-    async fn settle(&mut self, context: &Subscription, owned_by: &OwnedBy, from: usize) -> Result<()> {
+    async fn settle(&mut self, context: &Subscription, lease: &WorkerLease, from: usize) -> Result<()> {
         let (asked, batch) = (Instant::now(), &self.left[from..]);
-        let settled = match owned_by {
-            OwnedBy::Lease(guard) => context.backend.log().settle(guard.lease(), batch).await?,
-            OwnedBy::Entries(entries) => {
+        let settled = match lease {
+            WorkerLease::Partition(guard) => context.backend.log().settle(guard.lease(), batch).await?,
+            WorkerLease::Entries(entries) => {
                 let SharedPartition { member, partition, .. } = &**entries;
                 let settled = context.backend.shared()?.settle_shared(member, *partition, batch).await;
                 settled.map_err(|error| error.during(member.partition(*partition)))?

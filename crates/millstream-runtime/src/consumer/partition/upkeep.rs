@@ -16,9 +16,9 @@ const TRIGGER_EVERY: Duration = Duration::from_millis(250);
 
 /// Runs the upkeep of one partition until it is released or its lease is lost.
 pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<LeaseGuard>) {
-    let Ok((topic_partition, _)) = guard.lease().partition() else { return };
     // Lists the partition as ours in the status. Nothing of it is in flight here.
-    let (_entry, mut seeks) = context.status.works_on(topic_partition, guard.lease().epoch, Arc::default());
+    let (_entry, mut seeks) =
+        context.status.works_on(guard.topic_partition(), guard.lease().epoch, Arc::default());
     let refuse = async {
         while let Some(Seek { answer, .. }) = seeks.recv().await {
             let why = "a consumer that shares its partitions cannot move alone: stop the group and seek it";

@@ -7,7 +7,6 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use millstream_core::TopicPartition;
-use millstream_core::error::Result;
 use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until};
@@ -17,12 +16,12 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::membership::within;
 use crate::consumer::maintenance::{self, Triggers};
 use crate::consumer::partition::dispatch::{Dispatcher, Happened};
-use crate::consumer::partition::held::holding::Key;
-use crate::consumer::partition::held::in_flight::{InFlight, InFlightGauge};
-use crate::consumer::partition::held::{OwnedBy, SharedPartition};
+use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
+use crate::consumer::partition::leases::entry_lease::{Admitted, Key};
+use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::settle::{self, Settler};
 use crate::consumer::partition::source::fetch::Fetcher;
-use crate::consumer::partition::source::inbox::{Inbox, Page};
+use crate::consumer::partition::source::inbox::Inbox;
 use crate::consumer::partition::source::{self, Source};
 use crate::report::Counts;
 
@@ -43,7 +42,7 @@ use crate::report::Counts;
 /// each part has at most one under way.
 pub(in crate::consumer) struct PartitionWorker {
     context: Arc<Subscription>,
-    owned_by: OwnedBy,
+    lease: WorkerLease,
     /// In shared mode it stays empty: the leases of entries tell what is in flight.
     in_flight: InFlight,
     gauge: Arc<InFlightGauge>,
@@ -74,18 +73,18 @@ impl PartitionWorker {
         guard: &Arc<LeaseGuard>,
         gauge: &Arc<InFlightGauge>,
         triggers: &Arc<Triggers>,
-    ) -> Result<Self> {
-        let (topic_partition, _) = guard.lease().partition()?;
+    ) -> Self {
+        let topic_partition = guard.topic_partition();
         let fetching = context.monitor_of("fetch", topic_partition);
         let fetcher = Fetcher::new(context.clone(), guard.clone(), triggers.clone(), fetching);
-        let (owned_by, source) = (OwnedBy::Lease(guard.clone()), Source::Reader(fetcher));
-        let mut worker = Self::new(context, topic_partition, owned_by, source, triggers, None);
+        let (lease, source) = (WorkerLease::Partition(guard.clone()), Source::Reader(fetcher));
+        let mut worker = Self::new(context, topic_partition, lease, source, triggers, None);
         worker.gauge = gauge.clone();
         let (of, with, clock) = (context.clone(), guard.clone(), worker.dispatcher.clock().clone());
         worker.background.push(Box::pin(async move { clock.run(&of, &with).await }));
         let (of, with, triggered) = (context.clone(), guard.clone(), triggers.clone());
         worker.background.push(Box::pin(async move { maintenance::run(&of, &with, &triggered).await }));
-        Ok(worker)
+        worker
     }
 
     /// Creates the worker of entries that are pending under our name. `at_once` are the permits for handlers that all
@@ -97,21 +96,21 @@ impl PartitionWorker {
         at_once: &Arc<Semaphore>,
     ) -> Self {
         let topic_partition = entries.member.partition(entries.partition);
-        let owned_by = OwnedBy::Entries(Arc::new(entries));
+        let lease = WorkerLease::Entries(Arc::new(entries));
         let (source, triggers) = (Source::Inbox(inbox), Arc::new(Triggers::new(&[])));
-        Self::new(context, &topic_partition, owned_by, source, &triggers, Some(at_once))
+        Self::new(context, &topic_partition, lease, source, &triggers, Some(at_once))
     }
 
     fn new(
         context: &Arc<Subscription>,
         topic_partition: &TopicPartition,
-        owned_by: OwnedBy,
+        lease: WorkerLease,
         source: Source,
         triggers: &Arc<Triggers>,
         at_once: Option<&Arc<Semaphore>>,
     ) -> Self {
         let settling = context.monitor_of("settle", topic_partition);
-        let (tp, owned) = (topic_partition, &owned_by);
+        let (tp, owned) = (topic_partition, &lease);
         Self {
             in_flight: context.in_flight(),
             gauge: Arc::default(),
@@ -121,7 +120,7 @@ impl PartitionWorker {
             version: 0,
             background: FuturesUnordered::new(),
             context: context.clone(),
-            owned_by,
+            lease,
         }
     }
 
@@ -143,7 +142,7 @@ impl PartitionWorker {
         self.dispatcher.stop();
         self.give_back(Self::unbegun).await;
         self.finish().await;
-        if self.context.kill.is_cancelled() && matches!(self.owned_by, OwnedBy::Entries(_)) {
+        if self.context.kill.is_cancelled() && matches!(self.lease, WorkerLease::Entries(_)) {
             // Only what certainly runs no more may go to others.
             self.dispatcher.abort().await;
             self.give_back(Self::undecided).await;
@@ -176,13 +175,13 @@ impl PartitionWorker {
     }
 
     fn is_stopped(&self) -> bool {
-        let (context, owned_by) = (&self.context, &self.owned_by);
-        context.kill.is_cancelled() || owned_by.revoked().is_cancelled() || owned_by.lost().is_cancelled()
+        let (context, lease) = (&self.context, &self.lease);
+        context.kill.is_cancelled() || lease.revoked().is_cancelled() || lease.lost().is_cancelled()
     }
 
     /// In shared mode, gives back some of the messages. If that fails, others claim them later.
     async fn give_back(&mut self, some: impl FnOnce(&mut Self, &SharedPartition) -> Vec<Key>) {
-        let OwnedBy::Entries(entries) = &self.owned_by else { return };
+        let WorkerLease::Entries(entries) = &self.lease else { return };
         let entries = entries.clone();
         let keys = some(self, &entries);
         if keys.is_empty() {
@@ -205,9 +204,8 @@ impl PartitionWorker {
             Source::Inbox(inbox) => inbox.drain(),
             Source::Reader(_) => Vec::new(),
         };
-        let unopened = pages.into_iter().flat_map(|Page { entries, serials, .. }| {
-            entries.into_iter().map(|entry| entry.receipt).zip(serials)
-        });
+        let unopened = pages.into_iter().flat_map(|page| page.entries);
+        let unopened = unopened.map(|Admitted { entry, serial }| (entry.receipt, serial));
         unopened
             .chain(self.dispatcher.drain())
             .map(|(receipt, serial)| entries.key(receipt, serial))
@@ -221,7 +219,7 @@ impl PartitionWorker {
 
     /// Starts what can start without waiting for anything.
     fn advance(&mut self) {
-        self.version = self.owned_by.version();
+        self.version = self.lease.version();
         let in_flight = &mut self.in_flight;
         let now = loop {
             self.dispatcher.advance(&mut self.settler, in_flight);
@@ -238,21 +236,21 @@ impl PartitionWorker {
 
     async fn next_event(&mut self) -> Event {
         let uncertain = self.settler.is_unconfirmed() || self.dispatcher.is_uncertain();
-        let Self { context, owned_by, source, dispatcher, settler, background, version, .. } = self;
+        let Self { context, lease, source, dispatcher, settler, background, version, .. } = self;
         let wake = [source.wakes(), dispatcher.wakes(), settler.wakes()].into_iter().flatten().min();
         // Biased: signals that end the session come first, so that nothing starts after them.
         tokio::select! {
             biased;
             () = context.kill.cancelled() => Event::Stopped,
-            () = owned_by.revoked().cancelled() => Event::Stopped,
-            () = owned_by.lost().cancelled() => Event::Stopped,
+            () = lease.revoked().cancelled() => Event::Stopped,
+            () = lease.lost().cancelled() => Event::Stopped,
             // Before handlers: their results may come without a pause, and requests go on only while they are polled.
             settled = settler.ended() => Event::Settled(settled),
             came = source.ended() => Event::Came(came),
             // Before handlers as well: retries have to come back while all handlers are busy.
             () = run(background) => Event::Due,
             happened = dispatcher.changed() => Event::Dispatched(happened),
-            () = owned_by.changed_since(*version), if uncertain => Event::Due,
+            () = lease.changed_since(*version), if uncertain => Event::Due,
             () = due(wake) => Event::Due,
         }
     }
@@ -265,7 +263,7 @@ impl PartitionWorker {
             Event::Came(came) => match self.source.take_in(came, &mut self.in_flight, &mut self.settler) {
                 source::Progress::Read(read) => self.dispatcher.read(read, &mut self.settler),
                 source::Progress::Nothing => {}
-                source::Progress::Fenced => self.owned_by.lose(),
+                source::Progress::Fenced => self.lease.lose(),
             },
         }
     }
@@ -275,22 +273,22 @@ impl PartitionWorker {
             settle::Progress::Written(receipts) => {
                 receipts.into_iter().for_each(|(receipt, serial)| self.dispatcher.written(receipt, serial));
             }
-            settle::Progress::Fenced => self.owned_by.lose(),
+            settle::Progress::Fenced => self.lease.lose(),
         }
     }
 
     /// Waits for handlers that run, unless they are given up, and stores their outcomes. Returns when all is stored, when
     /// the lease is lost, or when handlers were given up and storing fails.
     async fn finish(&mut self) {
-        let (context, owned_by) = (self.context.clone(), self.owned_by.clone());
-        while !owned_by.lost().is_cancelled() {
+        let (context, lease) = (self.context.clone(), self.lease.clone());
+        while !lease.lost().is_cancelled() {
             let killed = context.kill.is_cancelled();
             self.dispatcher.collect(&mut self.settler);
             // What was not handled after all.
             self.give_back(Self::unbegun).await;
             let handlers_ended = killed || self.dispatcher.is_idle();
             let in_flight = &mut self.in_flight;
-            let version = owned_by.version();
+            let version = lease.version();
             self.settler.advance(Instant::now(), || in_flight.frontier());
             if handlers_ended && (self.settler.is_empty() || killed && self.settler.has_failed()) {
                 return;
@@ -300,11 +298,11 @@ impl PartitionWorker {
             let (wake, unconfirmed) = (settler.wakes(), settler.is_unconfirmed());
             let event = tokio::select! {
                 biased;
-                () = owned_by.lost().cancelled() => return,
+                () = lease.lost().cancelled() => return,
                 () = context.kill.cancelled(), if !killed => Event::Due,
                 settled = settler.ended() => Event::Settled(settled),
                 Some(happened) = dispatcher.next_end(), if !handlers_ended => Event::Dispatched(happened),
-                () = owned_by.changed_since(version), if unconfirmed => Event::Due,
+                () = lease.changed_since(version), if unconfirmed => Event::Due,
                 () = due(wake) => Event::Due,
                 () = run(background) => Event::Due,
             };

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use millstream_core::Partition;
 use millstream_core::error::Result;
 use millstream_core::log::Receipt;
+use millstream_core::{GroupName, Partition};
 use tokio::time::sleep;
 
 use crate::consumer::group::membership::within;
-use crate::consumer::partition::held::holding::Key;
+use crate::consumer::partition::leases::entry_lease::Key;
+use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
 
@@ -47,7 +48,7 @@ impl Extender {
         };
         tokio::select! {
             biased;
-            () = watch_deadlines(&sharer) => {}
+            () = watch_deadlines(&sharer.leases, &sharer.member.group, period / 8) => {}
             () = extends => {}
         }
     }
@@ -89,20 +90,104 @@ impl Extender {
 
 /// Cancels the tokens of handlers at the deadline of their entry. Runs beside the requests: one that hangs must not delay
 /// it.
-async fn watch_deadlines(sharer: &Sharer) {
-    // Deadlines move all the time, so they are checked at most this often.
-    let shortest = sharer.context.period() / 8;
+///
+/// Deadlines move all the time, so they are looked at no more often than once in the time `shortest`, unless there is an
+/// earlier one.
+async fn watch_deadlines(leases: &EntryLeases, group: &GroupName, shortest: Duration) {
     loop {
-        let (messages, next) = sharer.leases.expire();
+        let (messages, next) = leases.expire();
         if messages > 0 {
-            tracing::warn!(group = %sharer.member.group, messages, "not extended in time: handlers are notified");
+            tracing::warn!(%group, messages, "not extended in time: handlers are notified");
         }
-        match next {
-            Some(next) => {
-                let clock = &sharer.context.lease_clock;
-                clock.sleep_until(next.max(clock.now() + shortest)).await;
+        let due = async {
+            match next {
+                Some(next) => leases.clock.sleep_until(next.max(leases.clock.now() + shortest)).await,
+                None => std::future::pending().await,
             }
-            None => sharer.leases.came().await,
+        };
+        tokio::select! {
+            biased;
+            () = leases.sooner() => {}
+            () = due => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_core::MessageId;
+    use millstream_core::log::{Entry, Source};
+    use tokio::time::{Instant, advance, timeout};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::consumer::partition::leases::entry_lease::Live;
+    use millstream_loops::LeaseClock;
+
+    const TTL: Duration = Duration::from_secs(10);
+    /// How long an entry is certainly ours.
+    const TRUST: Duration = Duration::from_secs(8);
+    const SHORTEST: Duration = Duration::from_millis(400);
+
+    /// The leases of a consumer, whose deadlines are watched.
+    async fn watched() -> Arc<EntryLeases> {
+        let leases = Arc::new(EntryLeases::new(8, 1, TTL, LeaseClock::new(None)));
+        let watch = leases.clone();
+        tokio::spawn(async move {
+            watch_deadlines(&watch, &"g".parse().expect("a name"), SHORTEST).await;
+        });
+        tokio::task::yield_now().await;
+        leases
+    }
+
+    /// Admits an entry of a request of this time, and returns its key.
+    fn admit(leases: &EntryLeases, ms: u64, asked: Instant, claimed: bool) -> Key {
+        let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+        let entry = Entry::new(receipt, 1, Vec::new());
+        leases.admit(Partition(0), vec![entry], asked, claimed, |_| false);
+        let mut all = leases.all().into_values().flatten();
+        all.find(|key| key.receipt == receipt).expect("it is held")
+    }
+
+    /// Starts a handler of the entry.
+    fn token(leases: &EntryLeases, key: Key) -> CancellationToken {
+        match leases.live(key) {
+            Live::Now(token) => token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Checks that the token is cancelled when an entry of a request of this time is not certainly ours any more.
+    async fn check(token: CancellationToken, asked: Instant) {
+        timeout(TTL * 6, token.cancelled()).await.expect("the handler is notified");
+        let late = asked.elapsed().checked_sub(TRUST).expect("not before the deadline");
+        assert!(late <= SHORTEST, "{late:?} after the deadline");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_of_an_older_request_is_given_up_before_those_of_a_newer_one() {
+        let leases = watched().await;
+        let asked = Instant::now();
+        advance(Duration::from_secs(4)).await;
+        let newer = (Instant::now(), admit(&leases, 1, Instant::now(), false));
+        let newer = (newer.0, token(&leases, newer.1));
+        tokio::task::yield_now().await;
+        // The answer to a claim took four seconds.
+        let older = token(&leases, admit(&leases, 2, asked, true));
+        check(older, asked).await;
+        assert!(!newer.1.is_cancelled());
+        check(newer.1, newer.0).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handler_that_starts_after_an_outage_is_notified_of_the_next_one() {
+        let leases = watched().await;
+        let asked = Instant::now();
+        let key = admit(&leases, 1, asked, false);
+        check(token(&leases, key), asked).await;
+        advance(Duration::from_secs(1)).await;
+        let asked = Instant::now();
+        leases.extended([key].into_iter(), asked);
+        check(token(&leases, key), asked).await;
     }
 }

@@ -265,12 +265,12 @@ pub(in crate::consumer) fn take_in(
         ghosts.clear();
     }
     let suspected = |entry: &Entry| suspects.candidate(entry, context.config.crash_limit).is_some();
-    let (serials, entries) = leases.admit(partition, entries, asked, claimed, suspected);
+    let entries = leases.admit(partition, entries, asked, claimed, suspected);
     if !entries.is_empty() {
         let messages = entries.len();
         context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
     }
     if !entries.is_empty() || !ghosts.is_empty() {
-        sharer.deliver(partition, Page { entries, serials, suspects, ghosts });
+        sharer.deliver(partition, Page { entries, suspects, ghosts });
     }
 }

@@ -36,8 +36,8 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Subscription;
-use crate::consumer::partition::held::SharedPartition;
-use crate::consumer::partition::held::entry_leases::EntryLeases;
+use crate::consumer::partition::leases::SharedPartition;
+use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::partition::source::inbox::{Inbox, Page};
 use crate::consumer::partition::worker::PartitionWorker;
 use crate::report::Counts;
@@ -122,7 +122,7 @@ impl Sharer {
                 tracing::error!(panic = text_of(panic), "the worker of a partition ended abnormally");
             }
             if !ended.is_cancelled() {
-                // It ended by a defect: what it held is read again, by the next worker. Holdings that are newer than the end
+                // It ended by a defect: what it held is read again, by the next worker. Leases that are newer than the end
                 // of its inbox are that worker's already.
                 let newest = {
                     let mut inboxes = lock(&inboxes);

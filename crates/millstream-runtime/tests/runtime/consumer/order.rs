@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::support::scenario::*;
 use crate::support::*;
@@ -122,6 +122,32 @@ async fn the_lane_goes_on_when_a_message_is_given_up_and_wishes_are_kept() {
     let letters = dead(&bench, "g").await.list(10).await.expect("listed");
     let letters: Vec<_> = letters.into_iter().map(|letter| (letter.reason, letter.attempts)).collect();
     assert_eq!(letters, [(Reason::Exhausted, 2), (Reason::Rejected, 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_in_its_place_until_a_time_waits_by_the_clock_of_its_node() {
+    let bench = bench();
+    let now = bench.backend.schedule().now().await.expect("a time");
+    let then = UNIX_EPOCH + MS(now.as_millis()) + 5 * SECOND;
+    let course = Scenario::default();
+    let (link, consumer) = linked(&bench, NUMBERS);
+    link.other_clock_ahead.store(60_000, Ordering::SeqCst);
+    let seen = course.clone();
+    let consumer = consumer.retry_order(RetryOrder::BlockKey).start(move |delivery: Delivery<u64>| {
+        drop(seen.begin(&delivery));
+        std::future::ready(match delivery.attempt() {
+            1 => Outcome::retry_at(then, "not yet"),
+            _ => Outcome::Ack,
+        })
+    });
+    let consumer = consumer.await.expect("started");
+    // By now the consumer knows the time.
+    tokio::time::sleep(SECOND).await;
+    send(&bench, &AB[..1]).await;
+    course.until(2).await;
+    let waited = course.calls()[1].began - course.calls()[0].began;
+    assert!((3 * SECOND..5 * SECOND).contains(&waited), "{waited:?}");
+    consumer.shutdown().await;
 }
 
 /// The attempt that failed with the first owner, and the next one with the second.

@@ -42,6 +42,8 @@ pub struct Link {
     pub lose_claims: AtomicUsize,
     /// How many milliseconds a request takes to get through, at most.
     pub latency: AtomicU64,
+    /// How many milliseconds the clocks of other nodes are ahead of that of the partitions.
+    pub other_clock_ahead: AtomicU64,
     /// While this holds, nothing is sent and no answer is seen, as in a process that is stopped.
     frozen: watch::Sender<bool>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
@@ -313,7 +315,12 @@ impl Schedule for Linked<dyn Schedule> {
     }
 
     async fn now(&self) -> Result<Timestamp> {
-        self.role.now().await
+        let ahead = Duration::from_millis(self.link.other_clock_ahead.load(Ordering::SeqCst));
+        Ok(self.role.now().await?.saturating_add(ahead))
+    }
+
+    async fn now_at(&self, place: &Place) -> Result<Timestamp> {
+        self.role.now_at(place).await
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {

@@ -39,6 +39,8 @@ pub struct Scripted {
     pub ahead: Mutex<bool>,
     pub fetch_failures: Mutex<VecDeque<ErrorKind>>,
     pub settle_failures: Mutex<VecDeque<ErrorKind>>,
+    /// How the next seeks end: `None` is a success.
+    pub seek_results: Mutex<VecDeque<Option<ErrorKind>>>,
     /// Settlements other than an ack fail with this kind.
     pub dead_letters_fail: Mutex<Option<ErrorKind>>,
     /// Settles are applied and then fail: a lost reply.
@@ -113,7 +115,11 @@ impl Log for Shared {
     }
 
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
-        self.inner.seek(lease, start).await
+        let refused = self.seek_results.lock().expect("lock").pop_front().flatten();
+        match refused {
+            Some(kind) => Err(Error::new(kind, "scripted")),
+            None => self.inner.seek(lease, start).await,
+        }
     }
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
@@ -297,6 +303,7 @@ pub fn bench() -> Bench {
         ahead: Mutex::default(),
         fetch_failures: Mutex::default(),
         settle_failures: Mutex::default(),
+        seek_results: Mutex::default(),
         dead_letters_fail: Mutex::default(),
         lose_settle_replies: Mutex::default(),
         largest_fetch: Mutex::default(),

@@ -31,6 +31,13 @@ pub(in crate::consumer) struct Attempt<'a> {
     pub(in crate::consumer) in_place: Option<&'a str>,
 }
 
+impl Attempt<'_> {
+    /// Returns the number of attempts of a message that never reached the handler, and so has not used this one.
+    fn unused(&self) -> u32 {
+        self.number.saturating_sub(1)
+    }
+}
+
 /// A panic as an error, so that policies can inspect it.
 #[derive(Debug, thiserror::Error)]
 #[error("handler panicked: {0}")]
@@ -47,51 +54,51 @@ pub(in crate::consumer) fn decide<'a>(
     attempt: impl FnOnce() -> Attempt<'a>,
     policies: &Policies<'_>,
 ) -> (Settlement, Handled) {
-    let attempt = match verdict {
-        Verdict::Said(Outcome::Ack) => return (Settlement::Ack, Handled::Acked),
-        Verdict::Duplicate => return (Settlement::Ack, Handled::Duplicate),
-        Verdict::Checked => return (Settlement::Ack, Handled::Checked),
-        _ => attempt(),
-    };
-    // A message that never reached the handler has not used this attempt.
-    let unseen = attempt.number.saturating_sub(1);
     match verdict {
+        Verdict::Said(Outcome::Ack) => (Settlement::Ack, Handled::Acked),
         Verdict::Duplicate => (Settlement::Ack, Handled::Duplicate),
         Verdict::Checked => (Settlement::Ack, Handled::Checked),
-        Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
+        Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt(), policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
-            failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)
+            failed(error, FailureKind::Error, Some(Due::In(*after)), attempt(), policies)
         }
         Verdict::Said(Outcome::RetryAt(time, error)) => {
-            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt, policies)
+            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt(), policies)
         }
         Verdict::Said(Outcome::Snooze(delay)) => {
+            let attempt = attempt();
             let error = attempt.last_error.unwrap_or_default().to_owned();
             (again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
+            let attempt = attempt();
             give_up(Reason::Rejected, attempt.number, policies.text_of(error), attempt, policies)
         }
         Verdict::Panicked(message) => {
             policies.observer.observe(&Event::Panicked { code: UserCode::Handler, text: message });
             let error: BoxError = Box::new(Panicked(message.clone()));
-            failed(&error, FailureKind::Panic, None, attempt, policies)
+            failed(&error, FailureKind::Panic, None, attempt(), policies)
         }
         Verdict::TimedOut(after) => {
             let error: BoxError = Box::new(TimedOut(*after));
-            failed(&error, FailureKind::Timeout, None, attempt, policies)
+            failed(&error, FailureKind::Timeout, None, attempt(), policies)
         }
         Verdict::Undecodable(error) => {
-            give_up(Reason::Undecodable, unseen, policies.text_of(error), attempt, policies)
+            let attempt = attempt();
+            give_up(Reason::Undecodable, attempt.unused(), policies.text_of(error), attempt, policies)
         }
-        Verdict::Malformed(why) => give_up(Reason::Malformed, unseen, why.to_string(), attempt, policies),
+        Verdict::Malformed(why) => {
+            let attempt = attempt();
+            give_up(Reason::Malformed, attempt.unused(), why.to_string(), attempt, policies)
+        }
         Verdict::Crashed(processes) => {
             let error = format!("{processes} processes ended while handling it");
+            let attempt = attempt();
             give_up(Reason::Crashed, attempt.number, error, attempt, policies)
         }
         Verdict::Said(other) => {
             // An outcome of a newer core than this runtime: keeping the message is safer than guessing.
-            let error = format!("unknown outcome {other:?}");
+            let (error, attempt) = (format!("unknown outcome {other:?}"), attempt());
             give_up(Reason::Rejected, attempt.number, error, attempt, policies)
         }
     }

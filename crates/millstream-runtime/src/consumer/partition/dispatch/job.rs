@@ -23,7 +23,7 @@ use crate::delivery::{AttemptHistory, DeliveryMetadata};
 /// A message on its way through a partition.
 pub(in crate::consumer) struct Job {
     pub(in crate::consumer) receipt: Receipt,
-    /// In shared mode, the serial number of the holding of its entry.
+    /// In shared mode, the serial number of the lease of its entry.
     pub(in crate::consumer) serial: u64,
     pub(in crate::consumer) origin: MessageId,
     pub(in crate::consumer) attempt: u32,
@@ -35,8 +35,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) candidate: Option<Box<Candidate>>,
     /// Whether the note that it begins is written.
     pub(in crate::consumer) is_noted: bool,
-    /// What its delivery holds. Set when it starts.
-    pub(in crate::consumer) held: Option<Arc<PartitionHandle>>,
+    /// Handle of its delivery. Set when it starts.
+    pub(in crate::consumer) handle: Option<Arc<PartitionHandle>>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
@@ -65,7 +65,7 @@ impl Job {
             left: Duration::ZERO,
             candidate: candidate.map(Box::new),
             is_noted: false,
-            held: None,
+            handle: None,
             said: None,
             elapsed: Duration::ZERO,
             read,
@@ -210,11 +210,11 @@ impl Job {
                 return None;
             }
         };
-        let owned = self.held.take()?;
+        let handle = self.handle.take()?;
         let envelope = if keep { envelope.clone() } else { std::mem::take(envelope) };
         let Envelope { key, headers, payload } = envelope;
         let about = DeliveryMetadata {
-            owned,
+            handle,
             id: self.receipt.id,
             origin: self.origin,
             attempt: self.attempt,

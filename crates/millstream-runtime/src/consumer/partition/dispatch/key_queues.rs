@@ -38,7 +38,7 @@ pub(in crate::consumer) struct KeyQueue(usize);
 /// The position of an item that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) struct Ticket {
-    lane: usize,
+    queue: usize,
     /// Its number in the order of arrival.
     number: u64,
     /// Whether it counts towards `at_once`, or runs along with an item that does.
@@ -114,19 +114,19 @@ impl<T> KeyQueues<T> {
 
     /// Appends an item to the queue of its key.
     pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, value: T) {
-        let at = self.lane_of(key);
+        let at = self.queue_of(key);
         let number = self.arrivals;
         self.arrivals += 1;
-        let lane = &mut self.queues[at];
-        lane.items.push_back(Item { number, value });
-        if lane.blocked {
+        let queue = &mut self.queues[at];
+        queue.items.push_back(Item { number, value });
+        if queue.blocked {
             self.blocked += 1;
-        } else if lane.running == 0 && lane.items.len() == 1 {
+        } else if queue.running == 0 && queue.items.len() == 1 {
             self.ready.push(Reverse((number, at)));
         }
     }
 
-    fn lane_of(&mut self, key: Option<&Bytes>) -> usize {
+    fn queue_of(&mut self, key: Option<&Bytes>) -> usize {
         let key = match (self.by, key) {
             (By::Partition, _) => return 0,
             (By::Entry, _) => None,
@@ -170,48 +170,48 @@ impl<T> KeyQueues<T> {
     }
 
     fn take(&mut self, at: usize, first: bool) -> Option<(Ticket, T)> {
-        let lane = &mut self.queues[at];
-        let Item { number, value } = lane.items.pop_front()?;
-        lane.running += 1;
-        Some((Ticket { lane: at, number, first }, value))
+        let queue = &mut self.queues[at];
+        let Item { number, value } = queue.items.pop_front()?;
+        queue.running += 1;
+        Some((Ticket { queue: at, number, first }, value))
     }
 
     /// Finishes the item with this ticket.
     pub(in crate::consumer) fn done(&mut self, ticket: Ticket) {
         self.leave(ticket);
-        self.open(ticket.lane);
+        self.open(ticket.queue);
     }
 
     /// Puts the item with this ticket back to its position. It comes up again.
     pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T) {
         self.leave(ticket);
-        let items = &mut self.queues[ticket.lane].items;
+        let items = &mut self.queues[ticket.queue].items;
         // Several parts of a batch may be put back, in any order: the number restores their order.
         let place = items.partition_point(|item| item.number < ticket.number);
         items.insert(place, Item { number: ticket.number, value });
-        self.open(ticket.lane);
+        self.open(ticket.queue);
     }
 
     /// Puts the item with this ticket back to its position and blocks its queue until [`unblock`](Self::unblock) is
     /// called. `None` if more of its queue runs: then the queue is not blocked, and the item comes up again after that.
     pub(in crate::consumer) fn block(&mut self, ticket: Ticket, value: T) -> Option<KeyQueue> {
-        if self.queues[ticket.lane].running > 1 {
+        if self.queues[ticket.queue].running > 1 {
             self.put_back(ticket, value);
             return None;
         }
         self.leave(ticket);
-        let lane = &mut self.queues[ticket.lane];
-        lane.items.push_front(Item { number: ticket.number, value });
-        lane.blocked = true;
-        self.blocked += lane.items.len();
-        Some(KeyQueue(ticket.lane))
+        let queue = &mut self.queues[ticket.queue];
+        queue.items.push_front(Item { number: ticket.number, value });
+        queue.blocked = true;
+        self.blocked += queue.items.len();
+        Some(KeyQueue(ticket.queue))
     }
 
     /// Unblocks a queue.
     pub(in crate::consumer) fn unblock(&mut self, KeyQueue(at): KeyQueue) {
-        let lane = &mut self.queues[at];
-        if std::mem::take(&mut lane.blocked) {
-            self.blocked -= lane.items.len();
+        let queue = &mut self.queues[at];
+        if std::mem::take(&mut queue.blocked) {
+            self.blocked -= queue.items.len();
             self.open(at);
         }
     }
@@ -226,7 +226,7 @@ impl<T> KeyQueues<T> {
     }
 
     fn leave(&mut self, ticket: Ticket) {
-        self.queues[ticket.lane].running -= 1;
+        self.queues[ticket.queue].running -= 1;
         if ticket.first {
             self.running -= 1;
         }
@@ -234,14 +234,14 @@ impl<T> KeyQueues<T> {
 
     /// Makes the queue ready if none of its items runs any more, or frees it if it is empty.
     fn open(&mut self, at: usize) {
-        let lane = &mut self.queues[at];
-        if lane.running > 0 {
+        let queue = &mut self.queues[at];
+        if queue.running > 0 {
             return;
         }
-        if let Some(front) = lane.items.front() {
+        if let Some(front) = queue.items.front() {
             self.ready.push(Reverse((front.number, at)));
         } else if self.by != By::Partition {
-            if let Some(key) = lane.key.take() {
+            if let Some(key) = queue.key.take() {
                 self.keys.remove(&key);
             }
             self.free.push(at);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     /// The queue of an item by definition, independent of the implementation.
-    fn lane(by: By, key: Option<&Bytes>, item: usize) -> String {
+    fn queue(by: By, key: Option<&Bytes>, item: usize) -> String {
         match (by, key) {
             (By::Partition, _) => "all".into(),
             (By::Key, Some(key)) => format!("key {key:?}"),
@@ -312,8 +312,8 @@ mod tests {
             Self { by, at_once, queues, keys, running, waiting, blocked, done }
         }
 
-        fn lane(&self, item: usize) -> String {
-            lane(self.by, self.keys[item].as_ref(), item)
+        fn queue(&self, item: usize) -> String {
+            queue(self.by, self.keys[item].as_ref(), item)
         }
 
         /// The first item that may start by the rules.
@@ -322,10 +322,10 @@ mod tests {
             if units >= self.at_once {
                 return None;
             }
-            let busy: BTreeSet<_> = self.running.iter().map(|(_, item)| self.lane(*item)).collect();
+            let busy: BTreeSet<_> = self.running.iter().map(|(_, item)| self.queue(*item)).collect();
             let free = |item: &&usize| {
-                let lane = self.lane(**item);
-                !busy.contains(&lane) && !self.blocked.contains_key(&lane)
+                let queue = self.queue(**item);
+                !busy.contains(&queue) && !self.blocked.contains_key(&queue)
             };
             self.waiting.iter().find(free).copied()
         }
@@ -346,11 +346,12 @@ mod tests {
                 return;
             }
             if let Some((ticket, item)) = self.queues.also() {
-                assert!(!self.blocked.contains_key(&self.lane(item)));
-                let earlier = self.waiting.range(..item).find(|other| self.lane(**other) == self.lane(item));
-                assert_eq!(earlier, None, "in the order of the lane");
+                assert!(!self.blocked.contains_key(&self.queue(item)));
+                let earlier =
+                    self.waiting.range(..item).find(|other| self.queue(**other) == self.queue(item));
+                assert_eq!(earlier, None, "in the order of the queue");
                 if self.by != By::Partition {
-                    assert_ne!(self.lane(self.running[0].1), self.lane(item));
+                    assert_ne!(self.queue(self.running[0].1), self.queue(item));
                 }
                 assert!(self.waiting.remove(&item));
                 self.running.push((ticket, item));
@@ -388,21 +389,21 @@ mod tests {
                     if let Some(n) = pick(n, self.running.len()) {
                         let (ticket, item) = self.running.remove(n);
                         self.waiting.insert(item);
-                        if let Some(lane) = self.queues.block(ticket, item) {
-                            self.blocked.insert(self.lane(item), lane);
+                        if let Some(queue) = self.queues.block(ticket, item) {
+                            self.blocked.insert(self.queue(item), queue);
                         }
                     }
                 }
                 Step::Unblock(n) => {
                     if let Some(n) = pick(n, self.blocked.len())
                         && let Some(name) = self.blocked.keys().nth(n).cloned()
-                        && let Some(lane) = self.blocked.remove(&name)
+                        && let Some(queue) = self.blocked.remove(&name)
                     {
-                        self.queues.unblock(lane);
+                        self.queues.unblock(queue);
                     }
                 }
             }
-            let blocked = self.waiting.iter().filter(|item| self.blocked.contains_key(&self.lane(**item)));
+            let blocked = self.waiting.iter().filter(|item| self.blocked.contains_key(&self.queue(**item)));
             assert_eq!(self.queues.blocked(), blocked.count());
             let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
             assert!(units <= self.at_once);
@@ -411,7 +412,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lanes_do_what_their_rules_say_and_lose_nothing(
+        fn queues_do_what_their_rules_say_and_lose_nothing(
             by in prop::sample::select(vec![By::Partition, By::Key, By::Entry]),
             at_once in 1usize..5,
             steps in prop::collection::vec(step(), 0..200),
@@ -435,8 +436,8 @@ mod tests {
                 model.run(step);
             }
             // Nothing is stuck and nothing is lost: once no queue is blocked, everything ends.
-            for lane in std::mem::take(&mut model.blocked).into_values() {
-                model.queues.unblock(lane);
+            for queue in std::mem::take(&mut model.blocked).into_values() {
+                model.queues.unblock(queue);
             }
             loop {
                 while model.next() {}
@@ -453,20 +454,20 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_lane_blocks_no_other_and_keeps_its_order() {
+    fn a_blocked_queue_blocks_no_other_and_keeps_its_order() {
         let mut queues = KeyQueues::new(By::Key, 1);
         let (a, b) = (Bytes::from("a"), Bytes::from("b"));
         for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
             queues.push(Some(key), item);
         }
         let (ticket, item) = queues.next().expect("the first");
-        let lane = queues.block(ticket, item).expect("nothing else of it runs");
+        let queue = queues.block(ticket, item).expect("nothing else of it runs");
         assert_eq!(queues.blocked(), 3);
-        let (ticket, item) = queues.next().expect("the other lane");
+        let (ticket, item) = queues.next().expect("the other queue");
         assert_eq!(item, 3);
         queues.done(ticket);
         assert!(queues.next().is_none());
-        queues.unblock(lane);
+        queues.unblock(queue);
         let order: Vec<_> = std::iter::from_fn(|| {
             let (ticket, item) = queues.next()?;
             queues.done(ticket);

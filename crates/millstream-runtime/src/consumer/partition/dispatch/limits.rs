@@ -9,7 +9,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::PollSemaphore;
 
-use crate::consumer::partition::held::OwnedBy;
+use crate::consumer::partition::leases::WorkerLease;
 
 /// Limits that the partitions of one consumer share. Permits are granted first come, first served. A partition requests
 /// one handler at a time, so partitions take turns.
@@ -95,12 +95,12 @@ impl Turns {
     }
 
     /// Waits until the lease can be relied on, and for our turn. `None` if the lease is lost. Cancel safe.
-    pub(in crate::consumer) async fn next(&mut self, owned_by: &OwnedBy) -> Option<Permits> {
+    pub(in crate::consumer) async fn next(&mut self, lease: &WorkerLease) -> Option<Permits> {
         loop {
             // A partition whose server is away for long must not hold a permit that others could use.
-            if !owned_by.is_live(Instant::now()) {
+            if !lease.is_live(Instant::now()) {
                 self.leave();
-                if !owned_by.live().await {
+                if !lease.live().await {
                     return None;
                 }
             }
@@ -115,7 +115,7 @@ impl Turns {
             };
             self.waiting = false;
             let permits = Permits { _shared: self.first.take(), _handler: handler };
-            if owned_by.is_live(Instant::now()) {
+            if lease.is_live(Instant::now()) {
                 return Some(permits);
             }
         }

@@ -1,7 +1,7 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
 pub(in crate::consumer) mod decide;
-pub(in crate::consumer) mod holder;
+pub(in crate::consumer) mod handles;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
 pub(in crate::consumer) mod limits;
@@ -23,16 +23,16 @@ use tokio::time::Instant;
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
 use crate::consumer::handler::{Handler, Verdict};
-use crate::consumer::partition::dispatch::holder::{Held, Holder};
+use crate::consumer::partition::dispatch::handles::{Handles, Sorted};
 use crate::consumer::partition::dispatch::job::{Job, handle};
 use crate::consumer::partition::dispatch::key_queues::{By, KeyQueue, KeyQueues, Ticket};
 use crate::consumer::partition::dispatch::limits::{Permits, Turns};
 use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
-use crate::consumer::partition::held::OwnedBy;
-use crate::consumer::partition::held::holding::NO_HOLDING;
-use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::leases::WorkerLease;
+use crate::consumer::partition::leases::entry_lease::Admitted;
 use crate::consumer::partition::poison::{Noted, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;
@@ -59,11 +59,11 @@ pub(in crate::consumer) enum Happened {
 pub(in crate::consumer) struct Dispatcher {
     context: Arc<Subscription>,
     topic_partition: TopicPartition,
-    owned_by: OwnedBy,
-    holder: Holder,
+    lease: WorkerLease,
+    handles: Handles,
     clock: Arc<ServerClock>,
     queues: KeyQueues<Box<Job>>,
-    waits: RetryTimers,
+    retry_timers: RetryTimers,
     poison: Poison,
     picked: Picked,
     running: Runners<Unit>,
@@ -82,16 +82,16 @@ impl Dispatcher {
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
         topic_partition: TopicPartition,
-        owned_by: OwnedBy,
+        lease: WorkerLease,
         at_once: Option<&Arc<Semaphore>>,
     ) -> Self {
         let config = &context.config;
         let (by, concurrency) = By::of(config.concurrency, config.retry_order);
         Self {
-            holder: Holder::new(context.context.clone(), topic_partition.clone(), owned_by.clone()),
+            handles: Handles::new(context.context.clone(), topic_partition.clone(), lease.clone()),
             queues: KeyQueues::new(by, concurrency),
-            waits: RetryTimers::default(),
-            poison: Poison::new(&context, &owned_by),
+            retry_timers: RetryTimers::default(),
+            poison: Poison::new(&context, &lease),
             picked: Picked::new(&context.handler, by),
             running: Runners::new(),
             early: mpsc::unbounded_channel(),
@@ -101,7 +101,7 @@ impl Dispatcher {
             warned: false,
             topic_partition,
             context,
-            owned_by,
+            lease,
             clock: Arc::default(),
         }
     }
@@ -118,7 +118,7 @@ impl Dispatcher {
 
     /// Whether messages wait until it is known whether their entries are still ours.
     pub(in crate::consumer) fn is_uncertain(&self) -> bool {
-        self.holder.is_uncertain()
+        self.handles.is_uncertain()
     }
 
     /// Whether no handler runs.
@@ -130,21 +130,20 @@ impl Dispatcher {
     pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
         let (now, context) = (Instant::now(), self.context.clone());
         let config = &context.config;
-        let Read { entries, serials, suspects } = read;
-        let serials = serials.into_iter().chain(std::iter::repeat(NO_HOLDING));
-        for (entry, serial) in entries.into_iter().zip(serials) {
+        let Read { entries, suspects } = read;
+        for Admitted { entry, serial } in entries {
             let candidate = suspects.candidate(&entry, config.crash_limit);
             let job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by an owner with another retry order. Here it is parked, like all failed messages.
-                    if self.holder.decided(&job) {
+                    if self.handles.decided(&job) {
                         settler.add(job.receipt, job.serial, job.parks());
                     }
                     continue;
                 }
                 // The wait began when an earlier owner wrote the note, so only the rest of it is left.
-                self.waits.for_rest(job.receipt, job.left, now);
+                self.retry_timers.for_rest(job.receipt, job.left, now);
             }
             let key = if self.queues.is_by_key() { job.key().cloned() } else { None };
             self.queues.push(key.as_ref(), job);
@@ -154,17 +153,17 @@ impl Dispatcher {
     /// Takes in a written note: of a message that waits in place, or of a poison candidate that begins.
     pub(in crate::consumer) fn written(&mut self, receipt: Receipt, serial: u64) {
         if !self.poison.written(receipt, serial) {
-            self.waits.written(receipt, Instant::now());
+            self.retry_timers.written(receipt, Instant::now());
         }
     }
 
     /// Starts what can start without waiting for anything.
     pub(in crate::consumer) fn advance(&mut self, settler: &mut Settler, in_flight: &mut InFlight) {
         self.collect(settler);
-        if self.waits.next().is_some() {
+        if self.retry_timers.next().is_some() {
             let now = Instant::now();
-            while let Some(lane) = self.waits.ended(now) {
-                self.queues.unblock(lane);
+            while let Some(queue) = self.retry_timers.ended(now) {
+                self.queues.unblock(queue);
             }
         }
         for (receipt, serial) in settler.take_gone() {
@@ -172,7 +171,7 @@ impl Dispatcher {
             self.poison.written(receipt, serial);
         }
         self.start_noted(settler);
-        while self.holder.is_certain_again() {
+        while self.handles.is_certain_again() {
             self.pick(settler);
             self.count_blocked(in_flight);
             if self.pause.is_on() {
@@ -180,7 +179,7 @@ impl Dispatcher {
                 return self.stop();
             }
             let now = Instant::now();
-            if !self.picked.is_complete(now) || !self.owned_by.is_live(now) {
+            if !self.picked.is_complete(now) || !self.lease.is_live(now) {
                 return;
             }
             let Some(permits) = self.turns.at_once() else { return };
@@ -202,7 +201,7 @@ impl Dispatcher {
     /// Returns when something is to be done although nothing else happens.
     pub(in crate::consumer) fn wakes(&mut self) -> Option<Instant> {
         let filled = if self.pause.is_on() { None } else { self.picked.full_at() };
-        self.waits.next().into_iter().chain(filled).min()
+        self.retry_timers.next().into_iter().chain(filled).min()
     }
 
     /// Waits until something happens. Cancel safe.
@@ -213,15 +212,15 @@ impl Dispatcher {
             self.stop();
         }
         let complete = !paused && !self.is_uncertain() && self.picked.is_complete(Instant::now());
-        let Self { pause, early, running, poison, turns, owned_by, context, .. } = self;
+        let Self { pause, early, running, poison, turns, lease, context, .. } = self;
         tokio::select! {
             biased;
             () = pause.until(!paused) => Happened::Pause,
             Some(unit) = early.1.recv() => Happened::Ended(Ok(unit)),
             Some(ended) = running.next() => Happened::Ended(ended),
-            lane = poison.turn(&context.limiter), if !paused => Happened::Turn(lane),
-            permits = turns.next(owned_by), if complete => Happened::Permit(permits),
-            _ = owned_by.live(), if poison.has_noted() => Happened::Permit(None),
+            queue = poison.turn(&context.limiter), if !paused => Happened::Turn(queue),
+            permits = turns.next(lease), if complete => Happened::Permit(permits),
+            _ = lease.live(), if poison.has_noted() => Happened::Permit(None),
         }
     }
 
@@ -229,13 +228,13 @@ impl Dispatcher {
     pub(in crate::consumer) async fn take_in(&mut self, happened: Happened, settler: &mut Settler) {
         match happened {
             Happened::Ended(ended) => self.ended(ended, settler),
-            Happened::Turn(lane) => self.queues.unblock(lane),
+            Happened::Turn(queue) => self.queues.unblock(queue),
             Happened::Permit(Some(permits)) => {
                 // Lets others that have just released a permit queue up again before we start.
                 tokio::task::yield_now().await;
                 if !self.pause.is_on()
-                    && self.owned_by.is_live(Instant::now())
-                    && !self.owned_by.revoked().is_cancelled()
+                    && self.lease.is_live(Instant::now())
+                    && !self.lease.revoked().is_cancelled()
                 {
                     let unit = self.picked.take();
                     self.start(unit, permits, settler);
@@ -259,7 +258,7 @@ impl Dispatcher {
     /// other, unless the whole partition waits.
     fn waits_in_place(&self, job: &Job) -> bool {
         match self.context.config.retry_order {
-            _ if matches!(self.owned_by, OwnedBy::Entries(_)) => false,
+            _ if matches!(self.lease, WorkerLease::Entries(_)) => false,
             RetryOrder::Skip => false,
             RetryOrder::BlockKey => job.key().is_some(),
             RetryOrder::BlockPartition => true,
@@ -273,7 +272,7 @@ impl Dispatcher {
             let next = if first { self.queues.next() } else { self.queues.also() };
             let Some((ticket, job)) = next else { break };
             let receipt = job.receipt;
-            if self.waits.is_over(receipt, Instant::now) {
+            if self.retry_timers.is_over(receipt, Instant::now) {
                 if !first && job.candidate.is_some() {
                     // In a batch of several, the culprit could not be told apart.
                     self.queues.put_back(ticket, job);
@@ -285,7 +284,7 @@ impl Dispatcher {
                 continue;
             }
             match self.queues.block(ticket, job) {
-                Some(lane) => self.waits.blocks(receipt, lane),
+                Some(queue) => self.retry_timers.blocks(receipt, queue),
                 // Another job of its queue is in this batch: it comes up again after that.
                 None => break,
             }
@@ -309,7 +308,7 @@ impl Dispatcher {
         match candidate.plan {
             Plan::GiveUp(crashes) => {
                 job.give_up(&self.context, &self.topic_partition, crashes);
-                if let OwnedBy::Lease(guard) = &self.owned_by {
+                if let WorkerLease::Partition(guard) = &self.lease {
                     // The leases before ours ended over this message, so other candidates need not run alone because of
                     // them.
                     limiter.explain(guard.lease().epoch);
@@ -319,8 +318,8 @@ impl Dispatcher {
             }
             Plan::Alone if !self.poison.tries(receipt) => {
                 // `None`: another message of its queue runs. It is then put back and comes up again.
-                if let Some(lane) = self.queues.block(ticket, job) {
-                    self.poison.waits(receipt, lane, newest);
+                if let Some(queue) = self.queues.block(ticket, job) {
+                    self.poison.waits(receipt, queue, newest);
                 }
                 return None;
             }
@@ -334,7 +333,7 @@ impl Dispatcher {
         if self.context.config.retry_order != RetryOrder::BlockKey {
             return;
         }
-        if in_flight.blocked(self.queues.blocked()) && !self.warned {
+        if in_flight.set_blocked(self.queues.blocked()) && !self.warned {
             self.warned = true;
             let (topic_partition, group) = (&self.topic_partition, &self.context.group);
             let messages = self.queues.blocked();
@@ -345,7 +344,7 @@ impl Dispatcher {
     /// Starts the candidates whose notes are written. They have permits, which others may wait for, unless they gave them up.
     fn start_noted(&mut self, settler: &mut Settler) {
         let paused = self.pause.is_on();
-        while self.owned_by.is_live(Instant::now())
+        while self.lease.is_live(Instant::now())
             && let Some(Noted { ticket, job, permits }) = self.poison.next()
         {
             match permits {
@@ -357,7 +356,7 @@ impl Dispatcher {
 
     /// Passes jobs to a task.
     fn start(&mut self, unit: Unit, permits: Permits, settler: &mut Settler) {
-        let Held { live: mut unit, uncertain, gone } = self.holder.hold(unit);
+        let Sorted { live: mut unit, uncertain, gone } = self.handles.give(unit);
         uncertain.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
         for (ticket, job) in gone {
             self.poison.done(job.receipt);
@@ -374,8 +373,10 @@ impl Dispatcher {
         if unit.is_empty() {
             return;
         }
-        let (context, owned_by) = (self.context.clone(), self.owned_by.clone());
-        if let (OwnedBy::Lease(guard), true, Handler::Each(_)) = (&owned_by, self.serial, &context.handler) {
+        let (context, lease) = (self.context.clone(), self.lease.clone());
+        if let (WorkerLease::Partition(guard), true, Handler::Each(_)) =
+            (&lease, self.serial, &context.handler)
+        {
             let row = Row::new(context, guard.clone(), self.pause.clone(), unit, self.early.0.clone());
             self.running.spawn(async move {
                 let unit = row.run().await;
@@ -385,10 +386,10 @@ impl Dispatcher {
             return;
         }
         // Without a lease on the partition, a message that did not begin may start again.
-        let keep = self.context.keeps_messages() || !matches!(owned_by, OwnedBy::Lease(_));
+        let keep = self.context.keeps_messages() || !matches!(lease, WorkerLease::Partition(_));
         self.running.spawn(async move {
             // It has waited for a thread, and the lease may be lost meanwhile.
-            if !owned_by.lost().is_cancelled() {
+            if !lease.lost().is_cancelled() {
                 let started = Instant::now();
                 handle(&context, &mut unit, keep).await;
                 let elapsed = started.elapsed();
@@ -426,7 +427,7 @@ impl Dispatcher {
             Err(panic) => {
                 // Panics of handlers are caught where they are called, so this one is a defect of ours.
                 tracing::error!(panic, "handling a message ended abnormally");
-                self.owned_by.revoke();
+                self.lease.revoke();
             }
         }
     }
@@ -458,7 +459,7 @@ impl Dispatcher {
         verdict: &Verdict,
         settler: &mut Settler,
     ) -> bool {
-        if !self.holder.decided(&job) {
+        if !self.handles.decided(&job) {
             self.poison.done(job.receipt);
             self.queues.done(ticket);
             return false;
@@ -471,7 +472,7 @@ impl Dispatcher {
         match &settlement {
             Settlement::Hold(note) => {
                 let after = job.holds(note, &self.clock);
-                self.waits.after_note(receipt, after);
+                self.retry_timers.after_note(receipt, after);
                 self.queues.put_back(ticket, job);
             }
             _ => self.queues.done(ticket),

@@ -25,13 +25,13 @@ struct RetryTimer {
     /// `None` until the note is written.
     due: Option<Instant>,
     /// The queue that waits for it.
-    lane: Option<KeyQueue>,
+    queue: Option<KeyQueue>,
 }
 
 impl RetryTimers {
     /// Adds a wait of `after`, counted from the moment that the note is written.
     pub(in crate::consumer) fn after_note(&mut self, receipt: Receipt, after: Duration) {
-        self.waiting.insert(receipt, RetryTimer { after, due: None, lane: None });
+        self.waiting.insert(receipt, RetryTimer { after, due: None, queue: None });
     }
 
     /// Adds a wait of `left` for a message whose note was read.
@@ -65,9 +65,9 @@ impl RetryTimers {
     }
 
     /// Records that this queue is blocked by the message.
-    pub(in crate::consumer) fn blocks(&mut self, receipt: Receipt, lane: KeyQueue) {
+    pub(in crate::consumer) fn blocks(&mut self, receipt: Receipt, queue: KeyQueue) {
         if let Some(wait) = self.waiting.get_mut(&receipt) {
-            wait.lane = Some(lane);
+            wait.queue = Some(queue);
         }
     }
 
@@ -80,8 +80,8 @@ impl RetryTimers {
     pub(in crate::consumer) fn ended(&mut self, now: Instant) -> Option<KeyQueue> {
         while self.next()? <= now {
             let Reverse((_, receipt)) = self.timers.pop()?;
-            if let Some(lane) = self.waiting.get_mut(&receipt).and_then(|wait| wait.lane.take()) {
-                return Some(lane);
+            if let Some(queue) = self.waiting.get_mut(&receipt).and_then(|wait| wait.queue.take()) {
+                return Some(queue);
             }
         }
         None
@@ -106,20 +106,20 @@ mod tests {
         let mut queues = KeyQueues::new(By::Key, 1);
         queues.push(None, ());
         let (ticket, ()) = queues.next().expect("one");
-        let lane = queues.block(ticket, ()).expect("a lane");
-        let mut waits = RetryTimers::default();
+        let queue = queues.block(ticket, ()).expect("a queue");
+        let mut timers = RetryTimers::default();
         let start = Instant::now();
-        waits.after_note(receipt(1), S(5));
-        waits.blocks(receipt(1), lane);
-        assert!(waits.next().is_none() && !waits.is_over(receipt(1), || start + S(60)));
-        waits.written(receipt(1), start + S(2));
-        waits.written(receipt(1), start + S(4));
-        assert_eq!(waits.next(), Some(start + S(7)));
-        assert!(!waits.is_over(receipt(1), || start + S(6)));
-        assert_eq!(waits.ended(start + S(6)), None);
-        assert_eq!(waits.ended(start + S(7)), Some(lane));
-        assert_eq!(waits.ended(start + S(7)), None, "once");
-        assert!(waits.is_over(receipt(1), || start + S(7)));
-        assert!(waits.waiting.is_empty());
+        timers.after_note(receipt(1), S(5));
+        timers.blocks(receipt(1), queue);
+        assert!(timers.next().is_none() && !timers.is_over(receipt(1), || start + S(60)));
+        timers.written(receipt(1), start + S(2));
+        timers.written(receipt(1), start + S(4));
+        assert_eq!(timers.next(), Some(start + S(7)));
+        assert!(!timers.is_over(receipt(1), || start + S(6)));
+        assert_eq!(timers.ended(start + S(6)), None);
+        assert_eq!(timers.ended(start + S(7)), Some(queue));
+        assert_eq!(timers.ended(start + S(7)), None, "once");
+        assert!(timers.is_over(receipt(1), || start + S(7)));
+        assert!(timers.waiting.is_empty());
     }
 }

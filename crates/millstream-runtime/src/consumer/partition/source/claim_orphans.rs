@@ -31,10 +31,7 @@ pub(in crate::consumer) struct OrphanClaimer {
 
 impl OrphanClaimer {
     pub(in crate::consumer) fn new(context: Arc<Subscription>, guard: Arc<LeaseGuard>) -> Self {
-        let monitor = match guard.lease().partition() {
-            Ok((topic_partition, _)) => context.monitor_of("adopt", topic_partition),
-            Err(_) => context.monitor("adopt"),
-        };
+        let monitor = context.monitor_of("adopt", guard.topic_partition());
         Self { context, guard, due: Instant::now(), ttls: 1, monitor }
     }
 
@@ -56,7 +53,7 @@ impl OrphanClaimer {
             self.due = now + lease.ttl * SELDOM;
             return Ok(false);
         };
-        let (topic_partition, group) = lease.partition()?;
+        let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
         let observer = &*self.context.observer;
         match shared.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
             Ok(messages) => {

@@ -15,8 +15,8 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
-use crate::consumer::partition::held::holding::NO_HOLDING;
-use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::leases::entry_lease::{Admitted, NO_LEASE};
 use crate::consumer::partition::poison::is_candidate;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::slot::Slot;
@@ -243,9 +243,8 @@ impl Fetcher {
 
     /// Reports the takeover: everything that was pending when the lease was granted has been read.
     fn taken_over(&self, in_flight: &InFlight) {
-        let (lease, (messages, candidates)) = (self.guard.lease(), in_flight.taken_over());
-        let Ok((topic_partition, group)) = lease.partition() else { return };
-        let ends = lease.ends.len();
+        let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
+        let (ends, (messages, candidates)) = (self.guard.lease().ends.len(), in_flight.taken_over());
         if ends > 0 {
             tracing::warn!(%topic_partition, %group, ends, messages, candidates, "taken over from an owner that ended");
             let observer = &self.context.observer;
@@ -255,7 +254,7 @@ impl Fetcher {
 
     /// Reports what a reply says beside the entries, and admits the entries.
     fn hand_on(&self, fetched: Fetched, in_flight: &mut InFlight, settler: &mut Settler) -> Result<Progress> {
-        let (topic_partition, group) = self.guard.lease().partition()?;
+        let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
         let observer = &self.context.observer;
         if fetched.woken {
             self.triggers.parked();
@@ -276,7 +275,7 @@ impl Fetcher {
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
             for receipt in fetched.ghosts {
-                settler.add(receipt, NO_HOLDING, Settlement::Ack);
+                settler.add(receipt, NO_LEASE, Settlement::Ack);
             }
         }
         let pending = fetched.pending;
@@ -292,7 +291,8 @@ impl Fetcher {
             in_flight.inherit(&entries, |entry| is_candidate(entry, ends.len()));
             suspects = Suspects::Pending(ends.clone());
         }
-        Ok(Progress::Read(Read { entries, serials: Vec::new(), suspects }))
+        let entries = entries.into_iter().map(|entry| Admitted { entry, serial: NO_LEASE }).collect();
+        Ok(Progress::Read(Read { entries, suspects }))
     }
 }
 

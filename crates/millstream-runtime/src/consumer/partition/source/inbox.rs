@@ -1,18 +1,16 @@
 //! The inbox of a worker in shared mode.
 
 use millstream_core::Settlement;
-use millstream_core::log::{Entry, Receipt};
+use millstream_core::log::Receipt;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use crate::consumer::partition::held::holding::NO_HOLDING;
+use crate::consumer::partition::leases::entry_lease::{Admitted, NO_LEASE};
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::source::{Read, Suspects};
 
-/// Entries of one partition that the consumer has read or claimed, and now holds.
+/// Entries of one partition that the consumer has read or claimed.
 pub(in crate::consumer) struct Page {
-    pub(in crate::consumer) entries: Vec<Entry>,
-    /// The serial number of the holding of each entry.
-    pub(in crate::consumer) serials: Vec<u64>,
+    pub(in crate::consumer) entries: Vec<Admitted>,
     pub(in crate::consumer) suspects: Suspects,
     /// Pending entries without fields: they are acknowledged.
     pub(in crate::consumer) ghosts: Vec<Receipt>,
@@ -22,10 +20,9 @@ impl Page {
     /// Settles what is no message, and returns the rest.
     pub(in crate::consumer) fn open(self, settler: &mut Settler) -> Read {
         for receipt in self.ghosts {
-            settler.add(receipt, NO_HOLDING, Settlement::Ack);
+            settler.add(receipt, NO_LEASE, Settlement::Ack);
         }
-        let Self { entries, serials, suspects, .. } = self;
-        Read { entries, serials, suspects }
+        Read { entries: self.entries, suspects: self.suspects }
     }
 }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use millstream_core::log::Entry;
 use tokio::time::Instant;
 
-use crate::consumer::partition::held::in_flight::InFlight;
+use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::leases::entry_lease::Admitted;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::settle::Settler;
 use fetch::Fetcher;
@@ -17,9 +18,7 @@ use inbox::{Inbox, Page};
 
 /// Entries that were read.
 pub(in crate::consumer) struct Read {
-    pub(in crate::consumer) entries: Vec<Entry>,
-    /// In shared mode, the serial number of the holding of each entry.
-    pub(in crate::consumer) serials: Vec<u64>,
+    pub(in crate::consumer) entries: Vec<Admitted>,
     pub(in crate::consumer) suspects: Suspects,
 }
 

@@ -1,9 +1,7 @@
-//! What a worker holds: by the lease of its partition, or entry by entry.
+//! Why the entries of a worker are ours: by the lease of their partition, or by a lease of each.
 
+pub(in crate::consumer) mod entry_lease;
 pub(in crate::consumer) mod entry_leases;
-pub(in crate::consumer) mod holding;
-pub(in crate::consumer) mod id_set;
-pub(in crate::consumer) mod in_flight;
 pub(in crate::consumer) mod reserve;
 pub(in crate::consumer) mod room;
 
@@ -16,19 +14,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::group::lease::LeaseGuard;
+use entry_lease::Key;
 use entry_leases::EntryLeases;
-use holding::Key;
 
-/// The reason why the entries of a worker are ours.
+/// The lease under which a worker handles its entries.
 #[derive(Clone)]
-pub(in crate::consumer) enum OwnedBy {
-    /// We hold the lease of the partition.
-    Lease(Arc<LeaseGuard>),
+pub(in crate::consumer) enum WorkerLease {
+    /// That of the partition.
+    Partition(Arc<LeaseGuard>),
     /// Each entry is pending under our name, and has a lease of its own (shared mode).
     Entries(Arc<SharedPartition>),
 }
 
-/// A partition that all members read. Each of them holds some of its entries.
+/// A partition that all members read. Each of them has leases of some of its entries.
 pub(in crate::consumer) struct SharedPartition {
     pub(in crate::consumer) member: Arc<SharedMember>,
     pub(in crate::consumer) partition: Partition,
@@ -54,17 +52,17 @@ impl SharedPartition {
         Self { member, partition, leases, stop, revoked, lost: CancellationToken::new() }
     }
 
-    /// Returns the key of one holding of an entry.
+    /// Returns the key of the lease of an entry.
     pub(in crate::consumer) fn key(&self, receipt: Receipt, serial: u64) -> Key {
         Key { partition: self.partition, receipt, serial }
     }
 }
 
-impl OwnedBy {
+impl WorkerLease {
     /// Cancelled when somebody else has the partition, or work on it is void.
     pub(in crate::consumer) fn lost(&self) -> &CancellationToken {
         match self {
-            Self::Lease(guard) => guard.lost(),
+            Self::Partition(guard) => guard.lost(),
             Self::Entries(entries) => &entries.lost,
         }
     }
@@ -72,7 +70,7 @@ impl OwnedBy {
     /// Cancelled when nothing more may start: the partition is to be released, or the consumer stops.
     pub(in crate::consumer) fn revoked(&self) -> &CancellationToken {
         match self {
-            Self::Lease(guard) => guard.revoked(),
+            Self::Partition(guard) => guard.revoked(),
             Self::Entries(entries) => &entries.revoked,
         }
     }
@@ -84,7 +82,7 @@ impl OwnedBy {
 
     /// Records that somebody else has the partition.
     pub(in crate::consumer) fn lose(&self) {
-        if let Self::Lease(guard) = self {
+        if let Self::Partition(guard) = self {
             guard.lose();
         }
     }
@@ -93,7 +91,7 @@ impl OwnedBy {
     /// looked at one by one.
     pub(in crate::consumer) fn is_live(&self, now: Instant) -> bool {
         match self {
-            Self::Lease(guard) => guard.is_live(now),
+            Self::Partition(guard) => guard.is_live(now),
             Self::Entries(entries) => !entries.stop.is_cancelled(),
         }
     }
@@ -102,7 +100,7 @@ impl OwnedBy {
     /// more.
     pub(in crate::consumer) async fn live(&self) -> bool {
         match self {
-            Self::Lease(guard) => guard.live().await,
+            Self::Partition(guard) => guard.live().await,
             Self::Entries(entries) if entries.stop.is_cancelled() => std::future::pending().await,
             Self::Entries(_) => true,
         }
@@ -111,7 +109,7 @@ impl OwnedBy {
     /// Returns a number that changes when the leases of entries do.
     pub(in crate::consumer) fn version(&self) -> u64 {
         match self {
-            Self::Lease(_) => 0,
+            Self::Partition(_) => 0,
             Self::Entries(entries) => entries.leases.version(),
         }
     }
@@ -119,7 +117,7 @@ impl OwnedBy {
     /// Waits until the leases of entries have changed since this version. Waits for ever if the partition has a lease.
     pub(in crate::consumer) async fn changed_since(&self, version: u64) {
         match self {
-            Self::Lease(_) => std::future::pending().await,
+            Self::Partition(_) => std::future::pending().await,
             Self::Entries(entries) => entries.leases.changed_since(version).await,
         }
     }

@@ -1,38 +1,45 @@
-//! One holding of an entry by a consumer that shares its partitions: its key, what may be done with it, and the lease that its
-//! handler has.
+//! The lease of one entry of a consumer that shares its partitions: its key, what may be done under it, and the view of it that
+//! the entry's handler has.
 
 use std::sync::Arc;
 
 use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::Receipt;
+use millstream_core::log::{Entry, Receipt};
 use millstream_core::shared::{Shared, SharedMember};
 use tokio_util::sync::CancellationToken;
 
-use crate::consumer::partition::held::entry_leases::EntryLeases;
+use crate::consumer::partition::leases::entry_leases::EntryLeases;
 
 /// Id of an entry among all partitions.
 pub(in crate::consumer) type Id = (Partition, Receipt);
 
-/// One holding of an entry. After a fail-over that lost the end of a log, the server can assign the id of a lost entry
+/// Key of the lease of an entry. After a fail-over that lost the end of a log, the server can assign the id of a lost entry
 /// again: then two entries have the same id, one after the other, and what is decided about the first must not touch
 /// the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::consumer) struct Key {
     pub(in crate::consumer) partition: Partition,
     pub(in crate::consumer) receipt: Receipt,
-    /// Number of the holding, or [`NO_HOLDING`].
+    /// Number of the lease, or [`NO_LEASE`].
     pub(in crate::consumer) serial: u64,
 }
 
-/// Serial number where there is no holding: of a ghost, whose fields are gone, and of entries of a partition that has an
-/// owner.
-pub(in crate::consumer) const NO_HOLDING: u64 = 0;
+/// Serial number where an entry has no lease of its own: of a ghost, whose fields are gone, and of entries of a partition that
+/// has an owner.
+pub(in crate::consumer) const NO_LEASE: u64 = 0;
 
 impl Key {
     pub(in crate::consumer) fn id(self) -> Id {
         (self.partition, self.receipt)
     }
+}
+
+/// Entry that was read or claimed and is in flight now.
+pub(in crate::consumer) struct Admitted {
+    pub(in crate::consumer) entry: Entry,
+    /// Number of its lease, or [`NO_LEASE`].
+    pub(in crate::consumer) serial: u64,
 }
 
 /// Whether a settlement may be sent.
@@ -57,7 +64,7 @@ pub(in crate::consumer) enum Live {
     Gone,
 }
 
-/// Lease on one entry, held by its handler.
+/// Lease of one entry, as its handler has it.
 pub(in crate::consumer) struct EntryLease {
     pub(in crate::consumer) leases: Arc<EntryLeases>,
     pub(in crate::consumer) member: Arc<SharedMember>,

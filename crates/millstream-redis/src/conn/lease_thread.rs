@@ -1,4 +1,4 @@
-//! Control thread for requests that must not be delayed by other work: leases and heartbeats.
+//! Thread for requests that must not be delayed by other work: leases and heartbeats.
 //!
 //! A task of the runtime that opened a connection serves it. Handlers that block the threads of the caller's runtime
 //! would stop that task, and with it the renewals, whichever thread asks for them. Only requests of this crate run on
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// Runs requests on a thread of its own. The thread starts with the first request and ends when this value is dropped.
 #[derive(Default)]
-pub(crate) struct ControlThread(Mutex<Option<Running>>);
+pub(crate) struct LeaseThread(Mutex<Option<Running>>);
 
 struct Running {
     runtime: Handle,
@@ -22,7 +22,7 @@ struct Running {
     _stop: oneshot::Sender<()>,
 }
 
-impl ControlThread {
+impl LeaseThread {
     /// Runs `request` on the thread and returns its result. The request continues if the caller's future is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
@@ -65,30 +65,27 @@ mod tests {
 
     #[tokio::test]
     async fn it_is_one_thread_and_not_the_callers_and_ends_with_its_owner() {
-        let control_thread = ControlThread::default();
+        let thread = LeaseThread::default();
         let name = || async { Ok(thread::current().name().map(str::to_owned)) };
-        assert_eq!(control_thread.run(name()).await.expect("a name").as_deref(), Some("millstream-leases"));
+        assert_eq!(thread.run(name()).await.expect("a name").as_deref(), Some("millstream-leases"));
         let id = || async { Ok(thread::current().id()) };
-        assert_eq!(
-            control_thread.run(id()).await.expect("an id"),
-            control_thread.run(id()).await.expect("an id")
-        );
+        assert_eq!(thread.run(id()).await.expect("an id"), thread.run(id()).await.expect("an id"));
 
         let (ended, end) = oneshot::channel::<()>();
-        let forever = control_thread.runtime().expect("a runtime").spawn(async move {
+        let forever = thread.runtime().expect("a runtime").spawn(async move {
             let _ended = ended;
             std::future::pending::<()>().await;
         });
-        drop(control_thread);
+        drop(thread);
         assert!(end.await.is_err(), "what it ran is dropped");
         assert!(forever.await.is_err());
     }
 
     #[tokio::test]
     async fn a_request_that_panics_is_an_error_and_the_next_one_works() {
-        let control_thread = ControlThread::default();
-        let error = control_thread.run::<()>(async { panic!("boom") }).await.expect_err("a panic");
+        let thread = LeaseThread::default();
+        let error = thread.run::<()>(async { panic!("boom") }).await.expect_err("a panic");
         assert_eq!(error.kind(), ErrorKind::Unconfirmed);
-        control_thread.run(async { Ok(()) }).await.expect("the thread lives");
+        thread.run(async { Ok(()) }).await.expect("the thread lives");
     }
 }

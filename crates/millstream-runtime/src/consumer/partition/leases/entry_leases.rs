@@ -1,5 +1,5 @@
-//! The entries of a consumer that shares its partitions: in handlers, ready for one, or waiting to be settled; each with the
-//! time until which it is ours.
+//! The leases of entries of a consumer that shares its partitions. Its entries are in handlers, ready for one, or waiting to be
+//! settled; each has the time until which it is ours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,18 +12,18 @@ use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::consumer::partition::held::holding::{Id, Key, Live, NO_HOLDING, Standing};
-use crate::consumer::partition::held::room::Room;
+use crate::consumer::partition::leases::entry_lease::{Admitted, Id, Key, Live, NO_LEASE, Standing};
+use crate::consumer::partition::leases::room::Room;
 use millstream_loops::LeaseClock;
 
 /// Minimum number of claimed entries that may be in flight beside those that were read.
 const FEWEST_CLAIMS: usize = 8;
 
-/// The entries that one consumer holds, in all partitions. They are shared with the loop that extends them: it runs on the
-/// control thread, so that handlers cannot delay it.
+/// The leases of all entries of one consumer, in all partitions. They are shared with the loop that extends them: it runs on
+/// the control thread, so that handlers cannot delay it.
 #[derive(Debug)]
 pub(in crate::consumer) struct EntryLeases {
-    state: Mutex<State>,
+    table: Mutex<Table>,
     /// Notified when an entry is no longer in flight.
     pub(super) freed: Notify,
     /// The same, for the claim loop.
@@ -36,8 +36,8 @@ pub(in crate::consumer) struct EntryLeases {
     pub(super) wanted: Notify,
     /// Notified when a reader must start over.
     strayed: Notify,
-    /// Notified when entries were admitted.
-    came: Notify,
+    /// Notified when an entry has a deadline before the one that is watched.
+    sooner: Notify,
     /// Held by the read that waits for room: reads get room in the order in which they ask for it.
     pub(super) turn: Turn<()>,
     /// Maximum number of entries that are read and not settled.
@@ -54,9 +54,9 @@ pub(in crate::consumer) struct EntryLeases {
 type Settled = BTreeMap<Receipt, u64>;
 
 #[derive(Debug, Default)]
-struct State {
-    held: BTreeMap<Id, Held>,
-    /// Number of holdings so far.
+struct Table {
+    leases: BTreeMap<Id, LeaseState>,
+    /// Number of leases so far.
     serial: u64,
     /// Number of poison candidates among them.
     candidates: usize,
@@ -69,26 +69,37 @@ struct State {
     claiming: BTreeMap<Partition, Settled>,
     /// The partitions in which an entry is pending under our name and not in flight: their reader must start over.
     stray: BTreeSet<Partition>,
+    /// The earliest deadline when it was last looked for: the next look comes then. `None` if there was none.
+    watched: Option<Instant>,
 }
 
-impl State {
-    fn count(&mut self, partition: Partition, held: &Held) {
-        self.room.take(held.claimed, partition, 1);
-        self.candidates += usize::from(held.candidate);
+impl Table {
+    fn count(&mut self, partition: Partition, lease: &LeaseState) {
+        self.room.take(lease.claimed, partition, 1);
+        self.candidates += usize::from(lease.candidate);
     }
 
-    fn discount(&mut self, partition: Partition, held: &Held) {
-        self.room.give(held.claimed, partition, 1);
-        self.candidates -= usize::from(held.candidate);
+    fn discount(&mut self, partition: Partition, lease: &LeaseState) {
+        self.room.give(lease.claimed, partition, 1);
+        self.candidates -= usize::from(lease.candidate);
     }
 
-    fn find(&mut self, key: Key) -> Option<&mut Held> {
-        self.held.get_mut(&key.id()).filter(|held| held.serial == key.serial)
+    fn find(&mut self, key: Key) -> Option<&mut LeaseState> {
+        self.leases.get_mut(&key.id()).filter(|lease| lease.serial == key.serial)
+    }
+
+    /// Adds a deadline. Returns whether it is before the one that is watched.
+    fn watch(&mut self, until: Instant) -> bool {
+        let sooner = self.watched.is_none_or(|watched| until < watched);
+        if sooner {
+            self.watched = Some(until);
+        }
+        sooner
     }
 }
 
 #[derive(Debug)]
-struct Held {
+struct LeaseState {
     serial: u64,
     /// Digest of the fields: another entry with the same id has another one.
     digest: u64,
@@ -113,14 +124,14 @@ impl EntryLeases {
     ) -> Self {
         let room = Room::new(capacity, at_once.max(FEWEST_CLAIMS));
         Self {
-            state: Mutex::new(State { room, ..State::default() }),
+            table: Mutex::new(Table { room, ..Table::default() }),
             freed: Notify::new(),
             unclaimed: Notify::new(),
             changed: Notify::new(),
             version: AtomicU64::new(0),
             wanted: Notify::new(),
             strayed: Notify::new(),
-            came: Notify::new(),
+            sooner: Notify::new(),
             turn: Turn::default(),
             capacity,
             // A quarter of the period in which entries are extended anyway.
@@ -131,65 +142,66 @@ impl EntryLeases {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks that these partitions are read from now on, and no others: held entries of others are not read again.
+    /// Marks that these partitions are read from now on, and no others: entries of others are not read again.
     pub(in crate::consumer) fn read_only(&self, partitions: &[Partition]) {
-        let mut state = self.state();
-        state.rewinding.retain(|partition, _| partitions.contains(partition));
-        for ((partition, _), held) in &mut state.held {
-            held.confirmed |= !partitions.contains(partition);
+        let mut table = self.table();
+        table.rewinding.retain(|partition, _| partitions.contains(partition));
+        for ((partition, _), lease) in &mut table.leases {
+            lease.confirmed |= !partitions.contains(partition);
         }
-        drop(state);
+        drop(table);
         self.change();
     }
 
-    /// Marks the start of a rewind of these partitions: entries that are read from now on may be repeated. A held entry
+    /// Marks the start of a rewind of these partitions: entries that are read from now on may be repeated. An entry
     /// of them is settled only when it has been read again: the reader may have been cut off by a fail-over in which the
     /// server lost it.
     pub(in crate::consumer) fn begin_rewind(&self, partitions: &[Partition]) {
-        let mut state = self.state();
+        let mut table = self.table();
         for partition in partitions {
-            state.rewinding.entry(*partition).or_default();
+            table.rewinding.entry(*partition).or_default();
         }
-        for ((partition, _), held) in &mut state.held {
-            held.confirmed &= !partitions.contains(partition);
+        for ((partition, _), lease) in &mut table.leases {
+            lease.confirmed &= !partitions.contains(partition);
         }
     }
 
     /// Marks the start of a read of these partitions. Entries that were settled before appear in it only if the server has
     /// forgotten that, and must be handled again.
     pub(in crate::consumer) fn begin_read(&self, partitions: &[Partition]) {
-        let mut state = self.state();
+        let mut table = self.table();
         for partition in partitions {
-            if let Some(settled) = state.rewinding.get_mut(partition) {
+            if let Some(settled) = table.rewinding.get_mut(partition) {
                 settled.clear();
             }
         }
     }
 
-    /// Marks the end of a rewind of these partitions: entries that are read from now on are new, and held ones that were
-    /// not read again are not ours any more. Their tokens are cancelled. Returns how many of them had no outcome.
+    /// Marks the end of a rewind of these partitions: entries that are read from now on are new, and those in flight that
+    /// were not read again are not ours any more. Their tokens are cancelled. Returns how many of them had no outcome.
     pub(in crate::consumer) fn end_rewind(&self, partitions: &[Partition]) -> usize {
-        let mut guard = self.state();
-        let state = &mut *guard;
+        let mut guard = self.table();
+        let table = &mut *guard;
         let ended: BTreeSet<_> =
-            partitions.iter().filter(|partition| state.rewinding.remove(partition).is_some()).collect();
+            partitions.iter().filter(|partition| table.rewinding.remove(partition).is_some()).collect();
         if ended.is_empty() {
             return 0;
         }
         let mut lost = 0;
-        let is_gone = |partition: &Partition, held: &Held| ended.contains(partition) && !held.confirmed;
-        let (gone, kept): (BTreeMap<_, _>, _) = std::mem::take(&mut state.held)
+        let is_gone =
+            |partition: &Partition, lease: &LeaseState| ended.contains(partition) && !lease.confirmed;
+        let (gone, kept): (BTreeMap<_, _>, _) = std::mem::take(&mut table.leases)
             .into_iter()
-            .partition(|((partition, _), held)| is_gone(partition, held));
-        state.held = kept;
-        for ((partition, _), held) in gone {
-            held.cancelled.cancel();
-            lost += usize::from(!held.decided);
-            state.discount(partition, &held);
+            .partition(|((partition, _), lease)| is_gone(partition, lease));
+        table.leases = kept;
+        for ((partition, _), lease) in gone {
+            lease.cancelled.cancel();
+            lost += usize::from(!lease.decided);
+            table.discount(partition, &lease);
         }
         drop(guard);
         self.freed();
@@ -197,20 +209,20 @@ impl EntryLeases {
         lost
     }
 
-    /// Marks that nothing more is read: every held entry may be settled.
+    /// Marks that nothing more is read: every entry may be settled.
     pub(in crate::consumer) fn end_reading(&self) {
-        self.state().held.values_mut().for_each(|held| held.confirmed = true);
+        self.table().leases.values_mut().for_each(|lease| lease.confirmed = true);
         self.change();
     }
 
     /// Marks the start of a claim of a partition.
     pub(in crate::consumer) fn begin_claim(&self, partition: Partition) {
-        self.state().claiming.insert(partition, Settled::new());
+        self.table().claiming.insert(partition, Settled::new());
     }
 
     /// Marks the end of a claim: its entries are admitted.
     pub(in crate::consumer) fn end_claim(&self, partition: Partition) {
-        self.state().claiming.remove(&partition);
+        self.table().claiming.remove(&partition);
     }
 
     pub(super) fn freed(&self) {
@@ -225,10 +237,10 @@ impl EntryLeases {
 
     /// Returns whether a settlement may be sent.
     pub(in crate::consumer) fn standing(&self, key: Key) -> Standing {
-        match self.state().find(key) {
-            Some(held) if held.confirmed => Standing::Ours,
+        match self.table().find(key) {
+            Some(lease) if lease.confirmed => Standing::Ours,
             Some(_) => Standing::Unconfirmed,
-            None if key.serial == NO_HOLDING => Standing::Ours,
+            None if key.serial == NO_LEASE => Standing::Ours,
             None => Standing::Gone,
         }
     }
@@ -251,13 +263,13 @@ impl EntryLeases {
     }
 
     pub(in crate::consumer) fn is_rewinding(&self, partitions: &[Partition]) -> bool {
-        let state = self.state();
-        partitions.iter().any(|partition| state.rewinding.contains_key(partition))
+        let table = self.table();
+        partitions.iter().any(|partition| table.rewinding.contains_key(partition))
     }
 
     /// Records that an entry of a partition is pending under our name and not in flight.
     pub(in crate::consumer) fn start_over(&self, partition: Partition) {
-        self.state().stray.insert(partition);
+        self.table().stray.insert(partition);
         self.strayed.notify_waiters();
     }
 
@@ -266,7 +278,7 @@ impl EntryLeases {
         loop {
             // Created before the check, so that one in between is not missed.
             let strayed = self.strayed.notified();
-            if partitions.iter().any(|partition| self.state().stray.contains(partition)) {
+            if partitions.iter().any(|partition| self.table().stray.contains(partition)) {
                 return;
             }
             strayed.await;
@@ -275,12 +287,12 @@ impl EntryLeases {
 
     /// Returns once whether the reader of these partitions must start over.
     pub(in crate::consumer) fn starts_over(&self, partitions: &[Partition]) -> bool {
-        let mut state = self.state();
-        partitions.iter().filter(|partition| state.stray.remove(partition)).count() > 0
+        let mut table = self.table();
+        partitions.iter().filter(|partition| table.stray.remove(partition)).count() > 0
     }
 
-    /// Adds entries that a request of the time `asked` returned. Returns those that are not held yet and were not settled
-    /// just now, each with the serial number of its holding.
+    /// Adds entries that a request of the time `asked` returned. Returns those that were not in flight yet and were not
+    /// settled just now.
     pub(in crate::consumer) fn admit(
         &self,
         partition: Partition,
@@ -288,26 +300,26 @@ impl EntryLeases {
         asked: Instant,
         claimed: bool,
         is_candidate: impl Fn(&Entry) -> bool,
-    ) -> (Vec<u64>, Vec<Entry>) {
+    ) -> Vec<Admitted> {
         let until = asked + self.trust;
-        let mut guard = self.state();
-        let state = &mut *guard;
-        let mut admitted = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
+        let mut guard = self.table();
+        let table = &mut *guard;
+        let mut admitted = Vec::with_capacity(entries.len());
         for entry in entries {
             let (receipt, digest) = (entry.receipt, wire::digest(&entry.fields));
             let id = (partition, receipt);
-            let meanwhile = if claimed { &state.claiming } else { &state.rewinding };
+            let meanwhile = if claimed { &table.claiming } else { &table.rewinding };
             if meanwhile.get(&partition).is_some_and(|settled| settled.get(&receipt) == Some(&digest)) {
                 continue;
             }
-            if let Some(held) = state.held.get_mut(&id).filter(|held| held.digest == digest) {
-                held.confirmed |= !claimed;
+            if let Some(lease) = table.leases.get_mut(&id).filter(|lease| lease.digest == digest) {
+                lease.confirmed |= !claimed;
                 continue;
             }
-            state.serial += 1;
+            table.serial += 1;
             let (serial, cancelled, candidate) =
-                (state.serial, CancellationToken::new(), is_candidate(&entry));
-            let held = Held {
+                (table.serial, CancellationToken::new(), is_candidate(&entry));
+            let lease = LeaseState {
                 serial,
                 digest,
                 confirmed: true,
@@ -317,38 +329,41 @@ impl EntryLeases {
                 candidate,
                 decided: false,
             };
-            state.count(partition, &held);
-            if let Some(before) = state.held.insert(id, held) {
-                // The server has lost the entry that we hold, and assigned its id again.
+            table.count(partition, &lease);
+            if let Some(before) = table.leases.insert(id, lease) {
+                // The server has lost the entry of this lease, and assigned its id again.
                 before.cancelled.cancel();
-                state.discount(partition, &before);
+                table.discount(partition, &before);
             }
-            admitted.0.push(serial);
-            admitted.1.push(entry);
+            admitted.push(Admitted { entry, serial });
         }
+        // A claim that took long brings entries with less time than those that were read or extended meanwhile.
+        let sooner = !admitted.is_empty() && table.watch(until);
         drop(guard);
-        self.came.notify_one();
+        if sooner {
+            self.sooner.notify_one();
+        }
         admitted
     }
 
     fn remove(&self, keys: impl Iterator<Item = Key>, settled: bool) {
-        let mut guard = self.state();
-        let state = &mut *guard;
+        let mut guard = self.table();
+        let table = &mut *guard;
         for key in keys {
-            // Another entry with the same id may be held by now.
-            if state.find(key).is_none() {
+            // Another entry with the same id may be in flight by now.
+            if table.find(key).is_none() {
                 continue;
             }
-            let Some(held) = state.held.remove(&key.id()) else { continue };
-            state.discount(key.partition, &held);
+            let Some(lease) = table.leases.remove(&key.id()) else { continue };
+            table.discount(key.partition, &lease);
             if !settled {
-                held.cancelled.cancel();
+                lease.cancelled.cancel();
                 continue;
             }
-            state.room.set_silent(key.partition, false);
-            for open in [&mut state.rewinding, &mut state.claiming] {
+            table.room.set_silent(key.partition, false);
+            for open in [&mut table.rewinding, &mut table.claiming] {
                 if let Some(settled) = open.get_mut(&key.partition) {
-                    settled.insert(key.receipt, held.digest);
+                    settled.insert(key.receipt, lease.digest);
                 }
             }
         }
@@ -359,15 +374,16 @@ impl EntryLeases {
         }
     }
 
-    /// Removes entries that are settled.
+    /// Removes entries that are settled, or about to be given back: they are not extended any more. Their tokens stay as they
+    /// are. If a reader or a claim finds them once more, in an answer of before, they are not admitted again.
     pub(in crate::consumer) fn settled(&self, keys: impl Iterator<Item = Key>) {
         self.remove(keys, true);
     }
 
-    /// Removes entries that somebody else has, or that were settled, and cancels their tokens. Returns how many of them
-    /// were held without an outcome.
+    /// Removes entries that somebody else has, or that were settled elsewhere, and cancels their tokens. Returns how many. An
+    /// entry whose outcome is decided stays: its settlement shows whether it was still ours.
     pub(in crate::consumer) fn lost(&self, keys: impl IntoIterator<Item = Key>) -> usize {
-        let unknown = |key: &Key| self.state().find(*key).is_some_and(|held| !held.decided);
+        let unknown = |key: &Key| self.table().find(*key).is_some_and(|lease| !lease.decided);
         let lost: Vec<Key> = keys.into_iter().filter(unknown).collect();
         let count = lost.len();
         self.remove(lost.into_iter(), false);
@@ -376,36 +392,44 @@ impl EntryLeases {
 
     /// Records that these entries were still ours at `asked`.
     pub(in crate::consumer) fn extended(&self, keys: impl Iterator<Item = Key>, asked: Instant) {
-        let mut state = self.state();
+        let mut table = self.table();
         for key in keys {
-            if let Some(held) = state.find(key) {
-                held.until = held.until.max(asked + self.trust);
+            if let Some(lease) = table.find(key) {
+                lease.until = lease.until.max(asked + self.trust);
             }
         }
-        drop(state);
+        drop(table);
         self.change();
     }
 
     /// Records that an outcome was decided. False if the entry is not ours any more: the outcome is then not needed.
     pub(in crate::consumer) fn decided(&self, key: Key) -> bool {
-        self.state().find(key).map(|held| held.decided = true).is_some()
+        self.table().find(key).map(|lease| lease.decided = true).is_some()
     }
 
     /// Whether a handler of the entry may start now, and its token.
     pub(in crate::consumer) fn live(&self, key: Key) -> Live {
         let now = self.clock.now();
-        match self.state().find(key) {
-            None => return Live::Gone,
-            Some(held) if now < held.until => {
-                if held.cancelled.is_cancelled() {
-                    held.cancelled = CancellationToken::new();
-                }
-                return Live::Now(held.cancelled.clone());
-            }
-            Some(_) => {}
+        let mut table = self.table();
+        let Some(lease) = table.find(key) else { return Live::Gone };
+        let until = lease.until;
+        if now >= until {
+            drop(table);
+            self.wanted.notify_one();
+            return Live::Uncertain;
         }
-        self.wanted.notify_one();
-        Live::Uncertain
+        let renewed = lease.cancelled.is_cancelled();
+        if renewed {
+            lease.cancelled = CancellationToken::new();
+        }
+        let cancelled = lease.cancelled.clone();
+        // The deadline of a cancelled token is not watched.
+        let sooner = renewed && table.watch(until);
+        drop(table);
+        if sooner {
+            self.sooner.notify_one();
+        }
+        Live::Now(cancelled)
     }
 
     /// Waits until a worker waits for entries to be extended.
@@ -413,60 +437,62 @@ impl EntryLeases {
         self.wanted.notified().await;
     }
 
-    /// Waits until entries were admitted.
-    pub(in crate::consumer) async fn came(&self) {
-        self.came.notified().await;
+    /// Waits until an entry has a deadline before the one that [`expire`](Self::expire) returned last.
+    pub(in crate::consumer) async fn sooner(&self) {
+        self.sooner.notified().await;
     }
 
     /// Cancels the tokens of entries that may belong to somebody else by now. Returns how many were cancelled now, and
     /// the next deadline.
     pub(in crate::consumer) fn expire(&self) -> (usize, Option<Instant>) {
         let (now, mut cancelled, mut next) = (self.clock.now(), 0, None);
-        for held in self.state().held.values().filter(|held| !held.cancelled.is_cancelled()) {
-            if held.until > now {
-                next = Some(next.map_or(held.until, |next: Instant| next.min(held.until)));
+        let mut table = self.table();
+        for lease in table.leases.values().filter(|lease| !lease.cancelled.is_cancelled()) {
+            if lease.until > now {
+                next = Some(next.map_or(lease.until, |next: Instant| next.min(lease.until)));
             } else {
-                held.cancelled.cancel();
+                lease.cancelled.cancel();
                 cancelled += 1;
             }
         }
+        table.watched = next;
         (cancelled, next)
     }
 
     /// Returns all entries that are to be extended, by partition.
     pub(in crate::consumer) fn all(&self) -> BTreeMap<Partition, Vec<Key>> {
         let mut all = BTreeMap::<Partition, Vec<Key>>::new();
-        for ((partition, receipt), held) in &self.state().held {
-            let key = Key { partition: *partition, receipt: *receipt, serial: held.serial };
+        for ((partition, receipt), lease) in &self.table().leases {
+            let key = Key { partition: *partition, receipt: *receipt, serial: lease.serial };
             all.entry(*partition).or_default().push(key);
         }
         all
     }
 
     pub(in crate::consumer) fn len(&self) -> usize {
-        self.state().held.len()
+        self.table().leases.len()
     }
 
-    /// Returns how many held entries are poison candidates.
+    /// Returns how many entries are poison candidates.
     pub(in crate::consumer) fn candidates(&self) -> usize {
-        self.state().candidates
+        self.table().candidates
     }
 
-    /// Returns the held entries of a partition that have no outcome.
+    /// Returns the entries of a partition that have no outcome.
     pub(in crate::consumer) fn undecided(&self, partition: Partition) -> Vec<Key> {
-        let state = self.state();
-        let undecided = state.held.iter().filter(|((of, _), held)| *of == partition && !held.decided);
+        let table = self.table();
+        let undecided = table.leases.iter().filter(|((of, _), lease)| *of == partition && !lease.decided);
         undecided
-            .map(|((_, receipt), held)| Key { partition, receipt: *receipt, serial: held.serial })
+            .map(|((_, receipt), lease)| Key { partition, receipt: *receipt, serial: lease.serial })
             .collect()
     }
 
-    /// Returns the serial number of the newest holding.
+    /// Returns the serial number of the newest lease.
     pub(in crate::consumer) fn newest(&self) -> u64 {
-        self.state().serial
+        self.table().serial
     }
 
-    /// Forgets the holdings of a partition up to the serial number `newest`, since their worker has ended: the reader starts
+    /// Forgets the leases of a partition up to the serial number `newest`, since their worker has ended: the reader starts
     /// over, and finds the entries.
     pub(in crate::consumer) fn forget(&self, partition: Partition, newest: u64) {
         let keys = self.all().remove(&partition).unwrap_or_default();
@@ -476,7 +502,7 @@ impl EntryLeases {
 
     /// Runs this with the room for more entries.
     pub(super) fn with_room<T>(&self, run: impl FnOnce(&mut Room) -> T) -> T {
-        run(&mut self.state().room)
+        run(&mut self.table().room)
     }
 }
 
@@ -501,13 +527,13 @@ mod tests {
         all.find(|key| key.receipt == receipt).unwrap_or(Key {
             partition: Partition(0),
             receipt,
-            serial: NO_HOLDING,
+            serial: NO_LEASE,
         })
     }
 
     fn admit(leases: &EntryLeases, ids: impl IntoIterator<Item = u64>, claimed: bool) -> usize {
         let entries = ids.into_iter().map(entry).collect();
-        leases.admit(Partition(0), entries, Instant::now(), claimed, |_| claimed).1.len()
+        leases.admit(Partition(0), entries, Instant::now(), claimed, |_| claimed).len()
     }
 
     async fn room(leases: &EntryLeases) -> usize {
@@ -621,7 +647,7 @@ mod tests {
         let token = token(&leases, before);
         leases.begin_rewind(&[Partition(0)]);
         let other = || vec![Entry::new(entry(1).receipt, 1, vec![("payload".into(), "another".into())])];
-        assert_eq!(leases.admit(Partition(0), other(), Instant::now(), false, |_| false).0.len(), 1);
+        assert_eq!(leases.admit(Partition(0), other(), Instant::now(), false, |_| false).len(), 1);
         assert!(token.is_cancelled() && !leases.decided(before));
         assert!(matches!(leases.live(before), Live::Gone));
         let after = key(&leases, 1);

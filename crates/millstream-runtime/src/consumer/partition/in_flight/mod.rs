@@ -1,12 +1,14 @@
 //! Entries of one partition that are read and not settled: bounds reading, and recognises repeated entries.
 
+mod id_set;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_core::MessageId;
 use millstream_core::log::{Entry, Receipt, Source};
 
-use crate::consumer::partition::held::id_set::IdSet;
+use id_set::IdSet;
 
 /// Entries of one partition that are read and not settled.
 #[derive(Debug)]
@@ -16,8 +18,8 @@ pub(in crate::consumer) struct InFlight {
     at_once: usize,
     /// Maximum number of messages that may wait behind messages whose next attempt is not due.
     max_blocked: usize,
-    held: IdSet,
-    /// Entries that were held and may not be settled: if they are not, they will be read again.
+    unsettled: IdSet,
+    /// Entries that were in flight and may not be settled: if they are not, they will be read again.
     returning: BTreeSet<Receipt>,
     /// Unsettled entries that earlier owners held when they ended, and whether each is a poison candidate.
     inherited: BTreeMap<Receipt, bool>,
@@ -30,9 +32,9 @@ pub(in crate::consumer) struct InFlight {
     /// Entries that were settled while the pending list is being read again. The list may have been read before the
     /// settlement, and then shows settled entries as pending.
     settled_meanwhile: Option<BTreeSet<Receipt>>,
-    /// The highest id of the log that was ever held.
+    /// The highest id of the log that was ever in flight.
     highest: MessageId,
-    /// Number of held entries in blocked queues. They have a limit of their own.
+    /// Number of entries in blocked queues. They have a limit of their own.
     blocked: usize,
     /// Whether the last read returned most of what there was room for: then more is waiting, and reads are larger.
     behind: bool,
@@ -47,7 +49,7 @@ impl InFlight {
             capacity,
             at_once,
             max_blocked,
-            held: IdSet::default(),
+            unsettled: IdSet::default(),
             returning: BTreeSet::new(),
             inherited: BTreeMap::new(),
             candidates: 0,
@@ -122,7 +124,7 @@ impl InFlight {
         self.caught_up && self.inherited.is_empty()
     }
 
-    /// Adds entries, and returns those that are not held yet and were not settled just now.
+    /// Adds entries, and returns those that were not in flight yet and were not settled just now.
     pub(in crate::consumer) fn admit(&mut self, entries: Vec<Entry>) -> Vec<Entry> {
         let mut entries = entries;
         let newest = entries.iter().rfind(|entry| entry.receipt.source == Source::Log);
@@ -135,7 +137,7 @@ impl InFlight {
             }
             let done = self.settled_meanwhile.as_ref().is_some_and(|settled| settled.contains(&receipt));
             doubtful |= done;
-            if done || !self.held.insert(receipt) {
+            if done || !self.unsettled.insert(receipt) {
                 return false;
             }
             self.returning.remove(&receipt);
@@ -157,7 +159,7 @@ impl InFlight {
     /// Removes entries that are settled.
     pub(in crate::consumer) fn settled(&mut self, receipts: impl Iterator<Item = Receipt>) {
         for receipt in receipts {
-            self.held.remove(receipt);
+            self.unsettled.remove(receipt);
             self.disinherit(receipt);
             if let Some(settled) = &mut self.settled_meanwhile {
                 settled.insert(receipt);
@@ -170,14 +172,14 @@ impl InFlight {
     pub(in crate::consumer) fn hand_back(&mut self, receipts: impl Iterator<Item = Receipt>) {
         for receipt in receipts {
             self.disinherit(receipt);
-            if self.held.remove(receipt) {
+            if self.unsettled.remove(receipt) {
                 self.returning.insert(receipt);
             }
         }
         self.look_again = true;
     }
 
-    /// Requests that the pending list is read again: it may show entries that are not held any more.
+    /// Requests that the pending list is read again: it may show entries that are not in flight any more.
     pub(in crate::consumer) fn look_again(&mut self) {
         self.look_again = true;
     }
@@ -193,7 +195,7 @@ impl InFlight {
     }
 
     /// Sets the number of entries in blocked queues. True if the maximum is reached: then reading stops.
-    pub(in crate::consumer) fn blocked(&mut self, blocked: usize) -> bool {
+    pub(in crate::consumer) fn set_blocked(&mut self, blocked: usize) -> bool {
         self.blocked = blocked;
         blocked >= self.max_blocked
     }
@@ -217,19 +219,20 @@ impl InFlight {
         if self.blocked >= self.max_blocked {
             return (0, parts);
         }
-        let counted = self.held.len().saturating_sub(self.blocked);
+        let counted = self.unsettled.len().saturating_sub(self.blocked);
         (self.capacity.saturating_sub(counted), parts)
     }
 
     /// Returns the number of entries that are read and not settled.
     pub(in crate::consumer) fn unsettled(&self) -> usize {
-        self.held.len()
+        self.unsettled.len()
     }
 
     /// Returns the frontier: all entries of the log up to this id are settled. `0-0` if nothing is known.
     pub(in crate::consumer) fn frontier(&self) -> MessageId {
         let returning = self.returning.iter().find(|receipt| receipt.source == Source::Log);
-        let oldest = self.held.first_of_log().into_iter().chain(returning.map(|receipt| receipt.id)).min();
+        let oldest =
+            self.unsettled.first_of_log().into_iter().chain(returning.map(|receipt| receipt.id)).min();
         oldest.map_or(self.highest, MessageId::previous)
     }
 }
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_not_admitted_twice() {
+    fn what_is_in_flight_is_not_admitted_twice() {
         let mut in_flight = InFlight::new(8, 1, 100);
         assert_eq!(ids(&in_flight.admit(vec![entry(1), entry(2)])), [1, 2]);
         assert_eq!(ids(&in_flight.admit(vec![entry(2), entry(3)])), [3]);
@@ -405,13 +408,13 @@ mod tests {
         let mut in_flight = InFlight::new(4, 1, 2);
         in_flight.admit((1..=4).map(entry).collect());
         assert_eq!(in_flight.free().0, 0);
-        assert!(!in_flight.blocked(1));
+        assert!(!in_flight.set_blocked(1));
         assert_eq!(in_flight.free().0, 1);
-        assert!(in_flight.blocked(2));
+        assert!(in_flight.set_blocked(2));
         assert_eq!(in_flight.free().0, 0, "as many as may be");
         in_flight.settled((1..=3).map(|ms| entry(ms).receipt));
         assert_eq!(in_flight.room(), None);
-        in_flight.blocked(0);
+        in_flight.set_blocked(0);
         assert_eq!(in_flight.room(), Some(3));
     }
 }

@@ -1,4 +1,4 @@
-//! What deliveries hold: the lease of their partition, or that of their entry.
+//! The partition handles of deliveries: one for all messages under the lease of the partition, or one for each entry.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::handle::PartitionHandle;
-use crate::consumer::partition::held::holding::{EntryLease, Live};
-use crate::consumer::partition::held::{OwnedBy, SharedPartition};
+use crate::consumer::partition::leases::entry_lease::{EntryLease, Live};
+use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 
-/// Gives jobs that start what their deliveries hold.
-pub(in crate::consumer) struct Holder {
+/// Gives jobs that start the handles of their deliveries.
+pub(in crate::consumer) struct Handles {
     context: Arc<Context>,
     topic_partition: TopicPartition,
-    owned_by: OwnedBy,
-    /// What deliveries hold under the lease of the partition. Renewed when the lease could not be relied on for a while.
-    owned: Option<Arc<PartitionHandle>>,
-    /// Value of the guard's [`trust`](LeaseGuard::trust) when `owned` was created.
+    lease: WorkerLease,
+    /// The handle under the lease of the partition. Another one is created when the lease could not be relied on for a while.
+    shared: Option<Arc<PartitionHandle>>,
+    /// Value of the guard's [`trust`](LeaseGuard::trust) when `shared` was created.
     trust: u64,
     /// Version of the leases of entries when one could not be relied on.
     uncertain: Option<u64>,
 }
 
-/// Jobs that were to start.
+/// Jobs that were to start, by the state of their leases.
 #[derive(Default)]
-pub(in crate::consumer) struct Held {
+pub(in crate::consumer) struct Sorted {
     /// They may start.
     pub(in crate::consumer) live: Unit,
     /// It is not certain that their entries are still ours.
@@ -36,14 +36,14 @@ pub(in crate::consumer) struct Held {
     pub(in crate::consumer) gone: Unit,
 }
 
-impl Holder {
+impl Handles {
     pub(in crate::consumer) fn new(
         context: Arc<Context>,
         topic_partition: TopicPartition,
-        owned_by: OwnedBy,
+        lease: WorkerLease,
     ) -> Self {
         // 0 is the oldest value: one that is read after the token was created could belong to a newer token.
-        Self { context, topic_partition, owned_by, owned: None, trust: 0, uncertain: None }
+        Self { context, topic_partition, lease, shared: None, trust: 0, uncertain: None }
     }
 
     /// Whether messages wait until it is known whether their entries are still ours.
@@ -53,7 +53,7 @@ impl Holder {
 
     /// Whether messages need not wait (any more) until it is known whether their entries are ours.
     pub(in crate::consumer) fn is_certain_again(&mut self) -> bool {
-        let certain = self.uncertain.is_none_or(|version| version != self.owned_by.version());
+        let certain = self.uncertain.is_none_or(|version| version != self.lease.version());
         if certain {
             self.uncertain = None;
         }
@@ -62,21 +62,21 @@ impl Holder {
 
     /// Records that an outcome of a message was decided. False if it is no longer ours: then the outcome comes too late.
     pub(in crate::consumer) fn decided(&self, job: &Job) -> bool {
-        match &self.owned_by {
-            OwnedBy::Lease(_) => true,
-            OwnedBy::Entries(entries) => entries.leases.decided(entries.key(job.receipt, job.serial)),
+        match &self.lease {
+            WorkerLease::Partition(_) => true,
+            WorkerLease::Entries(entries) => entries.leases.decided(entries.key(job.receipt, job.serial)),
         }
     }
 
-    /// Gives each of these jobs what its delivery holds, if it may start.
-    pub(in crate::consumer) fn hold(&mut self, mut unit: Unit) -> Held {
-        match self.owned_by.clone() {
-            OwnedBy::Lease(guard) => {
+    /// Gives each of these jobs the handle of its delivery, if it may start.
+    pub(in crate::consumer) fn give(&mut self, mut unit: Unit) -> Sorted {
+        match self.lease.clone() {
+            WorkerLease::Partition(guard) => {
                 self.trust_again(&guard);
-                unit.iter_mut().for_each(|(_, job)| job.held.clone_from(&self.owned));
-                Held { live: unit, ..Held::default() }
+                unit.iter_mut().for_each(|(_, job)| job.handle.clone_from(&self.shared));
+                Sorted { live: unit, ..Sorted::default() }
             }
-            OwnedBy::Entries(entries) => self.hold_entries(&entries, unit),
+            WorkerLease::Entries(entries) => self.give_entries(&entries, unit),
         }
     }
 
@@ -85,18 +85,16 @@ impl Holder {
         // Compared first, because it is one atomic load, and this runs for every unit.
         let trust = guard.trust();
         let changed = trust != std::mem::replace(&mut self.trust, trust);
-        let renew = |owned: &Arc<PartitionHandle>| changed && owned.cancelled.is_cancelled();
-        if self.owned.as_ref().is_none_or(renew)
-            && let Ok(owned) = PartitionHandle::new(&self.context, guard)
-        {
-            self.owned = Some(Arc::new(owned));
+        let is_old = |handle: &Arc<PartitionHandle>| changed && handle.cancelled.is_cancelled();
+        if self.shared.as_ref().is_none_or(is_old) {
+            self.shared = Some(Arc::new(PartitionHandle::new(&self.context, guard)));
         }
     }
 
-    fn hold_entries(&mut self, entries: &Arc<SharedPartition>, unit: Unit) -> Held {
+    fn give_entries(&mut self, entries: &Arc<SharedPartition>, unit: Unit) -> Sorted {
         // Read before the leases, so that a change in between is not missed.
-        let version = self.owned_by.version();
-        let mut held = Held::default();
+        let version = self.lease.version();
+        let mut sorted = Sorted::default();
         for (ticket, mut job) in unit {
             let key = entries.key(job.receipt, job.serial);
             match entries.leases.live(key) {
@@ -105,16 +103,16 @@ impl Holder {
                     let place = (self.topic_partition.clone(), self.context.group.clone());
                     let lease = EntryLease { leases, member, key };
                     let handle = PartitionHandle::shared(&self.context, place, cancelled, lease);
-                    job.held = Some(Arc::new(handle));
-                    held.live.push((ticket, job));
+                    job.handle = Some(Arc::new(handle));
+                    sorted.live.push((ticket, job));
                 }
                 Live::Uncertain => {
                     self.uncertain = Some(version);
-                    held.uncertain.push((ticket, job));
+                    sorted.uncertain.push((ticket, job));
                 }
-                Live::Gone => held.gone.push((ticket, job)),
+                Live::Gone => sorted.gone.push((ticket, job)),
             }
         }
-        held
+        sorted
     }
 }

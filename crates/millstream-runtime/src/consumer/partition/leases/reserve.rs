@@ -3,8 +3,8 @@
 use millstream_core::Partition;
 use tokio::time::timeout;
 
-use crate::consumer::partition::held::entry_leases::EntryLeases;
-use crate::consumer::partition::held::room::Room;
+use crate::consumer::partition::leases::entry_leases::EntryLeases;
+use crate::consumer::partition::leases::room::Room;
 
 impl EntryLeases {
     /// Waits until at least a quarter is free, so that reads come in batches, and reserves room for a read of these

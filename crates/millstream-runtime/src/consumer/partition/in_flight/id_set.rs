@@ -7,28 +7,28 @@ use millstream_core::log::{Receipt, Source};
 
 /// A set of receipts. Adding an id above all others, and removing the lowest, costs next to nothing.
 #[derive(Debug, Default)]
-pub(in crate::consumer) struct IdSet {
+pub(super) struct IdSet {
     log: Ids,
     retry: Ids,
 }
 
 impl IdSet {
     /// Adds a receipt. False if it was in the set.
-    pub(in crate::consumer) fn insert(&mut self, receipt: Receipt) -> bool {
+    pub(super) fn insert(&mut self, receipt: Receipt) -> bool {
         self.of(receipt.source).insert(receipt.id)
     }
 
     /// Removes a receipt. False if it was not in the set.
-    pub(in crate::consumer) fn remove(&mut self, receipt: Receipt) -> bool {
+    pub(super) fn remove(&mut self, receipt: Receipt) -> bool {
         self.of(receipt.source).remove(receipt.id)
     }
 
-    pub(in crate::consumer) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.log.held + self.retry.held
     }
 
     /// Returns the lowest id of the log.
-    pub(in crate::consumer) fn first_of_log(&self) -> Option<MessageId> {
+    pub(super) fn first_of_log(&self) -> Option<MessageId> {
         self.log.slots.front().map(|slot| slot.id)
     }
 
