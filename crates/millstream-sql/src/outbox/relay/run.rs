@@ -424,7 +424,7 @@ impl Run {
             return Ok(());
         }
         let Fates { stored, failed } = &self.fates;
-        let held = within(self.store.settle(&self.me, &self.grants, stored, failed)).await?;
+        let held = within(self.store.settle(&self.me, self.config.ttl, &self.grants, stored, failed)).await?;
         // What is not deleted because its shard was lost is appended again by the next relay, and recognised.
         self.fates = Fates::default();
         let before = self.grants.len();

@@ -101,8 +101,16 @@ pub(crate) trait Store: Send + Sync {
 
     /// Deletes rows that were stored and records the failures of others, in one transaction that compares the leases: only rows
     /// of shards whose lease is still the granted one are touched. Returns these shards.
-    async fn settle(&self, me: &str, grants: &[Grant], stored: &[i64], failed: &[Failed])
-    -> Result<Vec<i16>>;
+    ///
+    /// The database ends a transaction whose relay is silent in it for a `ttl`: its locks would keep others from the shards.
+    async fn settle(
+        &self,
+        me: &str,
+        ttl: Duration,
+        grants: &[Grant],
+        stored: &[i64],
+        failed: &[Failed],
+    ) -> Result<Vec<i16>>;
 
     /// Returns the state of the table.
     async fn sample(&self) -> Result<Sample>;

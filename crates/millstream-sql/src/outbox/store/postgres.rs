@@ -25,6 +25,9 @@ const CONNECTIONS: u32 = 3;
 /// Pause before notifications are asked for again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
+/// Shortest limit of the idle time in a transaction: a busy machine may pause a relay that lives.
+const SHORTEST_IDLE: Duration = Duration::from_secs(1);
+
 const ENLIST: &str = "INSERT INTO millstream_outbox_relays (holder, until) \
     VALUES ($1, clock_timestamp() + $2 * interval '1 millisecond') ON CONFLICT (holder) DO UPDATE SET until = excluded.until";
 const RENEW: &str = "UPDATE millstream_outbox_leases SET until = clock_timestamp() + $2 * interval '1 millisecond' \
@@ -63,10 +66,13 @@ const PAGE: &str = "SELECT shard, id, tx < xmin OR tx >= xmax, message_id, topic
     (SELECT pg_snapshot_xmin(w) AS xmin, pg_snapshot_xmax(w) AS xmax FROM pg_current_snapshot() w) x \
     WHERE size_before < $4 ORDER BY nth, shard";
 
-// `FOR SHARE`: a relay that takes a shard over waits until this is committed, or this sees the new holder.
+// `FOR SHARE`: a relay that takes a shard over waits until this is committed, or this sees the new holder. The limit of idle
+// time is set with it, for this transaction alone, so that it costs no request of its own. If the relay vanished before the
+// commit, the lock would keep the shard from all others, and the number of its transaction would hold back all later rows.
 const HELD: &str = "SELECT l.shard FROM millstream_outbox_leases l \
     JOIN unnest($2::smallint[], $3::bigint[]) AS g(shard, epoch) ON l.shard = g.shard AND l.epoch = g.epoch \
-    WHERE l.holder = $1 ORDER BY l.shard FOR SHARE OF l";
+    CROSS JOIN (SELECT set_config('idle_in_transaction_session_timeout', $4, true) AS idle) AS s \
+    WHERE l.holder = $1 AND s.idle IS NOT NULL ORDER BY l.shard FOR SHARE OF l";
 const DELETE: &str = "DELETE FROM millstream_outbox WHERE id = ANY($1) AND shard = ANY($2)";
 const FAIL: &str = "UPDATE millstream_outbox o SET dead_at = clock_timestamp(), error_kind = f.kind, error = f.error, \
     failures = o.failures + 1 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS f(id, kind, error) \
@@ -161,6 +167,7 @@ impl Store for PostgresStore {
     async fn settle(
         &self,
         me: &str,
+        ttl: Duration,
         grants: &[Grant],
         stored: &[i64],
         failed_rows: &[Failed],
@@ -168,7 +175,8 @@ impl Store for PostgresStore {
         let error = within("delete from the outbox");
         let (shards, epochs): (Vec<i16>, Vec<i64>) = grants.iter().map(|it| (it.shard, it.epoch)).unzip();
         let mut tx = self.0.begin().await.map_err(&error)?;
-        let held = sqlx::query_scalar(HELD).bind(me).bind(shards).bind(epochs);
+        let idle = millis(ttl.max(SHORTEST_IDLE)).to_string();
+        let held = sqlx::query_scalar(HELD).bind(me).bind(shards).bind(epochs).bind(idle);
         let held: Vec<i16> = held.fetch_all(&mut *tx).await.map_err(&error)?;
         if !stored.is_empty() {
             let delete = sqlx::query(DELETE).bind(stored).bind(&held);

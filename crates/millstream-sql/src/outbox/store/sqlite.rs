@@ -159,6 +159,7 @@ impl Store for SqliteStore {
     async fn settle(
         &self,
         me: &str,
+        _: Duration,
         grants: &[Grant],
         stored: &[i64],
         failed_rows: &[Failed],

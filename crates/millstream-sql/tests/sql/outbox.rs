@@ -1,0 +1,123 @@
+//! Relays of the outbox that vanish, and rows that they do not expect. Their ordinary work is in the integration tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use millstream_core::event::Ignore;
+use millstream_core::{Backend, Topic, TopicPartition};
+use millstream_memory::MemoryBackend;
+use millstream_sql::{Database, Outbox, OutboxRelay, OutboxRelayBuilder};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::support::Place;
+
+const LINES: Topic<Bytes> = Topic::raw("lines").partitions(1);
+const TTL: Duration = Duration::from_secs(1);
+
+fn backend() -> Backend {
+    MemoryBackend::new().into()
+}
+
+async fn relay(backend: &Backend, database: &Database) -> OutboxRelay {
+    let relay = OutboxRelayBuilder::new(backend.clone(), database.clone(), Arc::new(Ignore));
+    relay.topic(&LINES).ttl(TTL).start().await.unwrap()
+}
+
+async fn write(database: &Database, rows: u64) {
+    let mut tx = database.begin().await.unwrap();
+    for row in 0..rows {
+        Outbox::new().send(&mut tx, &LINES, &Bytes::from(row.to_string())).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+}
+
+/// Waits until no row is left that is not dead, and returns the number of messages.
+async fn sent(backend: &Backend, place: &Place) -> u64 {
+    let wait = async {
+        while place.number("SELECT count(*) FROM millstream_outbox WHERE dead_at IS NULL").await > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(40), wait).await.expect("rows are not sent");
+    let place = TopicPartition::new("lines".parse().unwrap(), 0);
+    backend.log().lengths(&[place]).await.unwrap()[0]
+}
+
+/// A way to a server that freezes when a request contains a text: this one and all later ones stay out, and no connection is
+/// closed.
+struct Link {
+    url: String,
+    frozen: watch::Receiver<bool>,
+    /// Number of bytes that came from the server.
+    received: Arc<AtomicUsize>,
+}
+
+impl Link {
+    async fn to(url: &str, text: &'static str) -> Self {
+        let (front, name) = url.rsplit_once('/').unwrap();
+        let (user, server) = front.rsplit_once('@').unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("{user}@{}/{name}", listener.local_addr().unwrap());
+        let (freeze, frozen) = watch::channel(false);
+        let (server, received) = (server.to_owned(), Arc::<AtomicUsize>::default());
+        let counted = received.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                tokio::spawn(pass(client, server, text, freeze.clone(), counted.clone()));
+            }
+        });
+        Self { url, frozen, received }
+    }
+}
+
+async fn pass(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    text: &str,
+    freeze: watch::Sender<bool>,
+    received: Arc<AtomicUsize>,
+) {
+    let (mut request, mut reply) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    loop {
+        tokio::select! {
+            read = client.read(&mut request) => {
+                let Ok(length @ 1..) = read else { return };
+                let bytes = &request[..length];
+                if *freeze.borrow() || bytes.windows(text.len()).any(|it| it == text.as_bytes()) {
+                    freeze.send_replace(true);
+                    return std::future::pending().await;
+                }
+                if server.write_all(bytes).await.is_err() {
+                    return;
+                }
+            }
+            read = server.read(&mut reply) => {
+                let Ok(length @ 1..) = read else { return };
+                received.fetch_add(length, Ordering::SeqCst);
+                if client.write_all(&reply[..length]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_vanishes_while_it_deletes_is_replaced() {
+    let place = Place::postgres().await.ready().await;
+    // Behind the statement that locks the leases.
+    let mut link = Link::to(&place.url, "DELETE FROM millstream_outbox ").await;
+    let backend = backend();
+    write(&place.database, 50).await;
+    let _vanishes = relay(&backend, &Database::connect(&link.url).await.unwrap()).await;
+    link.frozen.wait_for(|it| *it).await.unwrap();
+    write(&place.database, 50).await;
+    let other = relay(&backend, &place.database).await;
+    assert_eq!(sent(&backend, &place).await, 100);
+    other.shutdown().await;
+}
