@@ -186,15 +186,17 @@ impl Run {
             self.promote_at = now + PROMOTE_EVERY;
         }
         let rows = within(self.store.page(&shards, self.page_limits(shards.len()))).await?;
-        let (ready, is_blocked) = before_watermark(rows);
+        let (mut ready, is_blocked) = before_watermark(rows);
         let mut busy: Vec<i16> = ready.iter().map(|row| row.shard).collect();
         busy.sort_unstable();
         busy.dedup();
         self.busy_shards = busy.len().max(1);
         if Instant::now() >= self.valid_until {
-            // Another relay may have the shards by now.
-            self.renew_at = Instant::now();
-            return Ok(Round::Moved);
+            // Another relay may have the shards by now. The same epoch proves that none had a shard since the page was read.
+            let before = self.grants.clone();
+            self.renew().await?;
+            let kept = |shard| before.iter().any(|it| it.shard == shard && self.grants.contains(it));
+            ready.retain(|row| kept(row.shard));
         }
         let error = self.send(ready).await;
         let moved = self.fates.stored.len() + self.fates.failed.len();
