@@ -83,6 +83,7 @@ pub(super) struct Run {
     grants: Vec<Grant>,
     /// Until then the leases are valid for certain. Counted from before the renewal, by this process's clock.
     valid_until: Instant,
+    answers: Answers,
     renew_at: Instant,
     promote_at: Instant,
     sample_at: Instant,
@@ -120,6 +121,7 @@ impl Run {
             stopped,
             grants: Vec::new(),
             valid_until: now,
+            answers: Answers::default(),
             renew_at: now,
             promote_at: now,
             sample_at: now,
@@ -169,23 +171,26 @@ impl Run {
     /// One round: at most one page.
     async fn run_once(&mut self) -> Result<Round> {
         let now = Instant::now();
+        // First of all, after an outage too: what was stored is not to be taken by another relay, which would store it again if
+        // the window is over. For that the lease only has to be the granted one, and may have expired.
+        self.write_fates().await?;
         if now >= self.renew_at {
             self.renew().await?;
         }
         if now >= self.sample_at {
             self.sample().await?;
         }
-        self.write_fates().await?;
         if self.grants.is_empty() {
             self.monitor.succeeded(&*self.observer);
             return Ok(Round::Nothing { waiting: false });
         }
         let shards: Vec<i16> = self.grants.iter().map(|grant| grant.shard).collect();
         if now >= self.promote_at {
-            within(self.store.promote(&shards)).await?;
+            self.answers.to(self.store.promote(&shards)).await?;
             self.promote_at = now + PROMOTE_EVERY;
         }
-        let rows = within(self.store.page(&shards, self.page_limits(shards.len()))).await?;
+        let limits = self.page_limits(shards.len());
+        let rows = self.answers.to(self.store.page(&shards, limits)).await?;
         let (mut ready, is_blocked) = before_watermark(rows);
         let mut busy: Vec<i16> = ready.iter().map(|row| row.shard).collect();
         busy.sort_unstable();
@@ -229,17 +234,20 @@ impl Run {
     /// Renews the leases and moves towards an even share.
     async fn renew(&mut self) -> Result<()> {
         let (ttl, asked) = (self.config.ttl, Instant::now());
-        let shares = within(self.store.renew(&self.me, ttl)).await?;
+        let shares = self.answers.to(self.store.renew(&self.me, ttl)).await?;
         let mine = shares.leases.iter().filter(|it| it.holder.as_deref() == Some(&*self.me));
         self.grants = mine.map(|it| Grant { shard: it.shard, epoch: it.epoch }).collect();
         self.valid_until = asked + ttl;
-        let change = share::change(&self.me, &shares);
+        if asked.elapsed() > ttl {
+            self.answers.restart();
+        }
+        let change = share::change(&self.me, &shares, self.answers.last_for(ttl));
         if !change.release.is_empty() {
             self.grants.retain(|grant| !change.release.contains(&grant.shard));
-            within(self.store.release(&self.me, &change.release)).await?;
+            self.answers.to(self.store.release(&self.me, &change.release)).await?;
         }
         if !change.acquire.is_empty() {
-            self.grants.extend(within(self.store.acquire(&self.me, ttl, &change.acquire)).await?);
+            self.grants.extend(self.answers.to(self.store.acquire(&self.me, ttl, &change.acquire)).await?);
         }
         // At the moment when a lease of another relay ends, unless it is renewed until then, which it is three times.
         let others =
@@ -251,9 +259,8 @@ impl Run {
     }
 
     async fn sample(&mut self) -> Result<()> {
-        let sample: Sample = within(self.store.sample())
-            .await
-            .inspect_err(|_| self.observer.observe(&Event::OutboxUnknown))?;
+        let sample = self.answers.to(self.store.sample()).await;
+        let sample: Sample = sample.inspect_err(|_| self.observer.observe(&Event::OutboxUnknown))?;
         self.sample_at = Instant::now() + SAMPLE_EVERY;
         let Sample { oldest, blocked, dead, ref blocker } = sample;
         self.observer.observe(&Event::OutboxSampled { oldest, blocked, dead });
@@ -426,7 +433,10 @@ impl Run {
             return Ok(());
         }
         let Fates { stored, failed } = &self.fates;
-        let held = within(self.store.settle(&self.me, self.config.ttl, &self.grants, stored, failed)).await?;
+        let held = self
+            .answers
+            .to(self.store.settle(&self.me, self.config.ttl, &self.grants, stored, failed))
+            .await?;
         // What is not deleted because its shard was lost is appended again by the next relay, and recognised.
         self.fates = Fates::default();
         let before = self.grants.len();
@@ -443,14 +453,41 @@ impl Run {
 
     async fn leave(&mut self) -> Result<()> {
         self.write_fates().await?;
-        within(self.store.leave(&self.me)).await
+        self.answers.to(self.store.leave(&self.me)).await
     }
 }
 
-/// Limits the time of a request to the database.
-async fn within<T>(request: impl Future<Output = Result<T>>) -> Result<T> {
-    timeout(DATABASE_TIMEOUT, request).await.unwrap_or_else(|_| {
-        let why = format!("the database did not answer within {DATABASE_TIMEOUT:?}");
-        Err(Error::new(ErrorKind::Unavailable, why))
-    })
+/// Answers of the database: whether they have come without a break.
+///
+/// After an outage all leases have expired, and who comes back first is chance. A relay may have stored rows that it could not
+/// delete, and only it knows which. So another one takes its shards only if it has had the time of a lease to come back.
+#[derive(Debug, Default)]
+struct Answers {
+    /// The first answer after the last failure.
+    since: Option<Instant>,
+}
+
+impl Answers {
+    /// Limits the time of a request to the database, and notes whether it was answered.
+    async fn to<T>(&mut self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let answer = timeout(DATABASE_TIMEOUT, request).await.unwrap_or_else(|_| {
+            let why = format!("the database did not answer within {DATABASE_TIMEOUT:?}");
+            Err(Error::new(ErrorKind::Unavailable, why))
+        });
+        match &answer {
+            Ok(_) => _ = self.since.get_or_insert_with(Instant::now),
+            Err(_) => self.since = None,
+        }
+        answer
+    }
+
+    /// Begins anew, after an answer that was late.
+    fn restart(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    /// Returns whether all answers of this time have come.
+    fn last_for(&self, time: Duration) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= time)
+    }
 }

@@ -180,3 +180,27 @@ async fn pages_that_take_longer_than_the_ttl_are_sent() {
     scene.write(3).await;
     assert_eq!(scene.sent().await, 3);
 }
+/// The database is away for longer than the window, at the moment when a page was stored and not yet deleted. Another relay
+/// reaches it first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_stored_before_a_long_outage_is_not_stored_again() {
+    let scene = Scene::new().await;
+    let (ttl, window) = (Duration::from_millis(1_500), Duration::from_secs(3));
+    let config = OutboxRelayConfig { ttl, window, ..OutboxRelayConfig::default() };
+    let (a, b) = (Arc::new(Link::to(&scene.database)), Arc::new(Link::to(&scene.database)));
+    *a.cut_at_settle.lock().unwrap() = vec![a.is_cut.clone(), b.is_cut.clone()];
+    let _a = scene.relay("a", &a, &config).await;
+    eventually(async || scene.number("SELECT count(holder) FROM millstream_outbox_leases").await == 1).await;
+    let _b = scene.relay("b", &b, &config).await;
+    until(&b.renewals, |count| *count > 0).await;
+    scene.write(20).await;
+    until(&a.is_cut, |is_cut| *is_cut).await;
+    tokio::time::sleep(window + Duration::from_millis(500)).await;
+
+    let before = *b.renewals.borrow();
+    b.is_cut.send_replace(false);
+    // The second one comes after all that it does because of the first.
+    until(&b.renewals, |count| *count >= before + 2).await;
+    a.is_cut.send_replace(false);
+    assert_eq!(scene.sent().await, 20);
+}

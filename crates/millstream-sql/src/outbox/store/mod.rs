@@ -30,6 +30,8 @@ pub(crate) struct ShardLease {
     pub(crate) epoch: i64,
     /// Holder, unless the lease has expired.
     pub(crate) holder: Option<String>,
+    /// Whether it had a holder, who did not renew it in time.
+    pub(crate) is_expired: bool,
     /// Time until it expires, by the database's clock.
     pub(crate) expires_in: Duration,
 }
@@ -84,7 +86,7 @@ pub(crate) trait Store: Send + Sync {
     /// Records that relay `me` runs, extends its leases, and returns the state of all.
     async fn renew(&self, me: &str, ttl: Duration) -> Result<Shares>;
 
-    /// Grants those of `shards` that are free to relay `me`.
+    /// Grants those of `shards` that are free, or whose lease has expired, to relay `me`.
     async fn acquire(&self, me: &str, ttl: Duration, shards: &[i16]) -> Result<Vec<Grant>>;
 
     /// Gives `shards` back.

@@ -37,6 +37,7 @@ const RELAYS: &str =
 const FORGET: &str =
     "DELETE FROM millstream_outbox_relays WHERE until < clock_timestamp() - interval '1 hour'";
 const LEASES: &str = "SELECT shard, epoch, CASE WHEN until >= clock_timestamp() THEN holder END, \
+    holder IS NOT NULL AND until < clock_timestamp(), \
     CASE WHEN until >= clock_timestamp() \
     THEN (extract(epoch FROM until - clock_timestamp()) * 1000)::bigint ELSE 0 END \
     FROM millstream_outbox_leases ORDER BY shard";
@@ -111,10 +112,12 @@ impl Store for PostgresStore {
         sqlx::query(RENEW).bind(me).bind(millis(ttl)).execute(&mut *conn).await.map_err(&error)?;
         sqlx::query(FORGET).execute(&mut *conn).await.map_err(&error)?;
         let relays = sqlx::query_scalar(RELAYS).fetch_all(&mut *conn).await.map_err(&error)?;
-        let leases: Vec<(i16, i64, Option<String>, i64)> =
+        let leases: Vec<(i16, i64, Option<String>, bool, i64)> =
             sqlx::query_as(LEASES).fetch_all(&mut *conn).await.map_err(&error)?;
-        let lease =
-            |(shard, epoch, holder, left)| ShardLease { shard, epoch, holder, expires_in: duration(left) };
+        let lease = |(shard, epoch, holder, is_expired, left)| {
+            let expires_in = duration(left);
+            ShardLease { shard, epoch, holder, is_expired, expires_in }
+        };
         Ok(Shares { relays, leases: leases.into_iter().map(lease).collect() })
     }
 

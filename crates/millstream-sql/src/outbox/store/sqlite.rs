@@ -34,7 +34,8 @@ const FORGET: &str = concat!("DELETE FROM millstream_outbox_relays WHERE until <
 const RELAYS: &str =
     concat!("SELECT holder FROM millstream_outbox_relays WHERE until >= ", now!(), " ORDER BY holder");
 const LEASES: &str = concat!(
-    "SELECT shard, epoch, CASE WHEN left >= 0 THEN holder END, max(left, 0) FROM (SELECT *, until - ",
+    "SELECT shard, epoch, CASE WHEN left >= 0 THEN holder END, holder IS NOT NULL AND left < 0, \
+    max(left, 0) FROM (SELECT *, until - ",
     now!(),
     " AS left FROM millstream_outbox_leases) ORDER BY shard"
 );
@@ -101,11 +102,13 @@ impl Store for SqliteStore {
         sqlx::query(RENEW).bind(me).bind(millis(ttl)).execute(&mut *tx).await.map_err(&error)?;
         sqlx::query(FORGET).execute(&mut *tx).await.map_err(&error)?;
         let relays = sqlx::query_scalar(RELAYS).fetch_all(&mut *tx).await.map_err(&error)?;
-        let leases: Vec<(i16, i64, Option<String>, i64)> =
+        let leases: Vec<(i16, i64, Option<String>, bool, i64)> =
             sqlx::query_as(LEASES).fetch_all(&mut *tx).await.map_err(&error)?;
         tx.commit().await.map_err(&error)?;
-        let lease =
-            |(shard, epoch, holder, left)| ShardLease { shard, epoch, holder, expires_in: duration(left) };
+        let lease = |(shard, epoch, holder, is_expired, left)| {
+            let expires_in = duration(left);
+            ShardLease { shard, epoch, holder, is_expired, expires_in }
+        };
         Ok(Shares { relays, leases: leases.into_iter().map(lease).collect() })
     }
 
