@@ -21,6 +21,14 @@ pub(crate) struct StoredRow {
     pub(crate) payload: Vec<u8>,
 }
 
+/// Names a row. The message id tells it from another row under the same id: after a fail-over to a copy that was behind, a
+/// database gives out ids again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RowName {
+    pub(crate) id: i64,
+    pub(crate) message_id: Vec<u8>,
+}
+
 /// Message of a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
@@ -30,6 +38,10 @@ pub(crate) struct Message {
 }
 
 impl StoredRow {
+    pub(crate) fn name(&self) -> RowName {
+        RowName { id: self.id, message_id: self.message_id.clone() }
+    }
+
     /// Converts the row to a message.
     ///
     /// # Errors

@@ -1,19 +1,25 @@
 //! Relays of the outbox that vanish, and rows that they do not expect. Their ordinary work is in the integration tests.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use millstream_core::error::Result;
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Topic, TopicPartition};
+use millstream_core::log::{
+    Append, DedupAppend, Deduplicated, Reader, Receipt, Settled, Settlement, Trimmed,
+};
+use millstream_core::{Backend, Lease, Log, MessageId, Retention, Topic, TopicPartition};
 use millstream_memory::MemoryBackend;
 use millstream_sql::{Database, Outbox, OutboxRelay, OutboxRelayBuilder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::support::Place;
+use crate::support::{Place, run};
 
 const LINES: Topic<Bytes> = Topic::raw("lines").partitions(1);
 const TTL: Duration = Duration::from_secs(1);
@@ -120,4 +126,60 @@ async fn a_relay_that_vanishes_while_it_deletes_is_replaced() {
     let other = relay(&backend, &place.database).await;
     assert_eq!(sent(&backend, &place).await, 100);
     other.shutdown().await;
+}
+
+/// A log that does something between an append and its result.
+struct Between {
+    log: Arc<dyn Log>,
+    once: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+#[async_trait]
+impl Log for Between {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        self.log.append(batch).await
+    }
+
+    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
+        let results = self.log.append_dedup(batch).await;
+        let once = self.once.lock().unwrap().take();
+        if let Some(once) = once {
+            once.await;
+        }
+        results
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        self.log.reader(lease).await
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        self.log.settle(lease, batch).await
+    }
+
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        self.log.trim(lease, retention).await
+    }
+}
+
+/// After a fail-over to a copy that was behind, the database gives out ids again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_under_an_id_that_was_given_out_again_is_sent() {
+    let place = Place::postgres().await.ready().await;
+    let backend = backend();
+    let database = place.database.clone();
+    let again = "INSERT INTO millstream_outbox (id, topic, payload) OVERRIDING SYSTEM VALUE \
+        VALUES (1, 'lines', 'b'), (2, 'no name', 'b')";
+    let fail_over = Box::pin(async move {
+        let mut tx = database.begin().await.unwrap();
+        run(&mut tx, "DELETE FROM millstream_outbox").await;
+        run(&mut tx, again).await;
+        tx.commit().await.unwrap();
+    });
+    let between = Between { log: backend.log().clone(), once: Mutex::new(Some(fail_over)) };
+    write(&place.database, 2).await;
+    let relay = relay(&backend.clone().with_log(Arc::new(between)), &place.database).await;
+    assert_eq!(sent(&backend, &place).await, 3);
+    assert_eq!(place.number("SELECT id FROM millstream_outbox").await, 2, "it is dead");
+    relay.shutdown().await;
 }

@@ -21,7 +21,7 @@ use super::batch::{Planned, Verdict, requests, verdict};
 use super::pace::Pace;
 use super::share;
 use super::topics::Topics;
-use crate::outbox::row::{StoredRow, before_watermark};
+use crate::outbox::row::{RowName, StoredRow, before_watermark};
 use crate::outbox::store::{Failed, Grant, PageLimits, Sample, Store};
 
 /// Most bytes of payloads in a page, its last row excluded.
@@ -54,7 +54,7 @@ enum Round {
 /// Rows whose fate is known and not written yet.
 #[derive(Debug, Default)]
 struct Fates {
-    stored: Vec<i64>,
+    stored: Vec<RowName>,
     failed: Vec<Failed>,
 }
 
@@ -283,12 +283,12 @@ impl Run {
         let mut planned = Vec::with_capacity(rows.len());
         let mut found = Found::default();
         for row in rows {
-            let id = row.id;
+            let name = row.name();
             match self.plan(row, &mut found).await {
                 Ok(Some(message)) => planned.push(message),
                 Ok(None) => self.held_rows += 1,
                 Err((topic, error)) => match verdict(error.kind()) {
-                    Verdict::Dead => self.fail(id, topic.as_ref(), &error),
+                    Verdict::Dead => self.fail(name, topic.as_ref(), &error),
                     Verdict::Wait | Verdict::Away => {
                         self.held_rows += 1;
                         let topic = topic.map(|topic| (topic, None));
@@ -319,7 +319,7 @@ impl Run {
         row: StoredRow,
         found: &mut Found,
     ) -> Result<Option<Planned>, (Option<TopicName>, Error)> {
-        let id = row.id;
+        let row_name = row.name();
         let message = row.into_message(&self.config.limits).map_err(|error| (None, error))?;
         let name = message.topic.clone();
         let named = |error: Error| (Some(name.clone()), error);
@@ -351,7 +351,7 @@ impl Run {
         }
         let append = Append { topic_partition, fields: wire::encode(&message.envelope) };
         let append = DedupAppend { append, id: message.id, window: self.config.window, earlier };
-        Ok(Some(Planned { id, append }))
+        Ok(Some(Planned { row: row_name, append }))
     }
 
     /// Appends messages. Returns an error of those that wait, and whether the servers are away.
@@ -367,10 +367,10 @@ impl Run {
                 Ok(Deduplicated { is_duplicate, .. }) => {
                     let (stored, duplicates) = counts.entry(&place.topic).or_default();
                     *(if is_duplicate { duplicates } else { stored }) += 1;
-                    self.fates.stored.push(message.id);
+                    self.fates.stored.push(message.row.clone());
                 }
                 Err(error) => match verdict(error.kind()) {
-                    Verdict::Dead => self.fail(message.id, Some(&place.topic), &error),
+                    Verdict::Dead => self.fail(message.row.clone(), Some(&place.topic), &error),
                     its => {
                         is_away = is_away || its == Verdict::Away;
                         self.held_rows += 1;
@@ -396,13 +396,13 @@ impl Run {
 /// What is remembered about rows.
 impl Run {
     /// Gives a row up.
-    fn fail(&mut self, id: i64, topic: Option<&TopicName>, error: &Error) {
-        tracing::warn!(row = id, %error, "a row of the outbox cannot be sent, and is kept as dead");
+    fn fail(&mut self, row: RowName, topic: Option<&TopicName>, error: &Error) {
+        tracing::warn!(row = row.id, %error, "a row of the outbox cannot be sent, and is kept as dead");
         if let Some(topic) = topic {
             self.observer.observe(&Event::ProduceFailed { topic, messages: 1, error });
         }
         let text = wire::cut(&error.to_string()).to_owned();
-        self.fates.failed.push(Failed { id, kind: error.kind(), error: text });
+        self.fates.failed.push(Failed { row, kind: error.kind(), error: text });
     }
 
     /// Has the rows of a topic or partition wait.

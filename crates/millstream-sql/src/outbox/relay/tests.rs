@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::OutboxRelayConfig;
 use super::run::Run;
 use super::topics::Topics;
-use crate::outbox::row::StoredRow;
+use crate::outbox::row::{RowName, StoredRow};
 use crate::outbox::store::{self, Failed, Grant, PageLimits, Sample, Shares, Store};
 use crate::{Database, Outbox, migrate};
 
@@ -90,7 +90,7 @@ impl Store for Link {
         me: &str,
         ttl: Duration,
         grants: &[Grant],
-        stored: &[i64],
+        stored: &[RowName],
         failed: &[Failed],
     ) -> Result<Vec<i16>> {
         for link in self.cut_at_settle.lock().unwrap().drain(..) {

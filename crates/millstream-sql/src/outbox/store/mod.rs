@@ -13,7 +13,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::row::StoredRow;
+use super::row::{RowName, StoredRow};
 use crate::database::{Database, Pool};
 
 /// Lease of a shard as its holder knows it.
@@ -48,7 +48,7 @@ pub(crate) struct Shares {
 /// Row that cannot be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Failed {
-    pub(crate) id: i64,
+    pub(crate) row: RowName,
     pub(crate) kind: ErrorKind,
     pub(crate) error: String,
 }
@@ -110,7 +110,7 @@ pub(crate) trait Store: Send + Sync {
         me: &str,
         ttl: Duration,
         grants: &[Grant],
-        stored: &[i64],
+        stored: &[RowName],
         failed: &[Failed],
     ) -> Result<Vec<i16>>;
 

@@ -14,7 +14,7 @@ use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
 use crate::error::{Phase, failed};
-use crate::outbox::row::StoredRow;
+use crate::outbox::row::{RowName, StoredRow};
 
 /// Channel of the notifications, which the trigger of the table names too.
 const CHANNEL: &str = "millstream_outbox";
@@ -74,10 +74,12 @@ const HELD: &str = "SELECT l.shard FROM millstream_outbox_leases l \
     JOIN unnest($2::smallint[], $3::bigint[]) AS g(shard, epoch) ON l.shard = g.shard AND l.epoch = g.epoch \
     CROSS JOIN (SELECT set_config('idle_in_transaction_session_timeout', $4, true) AS idle) AS s \
     WHERE l.holder = $1 AND s.idle IS NOT NULL ORDER BY l.shard FOR SHARE OF l";
-const DELETE: &str = "DELETE FROM millstream_outbox WHERE id = ANY($1) AND shard = ANY($2)";
+const DELETE: &str = "DELETE FROM millstream_outbox o USING unnest($1::bigint[], $2::bytea[]) AS s(id, message_id) \
+    WHERE o.id = s.id AND convert_to(o.message_id, 'UTF8') = s.message_id AND o.shard = ANY($3)";
 const FAIL: &str = "UPDATE millstream_outbox o SET dead_at = clock_timestamp(), error_kind = f.kind, error = f.error, \
-    failures = o.failures + 1 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS f(id, kind, error) \
-    WHERE o.id = f.id AND o.shard = ANY($4)";
+    failures = o.failures + 1 \
+    FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::text[]) AS f(id, message_id, kind, error) \
+    WHERE o.id = f.id AND convert_to(o.message_id, 'UTF8') = f.message_id AND o.shard = ANY($5)";
 
 const OLDEST: &str = "SELECT \
     max((extract(epoch FROM clock_timestamp() - o.created_at) * 1000)::bigint), \
@@ -101,6 +103,10 @@ pub(super) struct PostgresStore(pub(super) PgPool);
 /// Converts an error of a statement that has no effect, or can be repeated.
 fn within(what: &'static str) -> impl Fn(sqlx::Error) -> millstream_core::Error {
     move |error| failed(error, Phase::Within, what)
+}
+
+fn names<'a>(rows: impl Iterator<Item = &'a RowName>) -> (Vec<i64>, Vec<&'a [u8]>) {
+    rows.map(|row| (row.id, &row.message_id[..])).unzip()
 }
 
 #[async_trait]
@@ -172,7 +178,7 @@ impl Store for PostgresStore {
         me: &str,
         ttl: Duration,
         grants: &[Grant],
-        stored: &[i64],
+        stored: &[RowName],
         failed_rows: &[Failed],
     ) -> Result<Vec<i16>> {
         let error = within("delete from the outbox");
@@ -182,15 +188,16 @@ impl Store for PostgresStore {
         let held = sqlx::query_scalar(HELD).bind(me).bind(shards).bind(epochs).bind(idle);
         let held: Vec<i16> = held.fetch_all(&mut *tx).await.map_err(&error)?;
         if !stored.is_empty() {
-            let delete = sqlx::query(DELETE).bind(stored).bind(&held);
+            let (ids, message_ids) = names(stored.iter());
+            let delete = sqlx::query(DELETE).bind(ids).bind(message_ids).bind(&held);
             delete.execute(&mut *tx).await.map_err(&error)?;
         }
         if !failed_rows.is_empty() {
-            let ids: Vec<i64> = failed_rows.iter().map(|it| it.id).collect();
+            let (ids, message_ids) = names(failed_rows.iter().map(|it| &it.row));
             let kinds: Vec<&str> = failed_rows.iter().map(|it| it.kind.as_str()).collect();
             // A text of PostgreSQL cannot hold NUL, and the error may quote a name.
             let errors: Vec<String> = failed_rows.iter().map(|it| it.error.replace('\0', " ")).collect();
-            let fail = sqlx::query(FAIL).bind(ids).bind(kinds).bind(errors).bind(&held);
+            let fail = sqlx::query(FAIL).bind(ids).bind(message_ids).bind(kinds).bind(errors).bind(&held);
             fail.execute(&mut *tx).await.map_err(&error)?;
         }
         tx.commit().await.map_err(|error| failed(error, Phase::Commit, "delete from the outbox"))?;

@@ -14,7 +14,7 @@ use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
 use crate::error::{Phase, failed};
-use crate::outbox::row::StoredRow;
+use crate::outbox::row::{RowName, StoredRow};
 
 /// The time in milliseconds since 1970, by the clock of the machine that all its processes share.
 macro_rules! now {
@@ -167,7 +167,7 @@ impl Store for SqliteStore {
         me: &str,
         _: Duration,
         grants: &[Grant],
-        stored: &[i64],
+        stored: &[RowName],
         failed_rows: &[Failed],
     ) -> Result<Vec<i16>> {
         let error = within("delete from the outbox");
@@ -179,9 +179,11 @@ impl Store for SqliteStore {
             tx.rollback().await.map_err(&error)?;
             return Ok(Vec::new());
         }
-        sqlx::query(DELETE).bind(json(stored)).execute(&mut *tx).await.map_err(&error)?;
-        for row in failed_rows {
-            let fail = sqlx::query(FAIL).bind(row.id).bind(row.kind.as_str()).bind(&row.error);
+        // Ids are compared alone: a file has no copy that takes over, and gives out no id again.
+        let stored: Vec<i64> = stored.iter().map(|row| row.id).collect();
+        sqlx::query(DELETE).bind(json(&stored)).execute(&mut *tx).await.map_err(&error)?;
+        for failed in failed_rows {
+            let fail = sqlx::query(FAIL).bind(failed.row.id).bind(failed.kind.as_str()).bind(&failed.error);
             fail.execute(&mut *tx).await.map_err(&error)?;
         }
         tx.commit().await.map_err(|error| failed(error, Phase::Commit, "delete from the outbox"))?;
