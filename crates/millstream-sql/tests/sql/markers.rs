@@ -12,6 +12,7 @@ use millstream_core::log::Append;
 use millstream_core::{Backend, Envelope, ErrorKind, Topic, TopicPartition, wire};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{ConsumerBuilder, Delivery, Idempotent};
+use millstream_sql::sqlx::postgres::PgPoolOptions;
 use millstream_sql::{Cleaner, Database, SqlIdempotency, Tx, migrate};
 
 use crate::support::{Place, effect, on_both, operation, run};
@@ -116,6 +117,22 @@ async fn many_delete_at_once(place: Place) {
     // One that met the rows of the others may have ended before them.
     deleted += Cleaner::new(&place.database).run_once().await.unwrap();
     assert_eq!((deleted, place.number("SELECT count(*) FROM millstream_inbox").await), (3_000, 1));
+}
+
+/// Handlers may keep all connections for longer than a marker lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn markers_are_extended_while_handlers_hold_all_connections() {
+    let place = Place::postgres().await.ready().await;
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
+    let database = Database::from(pool.connect(&place.url).await.unwrap());
+    let role = SqlIdempotency::new(&database, "n").unwrap();
+    let marker = started(&role, "a", "t", MINUTE).await;
+    let held = database.begin().await.unwrap();
+    for _ in 0..2 {
+        let extended = role.extend(std::slice::from_ref(&marker)).await;
+        assert_eq!(extended.iter().map(Result::is_ok).collect::<Vec<_>>(), [true], "{extended:?}");
+    }
+    held.rollback().await;
 }
 
 const LINES: Topic<Bytes> = Topic::raw("lines").partitions(1);
