@@ -183,3 +183,21 @@ async fn a_row_under_an_id_that_was_given_out_again_is_sent() {
     assert_eq!(place.number("SELECT id FROM millstream_outbox").await, 2, "it is dead");
     relay.shutdown().await;
 }
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_giant_payload_is_not_read() {
+    let place = Place::postgres().await.ready().await;
+    let backend = backend();
+    let mut tx = place.database.begin().await.unwrap();
+    run(&mut tx, "INSERT INTO millstream_outbox (topic, payload) VALUES ('lines', decode(repeat('00', 32000000), 'hex'))")
+        .await;
+    tx.commit().await.unwrap();
+    write(&place.database, 1).await;
+    let link = Link::to(&place.url, "never").await;
+    let relay = relay(&backend, &Database::connect(&link.url).await.unwrap()).await;
+    assert_eq!(sent(&backend, &place).await, 1);
+    relay.shutdown().await;
+    let dead = Outbox::new().dead(&place.database, 0, 10).await.unwrap();
+    assert_eq!(dead.iter().map(|row| &*row.kind).collect::<Vec<_>>(), ["too_large"]);
+    let received = link.received.load(Ordering::SeqCst);
+    assert!(received < 8_000_000, "{received} bytes were read for two rows");
+}

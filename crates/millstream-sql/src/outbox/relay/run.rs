@@ -24,7 +24,7 @@ use super::topics::Topics;
 use crate::outbox::row::{RowName, StoredRow, before_watermark};
 use crate::outbox::store::{Failed, Grant, PageLimits, Sample, Store};
 
-/// Most bytes of payloads in a page, its last row excluded.
+/// Most bytes of keys, headers and payloads in a page, its last row excluded.
 const PAGE_BYTES: i64 = 8 << 20;
 
 /// Time limit of a request to the database. The client has none of its own.
@@ -228,7 +228,8 @@ impl Run {
         let rows = (batch + self.held_rows).min(batch * MOST_BATCHES);
         let per_shard = if shards == 1 { rows } else { (rows / self.busy_shards).max(16).min(rows) };
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        PageLimits { per_shard: number(per_shard), rows: number(rows), bytes: PAGE_BYTES }
+        let payload = number(self.config.limits.payload);
+        PageLimits { per_shard: number(per_shard), rows: number(rows), bytes: PAGE_BYTES, payload }
     }
 
     /// Renews the leases and moves towards an even share.

@@ -60,8 +60,10 @@ pub(crate) struct PageLimits {
     pub(crate) per_shard: i64,
     /// Rows in all.
     pub(crate) rows: i64,
-    /// Bytes of payloads in all, the last row excluded.
+    /// Bytes of keys, headers and payloads in all, the last row excluded.
     pub(crate) bytes: i64,
+    /// Bytes of a payload. A larger one is not read.
+    pub(crate) payload: i64,
 }
 
 /// State of the table.

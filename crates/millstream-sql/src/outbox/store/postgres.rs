@@ -56,11 +56,14 @@ const PROMOTE: &str = "UPDATE millstream_outbox SET due_at = NULL \
 // The watermark: a row whose transaction is below `xmin` was written before all that run now. One at `xmax` or above comes
 // from another database, by a restored dump, since this one has not given that number to anybody.
 //
-// Sizes are summed before a payload is read. `octet_length` does not load a payload that is stored apart.
-const PAGE: &str = "SELECT shard, id, tx < xmin OR tx >= xmax, message_id, topic, key, headers::text, payload FROM ( \
+// Sizes are summed before a payload is read. `octet_length` does not load a payload that is stored apart. One above the limit is
+// not read at all.
+const PAGE: &str = "SELECT shard, id, tx < xmin OR tx >= xmax, message_id, topic, key, headers::text, \
+    CASE WHEN octet_length(payload) <= $5 THEN payload END FROM ( \
       SELECT o.*, sum(o.size) OVER (ORDER BY o.nth, o.shard) - o.size AS size_before \
       FROM unnest($1::smallint[]) AS s(shard) CROSS JOIN LATERAL ( \
-        SELECT p.*, octet_length(p.payload)::bigint AS size, row_number() OVER (ORDER BY p.id) AS nth FROM ( \
+        SELECT p.*, octet_length(p.payload)::bigint + COALESCE(octet_length(p.key), 0) \
+          + COALESCE(octet_length(p.headers::text), 0) AS size, row_number() OVER (ORDER BY p.id) AS nth FROM ( \
           SELECT * FROM millstream_outbox m \
           WHERE m.shard = s.shard AND m.due_at IS NULL AND m.dead_at IS NULL ORDER BY m.id LIMIT $2) p) o \
       ORDER BY o.nth, o.shard LIMIT $3) q, \
@@ -154,8 +157,8 @@ impl Store for PostgresStore {
 
     async fn page(&self, shards: &[i16], limits: PageLimits) -> Result<Vec<StoredRow>> {
         let error = within("read the outbox");
-        let query =
-            sqlx::query(PAGE).bind(shards).bind(limits.per_shard).bind(limits.rows).bind(limits.bytes);
+        let PageLimits { per_shard, rows, bytes, payload } = limits;
+        let query = sqlx::query(PAGE).bind(shards).bind(per_shard).bind(rows).bind(bytes).bind(payload);
         let rows = query.fetch_all(&self.0).await.map_err(&error)?;
         let row = |row: sqlx::postgres::PgRow| -> sqlx::Result<StoredRow> {
             let text = |at: usize| row.try_get::<Option<String>, _>(at).map(|it| it.map(String::into_bytes));

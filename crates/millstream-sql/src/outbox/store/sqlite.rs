@@ -23,6 +23,21 @@ macro_rules! now {
     };
 }
 
+/// Number of bytes of a column, zero for none.
+macro_rules! bytes_of {
+    ($column:literal) => {
+        concat!(
+            "CASE typeof(",
+            $column,
+            ") WHEN 'blob' THEN length(",
+            $column,
+            ") WHEN 'null' THEN 0 ELSE length(CAST(",
+            $column,
+            " AS BLOB)) END"
+        )
+    };
+}
+
 const ENLIST: &str = concat!(
     "INSERT INTO millstream_outbox_relays (holder, until) VALUES ($1, ",
     now!(),
@@ -60,13 +75,19 @@ const IS_DUE: &str = concat!(
 // Sizes are summed before a payload is read: the inner queries return numbers alone, since SQLite stores what they return. The
 // length of a blob is known without reading it, that of a text is not. As bytes: what another program wrote as text may not
 // be UTF-8.
-const PAGE: &str = "SELECT m.id, CAST(m.message_id AS BLOB), CAST(m.topic AS BLOB), CAST(m.key AS BLOB), \
-    CAST(m.headers AS BLOB), CAST(m.payload AS BLOB) FROM ( \
-      SELECT id, sum(size) OVER (ORDER BY id) - size AS size_before FROM ( \
-        SELECT id, CASE typeof(payload) WHEN 'blob' THEN length(payload) \
-                   ELSE length(CAST(payload AS BLOB)) END AS size \
-        FROM millstream_outbox WHERE due_at IS NULL AND dead_at IS NULL ORDER BY id LIMIT $1)) q \
-    CROSS JOIN millstream_outbox m ON m.id = q.id WHERE q.size_before < $2 ORDER BY q.id";
+const PAGE: &str = concat!(
+    "SELECT m.id, CAST(m.message_id AS BLOB), CAST(m.topic AS BLOB), CAST(m.key AS BLOB), CAST(m.headers AS BLOB), \
+     CASE WHEN q.payload_size <= $3 THEN CAST(m.payload AS BLOB) END FROM ( \
+       SELECT id, payload_size, sum(size + payload_size) OVER (ORDER BY id) - size - payload_size AS size_before FROM ( \
+         SELECT id, ",
+    bytes_of!("payload"),
+    " AS payload_size, ",
+    bytes_of!("key"),
+    " + ",
+    bytes_of!("headers"),
+    " AS size FROM millstream_outbox WHERE due_at IS NULL AND dead_at IS NULL ORDER BY id LIMIT $1)) q \
+     CROSS JOIN millstream_outbox m ON m.id = q.id WHERE q.size_before < $2 ORDER BY q.id"
+);
 const HELD: &str =
     "SELECT count(*) FROM millstream_outbox_leases WHERE shard = 0 AND holder = $1 AND epoch = $2";
 const DELETE: &str = "DELETE FROM millstream_outbox WHERE id IN (SELECT value FROM json_each($1))";
@@ -145,7 +166,7 @@ impl Store for SqliteStore {
 
     async fn page(&self, _: &[i16], limits: PageLimits) -> Result<Vec<StoredRow>> {
         let error = within("read the outbox");
-        let query = sqlx::query(PAGE).bind(limits.rows).bind(limits.bytes);
+        let query = sqlx::query(PAGE).bind(limits.rows).bind(limits.bytes).bind(limits.payload);
         let rows = query.fetch_all(&self.0).await.map_err(&error)?;
         let row = |row: sqlx::sqlite::SqliteRow| -> sqlx::Result<StoredRow> {
             Ok(StoredRow {
@@ -222,7 +243,7 @@ mod tests {
              INSERT INTO millstream_outbox (topic, payload) SELECT 't', zeroblob(1048576) FROM s RETURNING id"
         );
         database.rows(&fill, &[], "fill").await.unwrap();
-        let limits = PageLimits { per_shard: 500, rows: 500, bytes: 8 << 20 };
+        let limits = PageLimits { per_shard: 500, rows: 500, bytes: 8 << 20, payload: 1 << 20 };
         let store = crate::outbox::store::open(&database);
         let mut best = Duration::MAX;
         for _ in 0..3 {
