@@ -14,6 +14,7 @@ use millstream_core::log::{
 };
 use millstream_core::{Backend, Lease, Log, MessageId, Retention, Topic, TopicPartition};
 use millstream_memory::MemoryBackend;
+use millstream_sql::sqlx::{self, Connection, Executor};
 use millstream_sql::{Database, Outbox, OutboxRelay, OutboxRelayBuilder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -200,4 +201,36 @@ async fn a_giant_payload_is_not_read() {
     assert_eq!(dead.iter().map(|row| &*row.kind).collect::<Vec<_>>(), ["too_large"]);
     let received = link.received.load(Ordering::SeqCst);
     assert!(received < 8_000_000, "{received} bytes were read for two rows");
+}
+/// Texts there are any bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_that_is_not_utf8_holds_nobody_back() {
+    let place = Place::postgres().await;
+    let name = format!("ascii_{:x}", fastrand::u64(..));
+    let mut admin = sqlx::PgConnection::connect(&place.url).await.unwrap();
+    let create =
+        format!("CREATE DATABASE {name} ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0");
+    admin.execute(&*create).await.unwrap();
+    let url = format!("{}/{name}", place.url.rsplit_once('/').unwrap().0);
+    let place = Place { database: Database::connect(&url).await.unwrap(), url, dir: None }.ready().await;
+    let backend = backend();
+    let mut tx = place.database.begin().await.unwrap();
+    let bad = "convert_from('\\xff'::bytea, 'SQL_ASCII')";
+    for (id, topic) in [("'a'", bad), (bad, "'lines'")] {
+        run(
+            &mut tx,
+            &format!("INSERT INTO millstream_outbox (message_id, topic, payload) VALUES ({id}, {topic}, '')"),
+        )
+        .await;
+    }
+    tx.commit().await.unwrap();
+    write(&place.database, 10).await;
+    let relay = relay(&backend, &place.database).await;
+    assert_eq!(sent(&backend, &place).await, 11, "a dedup id is any bytes");
+    let dead = Outbox::new().dead(&place.database, 0, 10).await.unwrap();
+    assert_eq!(
+        dead.iter().map(|row| (&row.topic[..], &*row.kind)).collect::<Vec<_>>(),
+        [(&b"\xff"[..], "invalid_name")]
+    );
+    relay.shutdown().await;
 }

@@ -58,7 +58,14 @@ const PROMOTE: &str = "UPDATE millstream_outbox SET due_at = NULL \
 //
 // Sizes are summed before a payload is read. `octet_length` does not load a payload that is stored apart. One above the limit is
 // not read at all.
-const PAGE: &str = "SELECT shard, id, tx < xmin OR tx >= xmax, message_id, topic, key, headers::text, \
+const PAGE: &str = concat!(
+    "SELECT shard, id, tx < xmin OR tx >= xmax, ",
+    text_bytes!("message_id"),
+    ", ",
+    text_bytes!("topic"),
+    ", key, ",
+    text_bytes!("headers::text"),
+    ", \
     CASE WHEN octet_length(payload) <= $5 THEN payload END FROM ( \
       SELECT o.*, sum(o.size) OVER (ORDER BY o.nth, o.shard) - o.size AS size_before \
       FROM unnest($1::smallint[]) AS s(shard) CROSS JOIN LATERAL ( \
@@ -68,7 +75,8 @@ const PAGE: &str = "SELECT shard, id, tx < xmin OR tx >= xmax, message_id, topic
           WHERE m.shard = s.shard AND m.due_at IS NULL AND m.dead_at IS NULL ORDER BY m.id LIMIT $2) p) o \
       ORDER BY o.nth, o.shard LIMIT $3) q, \
     (SELECT pg_snapshot_xmin(w) AS xmin, pg_snapshot_xmax(w) AS xmax FROM pg_current_snapshot() w) x \
-    WHERE size_before < $4 ORDER BY nth, shard";
+    WHERE size_before < $4 ORDER BY nth, shard",
+);
 
 // `FOR SHARE`: a relay that takes a shard over waits until this is committed, or this sees the new holder. The limit of idle
 // time is set with it, for this transaction alone, so that it costs no request of its own. If the relay vanished before the
@@ -77,12 +85,20 @@ const HELD: &str = "SELECT l.shard FROM millstream_outbox_leases l \
     JOIN unnest($2::smallint[], $3::bigint[]) AS g(shard, epoch) ON l.shard = g.shard AND l.epoch = g.epoch \
     CROSS JOIN (SELECT set_config('idle_in_transaction_session_timeout', $4, true) AS idle) AS s \
     WHERE l.holder = $1 AND s.idle IS NOT NULL ORDER BY l.shard FOR SHARE OF l";
-const DELETE: &str = "DELETE FROM millstream_outbox o USING unnest($1::bigint[], $2::bytea[]) AS s(id, message_id) \
-    WHERE o.id = s.id AND convert_to(o.message_id, 'UTF8') = s.message_id AND o.shard = ANY($3)";
-const FAIL: &str = "UPDATE millstream_outbox o SET dead_at = clock_timestamp(), error_kind = f.kind, error = f.error, \
+const DELETE: &str = concat!(
+    "DELETE FROM millstream_outbox o USING unnest($1::bigint[], $2::bytea[]) AS s(id, message_id) \
+    WHERE o.id = s.id AND ",
+    text_bytes!("o.message_id"),
+    " = s.message_id AND o.shard = ANY($3)",
+);
+const FAIL: &str = concat!(
+    "UPDATE millstream_outbox o SET dead_at = clock_timestamp(), error_kind = f.kind, error = f.error, \
     failures = o.failures + 1 \
     FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::text[]) AS f(id, message_id, kind, error) \
-    WHERE o.id = f.id AND convert_to(o.message_id, 'UTF8') = f.message_id AND o.shard = ANY($5)";
+    WHERE o.id = f.id AND ",
+    text_bytes!("o.message_id"),
+    " = f.message_id AND o.shard = ANY($5)",
+);
 
 const OLDEST: &str = "SELECT \
     max((extract(epoch FROM clock_timestamp() - o.created_at) * 1000)::bigint), \
@@ -161,15 +177,14 @@ impl Store for PostgresStore {
         let query = sqlx::query(PAGE).bind(shards).bind(per_shard).bind(rows).bind(bytes).bind(payload);
         let rows = query.fetch_all(&self.0).await.map_err(&error)?;
         let row = |row: sqlx::postgres::PgRow| -> sqlx::Result<StoredRow> {
-            let text = |at: usize| row.try_get::<Option<String>, _>(at).map(|it| it.map(String::into_bytes));
             Ok(StoredRow {
                 shard: row.try_get(0)?,
                 id: row.try_get(1)?,
                 is_settled: row.try_get(2)?,
-                message_id: text(3)?.unwrap_or_default(),
-                topic: text(4)?.unwrap_or_default(),
+                message_id: row.try_get(3)?,
+                topic: row.try_get(4)?,
                 key: row.try_get(5)?,
-                headers: text(6)?,
+                headers: row.try_get(6)?,
                 payload: row.try_get(7)?,
             })
         };
