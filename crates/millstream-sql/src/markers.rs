@@ -9,7 +9,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::idempotency::{Begun, Idempotency, Marker, Operation, check_begin, check_complete};
 use millstream_core::{Backend, Namespace};
 
-use crate::database::{Arg, Database, Dialect};
+use crate::database::{Arg, Database, Dialect, Row};
 use crate::inbox::{millis, scope};
 
 /// Attempts of a statement that met another one, and of a begin whose marker expires between its two statements.
@@ -57,12 +57,6 @@ const STATE_LITE: &str = concat!(
 );
 
 /// Extends a marker, or makes it anew if it has expired or is gone.
-const EXTEND_PG: &str = "\
-    INSERT INTO millstream_markers AS m (scope, id, token, holder, ttl_ms, done, result, expires_at) \
-    VALUES ($1, $2, $3, $4, $5, false, NULL, clock_timestamp() + $5 * interval '1 millisecond') \
-    ON CONFLICT (scope, id) DO UPDATE SET token = excluded.token, holder = excluded.holder, \
-        ttl_ms = excluded.ttl_ms, done = false, result = NULL, expires_at = excluded.expires_at \
-    WHERE m.expires_at <= clock_timestamp() OR (NOT m.done AND m.token = excluded.token) RETURNING 1::bigint";
 const EXTEND_LITE: &str = concat!(
     "INSERT INTO millstream_markers (scope, id, token, holder, ttl_ms, done, result, expires_at) \
      VALUES ($1, $2, $3, $4, $5, false, NULL, ",
@@ -127,10 +121,15 @@ const ABANDON_LITE: &str = concat!(
 /// The window is that of every marker beside its effect: a process that dies between the two has its message handled again. An
 /// effect in the same database belongs into an [inbox](crate::Inbox), which has no such window.
 ///
+/// Markers of running handlers are extended on a connection of its own (PostgreSQL): handlers may hold all of the pool for
+/// longer than a marker lasts. On SQLite a handler that keeps a transaction open which writes holds back the extensions of all.
+///
 /// All times are by the database's clock. Two queues that share a database need two namespaces.
 #[derive(Clone, Debug)]
 pub struct SqlIdempotency {
     database: Database,
+    /// For extensions. They run on another thread than handlers, to which the connection then belongs.
+    extending: Database,
     namespace: Namespace,
 }
 
@@ -148,7 +147,8 @@ impl SqlIdempotency {
     /// # Errors
     /// [`ErrorKind::InvalidName`] for a namespace that is no name.
     pub fn new(database: &Database, namespace: impl AsRef<str>) -> Result<Self> {
-        Ok(Self { database: database.clone(), namespace: Namespace::new(namespace)? })
+        let namespace = Namespace::new(namespace)?;
+        Ok(Self { database: database.clone(), extending: database.apart(), namespace })
     }
 
     /// Returns the backend with this role in place of its own.
@@ -160,12 +160,15 @@ impl SqlIdempotency {
     /// Runs a statement that has its effect by itself. One that met another transaction has had no effect, and runs again.
     async fn run(&self, sql: (&str, &str), args: &[Arg<'_>], what: &str) -> Result<bool> {
         let sql = self.database.sql(sql.0, sql.1);
+        Self::run_on(&self.database, sql, args, what).await.map(|rows| !rows.is_empty())
+    }
+
+    async fn run_on(database: &Database, sql: &str, args: &[Arg<'_>], what: &str) -> Result<Vec<Row>> {
         let mut tried = 1;
         loop {
-            match self.database.rows(sql, args, what).await {
-                Ok(rows) => return Ok(!rows.is_empty()),
+            match database.rows(sql, args, what).await {
                 Err(error) if tried < TRIES && crate::error::is_conflict(&error) => tried += 1,
-                Err(error) => return Err(error),
+                other => return other,
             }
         }
     }
@@ -197,13 +200,7 @@ impl SqlIdempotency {
         }
         let args =
             [Arg::List(&keys), Arg::List(&ids), Arg::List(&tokens), Arg::List(&holders), Arg::Ints(&ttls)];
-        let mut tried = 1;
-        let rows = loop {
-            match self.database.rows(EXTEND_ALL_PG, &args, "extend markers").await {
-                Err(error) if tried < TRIES && crate::error::is_conflict(&error) => tried += 1,
-                other => break other,
-            }
-        };
+        let rows = Self::run_on(&self.extending, EXTEND_ALL_PG, &args, "extend markers").await;
         let extended = rows.and_then(|rows| {
             rows.iter().map(|row| Ok((row.text(0)?, row.bytes(1)?))).collect::<Result<HashSet<_>>>()
         });
@@ -219,9 +216,9 @@ impl SqlIdempotency {
     async fn extend_one(&self, marker: &Marker, scope: &str) -> Result<()> {
         let [id, token, holder, ttl] = Self::of(marker, marker.ttl);
         let args = [Arg::Text(scope), id, token, holder, ttl];
-        match self.run((EXTEND_PG, EXTEND_LITE), &args, "extend a marker").await? {
-            true => Ok(()),
-            false => Err(marker.fenced()),
+        match &Self::run_on(&self.extending, EXTEND_LITE, &args, "extend a marker").await?[..] {
+            [] => Err(marker.fenced()),
+            _ => Ok(()),
         }
     }
 

@@ -120,6 +120,23 @@ impl Database {
         }
     }
 
+    /// Returns a handle that has one connection of its own, which is opened when it is first used. On SQLite it shares the pool:
+    /// what a database in memory has is seen by one pool alone, and there is one writer at a time anyhow.
+    pub(crate) fn apart(&self) -> Self {
+        let pool = match &self.pool {
+            #[cfg(feature = "postgres")]
+            Pool::Postgres(pool) => {
+                let options = pool.options().clone().max_connections(1).min_connections(0);
+                // Without these limits the pool needs no task, and so no runtime here.
+                let options = options.idle_timeout(None).max_lifetime(None);
+                Pool::Postgres(options.connect_lazy_with((*pool.connect_options()).clone()))
+            }
+            #[cfg(feature = "sqlite")]
+            Pool::Sqlite(pool) => Pool::Sqlite(pool.clone()),
+        };
+        Self { pool, place: self.place.clone() }
+    }
+
     /// Runs one statement outside of a transaction and returns its rows.
     pub(crate) async fn rows(&self, sql: &str, args: &[Arg<'_>], what: &str) -> Result<Vec<Row>> {
         match &self.pool {

@@ -35,7 +35,10 @@ const CLAIM_LITE: &str = "\
 const CLAIM_ALL_PG: &str = "\
     INSERT INTO millstream_inbox AS i (scope, id, fence, result, expires_at) \
     SELECT $1, u.id, $3, NULL, clock_timestamp() + $4 * interval '1 millisecond' \
-    FROM unnest($2::bytea[]) AS u (id) ORDER BY u.id \
+    FROM unnest($2::bytea[]) AS u (id) CROSS JOIN (\
+        SELECT CASE WHEN $5 = '' THEN '' \
+               ELSE set_config('idle_in_transaction_session_timeout', $5, true) END AS idle\
+    ) AS s WHERE s.idle IS NOT NULL ORDER BY u.id \
     ON CONFLICT (scope, id) DO UPDATE \
     SET fence = excluded.fence, result = NULL, expires_at = excluded.expires_at \
     WHERE i.expires_at <= clock_timestamp() RETURNING i.id";
@@ -102,12 +105,14 @@ pub(super) async fn one(
     Err(Error::new(ErrorKind::Unavailable, why).during(what))
 }
 
-/// Writes the markers of all that were not done before, one request for each scope. Returns for each position whether it is new.
+/// Writes the markers of all that were not done before, one request for each scope, with a limit of idle time as
+/// [`one`] does. Returns for each position whether it is new.
 pub(super) async fn many(
     conn: &mut Conn<'_>,
     inbox: &Inbox,
     operations: &[Operation],
     fence: Option<&Fence>,
+    idle: Option<Duration>,
 ) -> Result<Vec<bool>> {
     // By scope and id, in order; of several positions with one id the first.
     let mut scopes: BTreeMap<String, BTreeMap<&[u8], usize>> = BTreeMap::new();
@@ -120,16 +125,23 @@ pub(super) async fn many(
         last = Some((operation, scope));
     }
     let mut new = vec![false; operations.len()];
+    let idle = idle.map(|idle| millis(idle).to_string()).unwrap_or_default();
     for (scope, ids) in &scopes {
         let list: Vec<_> = ids.keys().copied().collect();
-        let args = [
+        let claim = [
             Arg::Text(scope),
             Arg::List(&list),
             Arg::Int(fence.map_or(0, Fence::stored)),
             Arg::Int(millis(inbox.retention)),
+            Arg::Text(&idle),
         ];
-        let sql = conn.sql(CLAIM_ALL_PG, CLAIM_ALL_LITE);
-        for row in conn.rows(sql, &args, "claim operations").await? {
+        let (sql, args) = match conn {
+            #[cfg(feature = "postgres")]
+            Conn::Postgres(_) => (CLAIM_ALL_PG, &claim[..]),
+            #[cfg(feature = "sqlite")]
+            Conn::Sqlite(_) => (CLAIM_ALL_LITE, &claim[..4]),
+        };
+        for row in conn.rows(sql, args, "claim operations").await? {
             let id = row.bytes(0)?;
             let at = ids.get(&id[..]).ok_or_else(|| {
                 Error::new(ErrorKind::Protocol, "the database returned an id that was not asked for")

@@ -19,7 +19,9 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Creates the fence of a resource under any name, such as `lock:invoice:42`.
+    /// Creates the fence of a resource under any name, such as `lock:invoice:42`. The table `millstream_fences` keeps a row for
+    /// each name for ever. Delete those of resources that are no more, by `raised_at`, once no former owner of them can be
+    /// left.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidName`] for a name that is empty, above 300 bytes or not printable ASCII;
@@ -66,7 +68,11 @@ impl Fence {
     }
 }
 
+/// Most resources whose fences are remembered: far more than a process has partitions. A lock for each invoice has no bound.
+const MOST_RAISED: usize = 10_000;
+
 /// Fences that are known to be in the table, because a transaction that raised them was committed. One entry for each resource.
+/// Each saves a request; when there are too many, all are forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Raised(Mutex<HashMap<Arc<str>, u64>>);
 
@@ -77,6 +83,9 @@ impl Raised {
 
     pub(super) fn put(&self, fence: &Fence) {
         let mut known = self.known();
+        if known.len() >= MOST_RAISED && !known.contains_key(&fence.resource) {
+            known.clear();
+        }
         // A former owner in this process must not hide the present one.
         if known.get(&fence.resource).is_none_or(|epoch| *epoch < fence.epoch) {
             known.insert(fence.resource.clone(), fence.epoch);
@@ -187,5 +196,19 @@ mod tests {
         assert!(raised.is(&new) && !raised.is(&old));
         raised.forget(&new);
         assert!(!raised.is(&new));
+    }
+
+    #[test]
+    fn what_was_raised_is_bounded() {
+        let raised = Raised::default();
+        let mut last = None;
+        for number in 0..=MOST_RAISED {
+            let fence = Fence::new(format!("invoice:{number}"), 1).unwrap();
+            raised.put(&fence);
+            assert!(raised.is(&fence));
+            last = Some(fence);
+        }
+        assert_eq!(raised.known().len(), 1);
+        assert!(raised.is(&last.unwrap()));
     }
 }

@@ -188,7 +188,7 @@ impl Inbox {
         Fut: Future<Output = Result<R, E>>,
     {
         let mut tx = self.database.begin().await?;
-        let claimed = match claims::many(&mut tx.conn(), self, operations, fence).await {
+        let claimed = match claims::many(&mut tx.conn(), self, operations, fence, Some(self.idle)).await {
             Ok(claimed) => claimed,
             Err(error) => {
                 tx.rollback().await;
@@ -260,7 +260,7 @@ impl Inbox {
         if let Some(fence) = fence {
             self.compare(&mut conn, fence).await?;
         }
-        claims::many(&mut conn, self, operations, fence).await
+        claims::many(&mut conn, self, operations, fence, None).await
     }
 
     /// Keeps the result of an operation that the same transaction has [claimed](Self::claim).

@@ -40,9 +40,14 @@ pub struct DeadRow {
     pub failures: u32,
 }
 
-const DEAD_POSTGRES: &str = "SELECT id, convert_to(message_id, 'UTF8'), convert_to(topic, 'UTF8'), \
-    COALESCE(error_kind, ''), COALESCE(error, ''), failures::bigint FROM millstream_outbox \
-    WHERE dead_at IS NOT NULL AND id > $1 ORDER BY id LIMIT $2";
+const DEAD_POSTGRES: &str = concat!(
+    "SELECT id, ",
+    text_bytes!("message_id"),
+    ", ",
+    text_bytes!("topic"),
+    ", COALESCE(error_kind, ''), COALESCE(error, ''), failures::bigint FROM millstream_outbox \
+    WHERE dead_at IS NOT NULL AND id > $1 ORDER BY id LIMIT $2"
+);
 const DEAD_SQLITE: &str = "SELECT id, CAST(message_id AS BLOB), CAST(topic AS BLOB), \
     COALESCE(error_kind, ''), COALESCE(error, ''), failures FROM millstream_outbox \
     WHERE dead_at IS NOT NULL AND id > $1 ORDER BY id LIMIT $2";

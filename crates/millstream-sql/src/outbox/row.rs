@@ -18,7 +18,16 @@ pub(crate) struct StoredRow {
     pub(crate) topic: Vec<u8>,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) headers: Option<Vec<u8>>,
-    pub(crate) payload: Vec<u8>,
+    /// `None` if it is above the limit, and was not read.
+    pub(crate) payload: Option<Vec<u8>>,
+}
+
+/// Names a row. The message id tells it from another row under the same id: after a fail-over to a copy that was behind, a
+/// database gives out ids again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RowName {
+    pub(crate) id: i64,
+    pub(crate) message_id: Vec<u8>,
 }
 
 /// Message of a row.
@@ -30,6 +39,10 @@ pub(crate) struct Message {
 }
 
 impl StoredRow {
+    pub(crate) fn name(&self) -> RowName {
+        RowName { id: self.id, message_id: self.message_id.clone() }
+    }
+
     /// Converts the row to a message.
     ///
     /// # Errors
@@ -47,7 +60,12 @@ impl StoredRow {
                 headers::read(json)?
             }
         };
-        let envelope = Envelope { key: self.key.map(Bytes::from), headers, payload: self.payload.into() };
+        let payload = self.payload.ok_or_else(|| {
+            let why =
+                format!("the payload of the row has more than the {} bytes that are allowed", limits.payload);
+            Error::new(ErrorKind::TooLarge, why)
+        })?;
+        let envelope = Envelope { key: self.key.map(Bytes::from), headers, payload: payload.into() };
         envelope.check(limits)?;
         Ok(Message { topic, id, envelope })
     }
@@ -85,6 +103,7 @@ mod tests {
             is_settled,
             message_id: b"m".to_vec(),
             topic: b"t".to_vec(),
+            payload: Some(Vec::new()),
             ..StoredRow::default()
         }
     }
@@ -117,7 +136,8 @@ mod tests {
         assert_eq!(kind(|row| row.topic = b"a b".to_vec()), Err(ErrorKind::InvalidName));
         assert_eq!(kind(|row| row.topic = vec![0xff]), Err(ErrorKind::InvalidName));
         assert_eq!(kind(|row| row.topic = Vec::new()), Err(ErrorKind::InvalidName));
-        assert_eq!(kind(|row| row.payload = vec![0; (1 << 20) + 1]), Err(ErrorKind::TooLarge));
+        assert_eq!(kind(|row| row.payload = Some(vec![0; (1 << 20) + 1])), Err(ErrorKind::TooLarge));
+        assert_eq!(kind(|row| row.payload = None), Err(ErrorKind::TooLarge));
         assert_eq!(kind(|row| row.key = Some(vec![0; 2_000])), Err(ErrorKind::TooLarge));
         assert_eq!(kind(|row| row.message_id = vec![0; 129]), Err(ErrorKind::TooLarge));
         assert_eq!(kind(|row| row.message_id = Vec::new()), Err(ErrorKind::InvalidName));

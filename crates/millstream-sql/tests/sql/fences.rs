@@ -127,6 +127,35 @@ async fn a_transaction_that_does_nothing_is_ended() {
     paused.abort();
 }
 
+/// The same of a batch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_that_does_nothing_is_ended() {
+    let place = Place::postgres().await.ready().await;
+    let inbox = place.builder().max_idle(Duration::from_secs(1)).build().unwrap();
+    let began = Arc::new(Barrier::new(2));
+    let paused = {
+        let (inbox, began) = (inbox.clone(), began.clone());
+        tokio::spawn(async move {
+            let work = async |mut tx: Tx, _| {
+                effect(&mut tx, "e").await;
+                began.wait().await;
+                std::future::pending::<Result<(), Infallible>>().await
+            };
+            inbox.once_all(&[operation("a"), operation("b")], None, work).await
+        })
+    };
+    began.wait().await;
+    let work = async |mut tx: Tx, _| {
+        effect(&mut tx, "e").await;
+        Ok::<_, Infallible>(())
+    };
+    let batch = [operation("b"), operation("c")];
+    let done = tokio::time::timeout(Duration::from_secs(60), inbox.once_all(&batch, None, work)).await;
+    assert_eq!(done.expect("it waits without a limit").unwrap(), Once::First((vec![0, 1], ())));
+    assert_eq!(place.effects("e").await, 1);
+    paused.abort();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handlers_of_one_owner_do_not_wait_for_each_other() {
     let place = Place::postgres().await.ready().await;

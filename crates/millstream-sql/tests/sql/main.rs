@@ -8,6 +8,7 @@ mod handlers;
 mod inbox;
 mod markers;
 mod migrations;
+mod outbox;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../../integration-tests/src/databases/postgres.rs"]
 mod postgres;

@@ -1,11 +1,19 @@
 //! Markers of effects elsewhere, and the deletion of old ones. What every role of this kind must do is in the suite, which
 //! the integration tests run on it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use millstream_core::ErrorKind;
+use bytes::Bytes;
+use millstream_core::event::Event;
 use millstream_core::idempotency::{Begun, Idempotency, Marker};
-use millstream_sql::{Cleaner, SqlIdempotency, Tx};
+use millstream_core::log::Append;
+use millstream_core::{Backend, Envelope, ErrorKind, Topic, TopicPartition, wire};
+use millstream_memory::MemoryBackend;
+use millstream_runtime::{ConsumerBuilder, Delivery, Idempotent};
+use millstream_sql::sqlx::postgres::PgPoolOptions;
+use millstream_sql::{Cleaner, Database, SqlIdempotency, Tx, migrate};
 
 use crate::support::{Place, effect, on_both, operation, run};
 
@@ -14,6 +22,7 @@ on_both!(
     namespaces_are_apart,
     what_expired_is_deleted_and_nothing_else,
     many_delete_at_once,
+    without_tables_messages_wait_and_use_no_attempt,
 );
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -108,4 +117,80 @@ async fn many_delete_at_once(place: Place) {
     // One that met the rows of the others may have ended before them.
     deleted += Cleaner::new(&place.database).run_once().await.unwrap();
     assert_eq!((deleted, place.number("SELECT count(*) FROM millstream_inbox").await), (3_000, 1));
+}
+
+/// Handlers may keep all connections for longer than a marker lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn markers_are_extended_while_handlers_hold_all_connections() {
+    let place = Place::postgres().await.ready().await;
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
+    let database = Database::from(pool.connect(&place.url).await.unwrap());
+    let role = SqlIdempotency::new(&database, "n").unwrap();
+    let marker = started(&role, "a", "t", MINUTE).await;
+    let held = database.begin().await.unwrap();
+    for _ in 0..2 {
+        let extended = role.extend(std::slice::from_ref(&marker)).await;
+        assert_eq!(extended.iter().map(Result::is_ok).collect::<Vec<_>>(), [true], "{extended:?}");
+    }
+    held.rollback().await;
+}
+
+const LINES: Topic<Bytes> = Topic::raw("lines").partitions(1);
+
+async fn drop_tables(database: &Database) {
+    let mut tx = database.begin().await.unwrap();
+    run(&mut tx, "DROP TABLE millstream_markers").await;
+    run(&mut tx, "DROP TABLE millstream_migrations").await;
+    tx.commit().await.unwrap();
+}
+
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(40), wait).await.expect(what);
+}
+
+/// They are missing when the message is to begin, and again when its handler has succeeded.
+async fn without_tables_messages_wait_and_use_no_attempt(place: Place) {
+    let backend: Backend = MemoryBackend::new().into();
+    let backend = SqlIdempotency::new(&place.database, "n").unwrap().replace(backend);
+    drop_tables(&place.database).await;
+    let (failures, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let observer = {
+        let (failures, lost) = (failures.clone(), lost.clone());
+        move |event: &Event<'_>| match event {
+            Event::Failing { operation: "idempotency", .. } => _ = failures.fetch_add(1, Ordering::SeqCst),
+            Event::MarkerLost { .. } => _ = lost.fetch_add(1, Ordering::SeqCst),
+            _ => {}
+        }
+    };
+    let attempts = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let (attempts, database) = (attempts.clone(), place.database.clone());
+        move |delivery: Delivery<Bytes>| {
+            attempts.lock().unwrap().push(delivery.attempt());
+            let database = database.clone();
+            async move { drop_tables(&database).await }
+        }
+    };
+    let consumer = ConsumerBuilder::new(backend.clone(), LINES, "g", Arc::new(observer));
+    let consumer = consumer.idempotent(Idempotent::by_message_id()).start(handler).await.unwrap();
+    let topic_partition = TopicPartition::new("lines".parse().unwrap(), 0);
+    let append = Append { topic_partition, fields: wire::encode(&Envelope::new("a")) };
+    backend.log().append(&[append]).await.remove(0).unwrap();
+    for round in 0..2 {
+        let before = failures.load(Ordering::SeqCst);
+        eventually("it fails and tries again", || failures.load(Ordering::SeqCst) >= before + 2).await;
+        assert_eq!(attempts.lock().unwrap().len(), round);
+        assert_eq!(consumer.report().acked, 0);
+        migrate(&place.database).await.unwrap();
+        eventually("it goes on", || attempts.lock().unwrap().len() == 1).await;
+    }
+    eventually("acknowledged", || consumer.report().acked == 1).await;
+    let report = consumer.shutdown().await;
+    assert_eq!((report.acked, report.dead, lost.load(Ordering::SeqCst)), (1, 0, 0));
+    assert_eq!(*attempts.lock().unwrap(), [1]);
 }

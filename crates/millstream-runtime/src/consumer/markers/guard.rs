@@ -272,7 +272,14 @@ fn rejected(why: String) -> Verdict {
     Verdict::Said(Outcome::dead_letter(why))
 }
 
-/// Whether an error concerns all messages, and not this one alone.
+/// Whether an error concerns all messages, and not this one alone: rights or tables are missing, or the store was closed.
 fn is_of_all(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unsupported | ErrorKind::Protocol)
+    matches!(
+        error.kind(),
+        ErrorKind::Denied
+            | ErrorKind::Unsupported
+            | ErrorKind::Protocol
+            | ErrorKind::NotFound
+            | ErrorKind::Closed
+    )
 }

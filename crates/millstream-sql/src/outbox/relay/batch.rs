@@ -7,6 +7,8 @@ use millstream_core::TopicPartition;
 use millstream_core::error::ErrorKind;
 use millstream_core::log::DedupAppend;
 
+use crate::outbox::row::RowName;
+
 /// Most messages and bytes of one partition in a request. As much is stored in one step, so that no message of a partition is
 /// stored behind one that was refused.
 const STEP: (usize, usize) = (200, 512 << 10);
@@ -17,7 +19,7 @@ const REQUEST: usize = 4 << 20;
 /// Row with its message.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
-    pub(super) id: i64,
+    pub(super) row: RowName,
     pub(super) append: DedupAppend,
 }
 
@@ -97,7 +99,7 @@ mod tests {
         let append = Append { topic_partition, fields };
         let dedup = DedupId::new(vec![1]).expect("an id");
         let append = DedupAppend { append, id: dedup, window: Duration::from_secs(60), earlier: Vec::new() };
-        Planned { id, append }
+        Planned { row: RowName { id, message_id: vec![1] }, append }
     }
 
     #[test]

@@ -5,6 +5,8 @@ mod config;
 mod pace;
 mod run;
 mod share;
+#[cfg(all(test, feature = "sqlite"))]
+mod tests;
 mod topics;
 
 use std::fmt;

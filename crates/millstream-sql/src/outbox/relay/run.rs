@@ -21,10 +21,10 @@ use super::batch::{Planned, Verdict, requests, verdict};
 use super::pace::Pace;
 use super::share;
 use super::topics::Topics;
-use crate::outbox::row::{StoredRow, before_watermark};
+use crate::outbox::row::{RowName, StoredRow, before_watermark};
 use crate::outbox::store::{Failed, Grant, PageLimits, Sample, Store};
 
-/// Most bytes of payloads in a page, its last row excluded.
+/// Most bytes of keys, headers and payloads in a page, its last row excluded.
 const PAGE_BYTES: i64 = 8 << 20;
 
 /// Time limit of a request to the database. The client has none of its own.
@@ -54,7 +54,7 @@ enum Round {
 /// Rows whose fate is known and not written yet.
 #[derive(Debug, Default)]
 struct Fates {
-    stored: Vec<i64>,
+    stored: Vec<RowName>,
     failed: Vec<Failed>,
 }
 
@@ -83,6 +83,7 @@ pub(super) struct Run {
     grants: Vec<Grant>,
     /// Until then the leases are valid for certain. Counted from before the renewal, by this process's clock.
     valid_until: Instant,
+    answers: Answers,
     renew_at: Instant,
     promote_at: Instant,
     sample_at: Instant,
@@ -120,6 +121,7 @@ impl Run {
             stopped,
             grants: Vec::new(),
             valid_until: now,
+            answers: Answers::default(),
             renew_at: now,
             promote_at: now,
             sample_at: now,
@@ -169,32 +171,37 @@ impl Run {
     /// One round: at most one page.
     async fn run_once(&mut self) -> Result<Round> {
         let now = Instant::now();
+        // First of all, after an outage too: what was stored is not to be taken by another relay, which would store it again if
+        // the window is over. For that the lease only has to be the granted one, and may have expired.
+        self.write_fates().await?;
         if now >= self.renew_at {
             self.renew().await?;
         }
         if now >= self.sample_at {
             self.sample().await?;
         }
-        self.write_fates().await?;
         if self.grants.is_empty() {
             self.monitor.succeeded(&*self.observer);
             return Ok(Round::Nothing { waiting: false });
         }
         let shards: Vec<i16> = self.grants.iter().map(|grant| grant.shard).collect();
         if now >= self.promote_at {
-            within(self.store.promote(&shards)).await?;
+            self.answers.to(self.store.promote(&shards)).await?;
             self.promote_at = now + PROMOTE_EVERY;
         }
-        let rows = within(self.store.page(&shards, self.page_limits(shards.len()))).await?;
-        let (ready, is_blocked) = before_watermark(rows);
+        let limits = self.page_limits(shards.len());
+        let rows = self.answers.to(self.store.page(&shards, limits)).await?;
+        let (mut ready, is_blocked) = before_watermark(rows);
         let mut busy: Vec<i16> = ready.iter().map(|row| row.shard).collect();
         busy.sort_unstable();
         busy.dedup();
         self.busy_shards = busy.len().max(1);
         if Instant::now() >= self.valid_until {
-            // Another relay may have the shards by now.
-            self.renew_at = Instant::now();
-            return Ok(Round::Moved);
+            // Another relay may have the shards by now. The same epoch proves that none had a shard since the page was read.
+            let before = self.grants.clone();
+            self.renew().await?;
+            let kept = |shard| before.iter().any(|it| it.shard == shard && self.grants.contains(it));
+            ready.retain(|row| kept(row.shard));
         }
         let error = self.send(ready).await;
         let moved = self.fates.stored.len() + self.fates.failed.len();
@@ -221,23 +228,27 @@ impl Run {
         let rows = (batch + self.held_rows).min(batch * MOST_BATCHES);
         let per_shard = if shards == 1 { rows } else { (rows / self.busy_shards).max(16).min(rows) };
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        PageLimits { per_shard: number(per_shard), rows: number(rows), bytes: PAGE_BYTES }
+        let payload = number(self.config.limits.payload);
+        PageLimits { per_shard: number(per_shard), rows: number(rows), bytes: PAGE_BYTES, payload }
     }
 
     /// Renews the leases and moves towards an even share.
     async fn renew(&mut self) -> Result<()> {
         let (ttl, asked) = (self.config.ttl, Instant::now());
-        let shares = within(self.store.renew(&self.me, ttl)).await?;
+        let shares = self.answers.to(self.store.renew(&self.me, ttl)).await?;
         let mine = shares.leases.iter().filter(|it| it.holder.as_deref() == Some(&*self.me));
         self.grants = mine.map(|it| Grant { shard: it.shard, epoch: it.epoch }).collect();
         self.valid_until = asked + ttl;
-        let change = share::change(&self.me, &shares);
+        if asked.elapsed() > ttl {
+            self.answers.restart();
+        }
+        let change = share::change(&self.me, &shares, self.answers.last_for(ttl));
         if !change.release.is_empty() {
             self.grants.retain(|grant| !change.release.contains(&grant.shard));
-            within(self.store.release(&self.me, &change.release)).await?;
+            self.answers.to(self.store.release(&self.me, &change.release)).await?;
         }
         if !change.acquire.is_empty() {
-            self.grants.extend(within(self.store.acquire(&self.me, ttl, &change.acquire)).await?);
+            self.grants.extend(self.answers.to(self.store.acquire(&self.me, ttl, &change.acquire)).await?);
         }
         // At the moment when a lease of another relay ends, unless it is renewed until then, which it is three times.
         let others =
@@ -249,9 +260,8 @@ impl Run {
     }
 
     async fn sample(&mut self) -> Result<()> {
-        let sample: Sample = within(self.store.sample())
-            .await
-            .inspect_err(|_| self.observer.observe(&Event::OutboxUnknown))?;
+        let sample = self.answers.to(self.store.sample()).await;
+        let sample: Sample = sample.inspect_err(|_| self.observer.observe(&Event::OutboxUnknown))?;
         self.sample_at = Instant::now() + SAMPLE_EVERY;
         let Sample { oldest, blocked, dead, ref blocker } = sample;
         self.observer.observe(&Event::OutboxSampled { oldest, blocked, dead });
@@ -274,12 +284,12 @@ impl Run {
         let mut planned = Vec::with_capacity(rows.len());
         let mut found = Found::default();
         for row in rows {
-            let id = row.id;
+            let name = row.name();
             match self.plan(row, &mut found).await {
                 Ok(Some(message)) => planned.push(message),
                 Ok(None) => self.held_rows += 1,
                 Err((topic, error)) => match verdict(error.kind()) {
-                    Verdict::Dead => self.fail(id, topic.as_ref(), &error),
+                    Verdict::Dead => self.fail(name, topic.as_ref(), &error),
                     Verdict::Wait | Verdict::Away => {
                         self.held_rows += 1;
                         let topic = topic.map(|topic| (topic, None));
@@ -310,7 +320,7 @@ impl Run {
         row: StoredRow,
         found: &mut Found,
     ) -> Result<Option<Planned>, (Option<TopicName>, Error)> {
-        let id = row.id;
+        let row_name = row.name();
         let message = row.into_message(&self.config.limits).map_err(|error| (None, error))?;
         let name = message.topic.clone();
         let named = |error: Error| (Some(name.clone()), error);
@@ -342,7 +352,7 @@ impl Run {
         }
         let append = Append { topic_partition, fields: wire::encode(&message.envelope) };
         let append = DedupAppend { append, id: message.id, window: self.config.window, earlier };
-        Ok(Some(Planned { id, append }))
+        Ok(Some(Planned { row: row_name, append }))
     }
 
     /// Appends messages. Returns an error of those that wait, and whether the servers are away.
@@ -358,10 +368,10 @@ impl Run {
                 Ok(Deduplicated { is_duplicate, .. }) => {
                     let (stored, duplicates) = counts.entry(&place.topic).or_default();
                     *(if is_duplicate { duplicates } else { stored }) += 1;
-                    self.fates.stored.push(message.id);
+                    self.fates.stored.push(message.row.clone());
                 }
                 Err(error) => match verdict(error.kind()) {
-                    Verdict::Dead => self.fail(message.id, Some(&place.topic), &error),
+                    Verdict::Dead => self.fail(message.row.clone(), Some(&place.topic), &error),
                     its => {
                         is_away = is_away || its == Verdict::Away;
                         self.held_rows += 1;
@@ -387,13 +397,13 @@ impl Run {
 /// What is remembered about rows.
 impl Run {
     /// Gives a row up.
-    fn fail(&mut self, id: i64, topic: Option<&TopicName>, error: &Error) {
-        tracing::warn!(row = id, %error, "a row of the outbox cannot be sent, and is kept as dead");
+    fn fail(&mut self, row: RowName, topic: Option<&TopicName>, error: &Error) {
+        tracing::warn!(row = row.id, %error, "a row of the outbox cannot be sent, and is kept as dead");
         if let Some(topic) = topic {
             self.observer.observe(&Event::ProduceFailed { topic, messages: 1, error });
         }
         let text = wire::cut(&error.to_string()).to_owned();
-        self.fates.failed.push(Failed { id, kind: error.kind(), error: text });
+        self.fates.failed.push(Failed { row, kind: error.kind(), error: text });
     }
 
     /// Has the rows of a topic or partition wait.
@@ -424,7 +434,10 @@ impl Run {
             return Ok(());
         }
         let Fates { stored, failed } = &self.fates;
-        let held = within(self.store.settle(&self.me, &self.grants, stored, failed)).await?;
+        let held = self
+            .answers
+            .to(self.store.settle(&self.me, self.config.ttl, &self.grants, stored, failed))
+            .await?;
         // What is not deleted because its shard was lost is appended again by the next relay, and recognised.
         self.fates = Fates::default();
         let before = self.grants.len();
@@ -441,14 +454,41 @@ impl Run {
 
     async fn leave(&mut self) -> Result<()> {
         self.write_fates().await?;
-        within(self.store.leave(&self.me)).await
+        self.answers.to(self.store.leave(&self.me)).await
     }
 }
 
-/// Limits the time of a request to the database.
-async fn within<T>(request: impl Future<Output = Result<T>>) -> Result<T> {
-    timeout(DATABASE_TIMEOUT, request).await.unwrap_or_else(|_| {
-        let why = format!("the database did not answer within {DATABASE_TIMEOUT:?}");
-        Err(Error::new(ErrorKind::Unavailable, why))
-    })
+/// Answers of the database: whether they have come without a break.
+///
+/// After an outage all leases have expired, and who comes back first is chance. A relay may have stored rows that it could not
+/// delete, and only it knows which. So another one takes its shards only if it has had the time of a lease to come back.
+#[derive(Debug, Default)]
+struct Answers {
+    /// The first answer after the last failure.
+    since: Option<Instant>,
+}
+
+impl Answers {
+    /// Limits the time of a request to the database, and notes whether it was answered.
+    async fn to<T>(&mut self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let answer = timeout(DATABASE_TIMEOUT, request).await.unwrap_or_else(|_| {
+            let why = format!("the database did not answer within {DATABASE_TIMEOUT:?}");
+            Err(Error::new(ErrorKind::Unavailable, why))
+        });
+        match &answer {
+            Ok(_) => _ = self.since.get_or_insert_with(Instant::now),
+            Err(_) => self.since = None,
+        }
+        answer
+    }
+
+    /// Begins anew, after an answer that was late.
+    fn restart(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    /// Returns whether all answers of this time have come.
+    fn last_for(&self, time: Duration) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= time)
+    }
 }

@@ -10,14 +10,16 @@ pub(super) struct Change {
 }
 
 /// Returns what relay `me` changes so that each relay holds its share: the number of shards divided by that of relays, and one
-/// more for the first ones by name if that leaves a remainder. A shard moves only from a relay with more than its share.
-pub(super) fn change(me: &str, shares: &Shares) -> Change {
+/// more for the first ones by name if that leaves a remainder. A shard moves only from a relay with more than its share, or,
+/// if `takes_expired`, from one that did not renew its lease.
+pub(super) fn change(me: &str, shares: &Shares, takes_expired: bool) -> Change {
     let relays = shares.relays.len().max(1);
     let nth = shares.relays.iter().position(|relay| relay == me).unwrap_or(0);
     let shards = shares.leases.len();
     let quota = shards / relays + usize::from(nth < shards % relays);
     let held_by = |holder: Option<&str>| -> Vec<i16> {
-        shares.leases.iter().filter(|it| it.holder.as_deref() == holder).map(|it| it.shard).collect()
+        let held = shares.leases.iter().filter(|it| it.holder.as_deref() == holder);
+        held.filter(|it| takes_expired || !it.is_expired).map(|it| it.shard).collect()
     };
     let (mine, mut free) = (held_by(Some(me)), held_by(None));
     if mine.len() >= quota {
@@ -42,6 +44,7 @@ mod tests {
             shard: i16::try_from(shard).expect("small"),
             epoch: 1,
             holder: holder.map(str::to_owned),
+            is_expired: false,
             expires_in: Duration::ZERO,
         };
         Shares {
@@ -52,7 +55,7 @@ mod tests {
 
     #[test]
     fn one_relay_takes_all() {
-        let change = change("a", &shares(&["a"], &[None; 4]));
+        let change = change("a", &shares(&["a"], &[None; 4]), false);
         assert_eq!((change.acquire.len(), change.release.len()), (4, 0));
     }
 
@@ -68,7 +71,7 @@ mod tests {
                 loop {
                     let before = holders.clone();
                     for me in relays {
-                        let change = change(me, &shares(relays, &holders));
+                        let change = change(me, &shares(relays, &holders), false);
                         for shard in change.release {
                             holders[usize::try_from(shard).expect("positive")] = None;
                         }
@@ -95,7 +98,15 @@ mod tests {
 
     #[test]
     fn a_lease_of_another_relay_is_not_asked_for() {
-        let change = change("b", &shares(&["a", "b"], &[Some("a"), Some("a")]));
+        let change = change("b", &shares(&["a", "b"], &[Some("a"), Some("a")]), true);
         assert_eq!(change, Change::default());
+    }
+
+    #[test]
+    fn a_lease_that_expired_is_asked_for_only_if_it_may_be_taken() {
+        let mut shares = shares(&["b"], &[None, None]);
+        shares.leases[0].is_expired = true;
+        assert_eq!(change("b", &shares, false).acquire, [1]);
+        assert_eq!(change("b", &shares, true).acquire, [0, 1]);
     }
 }

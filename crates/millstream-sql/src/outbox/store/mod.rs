@@ -13,7 +13,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::row::StoredRow;
+use super::row::{RowName, StoredRow};
 use crate::database::{Database, Pool};
 
 /// Lease of a shard as its holder knows it.
@@ -30,6 +30,8 @@ pub(crate) struct ShardLease {
     pub(crate) epoch: i64,
     /// Holder, unless the lease has expired.
     pub(crate) holder: Option<String>,
+    /// Whether it had a holder, who did not renew it in time.
+    pub(crate) is_expired: bool,
     /// Time until it expires, by the database's clock.
     pub(crate) expires_in: Duration,
 }
@@ -46,7 +48,7 @@ pub(crate) struct Shares {
 /// Row that cannot be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Failed {
-    pub(crate) id: i64,
+    pub(crate) row: RowName,
     pub(crate) kind: ErrorKind,
     pub(crate) error: String,
 }
@@ -58,8 +60,10 @@ pub(crate) struct PageLimits {
     pub(crate) per_shard: i64,
     /// Rows in all.
     pub(crate) rows: i64,
-    /// Bytes of payloads in all, the last row excluded.
+    /// Bytes of keys, headers and payloads in all, the last row excluded.
     pub(crate) bytes: i64,
+    /// Bytes of a payload. A larger one is not read.
+    pub(crate) payload: i64,
 }
 
 /// State of the table.
@@ -84,7 +88,7 @@ pub(crate) trait Store: Send + Sync {
     /// Records that relay `me` runs, extends its leases, and returns the state of all.
     async fn renew(&self, me: &str, ttl: Duration) -> Result<Shares>;
 
-    /// Grants those of `shards` that are free to relay `me`.
+    /// Grants those of `shards` that are free, or whose lease has expired, to relay `me`.
     async fn acquire(&self, me: &str, ttl: Duration, shards: &[i16]) -> Result<Vec<Grant>>;
 
     /// Gives `shards` back.
@@ -101,8 +105,16 @@ pub(crate) trait Store: Send + Sync {
 
     /// Deletes rows that were stored and records the failures of others, in one transaction that compares the leases: only rows
     /// of shards whose lease is still the granted one are touched. Returns these shards.
-    async fn settle(&self, me: &str, grants: &[Grant], stored: &[i64], failed: &[Failed])
-    -> Result<Vec<i16>>;
+    ///
+    /// The database ends a transaction whose relay is silent in it for a `ttl`: its locks would keep others from the shards.
+    async fn settle(
+        &self,
+        me: &str,
+        ttl: Duration,
+        grants: &[Grant],
+        stored: &[RowName],
+        failed: &[Failed],
+    ) -> Result<Vec<i16>>;
 
     /// Returns the state of the table.
     async fn sample(&self) -> Result<Sample>;

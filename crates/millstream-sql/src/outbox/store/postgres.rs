@@ -14,7 +14,7 @@ use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
 use crate::error::{Phase, failed};
-use crate::outbox::row::StoredRow;
+use crate::outbox::row::{RowName, StoredRow};
 
 /// Channel of the notifications, which the trigger of the table names too.
 const CHANNEL: &str = "millstream_outbox";
@@ -25,6 +25,9 @@ const CONNECTIONS: u32 = 3;
 /// Pause before notifications are asked for again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
+/// Shortest limit of the idle time in a transaction: a busy machine may pause a relay that lives.
+const SHORTEST_IDLE: Duration = Duration::from_secs(1);
+
 const ENLIST: &str = "INSERT INTO millstream_outbox_relays (holder, until) \
     VALUES ($1, clock_timestamp() + $2 * interval '1 millisecond') ON CONFLICT (holder) DO UPDATE SET until = excluded.until";
 const RENEW: &str = "UPDATE millstream_outbox_leases SET until = clock_timestamp() + $2 * interval '1 millisecond' \
@@ -34,6 +37,7 @@ const RELAYS: &str =
 const FORGET: &str =
     "DELETE FROM millstream_outbox_relays WHERE until < clock_timestamp() - interval '1 hour'";
 const LEASES: &str = "SELECT shard, epoch, CASE WHEN until >= clock_timestamp() THEN holder END, \
+    holder IS NOT NULL AND until < clock_timestamp(), \
     CASE WHEN until >= clock_timestamp() \
     THEN (extract(epoch FROM until - clock_timestamp()) * 1000)::bigint ELSE 0 END \
     FROM millstream_outbox_leases ORDER BY shard";
@@ -52,25 +56,49 @@ const PROMOTE: &str = "UPDATE millstream_outbox SET due_at = NULL \
 // The watermark: a row whose transaction is below `xmin` was written before all that run now. One at `xmax` or above comes
 // from another database, by a restored dump, since this one has not given that number to anybody.
 //
-// Sizes are summed before a payload is read. `octet_length` does not load a payload that is stored apart.
-const PAGE: &str = "SELECT shard, id, tx < xmin OR tx >= xmax, message_id, topic, key, headers::text, payload FROM ( \
+// Sizes are summed before a payload is read. `octet_length` does not load a payload that is stored apart. One above the limit is
+// not read at all.
+const PAGE: &str = concat!(
+    "SELECT shard, id, tx < xmin OR tx >= xmax, ",
+    text_bytes!("message_id"),
+    ", ",
+    text_bytes!("topic"),
+    ", key, ",
+    text_bytes!("headers::text"),
+    ", \
+    CASE WHEN octet_length(payload) <= $5 THEN payload END FROM ( \
       SELECT o.*, sum(o.size) OVER (ORDER BY o.nth, o.shard) - o.size AS size_before \
       FROM unnest($1::smallint[]) AS s(shard) CROSS JOIN LATERAL ( \
-        SELECT p.*, octet_length(p.payload)::bigint AS size, row_number() OVER (ORDER BY p.id) AS nth FROM ( \
+        SELECT p.*, octet_length(p.payload)::bigint + COALESCE(octet_length(p.key), 0) \
+          + COALESCE(octet_length(p.headers::text), 0) AS size, row_number() OVER (ORDER BY p.id) AS nth FROM ( \
           SELECT * FROM millstream_outbox m \
           WHERE m.shard = s.shard AND m.due_at IS NULL AND m.dead_at IS NULL ORDER BY m.id LIMIT $2) p) o \
       ORDER BY o.nth, o.shard LIMIT $3) q, \
     (SELECT pg_snapshot_xmin(w) AS xmin, pg_snapshot_xmax(w) AS xmax FROM pg_current_snapshot() w) x \
-    WHERE size_before < $4 ORDER BY nth, shard";
+    WHERE size_before < $4 ORDER BY nth, shard",
+);
 
-// `FOR SHARE`: a relay that takes a shard over waits until this is committed, or this sees the new holder.
+// `FOR SHARE`: a relay that takes a shard over waits until this is committed, or this sees the new holder. The limit of idle
+// time is set with it, for this transaction alone, so that it costs no request of its own. If the relay vanished before the
+// commit, the lock would keep the shard from all others, and the number of its transaction would hold back all later rows.
 const HELD: &str = "SELECT l.shard FROM millstream_outbox_leases l \
     JOIN unnest($2::smallint[], $3::bigint[]) AS g(shard, epoch) ON l.shard = g.shard AND l.epoch = g.epoch \
-    WHERE l.holder = $1 ORDER BY l.shard FOR SHARE OF l";
-const DELETE: &str = "DELETE FROM millstream_outbox WHERE id = ANY($1) AND shard = ANY($2)";
-const FAIL: &str = "UPDATE millstream_outbox o SET dead_at = clock_timestamp(), error_kind = f.kind, error = f.error, \
-    failures = o.failures + 1 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS f(id, kind, error) \
-    WHERE o.id = f.id AND o.shard = ANY($4)";
+    CROSS JOIN (SELECT set_config('idle_in_transaction_session_timeout', $4, true) AS idle) AS s \
+    WHERE l.holder = $1 AND s.idle IS NOT NULL ORDER BY l.shard FOR SHARE OF l";
+const DELETE: &str = concat!(
+    "DELETE FROM millstream_outbox o USING unnest($1::bigint[], $2::bytea[]) AS s(id, message_id) \
+    WHERE o.id = s.id AND ",
+    text_bytes!("o.message_id"),
+    " = s.message_id AND o.shard = ANY($3)",
+);
+const FAIL: &str = concat!(
+    "UPDATE millstream_outbox o SET dead_at = clock_timestamp(), error_kind = f.kind, error = f.error, \
+    failures = o.failures + 1 \
+    FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::text[]) AS f(id, message_id, kind, error) \
+    WHERE o.id = f.id AND ",
+    text_bytes!("o.message_id"),
+    " = f.message_id AND o.shard = ANY($5)",
+);
 
 const OLDEST: &str = "SELECT \
     max((extract(epoch FROM clock_timestamp() - o.created_at) * 1000)::bigint), \
@@ -96,6 +124,10 @@ fn within(what: &'static str) -> impl Fn(sqlx::Error) -> millstream_core::Error 
     move |error| failed(error, Phase::Within, what)
 }
 
+fn names<'a>(rows: impl Iterator<Item = &'a RowName>) -> (Vec<i64>, Vec<&'a [u8]>) {
+    rows.map(|row| (row.id, &row.message_id[..])).unzip()
+}
+
 #[async_trait]
 impl Store for PostgresStore {
     async fn renew(&self, me: &str, ttl: Duration) -> Result<Shares> {
@@ -105,10 +137,12 @@ impl Store for PostgresStore {
         sqlx::query(RENEW).bind(me).bind(millis(ttl)).execute(&mut *conn).await.map_err(&error)?;
         sqlx::query(FORGET).execute(&mut *conn).await.map_err(&error)?;
         let relays = sqlx::query_scalar(RELAYS).fetch_all(&mut *conn).await.map_err(&error)?;
-        let leases: Vec<(i16, i64, Option<String>, i64)> =
+        let leases: Vec<(i16, i64, Option<String>, bool, i64)> =
             sqlx::query_as(LEASES).fetch_all(&mut *conn).await.map_err(&error)?;
-        let lease =
-            |(shard, epoch, holder, left)| ShardLease { shard, epoch, holder, expires_in: duration(left) };
+        let lease = |(shard, epoch, holder, is_expired, left)| {
+            let expires_in = duration(left);
+            ShardLease { shard, epoch, holder, is_expired, expires_in }
+        };
         Ok(Shares { relays, leases: leases.into_iter().map(lease).collect() })
     }
 
@@ -139,19 +173,18 @@ impl Store for PostgresStore {
 
     async fn page(&self, shards: &[i16], limits: PageLimits) -> Result<Vec<StoredRow>> {
         let error = within("read the outbox");
-        let query =
-            sqlx::query(PAGE).bind(shards).bind(limits.per_shard).bind(limits.rows).bind(limits.bytes);
+        let PageLimits { per_shard, rows, bytes, payload } = limits;
+        let query = sqlx::query(PAGE).bind(shards).bind(per_shard).bind(rows).bind(bytes).bind(payload);
         let rows = query.fetch_all(&self.0).await.map_err(&error)?;
         let row = |row: sqlx::postgres::PgRow| -> sqlx::Result<StoredRow> {
-            let text = |at: usize| row.try_get::<Option<String>, _>(at).map(|it| it.map(String::into_bytes));
             Ok(StoredRow {
                 shard: row.try_get(0)?,
                 id: row.try_get(1)?,
                 is_settled: row.try_get(2)?,
-                message_id: text(3)?.unwrap_or_default(),
-                topic: text(4)?.unwrap_or_default(),
+                message_id: row.try_get(3)?,
+                topic: row.try_get(4)?,
                 key: row.try_get(5)?,
-                headers: text(6)?,
+                headers: row.try_get(6)?,
                 payload: row.try_get(7)?,
             })
         };
@@ -161,25 +194,28 @@ impl Store for PostgresStore {
     async fn settle(
         &self,
         me: &str,
+        ttl: Duration,
         grants: &[Grant],
-        stored: &[i64],
+        stored: &[RowName],
         failed_rows: &[Failed],
     ) -> Result<Vec<i16>> {
         let error = within("delete from the outbox");
         let (shards, epochs): (Vec<i16>, Vec<i64>) = grants.iter().map(|it| (it.shard, it.epoch)).unzip();
         let mut tx = self.0.begin().await.map_err(&error)?;
-        let held = sqlx::query_scalar(HELD).bind(me).bind(shards).bind(epochs);
+        let idle = millis(ttl.max(SHORTEST_IDLE)).to_string();
+        let held = sqlx::query_scalar(HELD).bind(me).bind(shards).bind(epochs).bind(idle);
         let held: Vec<i16> = held.fetch_all(&mut *tx).await.map_err(&error)?;
         if !stored.is_empty() {
-            let delete = sqlx::query(DELETE).bind(stored).bind(&held);
+            let (ids, message_ids) = names(stored.iter());
+            let delete = sqlx::query(DELETE).bind(ids).bind(message_ids).bind(&held);
             delete.execute(&mut *tx).await.map_err(&error)?;
         }
         if !failed_rows.is_empty() {
-            let ids: Vec<i64> = failed_rows.iter().map(|it| it.id).collect();
+            let (ids, message_ids) = names(failed_rows.iter().map(|it| &it.row));
             let kinds: Vec<&str> = failed_rows.iter().map(|it| it.kind.as_str()).collect();
             // A text of PostgreSQL cannot hold NUL, and the error may quote a name.
             let errors: Vec<String> = failed_rows.iter().map(|it| it.error.replace('\0', " ")).collect();
-            let fail = sqlx::query(FAIL).bind(ids).bind(kinds).bind(errors).bind(&held);
+            let fail = sqlx::query(FAIL).bind(ids).bind(message_ids).bind(kinds).bind(errors).bind(&held);
             fail.execute(&mut *tx).await.map_err(&error)?;
         }
         tx.commit().await.map_err(|error| failed(error, Phase::Commit, "delete from the outbox"))?;

@@ -14,12 +14,27 @@ use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
 use crate::error::{Phase, failed};
-use crate::outbox::row::StoredRow;
+use crate::outbox::row::{RowName, StoredRow};
 
 /// The time in milliseconds since 1970, by the clock of the machine that all its processes share.
 macro_rules! now {
     () => {
         "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+    };
+}
+
+/// Number of bytes of a column, zero for none.
+macro_rules! bytes_of {
+    ($column:literal) => {
+        concat!(
+            "CASE typeof(",
+            $column,
+            ") WHEN 'blob' THEN length(",
+            $column,
+            ") WHEN 'null' THEN 0 ELSE length(CAST(",
+            $column,
+            " AS BLOB)) END"
+        )
     };
 }
 
@@ -34,7 +49,8 @@ const FORGET: &str = concat!("DELETE FROM millstream_outbox_relays WHERE until <
 const RELAYS: &str =
     concat!("SELECT holder FROM millstream_outbox_relays WHERE until >= ", now!(), " ORDER BY holder");
 const LEASES: &str = concat!(
-    "SELECT shard, epoch, CASE WHEN left >= 0 THEN holder END, max(left, 0) FROM (SELECT *, until - ",
+    "SELECT shard, epoch, CASE WHEN left >= 0 THEN holder END, holder IS NOT NULL AND left < 0, \
+    max(left, 0) FROM (SELECT *, until - ",
     now!(),
     " AS left FROM millstream_outbox_leases) ORDER BY shard"
 );
@@ -56,13 +72,22 @@ const IS_DUE: &str = concat!(
     now!(),
     " LIMIT 1)"
 );
-// Sizes are summed before a payload is read. As bytes: what another program wrote as text may not be UTF-8.
-const PAGE: &str = "SELECT id, CAST(message_id AS BLOB), CAST(topic AS BLOB), CAST(key AS BLOB), CAST(headers AS BLOB), \
-    CAST(payload AS BLOB) FROM ( \
-      SELECT *, sum(size) OVER (ORDER BY id) - size AS size_before FROM ( \
-        SELECT *, length(CAST(payload AS BLOB)) AS size FROM millstream_outbox \
-        WHERE due_at IS NULL AND dead_at IS NULL ORDER BY id LIMIT $1)) \
-    WHERE size_before < $2 ORDER BY id";
+// Sizes are summed before a payload is read: the inner queries return numbers alone, since SQLite stores what they return. The
+// length of a blob is known without reading it, that of a text is not. As bytes: what another program wrote as text may not
+// be UTF-8.
+const PAGE: &str = concat!(
+    "SELECT m.id, CAST(m.message_id AS BLOB), CAST(m.topic AS BLOB), CAST(m.key AS BLOB), CAST(m.headers AS BLOB), \
+     CASE WHEN q.payload_size <= $3 THEN CAST(m.payload AS BLOB) END FROM ( \
+       SELECT id, payload_size, sum(size + payload_size) OVER (ORDER BY id) - size - payload_size AS size_before FROM ( \
+         SELECT id, ",
+    bytes_of!("payload"),
+    " AS payload_size, ",
+    bytes_of!("key"),
+    " + ",
+    bytes_of!("headers"),
+    " AS size FROM millstream_outbox WHERE due_at IS NULL AND dead_at IS NULL ORDER BY id LIMIT $1)) q \
+     CROSS JOIN millstream_outbox m ON m.id = q.id WHERE q.size_before < $2 ORDER BY q.id"
+);
 const HELD: &str =
     "SELECT count(*) FROM millstream_outbox_leases WHERE shard = 0 AND holder = $1 AND epoch = $2";
 const DELETE: &str = "DELETE FROM millstream_outbox WHERE id IN (SELECT value FROM json_each($1))";
@@ -98,11 +123,13 @@ impl Store for SqliteStore {
         sqlx::query(RENEW).bind(me).bind(millis(ttl)).execute(&mut *tx).await.map_err(&error)?;
         sqlx::query(FORGET).execute(&mut *tx).await.map_err(&error)?;
         let relays = sqlx::query_scalar(RELAYS).fetch_all(&mut *tx).await.map_err(&error)?;
-        let leases: Vec<(i16, i64, Option<String>, i64)> =
+        let leases: Vec<(i16, i64, Option<String>, bool, i64)> =
             sqlx::query_as(LEASES).fetch_all(&mut *tx).await.map_err(&error)?;
         tx.commit().await.map_err(&error)?;
-        let lease =
-            |(shard, epoch, holder, left)| ShardLease { shard, epoch, holder, expires_in: duration(left) };
+        let lease = |(shard, epoch, holder, is_expired, left)| {
+            let expires_in = duration(left);
+            ShardLease { shard, epoch, holder, is_expired, expires_in }
+        };
         Ok(Shares { relays, leases: leases.into_iter().map(lease).collect() })
     }
 
@@ -139,7 +166,7 @@ impl Store for SqliteStore {
 
     async fn page(&self, _: &[i16], limits: PageLimits) -> Result<Vec<StoredRow>> {
         let error = within("read the outbox");
-        let query = sqlx::query(PAGE).bind(limits.rows).bind(limits.bytes);
+        let query = sqlx::query(PAGE).bind(limits.rows).bind(limits.bytes).bind(limits.payload);
         let rows = query.fetch_all(&self.0).await.map_err(&error)?;
         let row = |row: sqlx::sqlite::SqliteRow| -> sqlx::Result<StoredRow> {
             Ok(StoredRow {
@@ -159,8 +186,9 @@ impl Store for SqliteStore {
     async fn settle(
         &self,
         me: &str,
+        _: Duration,
         grants: &[Grant],
-        stored: &[i64],
+        stored: &[RowName],
         failed_rows: &[Failed],
     ) -> Result<Vec<i16>> {
         let error = within("delete from the outbox");
@@ -172,9 +200,11 @@ impl Store for SqliteStore {
             tx.rollback().await.map_err(&error)?;
             return Ok(Vec::new());
         }
-        sqlx::query(DELETE).bind(json(stored)).execute(&mut *tx).await.map_err(&error)?;
-        for row in failed_rows {
-            let fail = sqlx::query(FAIL).bind(row.id).bind(row.kind.as_str()).bind(&row.error);
+        // Ids are compared alone: a file has no copy that takes over, and gives out no id again.
+        let stored: Vec<i64> = stored.iter().map(|row| row.id).collect();
+        sqlx::query(DELETE).bind(json(&stored)).execute(&mut *tx).await.map_err(&error)?;
+        for failed in failed_rows {
+            let fail = sqlx::query(FAIL).bind(failed.row.id).bind(failed.kind.as_str()).bind(&failed.error);
             fail.execute(&mut *tx).await.map_err(&error)?;
         }
         tx.commit().await.map_err(|error| failed(error, Phase::Commit, "delete from the outbox"))?;
@@ -192,5 +222,45 @@ impl Store for SqliteStore {
 
     fn listen(&self, _: Arc<Notify>) -> Option<AbortOnDropHandle<()>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::{Database, migrate};
+
+    /// Time to read a page of 8 rows of 1 MiB, the best of three, while this many are there.
+    async fn page_of(rows: u32) -> Duration {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}?mode=rwc", folder.path().join("test.db").display());
+        let database = Database::connect(&url).await.unwrap();
+        migrate(&database).await.unwrap();
+        let fill = format!(
+            "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {rows}) \
+             INSERT INTO millstream_outbox (topic, payload) SELECT 't', zeroblob(1048576) FROM s RETURNING id"
+        );
+        database.rows(&fill, &[], "fill").await.unwrap();
+        let limits = PageLimits { per_shard: 500, rows: 500, bytes: 8 << 20, payload: 1 << 20 };
+        let store = crate::outbox::store::open(&database);
+        let mut best = Duration::MAX;
+        for _ in 0..3 {
+            let began = Instant::now();
+            assert_eq!(store.page(&[0], limits).await.unwrap().len(), 8);
+            best = best.min(began.elapsed());
+        }
+        best
+    }
+
+    #[tokio::test]
+    async fn a_page_reads_the_payloads_of_its_rows_only() {
+        let (few, many) = (page_of(8).await, page_of(160).await);
+        println!("8 rows: {few:?}, 160 rows: {many:?}");
+        assert!(
+            many < few * 3,
+            "a page takes {many:?} beside 152 rows that are not in it, and {few:?} alone"
+        );
     }
 }

@@ -1,0 +1,206 @@
+//! Relays whose way to the database is slow or cut. The database is SQLite.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::error::Result;
+use millstream_core::event::Ignore;
+use millstream_core::{Backend, Topic, TopicPartition};
+use millstream_memory::MemoryBackend;
+use tempfile::TempDir;
+use tokio::sync::{Notify, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::OutboxRelayConfig;
+use super::run::Run;
+use super::topics::Topics;
+use crate::outbox::row::{RowName, StoredRow};
+use crate::outbox::store::{self, Failed, Grant, PageLimits, Sample, Shares, Store};
+use crate::{Database, Outbox, migrate};
+
+const LINES: Topic<Bytes> = Topic::raw("lines").partitions(1);
+
+/// The way of one relay to the database.
+struct Link {
+    inner: Arc<dyn Store>,
+    /// Requests wait while it is cut.
+    is_cut: watch::Sender<bool>,
+    /// Time that a page takes.
+    page_takes: Duration,
+    /// Links that are cut when this relay wants to delete what it has stored.
+    cut_at_settle: Mutex<Vec<watch::Sender<bool>>>,
+    /// Number of renewals that were answered.
+    renewals: watch::Sender<u32>,
+}
+
+impl Link {
+    fn to(database: &Database) -> Self {
+        Self {
+            inner: store::open(database),
+            is_cut: watch::Sender::new(false),
+            page_takes: Duration::ZERO,
+            cut_at_settle: Mutex::default(),
+            renewals: watch::Sender::new(0),
+        }
+    }
+
+    async fn passes(&self) {
+        until(&self.is_cut, |is_cut| !is_cut).await;
+    }
+}
+
+#[async_trait]
+impl Store for Link {
+    async fn renew(&self, me: &str, ttl: Duration) -> Result<Shares> {
+        self.passes().await;
+        let shares = self.inner.renew(me, ttl).await;
+        self.renewals.send_modify(|count| *count += 1);
+        shares
+    }
+
+    async fn acquire(&self, me: &str, ttl: Duration, shards: &[i16]) -> Result<Vec<Grant>> {
+        self.passes().await;
+        self.inner.acquire(me, ttl, shards).await
+    }
+
+    async fn release(&self, me: &str, shards: &[i16]) -> Result<()> {
+        self.passes().await;
+        self.inner.release(me, shards).await
+    }
+
+    async fn leave(&self, me: &str) -> Result<()> {
+        self.inner.leave(me).await
+    }
+
+    async fn promote(&self, shards: &[i16]) -> Result<u64> {
+        self.passes().await;
+        self.inner.promote(shards).await
+    }
+
+    async fn page(&self, shards: &[i16], limits: PageLimits) -> Result<Vec<StoredRow>> {
+        self.passes().await;
+        tokio::time::sleep(self.page_takes).await;
+        self.inner.page(shards, limits).await
+    }
+
+    async fn settle(
+        &self,
+        me: &str,
+        ttl: Duration,
+        grants: &[Grant],
+        stored: &[RowName],
+        failed: &[Failed],
+    ) -> Result<Vec<i16>> {
+        for link in self.cut_at_settle.lock().unwrap().drain(..) {
+            link.send_replace(true);
+        }
+        self.passes().await;
+        self.inner.settle(me, ttl, grants, stored, failed).await
+    }
+
+    async fn sample(&self) -> Result<Sample> {
+        self.passes().await;
+        self.inner.sample().await
+    }
+
+    fn listen(&self, wake: Arc<Notify>) -> Option<AbortOnDropHandle<()>> {
+        self.inner.listen(wake)
+    }
+}
+
+/// A queue and a database.
+struct Scene {
+    backend: Backend,
+    database: Database,
+    _folder: TempDir,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let url = format!("sqlite:{}?mode=rwc", folder.path().join("test.db").display());
+        let database = Database::connect(&url).await.unwrap();
+        migrate(&database).await.unwrap();
+        Self { backend: MemoryBackend::new().into(), database, _folder: folder }
+    }
+
+    /// Starts a relay, which runs until the returned value is dropped.
+    async fn relay(&self, name: &str, link: &Arc<Link>, config: &OutboxRelayConfig) -> watch::Sender<bool> {
+        let catalog = self.backend.catalog().clone();
+        let mut topics = Topics::new(catalog, config.partitioner.clone(), config.window);
+        topics.declare(&LINES.spec().unwrap()).await.unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let log = self.backend.log().clone();
+        let run = Run::new(link.clone(), log, topics, config.clone(), Arc::new(Ignore), name.into(), stopped);
+        tokio::spawn(run.run());
+        stop
+    }
+
+    async fn write(&self, rows: u64) {
+        let mut tx = self.database.begin().await.unwrap();
+        for row in 0..rows {
+            Outbox::new().send(&mut tx, &LINES, &Bytes::from(row.to_string())).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+    }
+
+    async fn number(&self, sql: &str) -> i64 {
+        self.database.rows(sql, &[], "count").await.unwrap()[0].int(0).unwrap()
+    }
+
+    /// Waits until all rows were deleted, and returns the number of messages.
+    async fn sent(&self) -> u64 {
+        eventually(async || self.number("SELECT count(*) FROM millstream_outbox").await == 0).await;
+        let place = TopicPartition::new("lines".parse().unwrap(), 0);
+        self.backend.log().lengths(&[place]).await.unwrap()[0]
+    }
+}
+
+async fn eventually(holds: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("it does not come about");
+}
+
+async fn until<T: Send + Sync>(value: &watch::Sender<T>, holds: impl FnMut(&T) -> bool) {
+    value.subscribe().wait_for(holds).await.expect("the sender is borrowed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_that_take_longer_than_the_ttl_are_sent() {
+    let scene = Scene::new().await;
+    let config = OutboxRelayConfig { ttl: Duration::from_millis(300), ..OutboxRelayConfig::default() };
+    let link = Arc::new(Link { page_takes: Duration::from_millis(400), ..Link::to(&scene.database) });
+    let _relay = scene.relay("a", &link, &config).await;
+    scene.write(3).await;
+    assert_eq!(scene.sent().await, 3);
+}
+/// The database is away for longer than the window, at the moment when a page was stored and not yet deleted. Another relay
+/// reaches it first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_stored_before_a_long_outage_is_not_stored_again() {
+    let scene = Scene::new().await;
+    let (ttl, window) = (Duration::from_millis(1_500), Duration::from_secs(3));
+    let config = OutboxRelayConfig { ttl, window, ..OutboxRelayConfig::default() };
+    let (a, b) = (Arc::new(Link::to(&scene.database)), Arc::new(Link::to(&scene.database)));
+    *a.cut_at_settle.lock().unwrap() = vec![a.is_cut.clone(), b.is_cut.clone()];
+    let _a = scene.relay("a", &a, &config).await;
+    eventually(async || scene.number("SELECT count(holder) FROM millstream_outbox_leases").await == 1).await;
+    let _b = scene.relay("b", &b, &config).await;
+    until(&b.renewals, |count| *count > 0).await;
+    scene.write(20).await;
+    until(&a.is_cut, |is_cut| *is_cut).await;
+    tokio::time::sleep(window + Duration::from_millis(500)).await;
+
+    let before = *b.renewals.borrow();
+    b.is_cut.send_replace(false);
+    // The second one comes after all that it does because of the first.
+    until(&b.renewals, |count| *count >= before + 2).await;
+    a.is_cut.send_replace(false);
+    assert_eq!(scene.sent().await, 20);
+}
