@@ -327,6 +327,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         for (spec, handler) in routes {
             let topic = context.backend.catalog().create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
+            check_stored(&context, &topic)?;
             join(&context, &topic).await?;
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
             let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
@@ -390,6 +391,20 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
             .field("config", &self.config)
             .finish_non_exhaustive()
     }
+}
+
+/// Checks what the consumer needs for the settings of the stored topic, which may differ from those in the program.
+fn check_stored(context: &Context, topic: &TopicSpec) -> Result<()> {
+    if !topic.dead_letter_retention.is_keep() {
+        context.backend.require(Capability::DeadLetters)?;
+        context.backend.require(Capability::TrimDeadLetters)?;
+    }
+    let Some(idempotent) = &context.config.idempotent else { return Ok(()) };
+    let mut problems = Problems::new("consumer");
+    idempotent.check(&*context.config.retry, std::iter::once(topic), &mut problems);
+    problems.finish()?;
+    idempotent.warn_if_assumed(topic);
+    Ok(())
 }
 
 /// Creates the group where it is missing, and emits an event for each partition on which it had been lost.
