@@ -15,9 +15,10 @@ use crate::consumer::check::{self, CheckCall};
 use crate::consumer::context::{Context, Subscription};
 use crate::consumer::handler::{self, Handler};
 use crate::consumer::idempotent::Idempotent;
+use crate::consumer::maintenance::{settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer};
 use crate::consumer::markers::guard;
 use crate::consumer::markers::keeper::MarkerTable;
-use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, maintenance::trim};
+use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing};
 use crate::delivery::Delivery;
 use crate::panics::CarefulUpkeep;
 use crate::producer::warn_if_other;
@@ -331,7 +332,9 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
             join(&context, &topic).await?;
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
             let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
-            upkeep.push(Arc::new(trim::Trimmer::new(context.backend.clone(), &topic)));
+            let settings = Arc::new(TopicSettings::new(context.backend.clone(), &topic));
+            upkeep.push(Arc::new(Trimmer::new(settings.clone())));
+            upkeep.push(Arc::new(DeadLetterTrimmer::new(settings)));
             let (handler, markers) = match &context.config.idempotent {
                 Some(settings) => {
                     let markers = MarkerTable::default();

@@ -12,6 +12,7 @@ mod consumer_faults;
 mod control;
 mod control_health;
 mod control_seek;
+mod dead_letter_retention;
 mod dead_letters;
 mod dedup;
 mod delayed;
