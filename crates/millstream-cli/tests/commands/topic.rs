@@ -121,7 +121,7 @@ async fn a_topic_is_described_with_its_groups() {
         (&json!("billing"), &json!(0), &json!(1))
     );
     let text = cli.ok("topic describe orders");
-    assert!(text.contains("entries     1,500\n") && text.contains("\nbilling"), "{text}");
+    assert!(text.contains("entries                1,500\n") && text.contains("\nbilling"), "{text}");
 }
 
 #[tokio::test]
