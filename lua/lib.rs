@@ -215,6 +215,11 @@ script!(
     PUT_DEAD, "dead_letters", "put_dead", ["dlq", "dead_imports"], ["again", "memory_ms", "letters..."]
 );
 script!(
+    /// Drops the oldest dead letters of a group by age and number, but not those that are claimed.
+    TRIM_DEAD, "dead_letters", "trim_dead",
+    ["fence", "dlq", "dead_claims"], ["mode", "token", "age_ms", "length", "after", "passed"]
+);
+script!(
     /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
     /// per group.
     TRIM, "log", "trim", ["fence", "log"], ["token", "limit", "rule", "figure"]
@@ -351,11 +356,11 @@ script!(
     /// Stores a topic's settings unless it has some.
     CREATE_TOPIC, "catalog", "create_topic",
     ["meta", "deleted"],
-    ["mode", "partitions", "format", "retention", "max_length", "reborn"]
+    ["mode", "partitions", "format", "retention", "max_length", "reborn", "dead_letter_retention"]
 );
 script!(
     /// Changes settings of a topic.
-    ALTER_TOPIC, "catalog", "alter_topic", ["meta"], ["retention", "max_length"]
+    ALTER_TOPIC, "catalog", "alter_topic", ["meta"], ["retention", "max_length", "dead_letter_retention"]
 );
 script!(
     /// Marks a topic as being deleted: from then on it does not exist for other clients. Removes the mark
@@ -451,6 +456,7 @@ pub const ALL: &[&Script] = &[
     &CLAIM_DEAD,
     &SETTLE_DEAD,
     &PUT_DEAD,
+    &TRIM_DEAD,
     &TRIM,
     &SCHEDULE,
     &CANCEL,

@@ -2,9 +2,10 @@
 -- KEYS[1] meta HASH the topic's settings
 -- ARGV[1] retention when entries leave the log, or '' to leave it
 -- ARGV[2] max_length of a partition's log, '0' for no bound, or '' to leave it
+-- ARGV[3] dead_letter_retention when dead letters are dropped, 'keep', or '' to leave it
 -- returns 1, or the error NOTOPIC
 local meta = KEYS[1]
-local retention, max_length = ARGV[1], ARGV[2]
+local retention, max_length, dead_letter_retention = ARGV[1], ARGV[2], ARGV[3]
 
 if redis.call('HEXISTS', meta, 'partitionCount') == 0 then
   return redis.error_reply('NOTOPIC the topic is not there')
@@ -13,6 +14,11 @@ if max_length == '0' then
   redis.call('HDEL', meta, 'maxLength')
 elseif max_length ~= '' then
   redis.call('HSET', meta, 'maxLength', max_length)
+end
+if dead_letter_retention == 'keep' then
+  redis.call('HDEL', meta, 'deadLetterRetention')
+elseif dead_letter_retention ~= '' then
+  redis.call('HSET', meta, 'deadLetterRetention', dead_letter_retention)
 end
 if retention ~= '' then
   redis.call('HSET', meta, 'retention', retention)

@@ -1,4 +1,5 @@
-//! Dead letters of a group over all partitions of a topic: listing, counting, replaying, purging, exporting and importing.
+//! Dead letters of a group over all partitions of a topic: listing, counting, replaying, purging, trimming, exporting and
+//! importing.
 
 mod edit;
 mod filter;
@@ -6,6 +7,7 @@ mod lines;
 mod pace;
 mod progress;
 mod replay;
+mod trim;
 mod walk;
 
 use std::collections::BTreeMap;
@@ -25,6 +27,7 @@ pub use lines::{from_line, to_line};
 pub use replay::{
     REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay, ReplayTo, Replayed, Replayer,
 };
+pub use trim::DeadLettersTrimmed;
 pub use walk::DeadLetterWalk;
 
 use crate::Admin;

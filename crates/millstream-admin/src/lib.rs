@@ -18,9 +18,9 @@ mod verify;
 
 pub use admin::Admin;
 pub use dead_letters::{
-    DeadLetterFilter, DeadLetterPage, DeadLetterQuery, DeadLetterQueue, DeadLetterWalk, Edit, Imported,
-    REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay, ReplayTo, Replayed, Replayer, Survey,
-    from_line, to_line,
+    DeadLetterFilter, DeadLetterPage, DeadLetterQuery, DeadLetterQueue, DeadLetterWalk, DeadLettersTrimmed,
+    Edit, Imported, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay, ReplayTo, Replayed,
+    Replayer, Survey, from_line, to_line,
 };
 pub use doctor::{Report, diagnose};
 pub use faults::Level;

@@ -7,8 +7,8 @@ use millstream_core::leases::{Acquired, Lease};
 use millstream_core::log::{Append, Settlement};
 use millstream_core::members::Member;
 use millstream_core::{
-    Backend, Envelope, ErrorKind, GroupName, MemberId, Resource, Retention, Start, TopicChange, TopicName,
-    TopicPartition, TopicSpec, wire,
+    Backend, DeadLetterRetention, Envelope, ErrorKind, GroupName, MemberId, Resource, Retention, Start,
+    TopicChange, TopicName, TopicPartition, TopicSpec, wire,
 };
 use millstream_memory::MemoryBackend;
 
@@ -118,12 +118,13 @@ async fn who_is_in_use_is_not_deleted_unless_forced() {
 #[tokio::test(start_paused = true)]
 async fn a_topic_is_changed_and_grows() {
     let stage = Stage::new().await;
-    let change = TopicChange::new().retention(Retention::Length(5)).max_length(9);
+    let dead = DeadLetterRetention::length(7);
+    let change = TopicChange::new().retention(Retention::Length(5)).max_length(9).dead_letter_retention(dead);
     let altered = stage.admin.alter_topic(&stage.topic, &change).await.expect("altered");
     assert_eq!((altered.retention, altered.max_length), (Retention::Length(5), Some(9)));
     let grown = stage.admin.expand_topic(&stage.topic, 4).await.expect("grown");
     assert_eq!(grown, stage.admin.topic(&stage.topic).await.expect("there"));
-    assert_eq!((grown.partitions, grown.max_length), (4, Some(9)));
+    assert_eq!((grown.partitions, grown.max_length, grown.dead_letter_retention), (4, Some(9), dead));
     let error = stage.admin.expand_topic(&stage.topic, 3).await.expect_err("fewer");
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
 }

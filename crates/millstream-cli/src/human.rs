@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use indicatif::HumanCount;
-use millstream::Retention;
 use millstream::Timestamp;
+use millstream::{DeadLetterRetention, Retention};
 
 /// Formats a count: `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
@@ -68,6 +68,14 @@ pub(crate) fn retention(of: Retention) -> String {
         Retention::Age(time) => format!("age:{}", exact(time)),
         other => other.to_string(),
     }
+}
+
+/// Formats a retention of dead letters as it can be typed: `age:30d,length:100000`.
+pub(crate) fn dead_letter_retention(of: DeadLetterRetention) -> String {
+    let age = of.max_age().map(|age| format!("age:{}", exact(age)));
+    let length = of.max_length().map(|length| format!("length:{length}"));
+    let rules: Vec<_> = age.into_iter().chain(length).collect();
+    if rules.is_empty() { "keep".to_owned() } else { rules.join(",") }
 }
 
 /// Converts a duration to whole milliseconds, rounded down.
@@ -165,6 +173,10 @@ mod tests {
         for text in ["consumed", "keep", "length:5", "age:7d", "consumed-after:90m", "age:25h", "age:1500ms"]
         {
             assert_eq!(crate::parse::retention(text).map(retention).as_deref(), Ok(text));
+        }
+        for text in ["keep", "age:90m", "length:5", "age:1500ms,length:7"] {
+            let parsed = crate::parse::dead_letter_retention(text);
+            assert_eq!(parsed.map(dead_letter_retention).as_deref(), Ok(text));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDate, NaiveTime};
-use millstream::{MessageId, Retention, Start, Timestamp};
+use millstream::{DeadLetterRetention, MessageId, Retention, Start, Timestamp};
 
 use crate::human;
 
@@ -168,6 +168,31 @@ pub(crate) fn retention(text: &str) -> Result<Retention, String> {
     }
 }
 
+/// Parses a retention of dead letters: `keep`, `age:30d`, `length:100000`, or both of these with a comma.
+pub(crate) fn dead_letter_retention(text: &str) -> Result<DeadLetterRetention, String> {
+    let wrong = || {
+        format!(
+            "{text:?} is no retention of dead letters: keep, age:30d, length:100000 and age:30d,length:100000 are"
+        )
+    };
+    if text == "keep" {
+        return Ok(DeadLetterRetention::KEEP);
+    }
+    let mut parsed = DeadLetterRetention::KEEP;
+    for rule in text.split(',') {
+        parsed = match rule.split_once(':') {
+            Some(("age", time)) if parsed.max_age().is_none() => {
+                parsed.and_age(duration(time).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)?)
+            }
+            Some(("length", letters)) if parsed.max_length().is_none() => {
+                parsed.and_length(letters.parse().ok().filter(|letters| *letters > 0).ok_or_else(wrong)?)
+            }
+            _ => return Err(wrong()),
+        };
+    }
+    Ok(parsed)
+}
+
 /// Parses a refresh interval in seconds: 0.1 to 86400.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no interval: 0.1 to 86400 seconds are");
@@ -258,6 +283,33 @@ mod tests {
         assert_eq!(retention("length:5"), Ok(Retention::Length(5)));
         for wrong in ["", "all", "keep:1", "age", "age:0s", "age:7", "length:0", "length:-1", "consumed:1d"] {
             assert!(retention(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_retention_of_dead_letters_is_an_age_a_number_or_both() {
+        let month = Duration::from_secs(30 * 86_400);
+        assert_eq!(dead_letter_retention("keep"), Ok(DeadLetterRetention::KEEP));
+        assert_eq!(dead_letter_retention("age:30d"), Ok(DeadLetterRetention::age(month)));
+        assert_eq!(dead_letter_retention("length:5"), Ok(DeadLetterRetention::length(5)));
+        let both = DeadLetterRetention::age(month).and_length(5);
+        assert_eq!(dead_letter_retention("age:30d,length:5"), Ok(both));
+        assert_eq!(dead_letter_retention("length:5,age:720h"), Ok(both));
+        for wrong in [
+            "",
+            "all",
+            "keep:1",
+            "keep,age:1d",
+            "age",
+            "age:0s",
+            "age:7",
+            "length:0",
+            "length:-1",
+            "age:1d,age:2d",
+            "age:1d,",
+            "consumed",
+        ] {
+            assert!(dead_letter_retention(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -69,6 +69,8 @@ capabilities! {
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
     /// and messages that kill processes are not detected.
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];
+    /// To drop dead letters by age and number. A backend that claims it has the role [`DeadLetters`](crate::DeadLetters).
+    TrimDeadLetters: "dead_letters", "retention of dead letters", ["DeadLetters::trim"];
     /// To change the due time of messages that wait.
     Reschedule: "schedule", "rescheduling", ["Schedule::reschedule"];
     /// To list messages that wait.

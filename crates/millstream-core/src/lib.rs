@@ -40,7 +40,7 @@ pub use capability::{Capabilities, Capability};
 pub use catalog::{Catalog, Start};
 pub use codec::Codec;
 pub use continuity::Continuity;
-pub use dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetters, Reason};
+pub use dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetterRetention, DeadLetters, Reason};
 pub use delivered::Delivered;
 pub use envelope::{Envelope, Headers, Limits};
 pub use error::{BoxError, Error, ErrorKind, Result};

@@ -9,6 +9,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
+use crate::message::dead_letter_retention::{DeadLetterRetention, whole_ms};
 use crate::name::TopicName;
 
 pub use crate::partition::{Partition, TopicPartition};
@@ -19,7 +20,7 @@ pub const MAX_PARTITIONS: u32 = 16_384;
 /// Rule by which entries leave the log.
 ///
 /// It does not apply to messages that a group has parked for a retry, nor to its retry log and dead letters: those have
-/// left the log already, or are stored apart from it.
+/// left the log already, or are stored apart from it. Dead letters have a [retention](DeadLetterRetention) of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Retention {
@@ -92,21 +93,15 @@ impl Retention {
 /// Writes the setting as a topic's meta hash stores it; times in milliseconds, rounded up.
 impl fmt::Display for Retention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = |time: Duration| {
-            u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(MAX_MS)
-        };
         match *self {
             Self::Consumed => f.write_str("consumed"),
             Self::Keep => f.write_str("keep"),
-            Self::ConsumedAfter(time) => write!(f, "consumed-after:{}", ms(time)),
-            Self::Age(time) => write!(f, "age:{}", ms(time)),
+            Self::ConsumedAfter(time) => write!(f, "consumed-after:{}", whole_ms(time)),
+            Self::Age(time) => write!(f, "age:{}", whole_ms(time)),
             Self::Length(entries) => write!(f, "length:{entries}"),
         }
     }
 }
-
-/// The longest time of a retention, in milliseconds: the range in which Lua counts exactly. It is 285,000 years.
-const MAX_MS: u64 = 1 << 53;
 
 /// Stored part of a [`Topic`]: checked, and without the payload type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +115,8 @@ pub struct TopicSpec {
     pub retention: Retention,
     /// Largest number of entries in the log of a partition: producers hold back beyond that. `None` for no bound.
     pub max_length: Option<u64>,
+    /// Rule by which the dead letters of its groups are dropped.
+    pub dead_letter_retention: DeadLetterRetention,
     /// Generation of this topic name: the time at which the topic was created in the place of one that had been deleted
     /// on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first topic of the name, as
     /// far as deletions are [remembered](crate::catalog::REMEMBERED), and for a topic that was lost with the data and
@@ -138,7 +135,14 @@ impl TopicSpec {
             format!("topic {name} has {partitions} partitions, 1 to {MAX_PARTITIONS} are allowed")
         });
         problems.finish()?;
-        Ok(Self { name, partitions, retention: Retention::default(), max_length: None, generation: 0 })
+        Ok(Self {
+            name,
+            partitions,
+            retention: Retention::default(),
+            max_length: None,
+            dead_letter_retention: DeadLetterRetention::KEEP,
+            generation: 0,
+        })
     }
 
     /// Returns the same topic with another retention.
@@ -151,6 +155,12 @@ impl TopicSpec {
     #[must_use]
     pub fn with_max_length(self, max_length: impl Into<Option<u64>>) -> Self {
         Self { max_length: max_length.into(), ..self }
+    }
+
+    /// Returns the same topic with another retention of dead letters.
+    #[must_use]
+    pub fn with_dead_letter_retention(self, dead_letter_retention: DeadLetterRetention) -> Self {
+        Self { dead_letter_retention, ..self }
     }
 
     /// Returns the same topic with the generation that a backend read.
@@ -171,6 +181,7 @@ impl TopicSpec {
 
     fn find(&self, problems: &mut Problems) {
         self.retention.check(problems);
+        self.dead_letter_retention.check(problems);
         problems.require(self.max_length != Some(0), || {
             format!("topic {} has a max_length of 0: nothing could be sent", self.name)
         });
@@ -199,12 +210,14 @@ pub struct TopicChange {
     pub retention: Option<Retention>,
     /// The new bound; `Some(None)` for none.
     pub max_length: Option<Option<u64>>,
+    /// The new retention of dead letters.
+    pub dead_letter_retention: Option<DeadLetterRetention>,
 }
 
 impl TopicChange {
     /// Creates a change that changes nothing.
     pub const fn new() -> Self {
-        Self { retention: None, max_length: None }
+        Self { retention: None, max_length: None, dead_letter_retention: None }
     }
 
     /// Changes the retention. Running consumers apply it within a minute.
@@ -220,6 +233,12 @@ impl TopicChange {
         self
     }
 
+    /// Changes the retention of dead letters. Running consumers apply it within two minutes.
+    pub const fn dead_letter_retention(mut self, retention: DeadLetterRetention) -> Self {
+        self.dead_letter_retention = Some(retention);
+        self
+    }
+
     /// Returns `topic` after the change.
     ///
     /// # Errors
@@ -228,6 +247,7 @@ impl TopicChange {
         let changed = TopicSpec {
             retention: self.retention.unwrap_or(topic.retention),
             max_length: self.max_length.unwrap_or(topic.max_length),
+            dead_letter_retention: self.dead_letter_retention.unwrap_or(topic.dead_letter_retention),
             ..topic
         };
         changed.check().map(|()| changed)
@@ -253,6 +273,7 @@ pub struct Topic<T: 'static> {
     partitions: u32,
     retention: Retention,
     max_length: Option<u64>,
+    dead_letter_retention: DeadLetterRetention,
     codec: &'static dyn Codec<T>,
 }
 
@@ -281,6 +302,7 @@ impl<T: 'static> Topic<T> {
             partitions: 1,
             retention: Retention::Consumed,
             max_length: None,
+            dead_letter_retention: DeadLetterRetention::KEEP,
             codec,
         }
     }
@@ -323,6 +345,13 @@ impl<T: 'static> Topic<T> {
         self
     }
 
+    /// Sets the rule by which the dead letters of the topic's groups are dropped. Default: [`DeadLetterRetention::KEEP`].
+    #[must_use]
+    pub const fn dead_letter_retention(mut self, retention: DeadLetterRetention) -> Self {
+        self.dead_letter_retention = retention;
+        self
+    }
+
     /// Returns the codec that turns payloads into bytes and back.
     #[must_use]
     pub const fn codec(&self) -> &'static dyn Codec<T> {
@@ -340,7 +369,11 @@ impl<T: 'static> Topic<T> {
         let stand_in = TopicName::new("topic");
         let spec = name.map_or(stand_in, Ok).and_then(|name| TopicSpec::new(name, self.partitions));
         let spec = problems.take(spec);
-        let spec = spec.map(|spec| spec.with_retention(self.retention).with_max_length(self.max_length));
+        let spec = spec.map(|spec| {
+            spec.with_retention(self.retention)
+                .with_max_length(self.max_length)
+                .with_dead_letter_retention(self.dead_letter_retention)
+        });
         spec.iter().for_each(|spec| spec.find(&mut problems));
         problems.finish()?;
         spec.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid topic"))
@@ -360,6 +393,7 @@ impl<T: 'static> fmt::Debug for Topic<T> {
             .field("partitions", &self.partitions)
             .field("retention", &self.retention)
             .field("max_length", &self.max_length)
+            .field("dead_letter_retention", &self.dead_letter_retention)
             .field("codec", &self.codec.name())
             .finish()
     }
@@ -443,8 +477,11 @@ mod tests {
 
     #[test]
     fn what_keeps_or_takes_nothing_is_refused() {
-        let nothing = Topic::<u64>::new("numbers").retention(Retention::Length(0)).max_length(0);
-        assert_eq!(nothing.spec().expect_err("two problems").problems().len(), 2);
+        let nothing = Topic::<u64>::new("numbers")
+            .retention(Retention::Length(0))
+            .max_length(0)
+            .dead_letter_retention(DeadLetterRetention::length(0));
+        assert_eq!(nothing.spec().expect_err("three problems").problems().len(), 3);
         let spec = ORDERS.spec().expect("valid");
         let change = TopicChange::new().retention(Retention::Age(Duration::ZERO));
         assert_eq!(change.of(spec.clone()).expect_err("nothing").kind(), ErrorKind::InvalidConfig);
@@ -452,5 +489,14 @@ mod tests {
         let change = TopicChange::new().max_length(7);
         assert_eq!(change.of(consumed.clone()).expect("valid"), consumed.with_max_length(7));
         assert_eq!(TopicChange::new().of(spec.clone()).expect("valid"), spec);
+        let month = DeadLetterRetention::age(Duration::from_secs(30 * 86_400));
+        let change = TopicChange::new().dead_letter_retention(month);
+        let changed = change.of(spec.clone()).expect("valid");
+        assert_eq!(changed, spec.with_dead_letter_retention(month));
+        assert_eq!(
+            TopicChange::new().of(changed.clone()).expect("valid"),
+            changed,
+            "what is not named stays"
+        );
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::Counter;
+use millstream_core::dead_letters::Overdue;
 use millstream_core::event::{Cause, Event, Handled, Observer};
 use millstream_core::health::{Health, LoopHealth, WorkerHealth};
 use millstream_core::log::{Settled, Source};
@@ -322,6 +323,19 @@ impl Observer for MetricsObserver {
                 series.in_group(registry, topic_partition, group, |_, partition| {
                     partition.lost.increment(unread + pending);
                 });
+            }
+            Event::DeadLettersDropped { topic_partition: tp, group, aged, excess } => {
+                let partition = tp.partition.0.to_string();
+                for (reason, letters) in [(Overdue::Age, aged), (Overdue::Length, excess)] {
+                    if letters > 0 {
+                        let labels = [tp.topic.as_str(), &partition, group.as_str(), reason.as_str()];
+                        self.rarely(
+                            &table::LETTERS_DROPPED,
+                            &labels,
+                            usize::try_from(letters).unwrap_or(usize::MAX),
+                        );
+                    }
+                }
             }
             Event::DeadLetters { topic_partition: tp, group, work, done, passed_over, refused } => {
                 let partition = tp.partition.0.to_string();

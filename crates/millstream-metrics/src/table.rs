@@ -76,6 +76,8 @@ table! {
     LETTERS = Counter Events "millstream_dead_letters_handled_total"
         &["topic", "partition", "group", "operation", "result"],
         "Dead letters that this process tried to replay, purge, export or import, by result: `done`, `passed_over` (deleted, claimed or imported before), `refused`.";
+    LETTERS_DROPPED = Counter Events "millstream_dead_letters_dropped_total" &["topic", "partition", "group", "reason"],
+        "Dead letters that this process dropped under the retention of dead letters, by reason: `age`, `length`.";
     CRASHED = Counter Events "millstream_crashed_total" GROUP,
         "Messages given up because processes ended while handling them.";
 

@@ -114,6 +114,8 @@ fn everything(metrics: &Metrics) {
             passed_over: 2,
             refused: 1,
         },
+        Event::DeadLettersDropped { topic_partition, group, aged: 6, excess: 4 },
+        Event::DeadLettersDropped { topic_partition, group, aged: 0, excess: 1 },
         Event::Fired { place: &at_topic, id: &schedule, messages: 2, missed: 1 },
         Event::Fired { place: &at_queue, id: &schedule, messages: 3, missed: 0 },
         Event::Claimed { shard: &shard, tasks: 5, again: 2, crashed: 1 },
@@ -150,6 +152,9 @@ fn every_event_is_counted_as_often_as_it_says() {
         let labels = "topic=\"t\",partition=\"0\",group=\"g\",operation=\"replay\"";
         format!("dead_letters_handled_total{{{labels},result=\"{result}\"}}")
     };
+    let dropped = |reason: &str| {
+        format!("dead_letters_dropped_total{{topic=\"t\",partition=\"0\",group=\"g\",reason=\"{reason}\"}}")
+    };
     for (series, count) in [
         ("produced_total{topic=\"t\"}".to_owned(), 3.0),
         ("outbox_oldest_seconds".into(), 0.004),
@@ -183,6 +188,8 @@ fn every_event_is_counted_as_often_as_it_says() {
         (replayed("done"), 5.0),
         (replayed("passed_over"), 2.0),
         (replayed("refused"), 1.0),
+        (dropped("age"), 6.0),
+        (dropped("length"), 5.0),
         ("rebalances_total{topic=\"t\",group=\"g\"}".into(), 1.0),
         ("members_fenced_total{topic=\"t\",group=\"g\"}".into(), 1.0),
         ("promoted_total{topic=\"t\",partition=\"0\"}".into(), 7.0),

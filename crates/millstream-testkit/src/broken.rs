@@ -104,6 +104,7 @@ impl Mutant {
             Self::LengthsUnsupported => Capability::Lengths,
             Self::DedupUnsupported => Capability::Dedup,
             Self::DurabilityUnsupported => Capability::Durability,
+            Self::TrimDeadLettersUnsupported => Capability::TrimDeadLetters,
             Self::RescheduleUnsupported => Capability::Reschedule,
             Self::ListScheduledUnsupported => Capability::ListScheduled,
             Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,

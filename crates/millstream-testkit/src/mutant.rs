@@ -365,6 +365,28 @@ sabotages! {
     PutOnce,
     /// A put is confirmed and forgotten.
     PutForgotten,
+    /// Dead letters that a trim is to drop are counted and stay.
+    TrimDeadForgotten,
+    /// A trim drops dead letters of any age.
+    TrimDeadForgetsAge,
+    /// A trim drops dead letters in any number.
+    TrimDeadForgetsLength,
+    /// A trim drops as many letters less as it has met claims.
+    TrimDeadStopsAtClaims,
+    /// A trim drops claimed letters.
+    TrimDeadTakesClaimed,
+    /// A trim keeps letters that were left for later.
+    TrimDeadKeepsLeft,
+    /// Claims protect letters from a trim when they have expired.
+    TrimDeadKeepsExpired,
+    /// A trim reports all dropped letters as too old.
+    TrimDeadMiscounts,
+    /// A trim drops the letters of all groups.
+    TrimDeadOfAllGroups,
+    /// A dry run of a trim drops letters.
+    TrimDeadDryRunDrops,
+    /// A trim of dead letters works under any token.
+    FenceIgnoredOnTrimDead,
 
     // The catalog.
     /// Creating a topic that exists returns the passed spec instead of the stored one.
@@ -863,6 +885,8 @@ sabotages! {
     DurabilityUnsupported,
     /// It claims deduplication, and answers that it is unsupported.
     DedupUnsupported,
+    /// It claims the retention of dead letters, and answers that it is unsupported.
+    TrimDeadLettersUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.

@@ -32,6 +32,7 @@ pub fn cases() -> Vec<Case> {
         dead_letters::cases(),
         dead_letters::claiming::cases(),
         dead_letters::putting::cases(),
+        dead_letters::trimming::cases(),
         catalog::cases(),
         catalog::growing::cases(),
         catalog::altering::cases(),

@@ -11,10 +11,10 @@ pub use millstream_core::policy::{
     ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never, Within,
 };
 pub use millstream_core::{
-    Check, Codec, DeadLetter, DeadLetterPolicy, Durability, Envelope, Error, ErrorKind, Event, GroupName,
-    Headers, IntoCheck, IntoOutcome, Limits, MessageId, Namespace, Observer, Outcome, Partition, Partitioner,
-    Reason, Result, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition,
-    TopicSpec,
+    Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
+    Event, GroupName, Headers, IntoCheck, IntoOutcome, Limits, MessageId, Namespace, Observer, Outcome,
+    Partition, Partitioner, Reason, Result, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange,
+    TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,

@@ -42,6 +42,14 @@ impl ProgressSink {
         }
     }
 
+    /// Emits an event for letters that were dropped, if there are any.
+    pub(super) fn dropped(&self, topic_partition: &TopicPartition, aged: u64, excess: u64) {
+        if aged + excess > 0 {
+            let group = &self.group;
+            self.observer.observe(&Event::DeadLettersDropped { topic_partition, group, aged, excess });
+        }
+    }
+
     /// Emits an event for an operation that handled `done` of `asked` letters.
     pub(super) fn of(&self, topic_partition: &TopicPartition, work: LetterWork, done: usize, asked: usize) {
         let passed_over = asked.saturating_sub(done);

@@ -144,8 +144,11 @@ impl Consume {
             }
             other => other?,
         };
-        let topic =
-            Topic::raw("").named(self.topic.as_str()).partitions(spec.partitions).retention(spec.retention);
+        let topic = Topic::raw("")
+            .named(self.topic.as_str())
+            .partitions(spec.partitions)
+            .retention(spec.retention)
+            .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
         // Messages that are read ahead are not available to other members until the end.
         let limit = self.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(PREFETCH);

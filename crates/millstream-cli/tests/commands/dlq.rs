@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use millstream::layers::core::dead_letters::Claim;
 use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{DeadLetter, Delivery, MessageId, Millstream, Outcome, Topic, TopicPartition};
 use serde_json::Value;
@@ -296,6 +297,34 @@ async fn letters_are_purged_after_a_question() {
     assert_eq!(ids(&cli.json("dlq list orders billing")), [all[3].clone(), all[5].clone()]);
     let gone = cli.run(["dlq", "purge", "orders", "billing", &all[0], "--yes"]);
     assert!(gone.code == 1 && gone.stderr.contains("not found: "), "{gone:?}");
+}
+
+#[tokio::test]
+async fn letters_that_a_retention_does_not_keep_are_dropped_after_a_question() {
+    // Three in partition 0 (0, 1, 4, of which 5 is the newest), two in partition 1.
+    let (cli, mq) = prepared(6).await;
+    let all = ids(&cli.json("dlq list orders billing"));
+    let none = cli.fails(2, "dlq trim orders billing");
+    assert!(none.contains("--retention"), "the topic keeps them: {none}");
+    let trim = "dlq trim orders billing --retention age:30d,length:1";
+    let would = cli.json(&format!("{trim} --dry-run"));
+    assert_eq!((&would["dropped"], &would["excess"], &would["aged"]), (&4.into(), &4.into(), &0.into()));
+    assert_eq!(would["partitions"], serde_json::json!({ "0": 3, "1": 1 }));
+    assert!(cli.fails(2, trim).contains("--yes"), "nobody is asked");
+    assert_eq!(cli.json("dlq count orders billing")["count"], 6, "nothing was done");
+    let claim = Claim { by: "somebody".into(), hold: Duration::from_secs(600), left_too: false };
+    let (tp, group) = (letter(0).topic_partition, letter(0).group);
+    let first: MessageId = all[0].parse().expect("an id");
+    let role = mq.backend().dead_letters().expect("dead letters");
+    assert_eq!(role.claim(&tp, &group, &[first], &claim).await.expect("claimed"), [first]);
+    let said = cli.ok(&format!("{trim} --yes"));
+    assert_eq!(said, "3 dead letters dropped: 0 too old, 3 too many; 1 stay, since they are claimed\n");
+    assert_eq!(ids(&cli.json("dlq list orders billing")), [&all[0], &all[3], &all[5]].map(String::clone));
+    // That of the topic, without a question where nothing is dropped.
+    cli.ok("topic alter orders --dead-letter-retention length:2 --yes");
+    let trimmed = cli.json("dlq trim orders billing");
+    assert_eq!((&trimmed["dropped"], &trimmed["retention"]["max_length"]), (&0.into(), &2.into()));
+    assert!(cli.fails(1, "dlq trim orders shipping").contains("shipping"));
 }
 
 #[tokio::test]

@@ -66,6 +66,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("dlq import", "orders billing -", Changes),
     ("dlq replay", "orders billing --all", Asks),
     ("dlq purge", "orders billing --all", Asks),
+    ("dlq trim", "orders billing --retention age:1ms", Asks),
     ("verify", "", Looks),
     ("doctor", "", Looks),
     ("produce", "orders", Changes),

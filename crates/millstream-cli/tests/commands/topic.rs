@@ -4,7 +4,7 @@ pub(crate) mod inspect;
 
 use std::time::Duration;
 
-use millstream::{Retention, Topic};
+use millstream::{DeadLetterRetention, Retention, Topic};
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
@@ -19,9 +19,16 @@ async fn topics_are_listed_by_name() {
     let week = Retention::Age(Duration::from_secs(604_800));
     mq.producer(Topic::<u64>::new("orders").partitions(12).retention(week)).await.expect("a topic");
     mq.producer(Topic::<u64>::new("mails").max_length(1_000)).await.expect("a topic");
+    let kept = json!({ "max_age_ms": null, "max_length": null });
     let expected = json!([
-        { "topic": "mails", "partitions": 1, "retention": { "rule": "consumed" }, "max_length": 1_000 },
-        { "topic": "orders", "partitions": 12, "retention": { "rule": "age", "ms": 604_800_000 }, "max_length": null },
+        {
+            "topic": "mails", "partitions": 1, "retention": { "rule": "consumed" }, "max_length": 1_000,
+            "dead_letter_retention": kept,
+        },
+        {
+            "topic": "orders", "partitions": 12, "retention": { "rule": "age", "ms": 604_800_000 }, "max_length": null,
+            "dead_letter_retention": kept,
+        },
     ]);
     assert_eq!(cli.json("topic list"), expected);
     let text = cli.ok("topic list");
@@ -33,10 +40,12 @@ async fn topics_are_listed_by_name() {
 #[tokio::test]
 async fn a_topic_is_created_once_and_as_it_was_asked() {
     let cli = Cli::new();
-    let create = "topic create orders --partitions 3 --retention consumed-after:7d --max-length 1000";
+    let create = "topic create orders --partitions 3 --retention consumed-after:7d --max-length 1000 \
+                  --dead-letter-retention age:30d,length:100";
     let asked = json!({
         "topic": "orders", "partitions": 3, "max_length": 1_000, "dry_run": true, "changed": true,
         "retention": { "rule": "consumed-after", "ms": 604_800_000 },
+        "dead_letter_retention": { "max_age_ms": 2_592_000_000_u64, "max_length": 100 },
     });
     assert_eq!(cli.json(&format!("{create} --dry-run")), asked);
     assert_eq!(cli.json("topic list"), json!([]), "a dry run");
@@ -45,6 +54,13 @@ async fn a_topic_is_created_once_and_as_it_was_asked() {
     let stored = cli.mq().await.admin().topic(&"orders".parse().expect("a name")).await.expect("a topic");
     assert_eq!(stored.retention, Retention::ConsumedAfter(Duration::from_secs(604_800)));
     assert_eq!((stored.partitions, stored.max_length), (3, Some(1_000)));
+    let month = Duration::from_secs(30 * 86_400);
+    assert_eq!(stored.dead_letter_retention, DeadLetterRetention::age(month).and_length(100));
+    let described = cli.ok("topic describe orders");
+    assert!(
+        described.contains("dead letter retention") && described.contains("age:30d,length:100"),
+        "{described}"
+    );
 
     let twice = cli.fails(1, "topic create orders");
     assert!(twice.starts_with("error: topic orders already exists"), "{twice}");
@@ -55,9 +71,15 @@ async fn a_topic_is_created_once_and_as_it_was_asked() {
 #[test]
 fn settings_that_make_no_sense_are_refused_before_anything_is_asked() {
     let cli = Cli::at("redis://127.0.0.1:1".to_owned());
-    for wrong in
-        ["create a b", "create a*", "create a --retention ever", "create a --max-length 0", "alter a"]
-    {
+    for wrong in [
+        "create a b",
+        "create a*",
+        "create a --retention ever",
+        "create a --max-length 0",
+        "alter a",
+        "create a --dead-letter-retention age:0s",
+        "alter a --dead-letter-retention consumed",
+    ] {
         assert!(cli.fails(2, &format!("topic {wrong}")).starts_with("error: "), "{wrong}");
     }
     let both = cli.fails(2, "topic alter a --max-length 1 --no-max-length");
@@ -101,7 +123,7 @@ async fn a_topic_is_described_with_its_groups() {
         (&json!("billing"), &json!(0), &json!(1))
     );
     let text = cli.ok("topic describe orders");
-    assert!(text.contains("entries     1,500\n") && text.contains("\nbilling"), "{text}");
+    assert!(text.contains("entries                1,500\n") && text.contains("\nbilling"), "{text}");
 }
 
 #[tokio::test]
@@ -129,6 +151,33 @@ async fn a_change_is_shown_confirmed_and_made() {
         "nothing is lost by that"
     );
     assert_eq!(stored()["max_length"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_retention_of_dead_letters_is_confirmed_unless_it_keeps_them() {
+    let cli = Cli::new();
+    cli.ok("topic create orders --max-length 5");
+    let alter = |what: &str| format!("topic alter orders --dead-letter-retention {what}");
+    let refused = cli.fails(2, &alter("age:30d"));
+    assert!(refused.contains("say --yes"), "{refused}");
+    let altered = cli.json(&format!("{} --yes", alter("age:30d")));
+    let stored = || cli.json("topic list")[0].take();
+    assert_eq!(
+        (&altered["changed"], &altered["max_length"]),
+        (&json!(true), &json!(5)),
+        "what is not named stays"
+    );
+    assert_eq!(
+        stored()["dead_letter_retention"],
+        json!({ "max_age_ms": 2_592_000_000_u64, "max_length": null })
+    );
+    assert_eq!(cli.json(&alter("age:720h"))["changed"], false);
+    assert_eq!(
+        cli.json("topic expand orders 2 -n")["dead_letter_retention"],
+        stored()["dead_letter_retention"]
+    );
+    cli.ok(&alter("keep"));
+    assert_eq!(stored()["dead_letter_retention"], json!({ "max_age_ms": null, "max_length": null }));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 pub mod codec;
 pub(crate) mod dead_letter;
+pub(crate) mod dead_letter_retention;
 pub mod dedup;
 pub mod delivered;
 pub(crate) mod durability;

@@ -508,6 +508,18 @@ pub enum Event<'a> {
         /// Number of dead letters that stay, since they cannot be sent in this form.
         refused: usize,
     },
+    /// Dead letters of a group were dropped under the topic's [retention](crate::DeadLetterRetention) of them, or by an operator
+    /// who applied one.
+    DeadLettersDropped {
+        /// The partition.
+        topic_partition: &'a TopicPartition,
+        /// The group.
+        group: &'a GroupName,
+        /// Number of letters that were too old.
+        aged: u64,
+        /// Number of letters that had too many newer ones.
+        excess: u64,
+    },
     /// The group was missing on a partition and has been created again.
     GroupRestored {
         /// The partition.

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::capability::unsupported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::MessageId;
 use crate::inspect::{Page, Range};
+use crate::leases::Lease;
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
 use crate::wire::{self, Field, Fields};
 
 pub use crate::message::dead_letter::{DeadLetter, Reason};
+pub use crate::message::dead_letter_retention::{DeadLetterRetention, Overdue};
 
 /// Time for which a letter that was [put back](DeadLetters::put) is remembered, counted from the last one: 7 days.
 pub const IMPORT_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -86,6 +89,54 @@ pub fn check_body(body: &[Field]) -> Result<()> {
         return Err(Error::new(ErrorKind::TooLarge, message));
     }
     Ok(())
+}
+
+/// Caller of a [trim](DeadLetters::trim).
+#[derive(Clone, Copy, Debug)]
+pub enum TrimBy<'a> {
+    /// The owner of the partition for the group: a former owner, which may have been paused and know an earlier retention, is
+    /// refused. It does a bounded amount of work.
+    Owner(&'a Lease),
+    /// An operator. All is done.
+    Operator,
+    /// An operator who wants to know what would be dropped. Nothing is.
+    DryRun,
+}
+
+/// Result of a [trim](DeadLetters::trim).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TrimmedLetters {
+    /// Number of dead letters that were dropped because they were too old.
+    pub aged: u64,
+    /// Number of dead letters that were dropped because there were too many newer ones.
+    pub excess: u64,
+    /// Number of dead letters that would have been dropped and stay, because they are claimed.
+    pub claimed: u64,
+    /// Whether there may be more to drop: an owner's trim is bounded.
+    pub more: bool,
+}
+
+impl TrimmedLetters {
+    /// Creates a result without more to drop.
+    #[must_use]
+    pub const fn new(aged: u64, excess: u64, claimed: u64) -> Self {
+        Self { aged, excess, claimed, more: false }
+    }
+
+    /// Returns the number of dead letters that were dropped.
+    #[must_use]
+    pub const fn dropped(self) -> u64 {
+        self.aged + self.excess
+    }
+
+    /// Counts one more letter that is dropped.
+    pub fn count(&mut self, overdue: Overdue) {
+        match overdue {
+            Overdue::Age => self.aged += 1,
+            Overdue::Length => self.excess += 1,
+        }
+    }
 }
 
 /// Lists, claims, settles and puts back dead letters of one group in one partition.
@@ -168,6 +219,25 @@ pub trait DeadLetters: Send + Sync {
         group: &GroupName,
         last: MessageId,
     ) -> Result<usize>;
+
+    /// Drops the dead letters that a retention does not keep, oldest first: see [`DeadLetterRetention`]. Letters that are
+    /// claimed at the moment stay. The clock is the server's.
+    ///
+    /// [Optional](crate::Capability::TrimDeadLetters).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`] for an [owner](TrimBy::Owner) that is none any more: nothing was dropped. Transient ones and
+    /// [`ErrorKind::WrongType`]: letters that were dropped stay dropped. By default [`ErrorKind::Unsupported`].
+    async fn trim(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        retention: DeadLetterRetention,
+        by: TrimBy<'_>,
+    ) -> Result<TrimmedLetters> {
+        let _ = (topic_partition, group, retention, by);
+        Err(unsupported("DeadLetters::trim"))
+    }
 
     /// Moves unclaimed dead letters back to their group. Returns the number of moved letters.
     ///

@@ -55,6 +55,7 @@ impl Catalog for MemoryBackend {
         let grown = TopicSpec::new(name.clone(), partitions)?
             .with_retention(topic.retention)
             .with_max_length(topic.max_length)
+            .with_dead_letter_retention(topic.dead_letter_retention)
             .with_generation(topic.generation);
         state.topics.insert(name.clone(), grown.clone());
         let groups = state.topic_groups.get(name).cloned().unwrap_or_default();

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::dead_letters::{
-    Claim, DeadLetterAction, DeadLetters, IMPORT_MEMORY, MAX_HOLD, check_body,
+    Claim, DeadLetterAction, DeadLetterRetention, DeadLetters, IMPORT_MEMORY, MAX_HOLD, TrimBy,
+    TrimmedLetters, check_body,
 };
 use millstream_core::inspect::{Page, Range};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{DeadLetter, GroupName, History, MessageId, Result, TopicPartition};
+use millstream_core::{DeadLetter, GroupName, History, MessageId, Result, Timestamp, TopicPartition};
 
 use crate::MemoryBackend;
 use crate::clock::Now;
@@ -131,6 +132,54 @@ impl DeadLetters for MemoryBackend {
         let of_group = state.group(topic_partition, group);
         Ok(of_group.map_or(0, |of_group| of_group.dead.drop_below(last.next())))
     }
+
+    async fn trim(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        retention: DeadLetterRetention,
+        by: TrimBy<'_>,
+    ) -> Result<TrimmedLetters> {
+        let mut state = self.lock();
+        let now = self.now();
+        if let TrimBy::Owner(lease) = by {
+            state.owned(lease)?;
+        }
+        let Some(of_group) = state.group(topic_partition, group) else {
+            return Ok(TrimmedLetters::default());
+        };
+        Ok(trim(of_group, retention, matches!(by, TrimBy::DryRun), now.timestamp()))
+    }
+}
+
+/// Drops the letters that a retention does not keep, or only counts them.
+fn trim(
+    of_group: &mut Group,
+    retention: DeadLetterRetention,
+    only_count: bool,
+    now: Timestamp,
+) -> TrimmedLetters {
+    let Group { dead, letter_claims, .. } = of_group;
+    let (mut trimmed, mut dropped, length) = (TrimmedLetters::default(), Vec::new(), dead.len());
+    for (nth, (id, _)) in dead.above(MessageId::ZERO).enumerate() {
+        let age = now.saturating_duration_since(id.timestamp());
+        let newer = u64::try_from(length - nth - 1).unwrap_or(u64::MAX);
+        // They are in order: behind the first one that stays nothing is overdue.
+        let Some(overdue) = retention.overdue(age, newer) else { break };
+        if let Some(Some(_)) = letter_claims.holder(*id, now) {
+            trimmed.claimed += 1;
+        } else {
+            trimmed.count(overdue);
+            dropped.push(*id);
+        }
+    }
+    if !only_count {
+        for id in dropped {
+            dead.remove(id);
+            letter_claims.claims.remove(&id);
+        }
+    }
+    trimmed
 }
 
 /// Applies an action to one letter. Returns false if it no longer exists, or is claimed by another caller.

@@ -1,6 +1,7 @@
-//! Log entries in bulk: appending, reading under a fence, trimming.
+//! Log entries in bulk: appending, reading under a fence, trimming; also that of dead letters.
 
 pub(crate) mod cluster_appender;
+pub(crate) mod dead_trimming;
 pub(crate) mod dedup;
 pub(crate) mod guard;
 pub(crate) mod numbered;

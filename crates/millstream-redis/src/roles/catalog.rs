@@ -207,7 +207,8 @@ impl Catalog for RedisBackend {
         }
         let grown = TopicSpec::new(name.clone(), partitions)?
             .with_retention(stored.retention)
-            .with_max_length(stored.max_length);
+            .with_max_length(stored.max_length)
+            .with_dead_letter_retention(stored.dead_letter_retention);
         let new: Vec<TopicPartition> = grown.iter().skip(stored.partitions as usize).collect();
         // List the new logs first: if this stops half-way, a deletion still finds everything that was created.
         self.register_logs(name, &new).await?;

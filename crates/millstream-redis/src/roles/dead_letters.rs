@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use millstream_core::dead_letters::{
-    Claim, DeadLetter, DeadLetterAction, DeadLetters, IMPORT_MEMORY, MAX_HOLD, check_body,
+    Claim, DeadLetter, DeadLetterAction, DeadLetterRetention, DeadLetters, IMPORT_MEMORY, MAX_HOLD, TrimBy,
+    TrimmedLetters, check_body,
 };
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -153,6 +154,16 @@ impl DeadLetters for RedisBackend {
     ) -> Result<usize> {
         let key = self.inner.keys.dead_letters(topic_partition, group);
         self.inner.drop_through(&key, last).await
+    }
+
+    async fn trim(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        retention: DeadLetterRetention,
+        by: TrimBy<'_>,
+    ) -> Result<TrimmedLetters> {
+        self.trim_dead_by(topic_partition, group, retention, by).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! ack, retry, `dead_letter`, promote, replay, trim: gates, order of writes, bytes.
 
 pub(crate) mod dead_letters;
+pub(crate) mod dead_trimming;
 pub(crate) mod notes;
 pub(crate) mod retention;
 pub(crate) mod seek;

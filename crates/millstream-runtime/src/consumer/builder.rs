@@ -15,9 +15,10 @@ use crate::consumer::check::{self, CheckCall};
 use crate::consumer::context::{Context, Subscription};
 use crate::consumer::handler::{self, Handler};
 use crate::consumer::idempotent::Idempotent;
+use crate::consumer::maintenance::{settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer};
 use crate::consumer::markers::guard;
 use crate::consumer::markers::keeper::MarkerTable;
-use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, maintenance::trim};
+use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing};
 use crate::delivery::Delivery;
 use crate::panics::CarefulUpkeep;
 use crate::producer::warn_if_other;
@@ -327,10 +328,13 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         for (spec, handler) in routes {
             let topic = context.backend.catalog().create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
+            check_stored(&context, &topic)?;
             join(&context, &topic).await?;
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
             let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
-            upkeep.push(Arc::new(trim::Trimmer::new(context.backend.clone(), &topic)));
+            let settings = Arc::new(TopicSettings::new(context.backend.clone(), &topic));
+            upkeep.push(Arc::new(Trimmer::new(settings.clone())));
+            upkeep.push(Arc::new(DeadLetterTrimmer::new(settings)));
             let (handler, markers) = match &context.config.idempotent {
                 Some(settings) => {
                     let markers = MarkerTable::default();
@@ -390,6 +394,20 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
             .field("config", &self.config)
             .finish_non_exhaustive()
     }
+}
+
+/// Checks what the consumer needs for the settings of the stored topic, which may differ from those in the program.
+fn check_stored(context: &Context, topic: &TopicSpec) -> Result<()> {
+    if !topic.dead_letter_retention.is_keep() {
+        context.backend.require(Capability::DeadLetters)?;
+        context.backend.require(Capability::TrimDeadLetters)?;
+    }
+    let Some(idempotent) = &context.config.idempotent else { return Ok(()) };
+    let mut problems = Problems::new("consumer");
+    idempotent.check(&*context.config.retry, std::iter::once(topic), &mut problems);
+    problems.finish()?;
+    idempotent.warn_if_assumed(topic);
+    Ok(())
 }
 
 /// Creates the group where it is missing, and emits an event for each partition on which it had been lost.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::error::Problems;
-use millstream_core::retention::Remembered;
+use millstream_core::retention::{REPLAYS_WITHIN, Remembered};
 use millstream_core::{RetryPolicy, TopicSpec};
 
 use crate::delivery::Delivery;
@@ -110,10 +110,14 @@ impl Idempotent {
     }
 
     /// Sets within which time after its death a dead letter is replayed at the latest, as you operate it: the retention has to
-    /// cover it. Default: a day; zero if dead letters are never replayed.
+    /// cover it. Zero if dead letters are never replayed.
+    ///
+    /// Default: the age up to which the topic [keeps](millstream_core::DeadLetterRetention) dead letters, and at most a minute
+    /// until they are dropped. Where it keeps them without a limit of time, no retention covers every replay: then a day is
+    /// assumed, and the consumer logs a warning when it starts.
     #[must_use]
     pub fn replays_within(mut self, time: Duration) -> Self {
-        self.remembered.replays_within = time;
+        self.remembered.replays_within = Some(time);
         self
     }
 
@@ -135,13 +139,26 @@ impl Idempotent {
     pub(in crate::consumer) fn check<'a>(
         &self,
         retry: &dyn RetryPolicy,
-        topics: impl Iterator<Item = &'a TopicSpec>,
+        topics: impl Iterator<Item = &'a TopicSpec> + Clone,
         problems: &mut Problems,
     ) {
         if let IdSource::Header(name) = &self.id {
             problems.require(!name.is_empty(), || "idempotent: the name of the header is empty".into());
         }
         self.remembered.check("idempotent", Some(retry), topics, problems);
+    }
+
+    /// Logs a warning if it is only assumed within which time dead letters of this topic are replayed.
+    pub(in crate::consumer) fn warn_if_assumed(&self, topic: &TopicSpec) {
+        if self.remembered.assumes_replays(topic) {
+            tracing::warn!(
+                topic = %topic.name,
+                retention = ?self.remembered.retention,
+                assumed = ?REPLAYS_WITHIN,
+                "the topic keeps dead letters without a limit of time: one that is replayed after the retention is handled \
+                 again, though its operation is done. Limit their age (dead_letter_retention), or state replays_within"
+            );
+        }
     }
 }
 

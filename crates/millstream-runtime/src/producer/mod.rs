@@ -479,6 +479,8 @@ pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
             retention = %stored.retention,
             asked_max_length = ?asked.max_length,
             max_length = ?stored.max_length,
+            asked_dead_letter_retention = %asked.dead_letter_retention,
+            dead_letter_retention = %stored.dead_letter_retention,
             "the topic is stored with other settings, which win"
         );
     }

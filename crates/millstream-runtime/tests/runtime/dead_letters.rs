@@ -1,5 +1,7 @@
 //! Consuming dead letters: each is handled once while nobody dies, and again if somebody does.
 
+pub(crate) mod retention;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -84,16 +84,18 @@ impl InboxBuilder {
         self
     }
 
-    /// Sets within which time after its death a dead letter is replayed at the latest, as you operate it. Default: a day; zero if
-    /// dead letters are never replayed.
+    /// Sets within which time after its death a dead letter is replayed at the latest, as you operate it. Zero if dead letters
+    /// are never replayed. Default: the longest age up to which the named [topics](Self::topic) keep dead letters, and at most a
+    /// minute until they are dropped; a day where no topic is named, or one keeps them without a limit of time.
     #[must_use]
     pub fn replays_within(mut self, time: Duration) -> Self {
-        self.remembered.replays_within = time;
+        self.remembered.replays_within = Some(time);
         self
     }
 
-    /// Names a topic that is read: if it keeps its messages for a time, a group that is set back reads them again, and the
-    /// retention must cover that.
+    /// Names a topic that is read: if it keeps its messages for a time, a group that is set back reads them again, and if it
+    /// keeps its dead letters for a time, they can be replayed for as long. The retention must cover both. Pass the topic as it
+    /// is stored ([`Catalog::topic`](millstream_core::Catalog::topic)), since its settings can be changed.
     #[must_use]
     pub fn topic(mut self, topic: TopicSpec) -> Self {
         self.topics.push(topic);

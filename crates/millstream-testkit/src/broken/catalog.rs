@@ -108,7 +108,8 @@ impl Catalog for Broken {
             Mutant::AlterResets => {
                 change = TopicChange::new()
                     .retention(change.retention.unwrap_or_default())
-                    .max_length(change.max_length.flatten());
+                    .max_length(change.max_length.flatten())
+                    .dead_letter_retention(change.dead_letter_retention.unwrap_or_default());
             }
             Mutant::AlterUnchecked if change.of(inner.topic(name).await?).is_err() => {
                 return inner.topic(name).await;

@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millstream_core::dead_letters::{Claim, DeadLetterAction};
+use millstream_core::dead_letters::{
+    Claim, DeadLetterAction, DeadLetterRetention, MAX_HOLD, TrimBy, TrimmedLetters,
+};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::log::Append;
-use millstream_core::{DeadLetter, DeadLetters, GroupName, Log, MessageId, Result, TopicPartition};
+use millstream_core::{
+    Capability, DeadLetter, DeadLetters, GroupName, Log, MessageId, Result, TopicPartition,
+};
 
 use super::{Broken, Mutant};
 
@@ -70,7 +74,7 @@ impl DeadLetters for Broken {
         let mut claim = claim.clone();
         match self.sabotage {
             Mutant::ClaimsShared => claim.by = "everybody".into(),
-            Mutant::ClaimForever => claim.hold = Duration::from_secs(3_600),
+            Mutant::ClaimForever | Mutant::TrimDeadKeepsExpired => claim.hold = Duration::from_secs(3_600),
             Mutant::LeftForgotten => claim.left_too = true,
             Mutant::LeftForGood => claim.left_too = false,
             _ => {}
@@ -176,9 +180,81 @@ impl DeadLetters for Broken {
             _ => inner.purge_through(topic_partition, group, last).await,
         }
     }
+
+    async fn trim(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        retention: DeadLetterRetention,
+        by: TrimBy<'_>,
+    ) -> Result<TrimmedLetters> {
+        self.supports(Capability::TrimDeadLetters)?;
+        let inner = self.inner.dead_letters()?;
+        let (mut retention, mut by) = (retention, by);
+        match (self.sabotage, by) {
+            (Mutant::TrimDeadForgotten, _) => by = TrimBy::DryRun,
+            (Mutant::TrimDeadDryRunDrops, TrimBy::DryRun)
+            | (Mutant::FenceIgnoredOnTrimDead, TrimBy::Owner(_)) => {
+                by = TrimBy::Operator;
+            }
+            (Mutant::TrimDeadForgetsAge, _) => {
+                let length = retention.max_length();
+                retention = length.map_or(DeadLetterRetention::KEEP, DeadLetterRetention::length);
+            }
+            (Mutant::TrimDeadForgetsLength, _) => {
+                let age = retention.max_age();
+                retention = age.map_or(DeadLetterRetention::KEEP, DeadLetterRetention::age);
+            }
+            (Mutant::TrimDeadStopsAtClaims, _) => {
+                let TrimmedLetters { claimed, .. } =
+                    inner.trim(topic_partition, group, retention, TrimBy::DryRun).await?;
+                let length = retention.max_length().map(|length| length + claimed);
+                retention = length.map_or(retention, |length| retention.and_length(length));
+            }
+            (Mutant::TrimDeadTakesClaimed, TrimBy::Owner(_) | TrimBy::Operator) => {
+                let letters = inner.list(topic_partition, group, Range::ALL, usize::MAX).await?.items;
+                let most = retention
+                    .max_length()
+                    .map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+                let excess = letters.len().saturating_sub(most);
+                if let Some(last) = excess.checked_sub(1).map(|nth| letters[nth].id) {
+                    inner.purge_through(topic_partition, group, last).await?;
+                    return Ok(TrimmedLetters::new(0, excess as u64, 0));
+                }
+            }
+            (Mutant::TrimDeadKeepsLeft, _) => self.hold_what_was_left(topic_partition, group).await?,
+            (Mutant::TrimDeadOfAllGroups, TrimBy::Owner(_) | TrimBy::Operator) => {
+                let others: Vec<_> = self.memo().groups.iter().cloned().collect();
+                for (tp, other) in others.iter().filter(|(tp, other)| tp == topic_partition && other != group)
+                {
+                    inner.trim(tp, other, retention, TrimBy::Operator).await?;
+                }
+            }
+            _ => {}
+        }
+        let mut trimmed = inner.trim(topic_partition, group, retention, by).await?;
+        if self.is(Mutant::TrimDeadMiscounts) {
+            (trimmed.aged, trimmed.excess) = (trimmed.dropped(), 0);
+        }
+        Ok(trimmed)
+    }
 }
 
 impl Broken {
+    /// Claims the letters that were left for later.
+    async fn hold_what_was_left(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<()> {
+        let inner = self.inner.dead_letters()?;
+        let ids = inner.list(topic_partition, group, Range::ALL, usize::MAX).await?.items;
+        let ids: Vec<_> = ids.iter().map(|letter| letter.id).collect();
+        let mut claim = Claim { by: "mutant".into(), hold: MAX_HOLD, left_too: false };
+        let free = inner.claim(topic_partition, group, &ids, &claim).await?;
+        claim.left_too = true;
+        inner.claim(topic_partition, group, &ids, &claim).await?;
+        let free: Vec<_> = free.iter().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
+        inner.settle(topic_partition, group, Some("mutant"), &free).await?;
+        Ok(())
+    }
+
     /// Settles each letter under the claim that holds it, as far as claims are known here: the claims named by the
     /// suite.
     async fn settle_unclaimed(

@@ -5,7 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
-use millstream_core::dead_letters::{Claim, DeadLetterAction, DeadLetters};
+use millstream_core::dead_letters::{
+    Claim, DeadLetterAction, DeadLetterRetention, DeadLetters, TrimBy, TrimmedLetters,
+};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
@@ -247,6 +249,30 @@ impl DeadLetters for Client {
 
     async fn purge_through(&self, tp: &TopicPartition, group: &GroupName, last: MessageId) -> Result<usize> {
         call!(self, DeadLetters, dead_letters?.purge_through(tp, group; last))
+    }
+
+    async fn trim(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        retention: DeadLetterRetention,
+        by: TrimBy<'_>,
+    ) -> Result<TrimmedLetters> {
+        let (inner, tp, group) = (self.0.backend.dead_letters()?.clone(), tp.clone(), group.clone());
+        let (lease, dry_run) = match by {
+            TrimBy::Owner(lease) => (Some(lease.clone()), false),
+            TrimBy::Operator => (None, false),
+            TrimBy::DryRun => (None, true),
+        };
+        let request = async move {
+            let by = match &lease {
+                Some(lease) => TrimBy::Owner(lease),
+                None if dry_run => TrimBy::DryRun,
+                None => TrimBy::Operator,
+            };
+            inner.trim(&tp, &group, retention, by).await
+        };
+        self.call(Role::DeadLetters, request, Err).await
     }
 
     async fn replay(&self, tp: &TopicPartition, group: &GroupName, ids: &[MessageId]) -> Result<usize> {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
+use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
 use millstream_core::log::{Append, DedupAppend, DedupId};
 use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::{
-    Capability, Durability, ErrorKind, GroupName, MessageId, QueueName, Result, Retention, TopicChange,
-    TopicPartition, TopicSpec,
+    Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, QueueName, Result,
+    Retention, TopicChange, TopicPartition, TopicSpec,
 };
 
 use super::schedule::{body, id};
@@ -22,6 +23,7 @@ suite!("claims":
     durability_is_as_claimed,
     deduplication_is_as_claimed,
     ends_are_as_claimed,
+    trimming_dead_letters_is_as_claimed needs [DeadLetters],
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
     promoting_without_a_lease_is_as_claimed,
@@ -107,6 +109,13 @@ async fn ends_are_as_claimed(h: Harness) -> Verdict {
         next.ends
     );
     Ok(h.backend.leases().withdraw_end(&lost).await?)
+}
+
+async fn trimming_dead_letters_is_as_claimed(h: Harness) -> Verdict {
+    let (tp, group) = (h.partition().await?, GroupName::new("group")?);
+    let one = DeadLetterRetention::length(1);
+    let trimmed = h.backend.dead_letters()?.trim(&tp, &group, one, TrimBy::Operator).await;
+    as_claimed(&h, Capability::TrimDeadLetters, "DeadLetters::trim", trimmed)
 }
 
 async fn rescheduling_is_as_claimed(h: Harness) -> Verdict {

@@ -2,6 +2,7 @@
 
 pub(super) mod claiming;
 pub(super) mod putting;
+pub(super) mod trimming;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -7,6 +7,7 @@ mod inspect;
 mod purge;
 mod replay;
 mod select;
+mod trim;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -14,9 +15,10 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Lists, shows, counts, consumes, exports, imports, replays and purges dead letters
+/// Lists, shows, counts, consumes, exports, imports, replays, purges and trims dead letters
 ///
-/// A message that a group has given up is stored as a dead letter until it is replayed or purged. All commands can run
+/// A message that a group has given up is stored as a dead letter until it is replayed or purged, or dropped by the
+/// retention of dead letters of its topic. All commands can run
 /// beside consumers, and several times at once: each letter is replayed once.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -39,6 +41,7 @@ enum What {
     Import(file::Import),
     Replay(replay::Replay),
     Purge(purge::Purge),
+    Trim(trim::Trim),
 }
 
 impl Dlq {
@@ -52,6 +55,7 @@ impl Dlq {
             What::Import(it) => it.run(cx).await,
             What::Replay(it) => it.run(cx).await,
             What::Purge(it) => it.run(cx).await,
+            What::Trim(it) => it.run(cx).await,
         }
     }
 }

@@ -289,8 +289,11 @@ impl Produce {
             }
             other => other?,
         };
-        let topic =
-            Topic::raw("").named(self.topic.as_str()).partitions(spec.partitions).retention(spec.retention);
+        let topic = Topic::raw("")
+            .named(self.topic.as_str())
+            .partitions(spec.partitions)
+            .retention(spec.retention)
+            .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
         Ok(cx.mq.producer(topic).delivery_timeout(self.timeout).durability(self.durability).await?)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
 use millstream::layers::core::History;
-use millstream::{PartitionStats, Retention, Timestamp, TopicSpec};
+use millstream::{DeadLetterRetention, PartitionStats, Retention, Timestamp, TopicSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -19,8 +19,12 @@ pub(in crate::commands) struct TopicView {
     /// `{"rule": "age", "ms": 1000}`.
     pub(in crate::commands) retention: Value,
     pub(in crate::commands) max_length: Option<u64>,
+    /// `{"max_age_ms": 1000, "max_length": null}`.
+    pub(in crate::commands) dead_letter_retention: Value,
     #[serde(skip)]
     typed: String,
+    #[serde(skip)]
+    typed_of_dead: String,
 }
 
 impl TopicView {
@@ -30,7 +34,9 @@ impl TopicView {
             partitions: spec.partitions,
             retention: retention(spec.retention),
             max_length: spec.max_length,
+            dead_letter_retention: dead_letter_retention(spec.dead_letter_retention),
             typed: human::retention(spec.retention),
+            typed_of_dead: human::dead_letter_retention(spec.dead_letter_retention),
         }
     }
 
@@ -41,6 +47,7 @@ impl TopicView {
             ("partitions", human::count(self.partitions.into())),
             ("retention", self.typed.clone()),
             ("max length", self.bound()),
+            ("dead letter retention", self.typed_of_dead.clone()),
         ]
     }
 
@@ -61,6 +68,11 @@ fn retention(of: Retention) -> Value {
         Retention::Length(entries) => json!({ "rule": "length", "entries": entries }),
         other => json!({ "rule": other.to_string() }),
     }
+}
+
+/// Returns a retention of dead letters, as used in JSON.
+pub(in crate::commands) fn dead_letter_retention(of: DeadLetterRetention) -> Value {
+    json!({ "max_age_ms": of.max_age().map(ms), "max_length": of.max_length() })
 }
 
 /// Returns the number of messages that a group certainly has to handle in these partitions, as `millstream_backlog`

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{ArgGroup, Args};
-use millstream::{ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+use millstream::{DeadLetterRetention, ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -29,6 +29,10 @@ pub(super) struct Create {
     /// Maximum number of entries in the log of a partition; producers wait or fail beyond it. Default: no bound
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_length: Option<u64>,
+    /// Which dead letters of a group are dropped: `age:30d` those that are older, `length:100000` those that have as many
+    /// newer ones in their partition, `age:30d,length:100000` both; `keep` none
+    #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention, default_value = "keep")]
+    dead_letter_retention: DeadLetterRetention,
     /// Succeeds if the topic exists already, and does not change it
     #[arg(long)]
     if_missing: bool,
@@ -58,7 +62,8 @@ impl Create {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let spec = TopicSpec::new(self.topic.clone(), self.partitions)?
             .with_retention(self.retention)
-            .with_max_length(self.max_length);
+            .with_max_length(self.max_length)
+            .with_dead_letter_retention(self.dead_letter_retention);
         spec.check()?;
         match admin.topic(&self.topic).await {
             Ok(stored) if self.if_missing => {
@@ -84,13 +89,15 @@ impl Create {
     }
 }
 
-/// Changes the retention or the bound of a topic
+/// Changes the retention or the bound of a topic, or the retention of its dead letters
 ///
 /// Running consumers and producers apply the change within a minute.
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("change").args(["retention", "max_length", "no_max_length"]).required(true).multiple(true))]
+#[command(group = ArgGroup::new("change")
+    .args(["retention", "max_length", "no_max_length", "dead_letter_retention"]).required(true).multiple(true))]
 #[command(after_help = "Examples:
   millstream topic alter orders --retention consumed-after:7d
+  millstream topic alter orders --dead-letter-retention age:30d,length:100000
   millstream topic alter orders --no-max-length --dry-run")]
 pub(super) struct Alter {
     /// The topic
@@ -104,6 +111,9 @@ pub(super) struct Alter {
     /// Removes the bound
     #[arg(long)]
     no_max_length: bool,
+    /// Which dead letters are dropped; see `topic create`
+    #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention)]
+    dead_letter_retention: Option<DeadLetterRetention>,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -113,6 +123,7 @@ impl Alter {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let mut change = TopicChange::new();
         change.retention = self.retention;
+        change.dead_letter_retention = self.dead_letter_retention;
         change.max_length = if self.no_max_length { Some(None) } else { self.max_length.map(Some) };
         let before = admin.topic(&self.topic).await?;
         let after = change.of(before.clone())?;
@@ -130,6 +141,14 @@ impl Alter {
             let loses = if after.retention.is_lossy() { ", read or not" } else { "" };
             cx.confirm(&format!(
                 "Retention of {} from {old} to {new}: drop what it does not keep{loses}?",
+                self.topic
+            ))?;
+        }
+        let (old, new) = (before.dead_letter_retention, after.dead_letter_retention);
+        if new != old && !new.is_keep() {
+            let (old, new) = (human::dead_letter_retention(old), human::dead_letter_retention(new));
+            cx.confirm(&format!(
+                "Retention of dead letters of {} from {old} to {new}: drop for good what it does not keep?",
                 self.topic
             ))?;
         }
@@ -164,7 +183,8 @@ impl Expand {
         }
         let after = TopicSpec::new(self.topic.clone(), self.partitions)?
             .with_retention(before.retention)
-            .with_max_length(before.max_length);
+            .with_max_length(before.max_length)
+            .with_dead_letter_retention(before.dead_letter_retention);
         let changed = after != before;
         if dry_run || !changed {
             cx.output.note(if dry_run {

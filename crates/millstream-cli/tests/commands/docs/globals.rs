@@ -10,8 +10,8 @@ use serde_json::json;
 use crate::support::cli::{Cli, Ran, bare};
 
 /// What a list of the place says.
-const HERE: &str =
-    "[{\"topic\":\"here\",\"partitions\":1,\"retention\":{\"rule\":\"consumed\"},\"max_length\":null}]\n";
+const HERE: &str = "[{\"topic\":\"here\",\"partitions\":1,\"retention\":{\"rule\":\"consumed\"},\"max_length\":null,\
+     \"dead_letter_retention\":{\"max_age_ms\":null,\"max_length\":null}}]\n";
 
 /// A place with a topic in it.
 async fn place() -> Cli {
@@ -117,6 +117,9 @@ async fn whoever_reads_may_have_enough() {
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert_eq!(
         cli.json("topic list"),
-        json!([{ "topic": "here", "partitions": 1, "retention": { "rule": "consumed" }, "max_length": null }])
+        json!([{
+            "topic": "here", "partitions": 1, "retention": { "rule": "consumed" }, "max_length": null,
+            "dead_letter_retention": { "max_age_ms": null, "max_length": null },
+        }])
     );
 }

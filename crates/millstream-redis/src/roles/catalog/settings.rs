@@ -1,6 +1,7 @@
 //! Settings of a topic: the fields of its meta hash.
 
 use millstream_core::catalog::FORMAT;
+use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::TopicName;
 use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
@@ -13,7 +14,8 @@ use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.
-const META: [&str; 6] = ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn"];
+const META: [&str; 7] =
+    ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn", "deadLetterRetention"];
 
 impl RedisBackend {
     /// Stores settings if there are none, and returns the stored ones.
@@ -26,6 +28,7 @@ impl RedisBackend {
         let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
         let call =
             call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.generation);
+        let call = call.arg(spec.dead_letter_retention.to_string());
         let answer = script::run_one(&self.inner.pool, call).await;
         let stored = answer.map_err(|error| match error.kind() {
             ErrorKind::Deleted => {
@@ -86,14 +89,15 @@ impl RedisBackend {
         let meta = self.inner.keys.topic_meta(name);
         let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
         let max_length = change.max_length.map(|bound| bound.unwrap_or(0).to_string()).unwrap_or_default();
-        let call = self.inner.scripts.alter_topic.call([&meta]).args([&*retention, &*max_length]);
+        let of_dead = change.dead_letter_retention.map(|retention| retention.to_string()).unwrap_or_default();
+        let call = self.inner.scripts.alter_topic.call([&meta]).args([&*retention, &*max_length, &*of_dead]);
         script::run_one(&self.inner.pool, call).await?;
         self.stored_topic(name).await
     }
 }
 
 fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting, generation] = reply::tuple(meta)?;
+    let [partitions, format, retention, max_length, deleting, generation, of_dead] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
@@ -113,9 +117,18 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
         Value::Nil => None,
         stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
     };
+    let of_dead = match of_dead {
+        Value::Nil => DeadLetterRetention::KEEP,
+        stored => {
+            let stored = reply::text(stored).map_err(|_| damaged("deadLetterRetention"))?;
+            DeadLetterRetention::parse(&stored)
+                .map_err(|error| error.during(format_args!("topic {name}")).at(name))?
+        }
+    };
     let generation = if generation == Value::Nil { 0 } else { number(generation, "reborn")? };
     let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
-    Ok(spec.with_retention(retention).with_max_length(max_length).with_generation(generation))
+    let spec = spec.with_retention(retention).with_max_length(max_length);
+    Ok(spec.with_dead_letter_retention(of_dead).with_generation(generation))
 }
 
 fn check_format(name: &TopicName, format: u64) -> Result<()> {

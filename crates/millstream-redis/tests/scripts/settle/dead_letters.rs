@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetters, Reason};
+use millstream_core::dead_letters::{
+    Claim, DeadLetter, DeadLetterAction, DeadLetterRetention, DeadLetters, Reason, TrimBy,
+};
 use millstream_core::error::ErrorKind;
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
@@ -49,6 +51,10 @@ pub(crate) async fn life(bench: &mut Bench) {
         (ids[3], DeadLetterAction::Replay),
     ];
     assert_eq!(bench.backend.settle(tp, group, Some("a"), &deeds).await.expect("settled"), ids);
+    let kept = DeadLetterRetention::length(1_000);
+    for by in [TrimBy::DryRun, TrimBy::Owner(&bench.lease), TrimBy::Operator] {
+        assert_eq!(bench.backend.trim(tp, group, kept, by).await.expect("trimmed").dropped(), 0);
+    }
     assert!(bench.backend.purge_through(tp, group, MessageId::MAX).await.expect("purged") >= 1);
     // What came back is not what the rest of the life is about.
     let retry_log = bench.retry_log();
@@ -205,7 +211,7 @@ async fn a_claim_from_a_clock_that_went_back_holds_no_longer_than_it_asked() {
 }
 
 impl Bench {
-    async fn raw_hset(&mut self, key: &millstream_core::keys::Key, id: MessageId, value: &str) {
+    pub(crate) async fn raw_hset(&mut self, key: &millstream_core::keys::Key, id: MessageId, value: &str) {
         let mut cmd = redis::cmd("HSET");
         cmd.arg(key.as_str()).arg(id.to_string()).arg(value);
         cmd.exec_async(&mut self.raw).await.expect("set");

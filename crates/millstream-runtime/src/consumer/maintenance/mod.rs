@@ -1,6 +1,8 @@
 //! The upkeep loops of one partition: run each upkeep when it is due or triggered.
 
+pub(in crate::consumer) mod settings;
 pub(in crate::consumer) mod trim;
+pub(in crate::consumer) mod trim_dead;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

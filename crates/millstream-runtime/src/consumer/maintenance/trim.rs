@@ -1,7 +1,7 @@
 //! Trimming: drops log entries according to the topic's retention, for all of its groups.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,12 +9,13 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Lost, Trimmed};
 use millstream_core::upkeep::{Trigger, Upkeep};
-use millstream_core::{Backend, Lease, Retention, TopicName, TopicSpec};
-use tokio::time::Instant;
+use millstream_core::{Lease, Retention};
+
+use super::settings::TopicSettings;
 
 /// Minimum time between two trims of a partition: a call costs about as much as reading a few messages.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// Maximum time between two trims, and between two reads of the topic's retention.
+/// Maximum time between two trims.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 /// Period for a log with bounded length, whether anything is settled or not.
 const BOUNDED_EVERY: Duration = Duration::from_secs(5);
@@ -23,43 +24,18 @@ const AT_ONCE: Duration = Duration::from_millis(10);
 
 /// Trims the partitions of one topic, some time after a settlement, and periodically.
 pub(in crate::consumer) struct Trimmer {
-    backend: Backend,
-    topic: TopicName,
-    known: Mutex<Known>,
-    /// Locked while the retention is being read.
-    reading: tokio::sync::Mutex<()>,
-}
-
-/// The retention at the last successful read.
-#[derive(Clone, Copy)]
-struct Known {
-    retention: Retention,
-    at: Instant,
+    settings: Arc<TopicSettings>,
 }
 
 impl Trimmer {
-    pub(in crate::consumer) fn new(backend: Backend, topic: &TopicSpec) -> Self {
-        let known = Mutex::new(Known { retention: topic.retention, at: Instant::now() });
-        Self { backend, topic: topic.name.clone(), known, reading: tokio::sync::Mutex::default() }
-    }
-
-    async fn retention(&self) -> Result<Retention> {
-        let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.at.elapsed() < AT_LEAST_EVERY {
-            return Ok(known.retention);
-        }
-        // One of many partitions reads it for all of them; if that fails, the next one tries.
-        let Ok(_reading) = self.reading.try_lock() else { return Ok(known.retention) };
-        let at = Instant::now();
-        let retention = self.backend.catalog().topic(&self.topic).await?.retention;
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { retention, at };
-        Ok(retention)
+    pub(in crate::consumer) fn new(settings: Arc<TopicSettings>) -> Self {
+        Self { settings }
     }
 }
 
 impl fmt::Debug for Trimmer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trimmer").field("topic", &self.topic).finish_non_exhaustive()
+        f.debug_struct("Trimmer").field("topic", &self.settings.topic).finish_non_exhaustive()
     }
 }
 
@@ -86,11 +62,11 @@ impl Upkeep for Trimmer {
     }
 
     async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
-        let retention = self.retention().await?;
+        let retention = self.settings.get().await?.retention;
         if retention == Retention::Keep {
             return Ok(Some(AT_LEAST_EVERY));
         }
-        let Trimmed { dropped, lost, more, .. } = self.backend.log().trim(lease, retention).await?;
+        let Trimmed { dropped, lost, more, .. } = self.settings.backend.log().trim(lease, retention).await?;
         let (topic_partition, _) = lease.partition()?;
         if dropped > 0 {
             events.observe(&Event::Trimmed { topic_partition, messages: dropped });
@@ -109,20 +85,6 @@ impl Upkeep for Trimmer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_memory::MemoryBackend;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_retention_that_could_not_be_asked_for_is_asked_for_again() {
-        let backend = Backend::from(MemoryBackend::new());
-        let topic = TopicSpec::new("t".parse().expect("name"), 1).expect("a topic");
-        let trimmer = Trimmer::new(backend.clone(), &topic);
-        assert_eq!(trimmer.retention().await.expect("known"), topic.retention);
-        tokio::time::advance(AT_LEAST_EVERY).await;
-        assert!(trimmer.retention().await.is_err(), "there is no such topic");
-        let other = topic.with_retention(Retention::Keep);
-        backend.catalog().create_topic(&other).await.expect("created");
-        assert_eq!(trimmer.retention().await.expect("asked"), Retention::Keep);
-    }
 
     #[test]
     fn what_grows_old_is_looked_at_in_time_and_not_too_often() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::{ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+use millstream_core::{DeadLetterRetention, ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
 
 use super::suite;
 use crate::case::{Verdict, equal, refused};
@@ -13,6 +13,8 @@ suite!("catalog":
     what_is_not_named_stays needs [AlterTopic],
     what_makes_no_sense_is_refused needs [AlterTopic],
     what_is_not_there_cannot_be_changed needs [AlterTopic],
+    the_retention_of_dead_letters_is_kept needs [Expand],
+    the_retention_of_dead_letters_changes_by_itself needs [AlterTopic],
 );
 
 const RETENTIONS: [Retention; 5] = [
@@ -93,6 +95,7 @@ async fn what_makes_no_sense_is_refused(h: Harness) -> Verdict {
         TopicChange::new().retention(Retention::Keep).max_length(0),
         TopicChange::new().retention(Retention::Keep).max_length(9),
         TopicChange::new().retention(Retention::Length(9)).max_length(9),
+        TopicChange::new().dead_letter_retention(DeadLetterRetention::length(0)),
     ];
     for change in changes {
         let altered = catalog.alter_topic(&topic.name, &change).await;
@@ -113,4 +116,47 @@ async fn what_is_not_there_cannot_be_changed(h: Harness) -> Verdict {
     let altered = h.backend.catalog().alter_topic(&name, &change).await;
     refused(altered, ErrorKind::NotFound, "a change of an unknown topic")?;
     refused(h.backend.catalog().topic(&name).await, ErrorKind::NotFound, "a look at it")
+}
+
+const DEAD: [DeadLetterRetention; 4] = [
+    DeadLetterRetention::age(Duration::from_millis(1_500)),
+    DeadLetterRetention::length(7),
+    DeadLetterRetention::age(Duration::from_secs(86_400)).and_length(1_000),
+    DeadLetterRetention::KEEP,
+];
+
+async fn the_retention_of_dead_letters_is_kept(h: Harness) -> Verdict {
+    let catalog = h.backend.catalog();
+    for retention in DEAD {
+        let name = TopicName::new(h.unique("topic"))?;
+        let spec = TopicSpec::new(name.clone(), 2)?.with_dead_letter_retention(retention);
+        equal!(catalog.create_topic(&spec).await?, spec, "the topic as created");
+        equal!(catalog.topic(&name).await?, spec, "the topic as stored");
+        let other = spec.clone().with_dead_letter_retention(DeadLetterRetention::length(99));
+        equal!(catalog.create_topic(&other).await?, spec, "the topic as created again, otherwise");
+        let mut grown = spec;
+        grown.partitions = 3;
+        equal!(catalog.expand(&name, 3).await?, grown, "the topic as grown");
+        equal!(catalog.topic(&name).await?, grown, "the topic as stored, grown");
+    }
+    let none = TopicSpec::new(TopicName::new(h.unique("topic"))?, 1)?
+        .with_dead_letter_retention(DeadLetterRetention::age(Duration::ZERO));
+    refused(catalog.create_topic(&none).await, ErrorKind::InvalidConfig, "a retention that keeps nothing")
+}
+
+async fn the_retention_of_dead_letters_changes_by_itself(h: Harness) -> Verdict {
+    let catalog = h.backend.catalog();
+    let name = h.topic(1).await?.name;
+    let settings = TopicChange::new().retention(Retention::Length(5)).max_length(9);
+    let mut expected = catalog.alter_topic(&name, &settings).await?;
+    for retention in DEAD {
+        expected.dead_letter_retention = retention;
+        let change = TopicChange::new().dead_letter_retention(retention);
+        equal!(catalog.alter_topic(&name, &change).await?, expected, "the topic with another one");
+        equal!(catalog.topic(&name).await?, expected, "the topic as stored");
+        expected.max_length = expected.max_length.map(|bound| bound + 1);
+        let change = TopicChange::new().max_length(expected.max_length);
+        equal!(catalog.alter_topic(&name, &change).await?, expected, "the topic with another bound");
+    }
+    Ok(())
 }

@@ -66,6 +66,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("late_acks_total", "", "an_acknowledgement_that_comes_late_is_counted"),
     ("ghosts_total", "", "a_planted_ghost_is_counted"),
     ("lost_total", "loss", "what_is_lost_and_who_keeps_what_are_counted"),
+    ("dead_letters_dropped_total", "letters", "dead_letters_that_retention_drops_are_counted"),
     ("dead_letters_handled_total", "letters", "what_is_done_with_dead_letters_is_counted"),
     ("crashed_total", "owners", "a_message_over_which_processes_die_is_counted"),
     ("partitions_assigned_total", "owners", "leases_that_run_out_are_counted"),

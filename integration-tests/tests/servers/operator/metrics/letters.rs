@@ -1,7 +1,9 @@
 //! What becomes of messages that are given up: by policy, by operators, by consumers of dead letters; and sends that fail.
 
 use millstream::admin::{DeadLetterFilter, Replay, from_line};
-use millstream::{DeadLetterOutcome, Discard, ErrorKind, Letter, Reason};
+use millstream::{
+    DeadLetterOutcome, DeadLetterQueue, DeadLetterRetention, Discard, ErrorKind, Letter, Reason,
+};
 
 use super::*;
 
@@ -115,6 +117,49 @@ async fn what_is_done_with_dead_letters_is_counted() {
         .await;
     let report = desk.shutdown().await;
     assert_eq!((report.deleted, report.replayed), (1, again));
+}
+
+/// Waits for a dead letter, drops it, and puts it back.
+pub(super) async fn one_is_dropped_and_imported(letters: &DeadLetterQueue) {
+    eventually(async || letters.count().await.expect("counted") == 1, "one is dead").await;
+    let one = letters.list(1).await.expect("listed");
+    let old = DeadLetterRetention::age(Duration::from_millis(1));
+    eventually(async || letters.trim(old).await.expect("trimmed").aged == 1, "it is dropped").await;
+    assert_eq!(letters.import(&one, false).await.expect("imported").put, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_that_retention_drops_are_counted() {
+    let scene = Fixture::at(&shared_url()).await;
+    let kept = DeadLetterRetention::length(2).and_age(Duration::from_secs(3_600));
+    let topic = ORDERS.dead_letter_retention(kept);
+    let reject = async |_: Delivery<u64>| Outcome::dead_letter("no use");
+    let consumer = scene.mq.consumer(topic, "billing").start(reject).await.expect("started");
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    for number in 0..DEAD {
+        producer.send(&number).partition(0).await.expect("sent");
+    }
+    let (billing, aged) = ([("group", "billing")], [("group", "billing"), ("reason", "age")]);
+    let excess = [("group", "billing"), ("reason", "length")];
+    let dropped = DEAD as f64 - 2.0;
+    let figures: [figures::Figure<'_>; 3] = [
+        ("dead_total", &billing, DEAD as f64),
+        ("dead", &billing, 2.0),
+        ("dead_letters_dropped_total", &excess, dropped),
+    ];
+    scene.sees("those that are too many are dropped", &figures).await;
+    // The rest by an operator, for its age.
+    let letters = scene.mq.dead_letters(&ORDERS, "billing").await.expect("letters");
+    let none = DeadLetterRetention::age(Duration::from_millis(1));
+    let all_are_old =
+        async || letters.trim(none).await.is_ok() && letters.count().await.expect("counted") == 0;
+    eventually(all_are_old, "the last ones are dropped").await;
+    consumer.shutdown().await;
+    let observed = scene.until("operators are counted by their process", |scrape| {
+        scrape.sum("millstream_dead_letters_dropped_total", &aged) == Some(2.0)
+    });
+    let observed = observed.await;
+    assert_eq!(observed.sum("millstream_dead_letters_dropped_total", &excess), Some(dropped));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
