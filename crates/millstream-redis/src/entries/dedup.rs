@@ -17,12 +17,15 @@ use crate::conn::cluster::servers::Servers;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::cluster_appender::ClusterAppender;
-use crate::error::unexpected;
+use crate::error::{redirect, unexpected};
 use crate::scripts::wrong_type;
 
 /// Maximum number of bytes of one request (4 MiB): it is in memory as a whole, and its answer must arrive within the response
 /// timeout.
 const REQUEST: usize = 4 << 20;
+
+/// Maximum number of times that a batch follows slots that move.
+const REDIRECTS: usize = 5;
 
 type Results = Vec<Option<Result<Deduplicated>>>;
 
@@ -67,17 +70,33 @@ impl RedisBackend {
         let checked = |item: &DedupAppend| check(&item.append, item.window).err().map(Err);
         let mut results: Results = batch.iter().map(checked).collect();
         self.find_earlier(batch, &mut results).await;
-        let rest: Vec<usize> = (0..batch.len()).filter(|at| results[*at].is_none()).collect();
-        if !rest.is_empty() {
-            let found = match self.open_dedup() {
-                Ok(mut appender) => {
-                    appender.begin(Arc::new(rest.iter().map(|at| batch[*at].clone()).collect()));
-                    appender.finish().await
-                }
-                Err(error) => rest.iter().map(|at| Err(during(error.clone(), &batch[*at]))).collect(),
-            };
-            for (at, result) in rest.into_iter().zip(found) {
-                results[at] = Some(result);
+        let mut rest: Vec<usize> = (0..batch.len()).filter(|at| results[*at].is_none()).collect();
+        let mut appender = match self.open_dedup() {
+            Ok(appender) => appender,
+            Err(error) => {
+                let results = results.into_iter().zip(batch);
+                return results
+                    .map(|(result, item)| result.unwrap_or_else(|| Err(during(error.clone(), item))))
+                    .collect();
+            }
+        };
+        // What is refused because a slot moves goes to the other node, all of a partition in its order.
+        for _ in 0..REDIRECTS {
+            appender.begin(Arc::new(rest.iter().map(|at| batch[*at].clone()).collect()));
+            let found = appender.finish().await;
+            let is_moved = |result: &Result<_>| result.as_ref().is_err_and(|error| redirect(error).is_some());
+            let moved = found.iter().any(is_moved);
+            rest = rest
+                .into_iter()
+                .zip(found)
+                .filter_map(|(at, result)| {
+                    let refused = result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable);
+                    results[at] = Some(result);
+                    refused.then_some(at)
+                })
+                .collect();
+            if !moved || rest.is_empty() {
+                break;
             }
         }
         let missing = || Err(unexpected("no answer to an append"));
@@ -240,4 +259,52 @@ async fn name_keys(inner: &Inner, results: &mut [Result<Deduplicated>]) {
 fn during(error: Error, item: &DedupAppend) -> Error {
     let tp = &item.append.topic_partition;
     error.during(format_args!("append to {tp}")).at(tp)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use millstream_core::log::Append;
+
+    use super::*;
+
+    fn item(partition: u32, id: &str, bytes: usize) -> DedupAppend {
+        DedupAppend {
+            append: Append {
+                topic_partition: TopicPartition::new("t".parse().expect("a name"), partition),
+                fields: vec![(Bytes::new(), Bytes::from(vec![0; bytes]))],
+            },
+            id: DedupId::new(id.to_owned()).expect("an id"),
+            window: std::time::Duration::from_secs(60),
+            earlier: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_id_is_sent_once_for_a_partition() {
+        assert_eq!(places(&[item(0, "a", 1), item(1, "a", 1), item(0, "b", 1)]), None);
+        let batch = [item(0, "a", 1), item(0, "b", 1), item(0, "a", 1), item(0, "c", 1), item(0, "b", 1)];
+        let places = places(&batch).expect("two of them are others");
+        assert_eq!(places, [(0, false), (1, false), (0, true), (2, false), (1, true)]);
+    }
+
+    #[test]
+    fn an_entry_that_is_refused_stands_for_no_other() {
+        let mut empty = item(0, "a", 1);
+        empty.append.fields.clear();
+        assert_eq!(places(&[empty.clone(), item(0, "a", 1)]), None);
+        let places = places(&[empty, item(0, "a", 1), item(0, "a", 1)]).expect("one is another");
+        assert_eq!(places, [(0, false), (1, false), (1, true)]);
+    }
+
+    #[test]
+    fn requests_have_a_bounded_size() {
+        let counts = |items: Vec<DedupAppend>| -> Vec<usize> {
+            requests_of(Arc::new(items)).iter().map(|request| request.len()).collect()
+        };
+        assert_eq!(counts(Vec::new()), [0], "an empty batch has its place among the others");
+        assert_eq!(counts((0..1_000).map(|_| item(0, "a", 1_000)).collect()), [1_000]);
+        assert_eq!(counts((0..10).map(|_| item(0, "a", 1 << 20)).collect()), [4, 4, 2]);
+        assert_eq!(counts(vec![item(0, "a", 9 << 20), item(0, "b", 1), item(0, "c", 9 << 20)]), [1, 1, 1]);
+    }
 }

@@ -10,6 +10,7 @@ mod catalog;
 mod connect;
 mod continuity;
 mod dead_letters;
+mod dedup;
 mod deleting;
 mod deleting_twice;
 mod lag;

@@ -342,3 +342,73 @@ impl Sink<NumberedAppend> for ToLogNumbered {
         observer.observe(&Event::Produced { topic, messages });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use millstream_core::log::DedupId;
+    use millstream_core::{Log, TopicPartition};
+    use millstream_memory::MemoryBackend;
+
+    use super::super::OnFull;
+    use super::*;
+
+    /// Appender over which nothing gets through.
+    struct Away(VecDeque<usize>);
+
+    #[async_trait]
+    impl DedupAppender for Away {
+        fn begin(&mut self, batch: Arc<Vec<DedupAppend>>) {
+            self.0.push_back(batch.len());
+        }
+
+        async fn finish(&mut self) -> Vec<Result<Deduplicated>> {
+            let error = || Err(Error::new(ErrorKind::Unavailable, "away"));
+            (0..self.0.pop_front().unwrap_or(0)).map(|_| error()).collect()
+        }
+    }
+
+    fn batch(id: &str, earlier: &[u32]) -> Arc<Vec<DedupAppend>> {
+        let topic_partition = TopicPartition::new("t".parse().expect("a name"), 1);
+        let append = Append { topic_partition, fields: vec![(Bytes::from("a"), Bytes::from("b"))] };
+        let id = DedupId::new(id.to_owned()).expect("an id");
+        let earlier = earlier.iter().copied().map(Partition).collect();
+        Arc::new(vec![DedupAppend { append, id, window: Duration::from_secs(60), earlier }])
+    }
+
+    #[tokio::test]
+    async fn what_looks_into_earlier_partitions_waits_and_does_not_overtake_what_has_failed() {
+        let log: Arc<dyn Log> = Arc::new(MemoryBackend::new());
+        let bounded = Arc::new(Bounded::new(log.clone(), None, Bound::new(None), OnFull::Wait));
+        let appender: Box<dyn DedupAppender> = Box::new(Away(VecDeque::new()));
+        let mut sink = ToLogOnce {
+            appender: Some(appender),
+            appending: 0,
+            failed: false,
+            bounded,
+            in_turn: VecDeque::new(),
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        assert_eq!((sink.ahead(), sink.full_at()), (AHEAD, FULL_AT));
+        for (id, earlier) in [("1", &[][..]), ("2", &[0]), ("3", &[])] {
+            sink.begin(batch(id, earlier), deadline);
+        }
+        assert_eq!(sink.ahead(), 1, "what comes behind waits too");
+        for _ in 0..3 {
+            let results = sink.finish().await;
+            assert!(matches!(&results[..], [Err(error)] if error.kind() == ErrorKind::Unavailable));
+        }
+        let tp = batch("1", &[])[0].append.topic_partition.clone();
+        assert_eq!(
+            log.lengths(std::slice::from_ref(&tp)).await.expect("a length"),
+            [0],
+            "nothing overtook it"
+        );
+        assert!(sink.finish().await.is_empty());
+        sink.begin(batch("2", &[0]), deadline);
+        assert!(sink.finish().await[0].is_ok());
+        assert_eq!(log.lengths(&[tp]).await.expect("a length"), [1]);
+    }
+}

@@ -9,8 +9,8 @@ use millstream_core::dead_letters::{Claim, DeadLetterAction, DeadLetters};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend, NumberedAppender,
-    Numbering, Reader, Receipt, Settled, Settlement, Trimmed,
+    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{

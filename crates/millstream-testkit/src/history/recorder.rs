@@ -9,8 +9,9 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Fetched, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed, append_by_ids,
+    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Fetched, Log, Measured,
+    NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    append_by_ids,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
