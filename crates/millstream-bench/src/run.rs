@@ -133,6 +133,15 @@ impl Case {
     /// Runs one side once. The data that it stored is kept.
     pub(crate) async fn run_once(&self, stage: &Stage, side: Side) -> Result<Measured> {
         let measured = match (self, side) {
+            // What is stored once is compared with plain sends, which are compared with the bare client by themselves.
+            (Self::Produce(it), Side::Bare) if it.dedup || it.ids => {
+                let plain = Produce { dedup: false, ids: false, ..it.clone() };
+                if it.tasks > 0 {
+                    ours::awaiting(stage, &plain).await
+                } else {
+                    ours::bulk(stage, &plain).await
+                }
+            }
             (Self::Produce(it), Side::Ours) if it.tasks > 0 => ours::awaiting(stage, it).await,
             (Self::Produce(it), Side::Bare) if it.tasks > 0 => bare::awaiting(stage, it).await,
             (Self::Produce(it), Side::Ours) => ours::bulk(stage, it).await,

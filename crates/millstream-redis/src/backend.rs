@@ -17,6 +17,7 @@ use redis::{Pipeline, Value};
 
 use crate::address::Address;
 use crate::config::RedisConfig;
+use crate::conn::appends::dedup::Script;
 use crate::conn::appends::node_appender::NodeAppenders;
 use crate::conn::bulk::Bulk;
 use crate::conn::cluster::heard::{Heard, question};
@@ -64,6 +65,8 @@ pub(crate) struct Inner {
     pub(crate) config: RedisConfig,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
+    /// The script that appends entries with dedup ids, for calls that carry it.
+    pub(crate) dedup: Arc<Script>,
     pub(crate) servers: Arc<Servers>,
     /// Connection for appends and settlements: many small requests that must not wait behind anything else.
     pub(crate) messages: Routed<Shared>,
@@ -109,9 +112,11 @@ impl RedisBackend {
         let (for_pool, pages, line) = (config.clone(), config.clone(), messages.clone());
         let keys = config.namespace.as_ref().map_or_else(Keys::new, Keys::within);
         let for_appenders = keys.clone();
+        let scripts = Scripts::new(config.strict_scripts);
         let inner = Inner {
             keys,
-            scripts: Scripts::new(config.strict_scripts),
+            dedup: Arc::new(Script::new(scripts.append_dedup.code())),
+            scripts,
             leases: OnThread::new(leases),
             pool: Routed::new(&servers, patience, move |dial| Pooled::new(&for_pool, dial))?,
             bulk: Routed::new(&servers, patience, move |dial| {

@@ -48,10 +48,11 @@ pub(crate) struct Suite {
     pub(crate) markdown: bool,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   millstream-bench produce --partitions 8 --baseline
-  millstream-bench produce --tasks 64 --baseline")]
+  millstream-bench produce --tasks 64 --baseline
+  millstream-bench produce --ids --chunk 256 --baseline")]
 pub(crate) struct Produce {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -65,11 +66,14 @@ pub(crate) struct Produce {
     /// Number of tasks that each send one message at a time and await the reply; 0: sends in bulk.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub(crate) tasks: u32,
-    /// Sends as an idempotent producer. The baseline sends plain entries.
+    /// Number of messages that are passed to the producer at a time, in bulk. The next ones wait for their results.
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) chunk: u32,
+    /// Sends as an idempotent producer. The baseline is the same producer with plain sends.
     #[arg(long)]
     pub(crate) dedup: bool,
-    /// Gives each message a dedup id; in bulk only. The baseline sends plain entries.
-    #[arg(long, conflicts_with_all = ["dedup", "tasks"])]
+    /// Gives each message a dedup id. The baseline is the same producer with plain sends.
+    #[arg(long, conflicts_with = "dedup")]
     pub(crate) ids: bool,
 }
 

@@ -17,9 +17,8 @@ pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let topic = topic(of.spread, false);
     let producer = mq.producer(topic).max_batch(of.batch as usize).idempotent(of.dedup).await?;
     let meter = stage.meter().await?;
-    // Each run has ids of its own: they count longer than a run lasts.
-    let ids = of.ids.then(|| UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos()));
-    send_all(&producer, &stage.payload, of.messages.messages, of.spread, ids).await?;
+    let (messages, chunk) = (of.messages.messages, of.chunk.into());
+    send_all(&producer, &stage.payload, messages, chunk, of.spread, ids_of_a_run(of)).await?;
     meter.stop(of.messages.messages).await
 }
 
@@ -31,19 +30,25 @@ pub(super) async fn fill(
     messages: u64,
     spread: Spread,
 ) -> Result<()> {
-    send_all(&mq.producer(topic).await?, &stage.payload, messages, spread, None).await
+    send_all(&mq.producer(topic).await?, &stage.payload, messages, PORTION, spread, None).await
+}
+
+/// Returns what the ids of a run begin with, if its messages have any: they count longer than it lasts.
+fn ids_of_a_run(of: &Produce) -> Option<u128> {
+    of.ids.then(|| UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos()))
 }
 
 async fn send_all(
     producer: &Producer<Bytes>,
     payload: &Bytes,
     messages: u64,
+    chunk: u64,
     spread: Spread,
     ids: Option<u128>,
 ) -> Result<()> {
     let mut n = 0;
     while n < messages {
-        let count = (messages - n).min(PORTION);
+        let count = (messages - n).min(chunk);
         let records = (n..n + count).map(|n| {
             let record = match key_of(n, spread.keys) {
                 Some(key) => Record::new(payload).key(key),
@@ -69,7 +74,7 @@ pub(crate) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
         mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).idempotent(of.dedup).await?;
     let messages = of.messages.messages;
     let meter = stage.meter().await?;
-    send_each(&producer, &stage.payload, messages, of.tasks.into(), of.spread.keys).await?;
+    send_each(&producer, &stage.payload, messages, of.tasks.into(), of.spread.keys, ids_of_a_run(of)).await?;
     meter.stop(messages).await
 }
 
@@ -80,17 +85,21 @@ async fn send_each(
     messages: u64,
     tasks: u64,
     keys: u32,
+    ids: Option<u128>,
 ) -> Result<()> {
     let mut sending = Vec::new();
     for task in 0..tasks {
         let (producer, payload) = (producer.clone(), payload.clone());
         sending.push(tokio::spawn(async move {
             for n in (task..messages).step_by(tasks as usize) {
-                let send = producer.send(&payload);
-                match key_of(n, keys) {
-                    Some(key) => send.key(key).await?,
-                    None => send.await?,
-                };
+                let mut send = producer.send(&payload);
+                if let Some(key) = key_of(n, keys) {
+                    send = send.key(key);
+                }
+                if let Some(ids) = ids {
+                    send = send.dedup(format!("{ids:032x}-{n}"));
+                }
+                send.await?;
             }
             anyhow::Ok(())
         }));

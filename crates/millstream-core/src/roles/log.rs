@@ -295,6 +295,14 @@ pub trait Log: Send + Sync {
         batch.iter().map(|_| Err(unsupported("Log::append_dedup"))).collect()
     }
 
+    /// Opens an appender for the entries of one producer with dedup ids.
+    ///
+    /// Returns `None` if this log has nothing better than one [`append_dedup`](Self::append_dedup) after the other.
+    /// Default: `None`.
+    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
+        None
+    }
+
     /// Appends entries as [`append`](Self::append) does, except those whose number was appended by the same producer to the same
     /// partition within the window by the server's clock: for these it returns the ids of the first time. So a batch can be sent
     /// again after [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). An entry and the record of its number are stored in one
@@ -416,6 +424,23 @@ pub trait Appender: Send {
     ///
     /// Dropping this future loses nothing: the next call continues.
     async fn finish(&mut self) -> Vec<Result<MessageId>>;
+}
+
+/// Appends batch after batch of entries with dedup ids for one producer: the next one is sent before the previous one is answered.
+///
+/// As with an [`Appender`], batches are stored in the order in which they were begun. One that failed can be
+/// [appended again](Log::append_dedup), before any later one of its partition was stored. Earlier partitions are not looked at:
+/// entries that [have some](DedupAppend::earlier) are appended with [`Log::append_dedup`].
+#[async_trait]
+pub trait DedupAppender: Send {
+    /// Begins to append a batch, after those that were begun before: see [`Appender::begin`].
+    fn begin(&mut self, batch: Arc<Vec<DedupAppend>>);
+
+    /// Returns the results of the oldest batch that was begun and not reported yet, as [`Log::append_dedup`] returns them: see
+    /// [`Appender::finish`].
+    ///
+    /// Dropping this future loses nothing: the next call continues.
+    async fn finish(&mut self) -> Vec<Result<Deduplicated>>;
 }
 
 /// Appends batch after batch of entries with numbers for one producer: the next one is sent before the previous one is answered.

@@ -1,92 +1,106 @@
-//! Appends with a dedup id: one script call for the entries of a partition, behind a look at earlier partitions.
+//! Appends with dedup ids, over the connections of all producers, behind a look at earlier partitions.
 
-use std::collections::HashMap;
-use std::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::id::MessageId;
-use millstream_core::log::{DedupAppend, Deduplicated, check_window};
-use millstream_core::topic::{Partition, TopicPartition};
+use millstream_core::log::{Appender, DedupAppend, DedupAppender, DedupId, Deduplicated, Durability};
+use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
-use crate::backend::RedisBackend;
+use crate::backend::{Inner, RedisBackend};
+use crate::conn::appends::dedup::{DedupBatch, ShortId, check, size};
+use crate::conn::appends::node_appender::NodeAppender;
+use crate::conn::appends::part::{Entries, Part};
+use crate::conn::cluster::servers::Servers;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::error::{unchanged, unexpected};
-use crate::scripts::script;
-use crate::scripts::times::ceil_ms;
+use crate::entries::cluster_appender::ClusterAppender;
+use crate::error::{redirect, unchanged, unexpected};
+use crate::scripts::wrong_type;
 
-/// Maximum number of entries of one call of the script, which passes them to commands at once, and its approximate maximum of
-/// bytes (1 MiB): the server works on it without a break.
-const CALL: (usize, usize) = (250, 1 << 20);
-/// Maximum number of bytes of one pipeline of calls (4 MiB): the answer must arrive within the response timeout.
-const PIPELINE: usize = 4 << 20;
+/// Maximum number of bytes of one request (4 MiB): it is in memory as a whole, and its answer must arrive within the response
+/// timeout.
+const REQUEST: usize = 4 << 20;
+
+/// Maximum number of times that a batch follows slots that move.
+const REDIRECTS: usize = 5;
 
 type Results = Vec<Option<Result<Deduplicated>>>;
 
+/// Appends for one producer.
+pub(crate) struct Dedup {
+    inner: Arc<Inner>,
+    over: Over,
+    /// Batches that are not reported, oldest first.
+    begun: VecDeque<Begun>,
+}
+
+enum Over {
+    Node(NodeAppender),
+    Cluster(ClusterAppender),
+}
+
+/// A batch.
+struct Begun {
+    /// What is sent of it and not answered, oldest first.
+    requests: VecDeque<Arc<DedupBatch>>,
+    /// Results of the requests before these.
+    results: Vec<Result<Deduplicated>>,
+    /// Where an entry of the batch has its result, if not all entries were sent: the position among those that were, and
+    /// whether another entry was sent for it.
+    places: Option<Vec<(usize, bool)>>,
+}
+
 impl RedisBackend {
+    /// Opens an appender for the entries of one producer.
+    pub(crate) fn open_dedup(&self) -> Result<Dedup> {
+        let inner = self.inner.clone();
+        let over = match &*self.inner.servers {
+            Servers::One(dial) => Over::Node(inner.appenders.line(dial)?.appender(false, Durability::Stored)),
+            Servers::Cluster(cluster) => {
+                Over::Cluster(ClusterAppender::new(inner, cluster.clone(), Durability::Stored))
+            }
+        };
+        Ok(Dedup { inner: self.inner.clone(), over, begun: VecDeque::new() })
+    }
+
     pub(crate) async fn append_once(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        let mut results: Results = batch.iter().map(|_| None).collect();
-        for (result, item) in results.iter_mut().zip(batch) {
-            if let Err(error) = check_window(item.window) {
-                *result = Some(Err(error));
-            } else if item.append.fields.is_empty() {
-                *result = Some(Err(Error::new(ErrorKind::Encode, "an entry needs at least one field")));
-            }
-        }
+        let checked = |item: &DedupAppend| check(&item.append, item.window).err().map(Err);
+        let mut results: Results = batch.iter().map(checked).collect();
         self.find_earlier(batch, &mut results).await;
-        let calls = calls(batch, &results);
-        let mut rest = &calls[..];
-        let mut lost: Option<Error> = None;
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let some = rest.iter().take_while(|call| {
-                let first = bytes == 0;
-                bytes += call.bytes.max(1);
-                first || bytes <= PIPELINE
-            });
-            let (some, later) = rest.split_at(some.count());
-            rest = later;
-            if let Some(error) = &lost {
-                // They would overtake those that failed, if the caller sends these again.
-                for at in some.iter().flat_map(|call| &call.at) {
-                    let error = format!("not sent, an earlier append failed: {error}");
-                    results[*at] = Some(Err(during(Error::new(ErrorKind::Unavailable, error), &batch[*at])));
-                }
-                continue;
+        let mut rest: Vec<usize> = (0..batch.len()).filter(|at| results[*at].is_none()).collect();
+        let mut appender = match self.open_dedup() {
+            Ok(appender) => appender,
+            Err(error) => {
+                let results = results.into_iter().zip(batch);
+                return results
+                    .map(|(result, item)| result.unwrap_or_else(|| Err(during(error.clone(), item))))
+                    .collect();
             }
-            let answers =
-                script::run(&self.inner.messages, some.iter().map(|call| self.call(batch, call)).collect());
-            for (call, answer) in some.iter().zip(answers.await) {
-                lost = lost.or_else(|| answer.as_ref().err().filter(|error| error.is_transient()).cloned());
-                let partition = call.tp.partition;
-                let mut stored = answer.and_then(|answer| stored(answer, partition, call.at.len()));
-                for (n, at) in call.at.iter().enumerate() {
-                    results[*at] = Some(match &mut stored {
-                        Ok(stored) => Ok(stored[n]),
-                        Err(error) => Err(during(error.clone(), &batch[*at])),
-                    });
-                }
+        };
+        // What is refused because a slot moves goes to the other node, all of a partition in its order.
+        for _ in 0..REDIRECTS {
+            appender.begin(Arc::new(rest.iter().map(|at| batch[*at].clone()).collect()));
+            let found = appender.finish().await;
+            let is_moved = |result: &Result<_>| result.as_ref().is_err_and(|error| redirect(error).is_some());
+            let moved = found.iter().any(is_moved);
+            rest = rest
+                .into_iter()
+                .zip(found)
+                .filter_map(|(at, result)| {
+                    let refused = result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable);
+                    results[at] = Some(result);
+                    refused.then_some(at)
+                })
+                .collect();
+            if !moved || rest.is_empty() {
+                break;
             }
         }
         let missing = || Err(unexpected("no answer to an append"));
         results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
-    }
-
-    fn call(&self, batch: &[DedupAppend], call: &Call<'_>) -> script::Call<'_> {
-        let keys = &self.inner.keys;
-        let keys = [keys.log(call.tp), keys.dedup(call.tp), keys.dedup_old(call.tp)];
-        let mut script = self.inner.scripts.append_dedup.call(keys.each_ref()).arg(ceil_ms(call.window));
-        script.push(call.at.len());
-        for at in &call.at {
-            let DedupAppend { append, id, .. } = &batch[*at];
-            script.push(id.as_bytes());
-            script.push(2 * append.fields.len());
-            for (name, value) in &append.fields {
-                script.extend([&name[..], &value[..]]);
-            }
-        }
-        script
     }
 
     /// Looks at the earlier partitions, and sets the results of entries that are there.
@@ -97,7 +111,7 @@ impl RedisBackend {
             for partition in item.earlier.iter().filter(|it| **it != item.append.topic_partition.partition) {
                 let tp = TopicPartition::new(item.append.topic_partition.topic.clone(), partition.0);
                 for key in [self.inner.keys.dedup(&tp), self.inner.keys.dedup_old(&tp)] {
-                    pipe.cmd("HGET").arg(key.as_str()).arg(item.id.as_bytes());
+                    pipe.cmd("HGET").arg(key.as_str()).arg(ShortId::of(&item.id).as_bytes());
                     asked.push((at, *partition));
                 }
             }
@@ -121,49 +135,121 @@ impl RedisBackend {
     }
 }
 
-/// Entries of one partition with one window, by their positions in the batch.
-struct Call<'a> {
-    tp: &'a TopicPartition,
-    window: Duration,
-    at: Vec<usize>,
-    bytes: usize,
+#[async_trait]
+impl DedupAppender for Dedup {
+    fn begin(&mut self, batch: Arc<Vec<DedupAppend>>) {
+        let places = places(&batch);
+        let sent = match &places {
+            None => batch,
+            Some(places) => {
+                let sent = batch.iter().zip(places).filter(|(_, (_, other))| !other);
+                Arc::new(sent.map(|(item, _)| item.clone()).collect())
+            }
+        };
+        let mut requests = VecDeque::new();
+        for items in requests_of(sent) {
+            let request = Arc::new(DedupBatch::new(items, self.inner.dedup.clone()));
+            let entries = Entries::Dedup(request.clone());
+            match &mut self.over {
+                Over::Node(node) => node.begin_part(Part::whole(entries)),
+                Over::Cluster(cluster) => cluster.begin_entries(entries),
+            }
+            requests.push_back(request);
+        }
+        self.begun.push_back(Begun { requests, results: Vec::new(), places });
+    }
+
+    async fn finish(&mut self) -> Vec<Result<Deduplicated>> {
+        let Some(oldest) = self.begun.front_mut() else { return Vec::new() };
+        while !oldest.requests.is_empty() {
+            let results = match &mut self.over {
+                Over::Node(node) => node.finish().await,
+                Over::Cluster(cluster) => cluster.finish().await,
+            };
+            // Kept for the next call, if this one is dropped while it waits.
+            let Some(request) = oldest.requests.pop_front() else { break };
+            let results = results.into_iter().zip(&*request.items).enumerate();
+            oldest.results.extend(results.map(|(at, (result, item))| {
+                let partition = item.append.topic_partition.partition;
+                result.map(|id| Deduplicated::new(partition, id, request.is_duplicate(at)))
+            }));
+        }
+        name_keys(&self.inner, &mut oldest.results).await;
+        let Some(Begun { results, places, .. }) = self.begun.pop_front() else { return Vec::new() };
+        let Some(places) = places else { return results };
+        let result = |(at, other): (usize, bool)| {
+            let result: Option<&Result<Deduplicated>> = results.get(at);
+            let result = result.cloned().unwrap_or_else(|| Err(unexpected("no answer to an append")));
+            result.map(|Deduplicated { partition, id, is_duplicate, .. }| {
+                Deduplicated::new(partition, id, is_duplicate || other)
+            })
+        };
+        places.into_iter().map(result).collect()
+    }
 }
 
-/// Divides the entries without a result into calls, in their order within each partition.
-fn calls<'a>(batch: &'a [DedupAppend], results: &Results) -> Vec<Call<'a>> {
-    let mut calls: Vec<Call<'a>> = Vec::new();
-    let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
-    for (at, item) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
-        let (tp, bytes) = (&item.append.topic_partition, size(item));
-        let fits = |call: &Call<'_>| {
-            call.window == item.window && call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1
+/// Returns where each entry of a batch has its result, if there are entries with the same id and partition: one of them is
+/// sent. `None` if there are none.
+fn places(batch: &[DedupAppend]) -> Option<Vec<(usize, bool)>> {
+    let mut first: HashMap<(&DedupId, &TopicPartition), usize> = HashMap::with_capacity(batch.len());
+    let mut sent = 0;
+    let mut places = Vec::with_capacity(batch.len());
+    for DedupAppend { append, id, window, .. } in batch {
+        // What is refused is nobody's first.
+        let known = match check(append, *window) {
+            Ok(()) => *first.entry((id, &append.topic_partition)).or_insert(sent),
+            Err(_) => sent,
         };
-        match last.get(tp).copied().filter(|known| fits(&calls[*known])) {
-            Some(known) => {
-                calls[known].at.push(at);
-                calls[known].bytes += bytes;
-            }
-            None => {
-                last.insert(tp, calls.len());
-                calls.push(Call { tp, window: item.window, at: vec![at], bytes });
-            }
+        places.push((known, known < sent));
+        sent += usize::from(known == sent);
+    }
+    places.iter().any(|(_, other)| *other).then_some(places)
+}
+
+/// Divides entries into requests of bounded size.
+fn requests_of(items: Arc<Vec<DedupAppend>>) -> Vec<Arc<Vec<DedupAppend>>> {
+    let total: usize = items.iter().map(|item| size(&item.append)).sum();
+    if total <= REQUEST {
+        return vec![items];
+    }
+    let mut requests: Vec<Vec<DedupAppend>> = Vec::new();
+    let mut bytes = REQUEST;
+    for item in items.iter() {
+        let its = size(&item.append);
+        if bytes + its > REQUEST {
+            requests.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += its;
+        if let Some(request) = requests.last_mut() {
+            request.push(item.clone());
         }
     }
-    calls
+    requests.into_iter().map(Arc::new).collect()
 }
 
-/// Parses the answer to a call.
-fn stored(answer: Value, partition: Partition, entries: usize) -> Result<Vec<Deduplicated>> {
-    let [ids, firsts] = reply::tuple(answer)?;
-    let (ids, firsts) = (reply::array(ids)?, reply::array(firsts)?);
-    if ids.len() != entries || firsts.len() != entries {
-        return Err(unexpected(format_args!("{} ids for {entries} entries", ids.len())));
+/// Names the keys of a wrong type in errors: the server's does not.
+async fn name_keys(inner: &Inner, results: &mut [Result<Deduplicated>]) {
+    let wrong = |result: &Result<Deduplicated>| {
+        let error = result.as_ref().err().filter(|error| error.kind() == ErrorKind::WrongType)?;
+        Some(TopicPartition::new(error.topic()?.parse().ok()?, error.partition()?))
+    };
+    let mut named: HashMap<TopicPartition, Option<Error>> = HashMap::new();
+    for result in results {
+        let Some(tp) = wrong(result) else { continue };
+        let found = match named.get(&tp) {
+            Some(found) => found.clone(),
+            None => {
+                let keys = [inner.keys.log(&tp), inner.keys.dedup(&tp), inner.keys.dedup_old(&tp)];
+                let source = millstream_lua::APPEND_DEDUP.source;
+                let found = wrong_type::in_script(&inner.messages, source, &keys).await;
+                named.entry(tp.clone()).or_insert(found).clone()
+            }
+        };
+        if let Some(found) = found {
+            *result = Err(found.during(format_args!("append to {tp}")).at(&tp));
+        }
     }
-    let each = ids.into_iter().zip(firsts).map(|(id, first)| {
-        let id: MessageId = reply::id(id)?;
-        Ok(Deduplicated::new(partition, id, reply::int(first)? == 0))
-    });
-    each.collect()
 }
 
 fn during(error: Error, item: &DedupAppend) -> Error {
@@ -171,6 +257,50 @@ fn during(error: Error, item: &DedupAppend) -> Error {
     error.during(format_args!("append to {tp}")).at(tp)
 }
 
-fn size(item: &DedupAppend) -> usize {
-    item.append.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use millstream_core::log::Append;
+
+    use super::*;
+
+    fn item(partition: u32, id: &str, bytes: usize) -> DedupAppend {
+        DedupAppend {
+            append: Append {
+                topic_partition: TopicPartition::new("t".parse().expect("a name"), partition),
+                fields: vec![(Bytes::new(), Bytes::from(vec![0; bytes]))],
+            },
+            id: DedupId::new(id.to_owned()).expect("an id"),
+            window: std::time::Duration::from_secs(60),
+            earlier: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_id_is_sent_once_for_a_partition() {
+        assert_eq!(places(&[item(0, "a", 1), item(1, "a", 1), item(0, "b", 1)]), None);
+        let batch = [item(0, "a", 1), item(0, "b", 1), item(0, "a", 1), item(0, "c", 1), item(0, "b", 1)];
+        let places = places(&batch).expect("two of them are others");
+        assert_eq!(places, [(0, false), (1, false), (0, true), (2, false), (1, true)]);
+    }
+
+    #[test]
+    fn an_entry_that_is_refused_stands_for_no_other() {
+        let mut empty = item(0, "a", 1);
+        empty.append.fields.clear();
+        assert_eq!(places(&[empty.clone(), item(0, "a", 1)]), None);
+        let places = places(&[empty, item(0, "a", 1), item(0, "a", 1)]).expect("one is another");
+        assert_eq!(places, [(0, false), (1, false), (1, true)]);
+    }
+
+    #[test]
+    fn requests_have_a_bounded_size() {
+        let counts = |items: Vec<DedupAppend>| -> Vec<usize> {
+            requests_of(Arc::new(items)).iter().map(|request| request.len()).collect()
+        };
+        assert_eq!(counts(Vec::new()), [0], "an empty batch has its place among the others");
+        assert_eq!(counts((0..1_000).map(|_| item(0, "a", 1_000)).collect()), [1_000]);
+        assert_eq!(counts((0..10).map(|_| item(0, "a", 1 << 20)).collect()), [4, 4, 2]);
+        assert_eq!(counts(vec![item(0, "a", 9 << 20), item(0, "b", 1), item(0, "c", 9 << 20)]), [1, 1, 1]);
+    }
 }

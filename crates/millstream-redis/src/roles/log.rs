@@ -7,8 +7,8 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, NumberedAppend, NumberedAppender,
-    Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::topic::{Retention, TopicPartition};
@@ -48,6 +48,10 @@ impl Log for RedisBackend {
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
         self.append_once(batch).await
+    }
+
+    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
+        Some(Box::new(self.open_dedup().ok()?))
     }
 
     async fn append_numbered(

@@ -40,9 +40,10 @@ impl Loaded {
         Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
     }
 
-    /// Returns the source without its comments, for calls that carry it.
+    /// Returns the source without comments and indentation, for calls that carry it.
     pub(crate) fn code(&self) -> String {
-        let code = self.source.lines().filter(|line| !line.trim_start().starts_with("--"));
+        let lines = self.source.lines().map(str::trim_start);
+        let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
         code.map(|line| format!("{line}\n")).collect()
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod dead_letters;
 pub(crate) mod dead_trimming;
+pub(crate) mod dedup;
 pub(crate) mod notes;
 pub(crate) mod retention;
 pub(crate) mod seek;

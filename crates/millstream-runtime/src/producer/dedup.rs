@@ -5,9 +5,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::{Append, DedupAppend, Deduplicated, NumberedAppend, NumberedAppender, Numbering};
+use millstream_core::log::{
+    Append, DedupAppend, DedupAppender, Deduplicated, NumberedAppend, NumberedAppender, Numbering,
+};
 use millstream_core::{Backend, Capability, Durability, MessageId, Partition, TopicName};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -60,7 +63,13 @@ impl DedupSends {
     pub(super) fn by_id(&self, durability: Durability) -> Result<Arc<Batcher<DedupAppend>>> {
         self.check(durability)?;
         self.by_id.batcher(|| {
-            let sink = ToLogOnce { bounded: self.bounded(), in_turn: InTurn(VecDeque::new()) };
+            let sink = ToLogOnce {
+                appender: self.backend.log().dedup_appender(),
+                appending: 0,
+                failed: false,
+                bounded: self.bounded(),
+                in_turn: VecDeque::new(),
+            };
             Batcher::start(sink, self.topic.clone(), &self.config, self.observer.clone())
         })
     }
@@ -181,26 +190,78 @@ pub(super) fn unnumbered(append: Append) -> NumberedAppend {
     NumberedAppend { append, number: 0 }
 }
 
-/// Sink that appends to the log what was not appended before. One request at a time: one that is repeated must not come behind a
-/// later one.
+/// Sink that appends to the log what was not appended before.
 struct ToLogOnce {
+    /// Appender for partitions without a bound, if the log has one.
+    appender: Option<Box<dyn DedupAppender>>,
+    /// Number of its requests whose results were not returned yet: see [`ToLog`](super::sink::ToLog).
+    appending: usize,
+    /// Whether one of its requests has failed since nothing was under way.
+    failed: bool,
     bounded: Arc<Bounded>,
-    in_turn: InTurn<Deduplicated>,
+    /// Requests that do not go through the appender, with their numbers of messages. They run behind all that do.
+    in_turn: VecDeque<(usize, BoxFuture<'static, Vec<Result<Deduplicated>>>)>,
+}
+
+impl ToLogOnce {
+    fn is_pipelined(&self) -> bool {
+        self.appender.is_some() && self.in_turn.is_empty() && !self.bounded.is_bound()
+    }
 }
 
 #[async_trait]
 impl Sink<DedupAppend> for ToLogOnce {
     fn ahead(&self) -> usize {
-        1
+        if self.is_pipelined() { AHEAD } else { 1 }
+    }
+
+    fn full_at(&self) -> usize {
+        if self.is_pipelined() { FULL_AT } else { usize::MAX }
     }
 
     fn begin(&mut self, batch: Arc<Vec<DedupAppend>>, deadline: Instant) {
-        let bounded = self.bounded.clone();
-        self.in_turn.begin(Box::pin(async move { bounded.append_dedup(&batch, deadline).await }));
+        let direct = self.in_turn.is_empty() && (self.appending > 0 || !self.bounded.is_bound());
+        // The appender does not look at earlier partitions.
+        let direct = direct && batch.iter().all(|item| item.earlier.is_empty());
+        match &mut self.appender {
+            Some(appender) if direct => {
+                appender.begin(batch);
+                self.appending += 1;
+            }
+            _ => {
+                let (bounded, messages) = (self.bounded.clone(), batch.len());
+                let request = async move { bounded.append_dedup(&batch, deadline).await };
+                self.in_turn.push_back((messages, Box::pin(request)));
+            }
+        }
     }
 
     async fn finish(&mut self) -> Vec<Result<Deduplicated>> {
-        self.in_turn.finish().await
+        let results = match &mut self.appender {
+            Some(appender) if self.appending > 0 => {
+                let results = appender.finish().await;
+                self.appending -= 1;
+                self.failed |= results.iter().any(|result| result.as_ref().is_err_and(Error::is_transient));
+                results
+            }
+            _ => match self.in_turn.front_mut() {
+                None => Vec::new(),
+                // It would overtake what has failed and may be begun again.
+                Some((messages, _)) if self.failed => {
+                    let error = Error::new(ErrorKind::Unavailable, "not sent, an earlier append failed");
+                    let results = (0..*messages).map(|_| Err(error.clone())).collect();
+                    self.in_turn.pop_front();
+                    results
+                }
+                Some((_, request)) => {
+                    let results = request.await;
+                    self.in_turn.pop_front();
+                    results
+                }
+            },
+        };
+        self.failed &= self.appending > 0 || !self.in_turn.is_empty();
+        results
     }
 
     fn stored(&self, topic: &TopicName, results: &[Result<Deduplicated>], observer: &dyn Observer) {
@@ -279,5 +340,75 @@ impl Sink<NumberedAppend> for ToLogNumbered {
     fn stored(&self, topic: &TopicName, results: &[Result<MessageId>], observer: &dyn Observer) {
         let messages = results.iter().flatten().count();
         observer.observe(&Event::Produced { topic, messages });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use millstream_core::log::DedupId;
+    use millstream_core::{Log, TopicPartition};
+    use millstream_memory::MemoryBackend;
+
+    use super::super::OnFull;
+    use super::*;
+
+    /// Appender over which nothing gets through.
+    struct Away(VecDeque<usize>);
+
+    #[async_trait]
+    impl DedupAppender for Away {
+        fn begin(&mut self, batch: Arc<Vec<DedupAppend>>) {
+            self.0.push_back(batch.len());
+        }
+
+        async fn finish(&mut self) -> Vec<Result<Deduplicated>> {
+            let error = || Err(Error::new(ErrorKind::Unavailable, "away"));
+            (0..self.0.pop_front().unwrap_or(0)).map(|_| error()).collect()
+        }
+    }
+
+    fn batch(id: &str, earlier: &[u32]) -> Arc<Vec<DedupAppend>> {
+        let topic_partition = TopicPartition::new("t".parse().expect("a name"), 1);
+        let append = Append { topic_partition, fields: vec![(Bytes::from("a"), Bytes::from("b"))] };
+        let id = DedupId::new(id.to_owned()).expect("an id");
+        let earlier = earlier.iter().copied().map(Partition).collect();
+        Arc::new(vec![DedupAppend { append, id, window: Duration::from_secs(60), earlier }])
+    }
+
+    #[tokio::test]
+    async fn what_looks_into_earlier_partitions_waits_and_does_not_overtake_what_has_failed() {
+        let log: Arc<dyn Log> = Arc::new(MemoryBackend::new());
+        let bounded = Arc::new(Bounded::new(log.clone(), None, Bound::new(None), OnFull::Wait));
+        let appender: Box<dyn DedupAppender> = Box::new(Away(VecDeque::new()));
+        let mut sink = ToLogOnce {
+            appender: Some(appender),
+            appending: 0,
+            failed: false,
+            bounded,
+            in_turn: VecDeque::new(),
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        assert_eq!((sink.ahead(), sink.full_at()), (AHEAD, FULL_AT));
+        for (id, earlier) in [("1", &[][..]), ("2", &[0]), ("3", &[])] {
+            sink.begin(batch(id, earlier), deadline);
+        }
+        assert_eq!(sink.ahead(), 1, "what comes behind waits too");
+        for _ in 0..3 {
+            let results = sink.finish().await;
+            assert!(matches!(&results[..], [Err(error)] if error.kind() == ErrorKind::Unavailable));
+        }
+        let tp = batch("1", &[])[0].append.topic_partition.clone();
+        assert_eq!(
+            log.lengths(std::slice::from_ref(&tp)).await.expect("a length"),
+            [0],
+            "nothing overtook it"
+        );
+        assert!(sink.finish().await.is_empty());
+        sink.begin(batch("2", &[0]), deadline);
+        assert!(sink.finish().await[0].is_ok());
+        assert_eq!(log.lengths(&[tp]).await.expect("a length"), [1]);
     }
 }

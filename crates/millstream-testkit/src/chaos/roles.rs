@@ -11,8 +11,8 @@ use millstream_core::dead_letters::{
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Log, Measured, NumberedAppend, NumberedAppender,
-    Numbering, Reader, Receipt, Settled, Settlement, Trimmed,
+    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -58,6 +58,10 @@ impl Log for Client {
         let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append_dedup(&batch).await };
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
+    }
+
+    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
+        None
     }
 
     async fn append_numbered(

@@ -9,8 +9,9 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed, append_by_ids,
+    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Fetched, Log, Measured,
+    NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    append_by_ids,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -204,6 +205,11 @@ impl Log for Recorder {
             stored.map(|(item, result)| (item.append.clone(), result.clone().map(|it| it.id))).unzip();
         self.0.appended(&appends, &ids);
         results
+    }
+
+    // As with `appender`.
+    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
+        None
     }
 
     async fn append_numbered(

@@ -79,6 +79,82 @@ async fn a_server_that_stalls_past_the_timeout_stores_one_entry() {
     assert_eq!(ids(&server), [ids(&server)[0].clone(), again.id.to_string()]);
 }
 
+/// Many requests are under way when the connection goes: of some the answer is lost, and some may never have been read.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_under_way_on_a_connection_that_is_cut_store_each_id_once_and_in_order() {
+    let Scene { server, proxy, producer } = scene(Duration::from_secs(30)).await;
+    let mark = |round: u64, n: u64| format!("round {round} number {n}.");
+    for round in 0..4_u64 {
+        let (values, before): (Vec<u64>, _) = ((0..4_000).collect(), ids(&server).len());
+        proxy.swallow(&mark(round, 900 * round + 250), 1);
+        let records = values
+            .iter()
+            .map(|n| Record::new(n).header("mark", mark(round, *n)).dedup(mark(round, *n)))
+            .collect::<Vec<_>>();
+        let sent: Vec<_> =
+            producer.send_all(records).await.into_iter().map(|it| it.expect("sent").id.to_string()).collect();
+        assert_eq!(
+            sent,
+            ids(&server)[before..],
+            "each is stored once, in order, under the id that is returned"
+        );
+    }
+    assert_eq!(proxy.swallowed(), 4, "one answer in each round");
+}
+
+/// Several producers send the same ids while connections end.
+#[tokio::test(flavor = "multi_thread")]
+async fn producers_with_the_same_ids_store_each_once_while_connections_end() {
+    let Scene { server, proxy, .. } = scene(Duration::from_secs(30)).await;
+    let mut sending = Vec::new();
+    for _ in 0..3 {
+        let config = RedisConfig::new(proxy.url());
+        let mq = Millstream::over(RedisBackend::connect(config).await.expect("connected").into());
+        sending.push(tokio::spawn(async move {
+            let producer = mq.producer(NUMBERS).await.expect("a producer");
+            let mut sent = Vec::new();
+            for chunk in 0..20_u64 {
+                let values: Vec<u64> = (100 * chunk..100 * chunk + 100).collect();
+                let records = values.iter().map(|n| Record::new(n).dedup(format!("a common id {n}")));
+                let results = producer.send_all(records.collect::<Vec<_>>()).await;
+                sent.extend(results.into_iter().map(|it| it.expect("sent in the end").id));
+            }
+            sent
+        }));
+    }
+    for _ in 0..3 {
+        let before = ids(&server).len();
+        let more = async || ids(&server).len() > before || before == 2_001;
+        eventually(more, "something new is stored").await;
+        proxy.reset();
+    }
+    let mut all = Vec::new();
+    for sender in sending {
+        all.push(sender.await.expect("a sender"));
+    }
+    assert!(all.iter().all(|sent| *sent == all[0]), "all get the place of the first");
+    assert_eq!(ids(&server).len(), 2_001, "each is stored once");
+}
+
+/// While a topic grows, ids are looked for in earlier partitions, which requests under way do not do.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_stay_at_their_partitions_while_a_topic_grows() {
+    let Scene { server, .. } = scene(Duration::from_secs(30)).await;
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let producer = mq.producer(NUMBERS).refresh(Duration::from_millis(100)).await.expect("a producer");
+    let values: Vec<u64> = (0..300).collect();
+    let places = async || {
+        let records = values.iter().map(|n| Record::new(n).dedup(format!("number {n}")));
+        let sent = producer.send_all(records.collect::<Vec<_>>()).await;
+        sent.into_iter().map(|it| it.map(|it| (it.partition, it.id)).expect("sent")).collect::<Vec<_>>()
+    };
+    let first = places().await;
+    mq.expand(&NUMBERS, 8).await.expect("grown");
+    eventually(async || producer.partitions() == 8, "the growth is noticed").await;
+    assert_eq!(places().await, first, "the places of the first time");
+    assert_eq!(ids(&server).len(), 301);
+}
+
 /// The producer repeats its request over another connection, and the entry has the id of the first time.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idempotent_producer_stores_one_entry_for_an_answer_that_is_cut_off() {

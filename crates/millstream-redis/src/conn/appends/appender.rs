@@ -188,10 +188,8 @@ impl StreamAppender {
     fn results(&mut self, part: &Part) -> Vec<Result<MessageId>> {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
-        if let Some((calls, numbers)) = part.numbered() {
-            let results =
-                calls.results(part, numbers, &mut replies, self.form.asking).into_iter().zip(part.iter());
-            let results = results.map(|(result, append)| {
+        if let Some(results) = part.results_of_calls(&mut replies, self.form.asking) {
+            let results = results.into_iter().zip(part.iter()).map(|(result, append)| {
                 result.map_err(|error| {
                     self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
                     during(error, append)
@@ -309,8 +307,7 @@ async fn check(confirm: Confirm, socket: &mut Socket, limit: Duration) -> Result
 
 fn request(keys: &Keys, part: &Part, form: Form) -> Request {
     let mut request = Request::with_capacity(part.iter().map(size).sum());
-    if let Some((calls, numbers)) = part.numbered() {
-        calls.add(&mut request, keys, part, numbers, form.asking);
+    if part.add_calls(&mut request, keys, form.asking) {
         return request;
     }
     // Neighbours often go to one partition.

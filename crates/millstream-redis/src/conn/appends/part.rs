@@ -2,9 +2,15 @@
 
 use std::sync::Arc;
 
+use millstream_core::error::Result;
+use millstream_core::id::MessageId;
+use millstream_core::keys::Keys;
 use millstream_core::log::{Append, NumberedAppend};
 
-use crate::conn::appends::numbered::{Calls, Numbers};
+use crate::conn::appends::dedup::{self, DedupBatch};
+use crate::conn::appends::numbered::{self, Numbers};
+use crate::conn::replies::resp::Replies;
+use crate::conn::request::Request;
 
 /// Entries of a batch.
 #[derive(Clone)]
@@ -12,6 +18,8 @@ pub(crate) enum Entries {
     Plain(Arc<Vec<Append>>),
     /// Entries with numbers, and whose they are.
     Numbered(Arc<Vec<NumberedAppend>>, Arc<Numbers>),
+    /// Entries with dedup ids.
+    Dedup(Arc<DedupBatch>),
 }
 
 impl Entries {
@@ -19,6 +27,7 @@ impl Entries {
         match self {
             Self::Plain(entries) => entries.len(),
             Self::Numbered(entries, _) => entries.len(),
+            Self::Dedup(batch) => batch.items.len(),
         }
     }
 
@@ -26,6 +35,7 @@ impl Entries {
         match self {
             Self::Plain(entries) => &entries[at],
             Self::Numbered(entries, _) => &entries[at].append,
+            Self::Dedup(batch) => &batch.items[at].append,
         }
     }
 }
@@ -37,8 +47,15 @@ pub(crate) struct Part {
     entries: Entries,
     /// Positions of the entries in the batch; `None` for all.
     at: Option<Arc<[usize]>>,
-    /// The transactions that entries with numbers are divided into.
-    calls: Option<Arc<Calls>>,
+    /// What entries that are not plain are divided into.
+    calls: Option<Calls>,
+}
+
+/// The transactions of entries with numbers, or the script calls of those with dedup ids.
+#[derive(Clone)]
+enum Calls {
+    Numbered(Arc<numbered::Calls>),
+    Dedup(Arc<dedup::Calls>),
 }
 
 impl Part {
@@ -63,8 +80,10 @@ impl Part {
             Entries::Plain(_) => None,
             Entries::Numbered(entries, _) => {
                 let number = |n| entries[self.place(n)].number;
-                Some(Arc::new(Calls::new(self.iter().enumerate().map(|(n, append)| (append, number(n))))))
+                let numbered = self.iter().enumerate().map(|(n, append)| (append, number(n)));
+                Some(Calls::Numbered(Arc::new(numbered::Calls::new(numbered))))
             }
+            Entries::Dedup(batch) => Some(Calls::Dedup(Arc::new(dedup::Calls::new(&self, batch)))),
         };
         Self { calls, ..self }
     }
@@ -85,14 +104,38 @@ impl Part {
         self.entries.at(self.place(n))
     }
 
-    fn place(&self, n: usize) -> usize {
+    /// Returns the position in the batch of an entry of this part.
+    pub(crate) fn place(&self, n: usize) -> usize {
         self.at.as_ref().map_or(n, |at| at[n])
     }
 
-    /// Returns the transactions of entries with numbers, and whose numbers they are.
-    pub(crate) fn numbered(&self) -> Option<(&Calls, &Numbers)> {
+    /// Adds the commands of the transactions or calls that the entries are divided into. False if they are plain.
+    pub(crate) fn add_calls(&self, request: &mut Request, keys: &Keys, asking: bool) -> bool {
         match (&self.entries, &self.calls) {
-            (Entries::Numbered(_, numbers), Some(calls)) => Some((calls, numbers)),
+            (Entries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
+                calls.add(request, keys, self, numbers, asking);
+            }
+            (Entries::Dedup(batch), Some(Calls::Dedup(calls))) => {
+                calls.add(request, keys, self, batch, asking);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Reads the answers to these commands: a result for each entry. `None` if they are plain.
+    pub(crate) fn results_of_calls(
+        &self,
+        replies: &mut Replies<'_>,
+        asking: bool,
+    ) -> Option<Vec<Result<MessageId>>> {
+        match (&self.entries, &self.calls) {
+            (Entries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
+                Some(calls.results(self, numbers, replies, asking))
+            }
+            (Entries::Dedup(batch), Some(Calls::Dedup(calls))) => {
+                Some(calls.results(self, batch, replies, asking))
+            }
             _ => None,
         }
     }

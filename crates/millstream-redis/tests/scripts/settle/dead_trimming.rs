@@ -8,8 +8,8 @@ use millstream_core::error::ErrorKind;
 use millstream_core::topic::{TopicChange, TopicSpec};
 use millstream_core::{DeadLetterRetention, MessageId};
 
-use crate::dead_letters::bury;
 use crate::server::{Bench, message};
+use crate::settle::dead_letters::bury;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// An age that has passed by the next request.

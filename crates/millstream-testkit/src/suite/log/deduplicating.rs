@@ -19,6 +19,7 @@ suite!("log":
     an_id_of_an_earlier_partition_counts needs [Dedup],
     entries_with_ids_are_stored_whole_and_in_order needs [Dedup],
     of_many_appends_at_once_one_is_stored needs [Dedup],
+    ids_count_for_requests_that_follow_without_waiting needs [Dedup],
     an_append_with_a_window_out_of_bounds_is_refused_alone needs [Dedup],
     numbers_that_are_appended_again_get_the_first_ids needs [Dedup],
     numbers_of_other_producers_and_partitions_do_not_count needs [Dedup],
@@ -186,6 +187,66 @@ async fn of_many_appends_at_once_one_is_stored(h: Harness) -> Verdict {
     equal!(places.iter().filter(|it| !it.is_duplicate).count(), 1, "appends that stored something");
     ensure!(places.iter().all(|it| it.id == places[0].id), "one id for all: {places:?}");
     equal!(stored(&h, &tp).await?, 1, "entries");
+    Ok(())
+}
+
+/// Appends batches one behind the other, with an appender if the log has one.
+async fn follow(
+    h: &Harness,
+    batches: &[Vec<DedupAppend>],
+) -> std::result::Result<Vec<Vec<Deduplicated>>, Violation> {
+    let mut all = Vec::new();
+    let Some(mut appender) = h.backend.log().dedup_appender() else {
+        for batch in batches {
+            all.push(append(h, batch).await?);
+        }
+        return Ok(all);
+    };
+    for batch in batches {
+        appender.begin(Arc::new(batch.clone()));
+    }
+    for batch in batches {
+        let results = appender.finish().await;
+        equal!(results.len(), batch.len(), "results of as many entries");
+        all.push(results.into_iter().collect::<Result<_>>()?);
+    }
+    ensure!(appender.finish().await.is_empty(), "nothing is under way any more");
+    Ok(all)
+}
+
+async fn ids_count_for_requests_that_follow_without_waiting(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let partitions = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
+    // Each batch has the second half of the one before, and the last of its ids twice.
+    let mut batches = Vec::new();
+    for batch in 0..6_usize {
+        let ids = (batch * 60..batch * 60 + 120).chain([batch * 60 + 119]);
+        let items = ids.map(|n| item(&partitions[n % 2], format!("id {n}").as_bytes(), n, LONG));
+        batches.push(items.collect::<Result<Vec<_>>>()?);
+    }
+    let results = follow(&h, &batches).await?;
+    let mut first: Vec<Deduplicated> = Vec::new();
+    for (batch, results) in results.iter().enumerate() {
+        for (at, result) in results.iter().enumerate() {
+            let n = batch * 60 + at.min(119);
+            match first.get(n) {
+                Some(known) => equal!(
+                    (result.partition, result.id, result.is_duplicate),
+                    (known.partition, known.id, true),
+                    "an id that was sent before"
+                ),
+                None => {
+                    ensure!(!result.is_duplicate, "id {n} is new: {result:?}");
+                    first.push(*result);
+                }
+            }
+        }
+    }
+    for (partition, tp) in partitions.iter().enumerate() {
+        let of: Vec<_> = first.iter().skip(partition).step_by(2).map(|it| it.id).collect();
+        ensure!(of.windows(2).all(|two| two[0] < two[1]), "ids of {tp} in the order of the batches");
+        equal!(stored(&h, tp).await?, 210, "entries of {tp}");
+    }
     Ok(())
 }
 
