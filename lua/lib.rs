@@ -9,7 +9,8 @@ pub struct Script {
     pub name: &'static str,
     /// Source text that the server runs.
     pub source: &'static str,
-    /// Names of its `KEYS`, in order. All of them hash to one slot.
+    /// Names of its `KEYS`, in order. All of them hash to one slot. Names at the end that end in `...` stand for a row of keys
+    /// that comes any number of times.
     pub keys: &'static [&'static str],
     /// Names of its `ARGV`, in order. A last name that ends in `...` stands for one or more values.
     pub args: &'static [&'static str],
@@ -198,7 +199,7 @@ script!(
 script!(
     /// Moves parked messages that are due to the retry log.
     PROMOTE, "promote",
-    ["fence", "retry_due", "retry_items", "retry_log", "dlq"],
+    ["fence", "retry_due", "retry_items", "retry_log", "dlq", "unique", "unique_retry"],
     ["token", "limit", "topic", "partition", "group"]
 );
 script!(
@@ -208,7 +209,9 @@ script!(
 script!(
     /// Replays, purges or leaves dead letters, unless another client has or had claimed them; each at most
     /// once.
-    SETTLE_DEAD, "settle_dead", ["dlq", "retry_log", "dead_claims"], ["by", "letters..."]
+    SETTLE_DEAD, "settle_dead",
+    ["dlq", "retry_log", "dead_claims", "unique", "unique_retry"],
+    ["by", "letters..."]
 );
 script!(
     /// Imports dead letters that were exported before, each under a new id and at most once.
@@ -427,6 +430,12 @@ script!(
     APPEND_DEDUP, "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
 );
 script!(
+    /// Appends entries to a log, except those whose id belongs to an entry that a group has not settled.
+    APPEND_UNIQUE, "append_unique",
+    ["log", "unique", "retry_due...", "retry_log...", "unique_retry..."],
+    ["mode", "named", "count", "values..."]
+);
+script!(
     /// Appends the first or last entry of a transaction to a log, and adds its id to the transaction's record.
     APPEND_NUMBERED, "append_numbered", ["log", "numbered"], ["values..."]
 );
@@ -492,6 +501,7 @@ pub const ALL: &[&Script] = &[
     &MARKER_COMPLETE,
     &MARKER_ABANDON,
     &APPEND_DEDUP,
+    &APPEND_UNIQUE,
     &APPEND_NUMBERED,
 ];
 
@@ -612,7 +622,8 @@ mod tests {
             format!("local {} = {}", names.join(", "), values.join(", "))
         };
         for script in ALL {
-            let keys = local(script.keys, "KEYS");
+            let fixed: Vec<_> = script.keys.iter().copied().filter(|key| !key.ends_with("...")).collect();
+            let keys = local(&fixed, "KEYS");
             assert!(code(script).any(|line| line == keys), "{}: {keys}", script.name);
             let fixed: Vec<_> = script.args.iter().copied().filter(|arg| !arg.ends_with("...")).collect();
             let args = local(&fixed, "ARGV");
@@ -626,7 +637,10 @@ mod tests {
     fn no_key_is_built_and_every_call_names_one() {
         for script in ALL {
             for call in calls(script) {
-                let keyed = script.keys.iter().any(|key| call.split(", ").any(|arg| arg.trim() == *key));
+                let keyed = script.keys.iter().any(|key| {
+                    let key = key.trim_end_matches('.');
+                    call.split(", ").any(|arg| arg.trim() == key)
+                });
                 // These two read properties of the server and no key.
                 let keyed = keyed || call == "'TIME'" || call.starts_with("'INFO', ");
                 assert!(keyed, "{}: no declared key in redis.call({call})", script.name);

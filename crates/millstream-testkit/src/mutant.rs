@@ -48,6 +48,18 @@ sabotages! {
     /// A window out of bounds is corrected.
     DedupWindowCorrected,
 
+    // Appending with a unique id.
+    /// Unique ids are ignored.
+    UniqueIgnored,
+    /// Unique ids stay in use when their entries are settled.
+    UniqueForEver,
+    /// Earlier partitions are not looked at.
+    UniqueEarlierIgnored,
+    /// A duplicate returns a new id.
+    UniqueMadeUp,
+    /// An append that is repeated is not recognised once its entry is settled.
+    UniqueSendIgnored,
+
     // Reading.
     /// A fetch returns more entries than requested.
     MaxIgnored,
@@ -861,6 +873,8 @@ sabotages! {
     DurabilityUnsupported,
     /// It claims deduplication, and answers that it is unsupported.
     DedupUnsupported,
+    /// It claims unique ids, and answers that it is unsupported.
+    UniqueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.

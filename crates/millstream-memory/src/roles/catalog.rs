@@ -55,7 +55,8 @@ impl Catalog for MemoryBackend {
         let grown = TopicSpec::new(name.clone(), partitions)?
             .with_retention(topic.retention)
             .with_max_length(topic.max_length)
-            .with_generation(topic.generation);
+            .with_generation(topic.generation)
+            .with_earlier([topic.earlier, vec![topic.partitions]].concat());
         state.topics.insert(name.clone(), grown.clone());
         let groups = state.topic_groups.get(name).cloned().unwrap_or_default();
         for tp in grown.iter().skip(topic.partitions as usize) {

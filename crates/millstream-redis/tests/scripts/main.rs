@@ -41,4 +41,6 @@ mod tasks_outages;
 mod tasks_watch;
 mod trimming;
 mod unfinished;
+mod unique;
+mod unique_refused;
 mod whole;

@@ -38,3 +38,4 @@ mod shared_crashes;
 mod shared_pull;
 mod support;
 mod suspension;
+mod unique;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::leases::Resource;
-use millstream_core::log::{Append, DedupAppend, DedupId};
+use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
 use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::{
     Capability, Durability, ErrorKind, GroupName, MessageId, QueueName, Result, Retention, TopicChange,
@@ -21,6 +21,7 @@ suite!("claims":
     lengths_are_as_claimed,
     durability_is_as_claimed,
     deduplication_is_as_claimed,
+    unique_ids_are_as_claimed,
     ends_are_as_claimed,
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
@@ -92,6 +93,13 @@ async fn deduplication_is_as_claimed(h: Harness) -> Verdict {
         h.backend.log().append_dedup(&[DedupAppend { append, id, window, earlier: Vec::new() }]).await;
     let appended = results.into_iter().collect::<Result<Vec<_>>>();
     as_claimed(&h, Capability::Dedup, "Log::append_dedup", appended)
+}
+
+async fn unique_ids_are_as_claimed(h: Harness) -> Verdict {
+    let append = Append { topic_partition: h.partition().await?, fields: body("a") };
+    let item = UniqueAppend { append, id: DedupId::new("a")?, send: 1, earlier: Vec::new() };
+    let appended = h.backend.log().append_unique(&[item]).await.into_iter().collect::<Result<Vec<_>>>();
+    as_claimed(&h, Capability::Unique, "Log::append_unique", appended)
 }
 
 /// Not counting ends is no error, but visible: leases have none.

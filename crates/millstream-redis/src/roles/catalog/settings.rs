@@ -13,7 +13,8 @@ use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.
-const META: [&str; 6] = ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn"];
+const META: [&str; 7] =
+    ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn", "earlier"];
 
 impl RedisBackend {
     /// Stores settings if there are none, and returns the stored ones.
@@ -93,7 +94,7 @@ impl RedisBackend {
 }
 
 fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting, generation] = reply::tuple(meta)?;
+    let [partitions, format, retention, max_length, deleting, generation, earlier] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
@@ -115,7 +116,11 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     };
     let generation = if generation == Value::Nil { 0 } else { number(generation, "reborn")? };
     let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
-    Ok(spec.with_retention(retention).with_max_length(max_length).with_generation(generation))
+    // Numbers that are not of this form are left out: they only say where else an id may be.
+    let earlier = if earlier == Value::Nil { String::new() } else { reply::text(earlier)? };
+    let earlier: Vec<u32> = earlier.split(' ').filter_map(|number| number.parse().ok()).collect();
+    let spec = spec.with_retention(retention).with_max_length(max_length).with_generation(generation);
+    Ok(spec.with_earlier(earlier))
 }
 
 fn check_format(name: &TopicName, format: u64) -> Result<()> {
