@@ -43,4 +43,5 @@ mod sharing;
 mod stopped;
 mod takeover;
 mod tls;
+mod unique;
 mod verify;
