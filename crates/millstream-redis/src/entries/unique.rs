@@ -24,8 +24,8 @@ const CALL: (usize, usize) = (250, 1 << 20);
 const PIPELINE: usize = 4 << 20;
 /// Maximum number of calls in a row that decide nothing, because groups were created since the previous one.
 const VAIN: usize = 8;
-/// Maximum number of calls of one cleaning, of up to 500 records each.
-const ROUNDS: usize = 256;
+/// Maximum number of calls of one cleaning, of up to 500 records each: behind a send, which waits for it, and behind a trim.
+const ROUNDS: (usize, usize) = (16, 256);
 
 type Results = Vec<Option<Result<Deduplicated>>>;
 
@@ -74,7 +74,7 @@ impl RedisBackend {
         let appends = batch.iter().enumerate().map(|(at, item)| (at, item.append.topic_partition.clone()));
         let appends = queues(appends.filter(|(at, _)| results[*at].is_none()));
         for tp in self.decide(Mode::Append, batch, appends, &mut results).await {
-            self.clean_unique(&tp).await;
+            self.clean_unique(&tp, ROUNDS.0).await;
         }
         let missing = || Err(unexpected("no answer to an append"));
         results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
@@ -168,14 +168,14 @@ impl RedisBackend {
         pipe.cmd("EXISTS").arg(key.as_str());
         let exists = self.inner.one(&key, &pipe).await.and_then(reply::int);
         if exists.is_ok_and(|exists| exists == 1) {
-            self.clean_unique(tp).await;
+            self.clean_unique(tp, ROUNDS.1).await;
         }
     }
 
     /// Drops records of settled entries, as long as many of those that the server picks are. Nothing depends on it but memory.
-    async fn clean_unique(&self, tp: &TopicPartition) {
+    async fn clean_unique(&self, tp: &TopicPartition, rounds: usize) {
         let mut groups: Vec<GroupName> = Vec::new();
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let mut call = self.begin_unique("clean", tp, &groups, 0);
             if groups.is_empty() {
                 // The script has a last argument in any case.
