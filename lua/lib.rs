@@ -9,7 +9,8 @@ pub struct Script {
     pub name: &'static str,
     /// Source text that the server runs.
     pub source: &'static str,
-    /// Names of its `KEYS`, in order. All of them hash to one slot.
+    /// Names of its `KEYS`, in order. All of them hash to one slot. Names at the end that end in `...` stand for a row of keys
+    /// that comes any number of times.
     pub keys: &'static [&'static str],
     /// Names of its `ARGV`, in order. A last name that ends in `...` stands for one or more values.
     pub args: &'static [&'static str],
@@ -198,7 +199,7 @@ script!(
 script!(
     /// Moves parked messages that are due to the retry log.
     PROMOTE, "schedule", "promote",
-    ["fence", "retry_due", "retry_items", "retry_log", "dlq"],
+    ["fence", "retry_due", "retry_items", "retry_log", "dlq", "unique", "unique_retry"],
     ["token", "limit", "topic", "partition", "group"]
 );
 script!(
@@ -208,7 +209,9 @@ script!(
 script!(
     /// Replays, purges or leaves dead letters, unless another client has or had claimed them; each at most
     /// once.
-    SETTLE_DEAD, "dead_letters", "settle_dead", ["dlq", "retry_log", "dead_claims"], ["by", "letters..."]
+    SETTLE_DEAD, "dead_letters", "settle_dead",
+    ["dlq", "retry_log", "dead_claims", "unique", "unique_retry"],
+    ["by", "letters..."]
 );
 script!(
     /// Imports dead letters that were exported before, each under a new id and at most once.
@@ -432,6 +435,17 @@ script!(
     APPEND_DEDUP, "log", "append_dedup", ["log", "dedup", "dedup_old"], ["window_ms", "count", "entries..."]
 );
 script!(
+    read_only
+    /// Returns the ids of entries that were appended with these dedup ids within the window.
+    FIND_DEDUP, "log", "find_dedup", ["dedup", "dedup_old"], ["window_ms", "ids..."]
+);
+script!(
+    /// Appends entries to a log, except those whose id belongs to an entry that a group has not settled.
+    APPEND_UNIQUE, "log", "append_unique",
+    ["log", "unique", "retry_due...", "retry_log...", "unique_retry..."],
+    ["mode", "named", "count", "values..."]
+);
+script!(
     /// Appends the first or last entry of a transaction to a log, and adds its id to the transaction's record.
     APPEND_NUMBERED, "log", "append_numbered", ["log", "numbered"], ["values..."]
 );
@@ -498,6 +512,8 @@ pub const ALL: &[&Script] = &[
     &MARKER_COMPLETE,
     &MARKER_ABANDON,
     &APPEND_DEDUP,
+    &FIND_DEDUP,
+    &APPEND_UNIQUE,
     &APPEND_NUMBERED,
 ];
 
@@ -618,7 +634,8 @@ mod tests {
             format!("local {} = {}", names.join(", "), values.join(", "))
         };
         for script in ALL {
-            let keys = local(script.keys, "KEYS");
+            let fixed: Vec<_> = script.keys.iter().copied().filter(|key| !key.ends_with("...")).collect();
+            let keys = local(&fixed, "KEYS");
             assert!(code(script).any(|line| line == keys), "{}: {keys}", script.name);
             let fixed: Vec<_> = script.args.iter().copied().filter(|arg| !arg.ends_with("...")).collect();
             let args = local(&fixed, "ARGV");
@@ -632,7 +649,10 @@ mod tests {
     fn no_key_is_built_and_every_call_names_one() {
         for script in ALL {
             for call in calls(script) {
-                let keyed = script.keys.iter().any(|key| call.split(", ").any(|arg| arg.trim() == *key));
+                let keyed = script.keys.iter().any(|key| {
+                    let key = key.trim_end_matches('.');
+                    call.split(", ").any(|arg| arg.trim() == key)
+                });
                 // These two read properties of the server and no key.
                 let keyed = keyed || call == "'TIME'" || call.starts_with("'INFO', ");
                 assert!(keyed, "{}: no declared key in redis.call({call})", script.name);

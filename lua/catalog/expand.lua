@@ -10,6 +10,9 @@ if not stored then
   return redis.error_reply('NOTOPIC the topic is not there')
 end
 if (tonumber(stored) or 0) < tonumber(partitions) then
-  redis.call('HSET', meta, 'partitionCount', partitions)
+  -- Messages with a unique id that are not settled may be where the earlier number put them.
+  local earlier = redis.call('HGET', meta, 'earlier')
+  earlier = earlier and earlier .. ' ' .. stored or stored
+  redis.call('HSET', meta, 'partitionCount', partitions, 'earlier', earlier)
 end
 return 1

@@ -2,13 +2,15 @@
 -- KEYS[1] dlq STREAM the group's dead letters
 -- KEYS[2] retry_log STREAM the group's redeliveries
 -- KEYS[3] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' if it was left for later
+-- KEYS[4] unique HASH 'id send' of the newest entry by unique id
+-- KEYS[5] unique_retry HASH ids of redeliveries of such entries, by origin
 -- ARGV[1] by client that has claimed them: skips letters that another client has claimed or left for later; or '' for a
 --   client without claims: skips claimed letters, but not those that were left for later
 -- ARGV[2] letters... id, word, and how many values follow, at most 100: 'replay', with the names and values of another
 -- body or none; 'purge'; 'leave', with the milliseconds for which it is left
 -- returns {done, ids}: those to which it was done; it stops when bodies reach 1 MiB; the caller repeats those after the
 -- first `done`
-local dlq, retry_log, dead_claims = KEYS[1], KEYS[2], KEYS[3]
+local dlq, retry_log, dead_claims, unique, unique_retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local by = ARGV[1]
 local LEAD = { 'reason', 'attempts', 'error', 'origin', 'topic', 'partition', 'group', 'history' }
 local CLAIM, GRACE_MS, MAX_BODY_VALUES, MAX_BYTES = '^(%d+) (%d+) (%S+)$', 1000, 6000, 1048576
@@ -17,6 +19,20 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local known = redis.call('HLEN', dead_claims) > 0
 local done, bytes, ids, at, longest = 0, 0, {}, 2, 0
+
+-- The redelivery of an entry that has a unique id is noted: so a send with the id can see whether it is settled. An
+-- error (a key of the wrong type) only ends the id early.
+local function note(origin, id, name, value)
+  if name == 'packed' then
+    local readable, fields = pcall(cmsgpack.unpack, value)
+    fields = readable and type(fields) == 'table' and fields or {}
+    name, value = fields[1], fields[2]
+  end
+  local known = name == 'mq:unique' and value and redis.pcall('HGET', unique, value)
+  if type(known) == 'string' and string.match(known, '^(%S+) ') == origin then
+    redis.pcall('HSET', unique_retry, origin, id)
+  end
+end
 
 local function replay(id, first, count)
   local entry = redis.call('XRANGE', dlq, id, id)[1]
@@ -39,7 +55,9 @@ local function replay(id, first, count)
     body = { 'packed', cmsgpack.pack(body) }
   end
   -- Put before remove: a failure in between leaves a second copy, never a loss.
-  redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', 'history', '', unpack(body))
+  local put = redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', 'history', '',
+    unpack(body))
+  note(origin, put, body[1], body[2])
   return redis.call('XDEL', dlq, id)
 end
 

@@ -17,15 +17,11 @@ local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local recent = redis.call('HMGET', dedup, '', unpack(args, 3, count + 2))
 local begin, longest = string.match(recent[1] or '', '^(%d+) (%d+)$')
 begin, longest = tonumber(begin or now_ms), tonumber(longest or 0)
-local before = {}
-if redis.call('EXISTS', dedup_old) == 1 then
-  if begin + longest <= now_ms and longest > 0 then
-    -- All in it was stored before 'begin', a window ago. Most of the time there is one hash to look into, not two.
-    redis.call('UNLINK', dedup_old)
-  else
-    before = redis.call('HMGET', dedup_old, unpack(args, 3, count + 2))
-  end
-end
+-- All in the other hash was stored before 'begin'. It is of no use after the longest window that was used with it: most of
+-- the time there is one hash to look into, not two. With a shorter window of now it must stay until then.
+local kept = tonumber(string.match(redis.call('HGET', dedup_old, '') or '', ' (%d+)$'))
+local over = not kept or begin + math.max(longest, kept) <= now_ms
+local before = over and {} or redis.call('HMGET', dedup_old, unpack(args, 3, count + 2))
 
 -- The id of an entry has the time at which it was stored, so the window is exact.
 local function within(id)
@@ -55,8 +51,10 @@ if last > 0 then
   local state = string.format('%.0f %.0f', begin, longest)
   redis.call('HSET', dedup, '', state, unpack(sets))
   redis.call('PEXPIRE', dedup, string.format('%.0f', 2 * longest))
-  if begin + 2 * longest <= now_ms then
+  if over and begin + 2 * longest <= now_ms then
     redis.call('RENAME', dedup, dedup_old)
+  elseif over and kept then
+    redis.call('UNLINK', dedup_old)
   end
 end
 return { ids, duplicates }

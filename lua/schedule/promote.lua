@@ -4,13 +4,15 @@
 -- KEYS[3] retry_items HASH bodies by origin
 -- KEYS[4] retry_log STREAM the group's redeliveries
 -- KEYS[5] dlq STREAM the group's dead letters
+-- KEYS[6] unique HASH 'id send' of the newest entry by unique id
+-- KEYS[7] unique_retry HASH ids of redeliveries of such entries, by origin
 -- ARGV[1] token of the lease
 -- ARGV[2] limit maximum number to move, up to 200
 -- ARGV[3] topic for dead letters
 -- ARGV[4] partition for dead letters
 -- ARGV[5] group for dead letters
 -- returns {moved, orphans, next_us}: microseconds until the next is due, or -1; or the error FENCED
-local fence, retry_due, retry_items, retry_log, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local fence, retry_due, retry_items, retry_log, dlq, unique, unique_retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_VALUES, MAX_BYTES, FAR_US = 6003, 1048576, 36500 * 24 * 3600 * 1000000
 
@@ -35,6 +37,20 @@ local function whole(fields)
     end
   end
   return true
+end
+
+-- The redelivery of an entry that has a unique id is noted: so a send with the id can see whether it is settled. An
+-- error (a key of the wrong type) only ends the id early.
+local function note(origin, id, name, value)
+  if name == 'packed' then
+    local readable, fields = pcall(cmsgpack.unpack, value)
+    fields = readable and type(fields) == 'table' and fields or {}
+    name, value = fields[1], fields[2]
+  end
+  local known = name == 'mq:unique' and value and redis.pcall('HGET', unique, value)
+  if type(known) == 'string' and string.match(known, '^(%S+) ') == origin then
+    redis.pcall('HSET', unique_retry, origin, id)
+  end
 end
 
 local moved, orphans, bytes, gone, failed = 0, 0, 0, {}, nil
@@ -66,6 +82,9 @@ for _, origin in ipairs(due) do
   if type(put) == 'table' and put.err then
     failed = put
     break
+  end
+  if readable and whole(fields) then
+    note(origin, put, fields[3 + #fields % 2], fields[4 + #fields % 2])
   end
   gone[#gone + 1] = origin
 end

@@ -66,6 +66,8 @@ capabilities! {
     Durability: "log", "durability of single messages", ["Log::appender"];
     /// To recognise entries that are appended again.
     Dedup: "log", "deduplication of sends", ["Log::append_dedup", "Log::append_numbered"];
+    /// To store no second entry with an id while the first one has still to be settled.
+    Unique: "log", "unique ids of messages", ["Log::append_unique"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
     /// and messages that kill processes are not detected.
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];

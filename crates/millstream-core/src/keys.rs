@@ -77,6 +77,18 @@ impl Keys {
         self.key(format_args!("streaming:mq:dedup:old:{}", Tag(tp)))
     }
 
+    /// Hash: ids of entries that were appended with a unique id, by that id.
+    #[must_use]
+    pub fn unique(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:unique:{}", Tag(tp)))
+    }
+
+    /// Hash: ids of a group's redeliveries of such entries, by their origin.
+    #[must_use]
+    pub fn unique_retry(&self, tp: &TopicPartition, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:unique:retry:{}:{group}", Tag(tp)))
+    }
+
     /// String with a ttl: ids of the entries that a producer appended in one step, by the number of the first one.
     #[must_use]
     pub fn numbered(&self, tp: &TopicPartition, producer: u128, number: u64) -> Key {
@@ -329,6 +341,18 @@ impl Keys {
         patterns
     }
 
+    /// Returns patterns of the keys of a topic that sending with unique ids needs beside those [to send](Self::patterns_to_send):
+    /// records of ids, and the retries of all groups.
+    #[must_use]
+    pub fn patterns_to_send_unique(&self, topic: &TopicName) -> Vec<Key> {
+        vec![
+            self.key(format_args!("streaming:mq:unique:{{{topic}:p:*}}")),
+            self.key(format_args!("streaming:mq:unique:retry:{{{topic}:p:*}}:*")),
+            self.key(format_args!("streaming:mq:retry:{{{topic}:p:*}}:*")),
+            self.key(format_args!("stream:topic:{{{topic}:p:*}}:retry:*")),
+        ]
+    }
+
     /// Returns patterns of all keys of this namespace.
     #[must_use]
     pub fn patterns_of_all(&self) -> Vec<Key> {
@@ -487,6 +511,8 @@ mod tests {
             keys.marker(&operation),
             keys.dedup(&tp),
             keys.dedup_old(&tp),
+            keys.unique(&tp),
+            keys.unique_retry(&tp, &group),
             keys.finished(&shard),
             keys.numbered(&tp, 0x1f, 7),
         ]
@@ -556,6 +582,8 @@ mod tests {
             "streaming:mq:marker:{orders:m:billing:pay%3A7%20%7Bx%7D%FF}",
             "streaming:mq:dedup:{orders:p:3}",
             "streaming:mq:dedup:old:{orders:p:3}",
+            "streaming:mq:unique:{orders:p:3}",
+            "streaming:mq:unique:retry:{orders:p:3}:billing",
             "streaming:mq:finished:{mails:q:1}",
             "streaming:mq:numbered:{orders:p:3}:0000000000000000000000000000001f-7",
         ];

@@ -26,7 +26,7 @@ pub mod upkeep;
 mod user_code;
 
 pub use decisions::{assignment, continuity, pages, retention, suspension};
-pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
+pub use message::{codec, dedup, delivered, envelope, history, trace, unique, wire};
 pub use observe::{event, health};
 pub use roles::{
     audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, recurring, schedule,

@@ -122,6 +122,9 @@ pub struct TopicSpec {
     /// far as deletions are [remembered](crate::catalog::REMEMBERED), and for a topic that was lost with the data and
     /// restored. The backend sets it; the value that a caller passes when it creates a topic is ignored.
     pub generation: u64,
+    /// Numbers of partitions that the topic had before it grew, oldest first: by these, messages with a
+    /// [unique id](crate::unique) that are not settled may be in other partitions. The backend sets it, as the generation.
+    pub earlier: Vec<u32>,
 }
 
 impl TopicSpec {
@@ -142,6 +145,7 @@ impl TopicSpec {
             max_length: None,
             dead_letter_retention: DeadLetterRetention::KEEP,
             generation: 0,
+            earlier: Vec::new(),
         })
     }
 
@@ -167,6 +171,12 @@ impl TopicSpec {
     #[must_use]
     pub fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
+    }
+
+    /// Returns the same topic with the earlier numbers of partitions that a backend read.
+    #[must_use]
+    pub fn with_earlier(self, earlier: Vec<u32>) -> Self {
+        Self { earlier, ..self }
     }
 
     /// Checks the settings.

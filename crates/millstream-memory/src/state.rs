@@ -4,6 +4,7 @@ pub(crate) mod dedup_ids;
 pub(crate) mod letter_claims;
 pub(crate) mod lock;
 pub(crate) mod markers;
+pub(crate) mod unique_ids;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -26,6 +27,7 @@ use self::dedup_ids::DedupIds;
 use self::letter_claims::LetterClaims;
 use self::lock::Lock;
 use self::markers::Markers;
+use self::unique_ids::UniqueIds;
 use crate::clock::Now;
 use crate::membership::Membership;
 use crate::shard::Shard;
@@ -83,6 +85,8 @@ pub(crate) struct Partition {
     pub(crate) timetable: Timetable,
     /// Ids of entries that were appended with a dedup id.
     pub(crate) dedup: DedupIds,
+    /// Ids of entries that were appended with a unique id.
+    pub(crate) unique: UniqueIds,
     /// Number of times that a message was scheduled that is due before all waiting ones.
     pub(crate) heads: u64,
 }
@@ -337,6 +341,10 @@ impl Parked {
             self.due.remove(&(before, origin));
         }
         self.due.insert((due, origin));
+    }
+
+    pub(crate) fn contains(&self, origin: MessageId) -> bool {
+        self.items.contains_key(&origin)
     }
 
     /// Returns the first due time.

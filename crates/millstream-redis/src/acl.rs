@@ -12,6 +12,9 @@ use millstream_lua as lua;
 pub enum Access {
     /// Sends messages, also scheduled and recurring ones.
     Producer,
+    /// Sends messages as a producer does, also with [unique ids](millstream_core::unique): whether a message is settled shows
+    /// in the log and in the retries of all groups, so it may read and write both.
+    UniqueProducer,
     /// Handles messages, with retries, dead letters and upkeep. Includes what a producer may do.
     Worker,
     /// Takes locks and leads elections. The rules can stand behind those of another use.
@@ -121,6 +124,7 @@ const WORKS: &[&str] = &[
 const SENDING: &[&lua::Script] = &[
     &lua::CREATE_TOPIC,
     &lua::APPEND_DEDUP,
+    &lua::FIND_DEDUP,
     &lua::APPEND_NUMBERED,
     &lua::SCHEDULE,
     &lua::CANCEL,
@@ -132,6 +136,9 @@ const SENDING: &[&lua::Script] = &[
     &lua::RECUR_REMOVE,
     &lua::RECUR_PAUSE,
 ];
+
+/// Scripts of a producer with unique ids beside those.
+const SENDING_UNIQUE: &[&lua::Script] = &[&lua::APPEND_UNIQUE];
 
 /// What a user of locks uses without a script.
 const LOCKS: &[&str] = &["eval", "evalsha", "hget", "hmget", "xread"];
@@ -165,6 +172,7 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
     match access {
         Access::Locks => add(LOCKS, &mut LOCKING.iter()),
         Access::Producer => add(SENDS, &mut SENDING.iter()),
+        Access::UniqueProducer => add(SENDS, &mut SENDING.iter().chain(SENDING_UNIQUE)),
         Access::ReadOnly => add(READS, &mut lua::ALL.iter().filter(|script| script.read_only)),
         Access::Worker | Access::Admin => {
             add(READS, &mut lua::ALL.iter());
@@ -180,6 +188,9 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
     for topic in topics {
         patterns.extend(match access {
             Access::Producer => keys.patterns_to_send(topic),
+            Access::UniqueProducer => {
+                [keys.patterns_to_send(topic), keys.patterns_to_send_unique(topic)].concat()
+            }
             _ => keys.patterns_of(topic),
         });
     }
@@ -215,7 +226,8 @@ mod tests {
     fn nobody_may_do_more_than_is_needed() {
         let topic: TopicName = "orders".parse().expect("a name");
         let namespace = Namespace::new("shop").expect("a name");
-        for access in [Access::Producer, Access::Worker, Access::Admin, Access::ReadOnly] {
+        let all = [Access::Producer, Access::UniqueProducer, Access::Worker, Access::Admin, Access::ReadOnly];
+        for access in all {
             let rules = acl(access, Some(&namespace), std::slice::from_ref(&topic));
             for never in ["+@all", "+flushall", "+keys", "+acl|setuser", "+config|set", "+shutdown", "~*"] {
                 assert!(!rules.iter().any(|rule| rule == never), "{access:?}: {never}");

@@ -103,6 +103,7 @@ impl Mutant {
             Self::SeekUnsupported => Capability::Seek,
             Self::LengthsUnsupported => Capability::Lengths,
             Self::DedupUnsupported => Capability::Dedup,
+            Self::UniqueUnsupported => Capability::Unique,
             Self::DurabilityUnsupported => Capability::Durability,
             Self::TrimDeadLettersUnsupported => Capability::TrimDeadLetters,
             Self::RescheduleUnsupported => Capability::Reschedule,

@@ -48,6 +48,18 @@ sabotages! {
     /// A window out of bounds is corrected.
     DedupWindowCorrected,
 
+    // Appending with a unique id.
+    /// Unique ids are ignored.
+    UniqueIgnored,
+    /// Unique ids stay in use when their entries are settled.
+    UniqueForEver,
+    /// Earlier partitions are not looked at.
+    UniqueEarlierIgnored,
+    /// A duplicate returns a new id.
+    UniqueMadeUp,
+    /// An append that is repeated is not recognised once its entry is settled.
+    UniqueSendIgnored,
+
     // Reading.
     /// A fetch returns more entries than requested.
     MaxIgnored,
@@ -887,6 +899,8 @@ sabotages! {
     DedupUnsupported,
     /// It claims the retention of dead letters, and answers that it is unsupported.
     TrimDeadLettersUnsupported,
+    /// It claims unique ids, and answers that it is unsupported.
+    UniqueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.

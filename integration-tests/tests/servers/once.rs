@@ -4,3 +4,4 @@ pub(crate) mod dedup;
 pub(crate) mod idempotent_kills;
 pub(crate) mod lock_faults;
 pub(crate) mod locks;
+pub(crate) mod unique;

@@ -25,12 +25,20 @@ impl DedupId {
     /// # Errors
     /// [`ErrorKind::InvalidName`] if it is empty, [`ErrorKind::TooLarge`] above [`MAX_DEDUP_ID_LEN`].
     pub fn new(id: impl Into<Bytes>) -> Result<Self> {
+        Self::named(id, "dedup id")
+    }
+
+    /// Checks an id that errors call `what`: `unique id`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn named(id: impl Into<Bytes>, what: &str) -> Result<Self> {
         let id = id.into();
         match id.len() {
-            0 => Err(Error::new(ErrorKind::InvalidName, "the dedup id is empty")),
+            0 => Err(Error::new(ErrorKind::InvalidName, format!("the {what} is empty"))),
             1..=MAX_DEDUP_ID_LEN => Ok(Self(id)),
             len => {
-                let why = format!("the dedup id has {len} bytes, {MAX_DEDUP_ID_LEN} are allowed");
+                let why = format!("the {what} has {len} bytes, {MAX_DEDUP_ID_LEN} are allowed");
                 Err(Error::new(ErrorKind::TooLarge, why))
             }
         }

@@ -12,4 +12,5 @@ pub mod history;
 pub(crate) mod operation;
 pub(crate) mod receipt;
 pub mod trace;
+pub mod unique;
 pub mod wire;

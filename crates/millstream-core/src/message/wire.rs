@@ -35,6 +35,8 @@ pub const HEADER: &str = "h:";
 pub const FORM: &str = "mq:form";
 /// Form that this version writes and reads. It is never written, since it is the default.
 pub const FORM_NUMBER: &str = "1";
+/// Id of an entry that is [unique](crate::unique): the first field of its body.
+pub const UNIQUE: &str = "mq:unique";
 /// Redelivery: number of the attempt that this delivery is (2 for the first retry).
 pub const ATTEMPT: &str = "attempt";
 /// Redelivery and dead letter: id of the message's first entry, in the log.

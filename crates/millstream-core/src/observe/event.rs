@@ -163,7 +163,8 @@ pub enum Event<'a> {
         /// Number of messages.
         messages: usize,
     },
-    /// Messages were not appended, because others with the same dedup id had been.
+    /// Messages were not appended, because others with the same dedup id had been, or one with the same unique id has still to
+    /// be settled.
     Deduplicated {
         /// The topic.
         topic: &'a TopicName,

@@ -25,6 +25,7 @@ use crate::wire::Fields;
 pub use crate::message::dedup::{DedupId, Deduplicated, Numbering, check_window};
 pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{Receipt, Source};
+pub use crate::message::unique::UniqueAppend;
 
 /// Entry to be appended.
 #[derive(Clone, Debug)]
@@ -301,6 +302,28 @@ pub trait Log: Send + Sync {
     /// Default: `None`.
     fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
         None
+    }
+
+    /// Appends entries as [`append`](Self::append) does, except those whose id belongs to an entry of their partition, or of one of
+    /// the `earlier` ones, that is not settled: for these it returns the place of that entry. It is not settled while it is in
+    /// the log and one of the groups there has not read it or has it pending, or while one of them has it parked for a retry or
+    /// in its retry log; without any group, while it is in the log. A dead letter is settled; one that is replayed is not, until
+    /// another entry has its id.
+    ///
+    /// This follows from the state at the time of the call, so nothing has to end an id: it ends also if a group is deleted or moved
+    /// behind the entry, or the entry is deleted. An id that has ended may count again when a group is moved back, or a new one
+    /// begins before the entry.
+    ///
+    /// An append that is repeated with the same [`send`](UniqueAppend::send) returns its own entry, not as a duplicate, also when that
+    /// is settled by then, for a minute at least. So a batch can be sent again after
+    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). The entry, the record of its id and the check are one step in its
+    /// partition. Entries of one partition that are appended by batches one after the other are stored in this order, each with
+    /// the [field](UniqueAppend::fields) of its id in front.
+    ///
+    /// Default: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for each: see
+    /// [`Capability::Unique`](crate::Capability::Unique).
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        batch.iter().map(|_| Err(unsupported("Log::append_unique"))).collect()
     }
 
     /// Appends entries as [`append`](Self::append) does, except those whose number was appended by the same producer to the same

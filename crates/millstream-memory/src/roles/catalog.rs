@@ -56,7 +56,8 @@ impl Catalog for MemoryBackend {
             .with_retention(topic.retention)
             .with_max_length(topic.max_length)
             .with_dead_letter_retention(topic.dead_letter_retention)
-            .with_generation(topic.generation);
+            .with_generation(topic.generation)
+            .with_earlier([topic.earlier, vec![topic.partitions]].concat());
         state.topics.insert(name.clone(), grown.clone());
         let groups = state.topic_groups.get(name).cloned().unwrap_or_default();
         for tp in grown.iter().skip(topic.partitions as usize) {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
     Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, InTurn, Log, Measured, Reader, Receipt,
-    Settled, Settlement, Source, Trimmed, check_window,
+    Settled, Settlement, Source, Trimmed, UniqueAppend, check_window,
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -44,6 +44,13 @@ impl Log for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         batch.iter().map(|item| state.append_dedup(item, now)).collect()
+    }
+
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now().timestamp();
+        batch.iter().map(|item| state.append_unique(item, now)).collect()
     }
 
     /// Everything in memory is as durable as the process: what is stored has any durability.
@@ -119,7 +126,9 @@ impl Log for MemoryBackend {
         let mut state = self.lock();
         let now = self.now().timestamp();
         let (partition, _) = state.owned(lease)?;
-        trim(partition, retention, now)
+        let trimmed = trim(partition, retention, now)?;
+        partition.clean_unique_unless_recent(now);
+        Ok(trimmed)
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {
@@ -165,7 +174,7 @@ impl State {
     }
 }
 
-fn append(partition: &mut Partition, now: Timestamp, fields: &Fields) -> Result<MessageId> {
+pub(crate) fn append(partition: &mut Partition, now: Timestamp, fields: &Fields) -> Result<MessageId> {
     // Redis cannot store such an entry either, and the embedded default must not allow more than Redis.
     if fields.is_empty() {
         return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));

@@ -1,28 +1,34 @@
 //! Appends with dedup ids, over the connections of all producers, behind a look at earlier partitions.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
 use millstream_core::log::{Appender, DedupAppend, DedupAppender, DedupId, Deduplicated, Durability};
-use millstream_core::topic::TopicPartition;
-use redis::{Pipeline, Value};
+use millstream_core::name::TopicName;
+use millstream_core::topic::{Partition, TopicPartition};
+use redis::Value;
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::appends::dedup::{DedupBatch, ShortId, check, size};
 use crate::conn::appends::node_appender::NodeAppender;
 use crate::conn::appends::part::{Entries, Part};
 use crate::conn::cluster::servers::Servers;
-use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::cluster_appender::ClusterAppender;
 use crate::error::{redirect, unchanged, unexpected};
-use crate::scripts::wrong_type;
+use crate::scripts::times::ceil_ms;
+use crate::scripts::{script, wrong_type};
 
 /// Maximum number of bytes of one request (4 MiB): it is in memory as a whole, and its answer must arrive within the response
 /// timeout.
 const REQUEST: usize = 4 << 20;
+
+/// Maximum number of ids in one look at an earlier partition: as many as a script passes to a command at once.
+const LOOK: usize = 250;
 
 /// Maximum number of times that a batch follows slots that move.
 const REDIRECTS: usize = 5;
@@ -105,34 +111,60 @@ impl RedisBackend {
 
     /// Looks at the earlier partitions, and sets the results of entries that are there.
     async fn find_earlier(&self, batch: &[DedupAppend], results: &mut Results) {
-        let mut asked = Vec::new();
-        let mut pipe = Pipeline::new();
+        let mut asked: BTreeMap<(&TopicName, Partition, Duration), Vec<usize>> = BTreeMap::new();
         for (at, item) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
-            for partition in item.earlier.iter().filter(|it| **it != item.append.topic_partition.partition) {
-                let tp = TopicPartition::new(item.append.topic_partition.topic.clone(), partition.0);
-                for key in [self.inner.keys.dedup(&tp), self.inner.keys.dedup_old(&tp)] {
-                    pipe.cmd("HGET").arg(key.as_str()).arg(ShortId::of(&item.id).as_bytes());
-                    asked.push((at, *partition));
+            let tp = &item.append.topic_partition;
+            for partition in item.earlier.iter().filter(|it| **it != tp.partition) {
+                asked.entry((&tp.topic, *partition, item.window)).or_default().push(at);
+            }
+        }
+        let looks = asked.iter().flat_map(|(place, at)| at.chunks(LOOK).map(move |at| (*place, at)));
+        let looks: Vec<_> = looks.collect();
+        let calls = looks.iter().map(|((topic, partition, window), at)| {
+            let tp = TopicPartition { topic: (*topic).clone(), partition: *partition };
+            let keys = [self.inner.keys.dedup(&tp), self.inner.keys.dedup_old(&tp)];
+            let mut call = self.inner.scripts.find_dedup.call(keys.each_ref()).arg(ceil_ms(*window));
+            at.iter().for_each(|at| call.push(ShortId::of(&batch[*at].id).as_bytes()));
+            call
+        });
+        let calls: Vec<_> = calls.collect();
+        if calls.is_empty() {
+            return;
+        }
+        let answers = script::run(&self.inner.messages, calls).await;
+        for (((_, partition, _), asked), answer) in looks.iter().zip(answers) {
+            match answer.and_then(|answer| found(answer, asked.len())) {
+                Ok(found) => {
+                    for (at, id) in asked.iter().zip(found).filter_map(|(at, id)| Some((*at, id?))) {
+                        if !matches!(results[at], Some(Ok(_))) {
+                            results[at] = Some(Ok(Deduplicated::new(*partition, id, true)));
+                        }
+                    }
+                }
+                // Only looked at: nothing was sent.
+                Err(error) => {
+                    for at in asked.iter().copied() {
+                        if !matches!(results[at], Some(Ok(_))) {
+                            results[at] = Some(Err(during(unchanged(error.clone()), &batch[at])));
+                        }
+                    }
                 }
             }
         }
-        if asked.is_empty() {
-            return;
-        }
-        for ((at, partition), answer) in asked.into_iter().zip(self.inner.messages.send_each(&pipe).await) {
-            let found = answer.and_then(reply::maybe_bytes);
-            results[at] = match (results[at].take(), found) {
-                (Some(Ok(known)), _) => Some(Ok(known)),
-                (known, Ok(None)) => known,
-                (_, Ok(Some(id))) => {
-                    let id = reply::id(Value::BulkString(id.to_vec()));
-                    Some(id.map(|id| Deduplicated::new(partition, id, true)))
-                }
-                // Only looked at: nothing was sent.
-                (_, Err(error)) => Some(Err(during(unchanged(error), &batch[at]))),
-            };
-        }
     }
+}
+
+/// Parses the answer to a look at an earlier partition.
+fn found(answer: Value, asked: usize) -> Result<Vec<Option<MessageId>>> {
+    let ids = reply::array(answer)?;
+    if ids.len() != asked {
+        return Err(unexpected(format_args!("{} answers about {asked} ids", ids.len())));
+    }
+    let id = |value: Value| match value {
+        Value::BulkString(text) if text.is_empty() => Ok(None),
+        value => reply::id(value).map(Some),
+    };
+    ids.into_iter().map(id).collect()
 }
 
 #[async_trait]

@@ -11,4 +11,5 @@ pub(crate) mod reader;
 pub(crate) mod reader_line;
 pub(crate) mod shared_reader;
 pub(crate) mod trimming;
+pub(crate) mod unique;
 pub(crate) mod weight;

@@ -81,9 +81,11 @@ impl DeadLetters for RedisBackend {
         let dlq = keys.dead_letters(topic_partition, group);
         let retry_log = keys.retry_log(topic_partition, group);
         let claims = keys.dead_claims(topic_partition, group);
+        let unique = (keys.unique(topic_partition), keys.unique_retry(topic_partition, group));
+        let keys = [&dlq, &retry_log, &claims, &unique.0, &unique.1];
         let (mut settled, mut rest) = (Vec::new(), deeds);
         while !rest.is_empty() {
-            let mut call = self.inner.scripts.settle_dead.call([&dlq, &retry_log, &claims]);
+            let mut call = self.inner.scripts.settle_dead.call(keys);
             call.push(by.unwrap_or_default());
             let mut bytes = 0;
             for (id, deed) in rest.iter().take(CHUNK) {

@@ -8,7 +8,7 @@ use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend,
 };
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::topic::{Retention, TopicPartition};
@@ -54,6 +54,10 @@ impl Log for RedisBackend {
         Some(Box::new(self.open_dedup().ok()?))
     }
 
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        self.append_unless_held(batch).await
+    }
+
     async fn append_numbered(
         &self,
         numbering: &Numbering,
@@ -94,7 +98,9 @@ impl Log for RedisBackend {
     }
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
-        self.trim_by(lease, retention).await
+        let trimmed = self.trim_by(lease, retention).await?;
+        self.clean_unique_unless_recent(lease.partition()?.0).await;
+        Ok(trimmed)
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -187,6 +187,8 @@ impl Schedule for RedisBackend {
                 &keys.retry_items(tp, group),
                 &keys.retry_log(tp, group),
                 &keys.dead_letters(tp, group),
+                &keys.unique(tp),
+                &keys.unique_retry(tp, group),
             ])
             .arg(lease.token.as_str())
             .arg(limit.min(MAX_PROMOTE))

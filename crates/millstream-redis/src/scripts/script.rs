@@ -40,6 +40,22 @@ impl Loaded {
         Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
     }
 
+    /// Returns a call with these keys, for a script that takes a row of further keys any number of times.
+    pub(crate) fn call_with_rows<const N: usize, const M: usize>(
+        &self,
+        keys: [&Key; N],
+        rows: &[[Key; M]],
+    ) -> Call<'_> {
+        debug_assert_eq!(N + M, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
+        let keys: Vec<Key> = keys.into_iter().chain(rows.iter().flatten()).cloned().collect();
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.sha).arg(keys.len());
+        for key in &keys {
+            cmd.arg(key.as_str());
+        }
+        Call { script: self, keys, cmd, args: 0 }
+    }
+
     /// Returns the source without comments and indentation, for calls that carry it.
     pub(crate) fn code(&self) -> String {
         let lines = self.source.lines().map(str::trim_start);
@@ -92,7 +108,8 @@ impl Call<'_> {
     }
 
     fn name(&self) -> String {
-        let keys: Vec<_> = self.keys.iter().map(Key::as_str).collect();
+        // Without the keys of rows: there may be thousands.
+        let keys: Vec<_> = self.keys.iter().take(self.script.contract.keys.len()).map(Key::as_str).collect();
         format!("script {} on {}", self.script.contract.name, keys.join(", "))
     }
 }
@@ -254,6 +271,8 @@ pub(crate) struct Scripts {
     pub(crate) marker_complete: Loaded,
     pub(crate) marker_abandon: Loaded,
     pub(crate) append_dedup: Loaded,
+    pub(crate) find_dedup: Loaded,
+    pub(crate) append_unique: Loaded,
     pub(crate) append_numbered: Loaded,
 }
 
@@ -320,6 +339,8 @@ impl Scripts {
             marker_complete: Loaded::new(&lua::MARKER_COMPLETE, strict),
             marker_abandon: Loaded::new(&lua::MARKER_ABANDON, strict),
             append_dedup: Loaded::new(&lua::APPEND_DEDUP, strict),
+            find_dedup: Loaded::new(&lua::FIND_DEDUP, strict),
+            append_unique: Loaded::new(&lua::APPEND_UNIQUE, strict),
             append_numbered: Loaded::new(&lua::APPEND_NUMBERED, strict),
         }
     }

@@ -15,4 +15,5 @@ mod server;
 mod settle;
 mod shared;
 mod tasks;
+mod unique;
 mod whole;

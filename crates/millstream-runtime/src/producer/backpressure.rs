@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering,
+    Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering, UniqueAppend,
 };
 use millstream_core::policy::Exponential;
 use millstream_core::{Log, MessageId, TopicPartition};
@@ -104,6 +104,16 @@ impl Bounded {
     ) -> Vec<Result<Deduplicated>> {
         let log = &self.log;
         self.append_once(batch, deadline, |it| &it.append, async |some| log.append_dedup(&some).await).await
+    }
+
+    /// Appends a batch without those whose id belongs to an entry that is not settled, in the same way.
+    pub(super) async fn append_unique(
+        &self,
+        batch: &[UniqueAppend],
+        deadline: Instant,
+    ) -> Vec<Result<Deduplicated>> {
+        let log = &self.log;
+        self.append_once(batch, deadline, |it| &it.append, async |some| log.append_unique(&some).await).await
     }
 
     /// Appends a batch without those that the producer has appended before, in the same way.

@@ -10,6 +10,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{
     Append, DedupAppend, DedupAppender, Deduplicated, NumberedAppend, NumberedAppender, Numbering,
+    UniqueAppend,
 };
 use millstream_core::{Backend, Capability, Durability, MessageId, Partition, TopicName};
 use tokio::time::Instant;
@@ -19,6 +20,7 @@ use super::ProducerConfig;
 use super::backpressure::{Bound, Bounded};
 use super::batcher::{Batcher, closed};
 use super::sink::{InTurn, Outgoing, Sink};
+use super::unique::ToLogUnique;
 
 /// The sends of a producer that are stored once.
 pub(super) struct DedupSends {
@@ -31,6 +33,7 @@ pub(super) struct DedupSends {
     numbering: Numbering,
     by_id: Lazy<DedupAppend>,
     by_number: Lazy<NumberedAppend>,
+    by_unique: Lazy<UniqueAppend>,
 }
 
 /// Batcher that is started when something is sent.
@@ -52,8 +55,9 @@ impl DedupSends {
         // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
         let producer = if backend.is_in_process() { fastrand::u128(..) } else { Uuid::new_v4().as_u128() };
         let numbering = Numbering { producer, window: config.dedup_window };
-        let (by_id, by_number) = (Lazy::new(), Lazy::new());
-        Self { backend, bound, topic, config: config.clone(), observer, numbering, by_id, by_number }
+        let config = config.clone();
+        let (by_id, by_number, by_unique) = (Lazy::new(), Lazy::new(), Lazy::new());
+        Self { backend, bound, topic, config, observer, numbering, by_id, by_number, by_unique }
     }
 
     /// Returns the batcher of sends with a dedup id. To be called within a runtime.
@@ -61,7 +65,7 @@ impl DedupSends {
     /// # Errors
     /// `Unsupported` if the backend recognises no repetitions, or for a durability of more than `Stored`; `Closed`.
     pub(super) fn by_id(&self, durability: Durability) -> Result<Arc<Batcher<DedupAppend>>> {
-        self.check(durability)?;
+        self.check(durability, Capability::Dedup)?;
         self.by_id.batcher(|| {
             let sink = ToLogOnce {
                 appender: self.backend.log().dedup_appender(),
@@ -79,7 +83,7 @@ impl DedupSends {
     /// # Errors
     /// As [`by_id`](Self::by_id).
     pub(super) fn by_number(&self, durability: Durability) -> Result<Arc<Batcher<NumberedAppend>>> {
-        self.check(durability)?;
+        self.check(durability, Capability::Dedup)?;
         self.by_number.batcher(|| {
             let sink = ToLogNumbered {
                 numbering: self.numbering,
@@ -92,12 +96,29 @@ impl DedupSends {
         })
     }
 
-    fn check(&self, durability: Durability) -> Result<()> {
+    /// Returns the batcher of sends with a unique id. To be called within a runtime.
+    ///
+    /// # Errors
+    /// As [`by_id`](Self::by_id).
+    pub(super) fn by_unique(&self, durability: Durability) -> Result<Arc<Batcher<UniqueAppend>>> {
+        self.check(durability, Capability::Unique)?;
+        self.by_unique.batcher(|| {
+            Batcher::start(
+                ToLogUnique::new(self.bounded()),
+                self.topic.clone(),
+                &self.config,
+                self.observer.clone(),
+            )
+        })
+    }
+
+    fn check(&self, durability: Durability, capability: Capability) -> Result<()> {
         if durability != Durability::Stored {
-            let why = format!("a send with a dedup id cannot be {durability}, only {}", Durability::Stored);
+            let id = if capability == Capability::Unique { "unique" } else { "dedup" };
+            let why = format!("a send with a {id} id cannot be {durability}, only {}", Durability::Stored);
             return Err(Error::new(ErrorKind::Unsupported, why).at(&self.topic));
         }
-        self.backend.require(Capability::Dedup)
+        self.backend.require(capability)
     }
 
     fn bounded(&self) -> Arc<Bounded> {
@@ -106,11 +127,11 @@ impl DedupSends {
     }
 
     pub(super) async fn flush(&self) {
-        tokio::join!(self.by_id.flush(), self.by_number.flush());
+        tokio::join!(self.by_id.flush(), self.by_number.flush(), self.by_unique.flush());
     }
 
     pub(super) async fn close(&self) {
-        tokio::join!(self.by_id.close(), self.by_number.close());
+        tokio::join!(self.by_id.close(), self.by_number.close(), self.by_unique.close());
     }
 }
 
@@ -265,14 +286,19 @@ impl Sink<DedupAppend> for ToLogOnce {
     }
 
     fn stored(&self, topic: &TopicName, results: &[Result<Deduplicated>], observer: &dyn Observer) {
-        let duplicates = results.iter().flatten().filter(|done| done.is_duplicate).count();
-        let messages = results.iter().flatten().count() - duplicates;
-        if messages > 0 {
-            observer.observe(&Event::Produced { topic, messages });
-        }
-        if duplicates > 0 {
-            observer.observe(&Event::Deduplicated { topic, messages: duplicates });
-        }
+        emit(topic, results, observer);
+    }
+}
+
+/// Emits the events for the messages of these results that are stored now or were before.
+pub(super) fn emit(topic: &TopicName, results: &[Result<Deduplicated>], observer: &dyn Observer) {
+    let duplicates = results.iter().flatten().filter(|done| done.is_duplicate).count();
+    let messages = results.iter().flatten().count() - duplicates;
+    if messages > 0 {
+        observer.observe(&Event::Produced { topic, messages });
+    }
+    if duplicates > 0 {
+        observer.observe(&Event::Deduplicated { topic, messages: duplicates });
     }
 }
 

@@ -25,14 +25,19 @@ pub(super) struct Partitions {
     count: Arc<AtomicU32>,
     /// Earlier numbers, with the time at which each was found to be too low.
     earlier: Arc<Mutex<Vec<(NonZeroU32, Instant)>>>,
+    /// All earlier numbers, also those from before the producer was started.
+    history: Arc<Mutex<Vec<NonZeroU32>>>,
     /// Whether the topic was deleted on purpose and has not been created again.
     deleted: Arc<AtomicBool>,
 }
 
 impl Partitions {
-    pub(super) fn new(count: NonZeroU32) -> Self {
+    pub(super) fn new(count: NonZeroU32, earlier: &[u32]) -> Self {
         let count = Arc::new(AtomicU32::new(count.get()));
-        Self { count, earlier: Arc::default(), deleted: Arc::default() }
+        let partitions =
+            Self { count, earlier: Arc::default(), history: Arc::default(), deleted: Arc::default() };
+        partitions.remember(earlier);
+        partitions
     }
 
     pub(super) fn count(&self) -> NonZeroU32 {
@@ -54,6 +59,7 @@ impl Partitions {
         let before = self.count.fetch_max(count, Ordering::Relaxed);
         if let Some(known) = NonZeroU32::new(before).filter(|_| before < count) {
             self.earlier_numbers().push((known, Instant::now()));
+            self.remember(&[before]);
         }
         before < count
     }
@@ -70,6 +76,21 @@ impl Partitions {
         recent.map(|(count, _)| *count).collect()
     }
 
+    /// Adds earlier numbers, as the topic has them stored.
+    fn remember(&self, earlier: &[u32]) {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        for count in earlier.iter().filter_map(|count| NonZeroU32::new(*count)) {
+            if !history.contains(&count) {
+                history.push(count);
+            }
+        }
+    }
+
+    /// Returns all numbers that the topic had before, as far as that is known.
+    pub(super) fn all_earlier(&self) -> Vec<NonZeroU32> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn earlier_numbers(&self) -> MutexGuard<'_, Vec<(NonZeroU32, Instant)>> {
         self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,6 +100,7 @@ impl Partitions {
         self.count.store(count, Ordering::Relaxed);
         self.deleted.store(false, Ordering::Relaxed);
         self.earlier_numbers().clear();
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
@@ -142,6 +164,7 @@ impl MetadataRefresh {
         } else if self.partitions.grow(partitions) {
             tracing::info!(%topic, partitions, "the topic has grown");
         }
+        self.partitions.remember(&stored.earlier);
         self.bound.set(stored.max_length);
         self.topic = stored;
         Ok(())

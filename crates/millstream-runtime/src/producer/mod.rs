@@ -11,6 +11,7 @@ mod metadata_refresh;
 mod record;
 mod sender;
 mod sink;
+mod unique;
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -98,6 +99,15 @@ impl<T> Producer<T> {
             if way == Way::Id {
                 let encoded = same.map(|record| Ok(((), self.encode_dedup(record)?)));
                 let results = match self.inner.dedup.by_id(durability) {
+                    Ok(batcher) => self.in_chunks(&batcher, encoded).await,
+                    Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
+                };
+                outcomes.extend(results.into_iter().map(|result| result.map(|((), done)| sent(done))));
+                continue;
+            }
+            if way == Way::Unique {
+                let encoded = same.map(|record| Ok(((), self.encode_unique(record)?)));
+                let results = match self.inner.dedup.by_unique(durability) {
                     Ok(batcher) => self.in_chunks(&batcher, encoded).await,
                     Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
                 };
@@ -207,6 +217,7 @@ impl<T> Producer<T> {
 
     fn way_of(&self, record: &Record<'_, T>) -> Way {
         match &record.dedup {
+            _ if record.unique.is_some() => Way::Unique,
             Some(_) => Way::Id,
             None if self.inner.config.idempotent => Way::Number,
             None => Way::Plain,
@@ -243,6 +254,10 @@ impl<T> Producer<T> {
         }
         if record.record.dedup.is_some() {
             let why = "a delayed message has no dedup id: it is recognised by its id while it waits";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        if record.record.unique.is_some() {
+            let why = "a delayed message has no unique id: it is recognised by its id while it waits";
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let DelayedRecord { record, due, id: given, on_conflict } = record;
@@ -284,6 +299,8 @@ enum Way {
     Plain,
     /// With a dedup id.
     Id,
+    /// With a unique id.
+    Unique,
     /// With a number of the producer's.
     Number,
 }
@@ -437,7 +454,7 @@ impl<T> ProducerBuilder<T> {
             self.backend.require(Capability::Lengths)?;
         }
         let observer = Careful::over(self.observer);
-        let partitions = Partitions::new(count);
+        let partitions = Partitions::new(count, &stored.earlier);
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
             let (known, bound) = (stored.clone(), bound.clone());
@@ -470,7 +487,8 @@ impl<T> ProducerBuilder<T> {
 
 /// Logs a warning if the stored topic, which is used, differs from the one in the program.
 pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
-    if asked.clone().with_generation(stored.generation) != *stored {
+    let same = asked.clone().with_generation(stored.generation).with_earlier(stored.earlier.clone());
+    if same != *stored {
         tracing::warn!(
             topic = %stored.name,
             asked_partitions = asked.partitions,

@@ -18,6 +18,7 @@ pub struct Record<'a, T> {
     pub(super) partition: Option<Partition>,
     pub(super) durability: Option<Durability>,
     pub(super) dedup: Option<Bytes>,
+    pub(super) unique: Option<Bytes>,
     /// Window of the dedup id, if it is not that of the producer.
     pub(super) window: Option<Duration>,
     /// Key and headers; the payload is filled in when the value is encoded.
@@ -33,6 +34,7 @@ impl<'a, T> Record<'a, T> {
             partition: None,
             durability: None,
             dedup: None,
+            unique: None,
             window: None,
             envelope: Envelope::default(),
         }
@@ -78,6 +80,14 @@ impl<T> Record<'_, T> {
         self
     }
 
+    /// Sets an id of 1 to 128 bytes with which no second message is stored while one has still to be settled: see
+    /// [`SendFuture::unique`].
+    #[must_use]
+    pub fn unique(mut self, id: impl AsRef<[u8]>) -> Self {
+        self.unique = Some(Bytes::copy_from_slice(id.as_ref()));
+        self
+    }
+
     /// Stores at most one message with this id in a window: see [`SendFuture::throttle`].
     #[must_use]
     pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> Self {
@@ -94,7 +104,8 @@ pub struct Sent {
     pub partition: Partition,
     /// Id of the message in this partition.
     pub id: MessageId,
-    /// Whether it was stored by an earlier send with the same [dedup id](SendFuture::dedup), and this one stored nothing.
+    /// Whether it was stored by an earlier send with the same [dedup id](SendFuture::dedup) or [unique id](SendFuture::unique), and
+    /// this one stored nothing.
     pub is_duplicate: bool,
 }
 
@@ -178,6 +189,39 @@ impl<T> SendFuture<'_, T> {
     }
 }
 
+impl<T> SendFuture<'_, T> {
+    /// Sets an id of 1 to 128 bytes with which no second message is stored while one has still to be settled: the send then stores
+    /// nothing and returns the place of that one, with [`Sent::is_duplicate`]. Use it for work that is to be done once for all that
+    /// ask for it until it is done: `producer.send(&job).unique("rebuild-index:42")`.
+    ///
+    /// A message has to be settled while a group of the topic has not read it, handles it, or waits for its retry; without any
+    /// group, while it is stored. The id is free when every group that the topic has by then has acknowledged it or has it as a dead
+    /// letter, and when the message was deleted or trimmed. Nothing has to release the id: each send looks at the state of the
+    /// message, so a dead worker or a deleted group leaves no id in use. A dead letter that is replayed has its id again, unless another
+    /// message has it by then.
+    ///
+    /// The id counts in one partition, as a [dedup id](Self::dedup). When the topic has grown, sends look at the partitions that it had
+    /// before, too. Until all producers have [noticed](super::ProducerBuilder::refresh) the growth, two of them can store a message
+    /// each, in two partitions.
+    ///
+    /// The producer repeats a send whose answer was lost until its time limit, and does not store it twice, unless the message was
+    /// settled, and a minute or another message with its id passed in between. A send that your program repeats is a new one: it is
+    /// stored if the first one is settled by then.
+    ///
+    /// # Errors
+    /// Of the awaited future: [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) together with a
+    /// [dedup id](Self::dedup) or [throttle](Self::throttle);
+    /// [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) and
+    /// [`ErrorKind::TooLarge`](millstream_core::ErrorKind::TooLarge) for an id that is empty or too long;
+    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) with a durability of more than `Stored`, for a delayed
+    /// message, and for a backend without unique ids; [`ErrorKind::Denied`](millstream_core::ErrorKind::Denied) for a user of the
+    /// server who has only the rights of a producer without them.
+    pub fn unique(mut self, id: impl AsRef<[u8]>) -> Self {
+        self.record = self.record.unique(id);
+        self
+    }
+}
+
 impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     type Output = Result<Sent>;
     type IntoFuture = BoxFuture<'a, Result<Sent>>;
@@ -190,6 +234,10 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
         if way == Way::Id {
             let encoded = self.producer.encode_dedup(self.record);
             return Box::pin(async move { Ok(sent(sends.by_id(durability)?.send(encoded?).await?)) });
+        }
+        if way == Way::Unique {
+            let encoded = self.producer.encode_unique(self.record);
+            return Box::pin(async move { Ok(sent(sends.by_unique(durability)?.send(encoded?).await?)) });
         }
         let encoded = self.producer.encode(self.record);
         if way == Way::Number {
@@ -210,7 +258,7 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     }
 }
 
-/// Returns the place of a message with a dedup id.
+/// Returns the place of a message with a dedup id or unique id.
 pub(super) fn sent(done: Deduplicated) -> Sent {
     Sent { partition: done.partition, id: done.id, is_duplicate: done.is_duplicate }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupId, Deduplicated, Durability, InTurn, Log, Measured, Note, Reader,
-    Receipt, Settled, Settlement, Source, Trimmed,
+    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend,
 };
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
@@ -174,6 +174,13 @@ impl Log for Broken {
         self.broken_dedup(batch).await
     }
 
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        if let Err(error) = self.supports(Capability::Unique) {
+            return batch.iter().map(|_| Err(error.clone())).collect();
+        }
+        self.broken_unique(batch).await
+    }
+
     async fn append_measured(&self, batch: &[Append]) -> Measured {
         let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
         partitions.sort_unstable();
@@ -334,6 +341,30 @@ impl Broken {
         }
         let mut results = self.inner.log().append_dedup(&batch).await;
         if self.is(Mutant::DedupMadeUp) {
+            for result in results.iter_mut().flatten().filter(|result| result.is_duplicate) {
+                result.id = MessageId::new(result.id.ms, result.id.seq + 1);
+            }
+        }
+        results
+    }
+
+    async fn broken_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        let mut batch = batch.to_vec();
+        match self.sabotage {
+            Mutant::UniqueIgnored => batch.iter_mut().for_each(|item| item.id = self.unique_id()),
+            Mutant::UniqueForEver => {
+                let window = Duration::from_secs(86_400);
+                let item =
+                    |UniqueAppend { append, id, earlier, .. }| DedupAppend { append, id, window, earlier };
+                let batch: Vec<_> = batch.into_iter().map(item).collect();
+                return self.inner.log().append_dedup(&batch).await;
+            }
+            Mutant::UniqueEarlierIgnored => batch.iter_mut().for_each(|item| item.earlier.clear()),
+            Mutant::UniqueSendIgnored => batch.iter_mut().for_each(|item| item.send = fastrand::u64(..)),
+            _ => {}
+        }
+        let mut results = self.inner.log().append_unique(&batch).await;
+        if self.is(Mutant::UniqueMadeUp) {
             for result in results.iter_mut().flatten().filter(|result| result.is_duplicate) {
                 result.id = MessageId::new(result.id.ms, result.id.seq + 1);
             }

@@ -12,7 +12,7 @@ use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -62,6 +62,12 @@ impl Log for Client {
 
     fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
         None
+    }
+
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
+        let request = async move { inner.append_unique(&batch).await };
+        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
     }
 
     async fn append_numbered(

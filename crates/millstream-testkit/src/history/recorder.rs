@@ -11,7 +11,7 @@ use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Fetched, Log, Measured,
     NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
-    append_by_ids,
+    UniqueAppend, append_by_ids,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -210,6 +210,17 @@ impl Log for Recorder {
     // As with `appender`.
     fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
         None
+    }
+
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        let results = self.0.inner.log().append_unique(batch).await;
+        let stored =
+            batch.iter().zip(&results).filter(|(_, result)| !matches!(result, Ok(it) if it.is_duplicate));
+        let appended = |item: &UniqueAppend| Append { fields: item.fields(), ..item.append.clone() };
+        let (appends, ids): (Vec<_>, Vec<_>) =
+            stored.map(|(item, result)| (appended(item), result.clone().map(|it| it.id))).unzip();
+        self.0.appended(&appends, &ids);
+        results
     }
 
     async fn append_numbered(

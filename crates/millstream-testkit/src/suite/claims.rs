@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::catalog::Start;
 use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
-use millstream_core::log::{Append, DedupAppend, DedupId};
+use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
 use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::{
     Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, QueueName, Result,
@@ -22,6 +22,7 @@ suite!("claims":
     lengths_are_as_claimed,
     durability_is_as_claimed,
     deduplication_is_as_claimed,
+    unique_ids_are_as_claimed,
     ends_are_as_claimed,
     trimming_dead_letters_is_as_claimed needs [DeadLetters],
     rescheduling_is_as_claimed,
@@ -94,6 +95,13 @@ async fn deduplication_is_as_claimed(h: Harness) -> Verdict {
         h.backend.log().append_dedup(&[DedupAppend { append, id, window, earlier: Vec::new() }]).await;
     let appended = results.into_iter().collect::<Result<Vec<_>>>();
     as_claimed(&h, Capability::Dedup, "Log::append_dedup", appended)
+}
+
+async fn unique_ids_are_as_claimed(h: Harness) -> Verdict {
+    let append = Append { topic_partition: h.partition().await?, fields: body("a") };
+    let item = UniqueAppend { append, id: DedupId::new("a")?, send: 1, earlier: Vec::new() };
+    let appended = h.backend.log().append_unique(&[item]).await.into_iter().collect::<Result<Vec<_>>>();
+    as_claimed(&h, Capability::Unique, "Log::append_unique", appended)
 }
 
 /// Not counting ends is no error, but visible: leases have none.

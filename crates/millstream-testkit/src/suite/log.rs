@@ -11,6 +11,7 @@ mod retaining;
 mod seeking;
 mod settling;
 mod trimming;
+mod unique;
 mod waiting;
 
 use super::suite;
@@ -30,6 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         measuring::cases(),
         durability::cases(),
         deduplicating::cases(),
+        unique::cases(),
     ]
     .concat()
 }

@@ -37,6 +37,8 @@ pub(crate) struct Acl {
 enum Use {
     /// Sends messages, also scheduled and recurring ones
     Producer,
+    /// Sends messages, also with unique ids: may therefore read and write the logs and the retries of all groups
+    UniqueProducer,
     /// Handles messages, with retries, dead letters and upkeep; may also send
     Worker,
     /// Takes locks and leads elections; the topics do not matter
@@ -57,6 +59,7 @@ impl Acl {
     pub(crate) fn run(self, global: &Global, output: Output) -> Result<Exit> {
         let (access, name) = match self.access {
             Use::Producer => (Access::Producer, "producer"),
+            Use::UniqueProducer => (Access::UniqueProducer, "unique-producer"),
             Use::Worker => (Access::Worker, "worker"),
             Use::Locks => (Access::Locks, "locks"),
             Use::Admin => (Access::Admin, "admin"),

@@ -34,6 +34,7 @@ impl RedisBackend {
                 all.push((keys.log(tp), "stream"));
                 all.push((keys.dedup(tp), "hash"));
                 all.push((keys.dedup_old(tp), "hash"));
+                all.push((keys.unique(tp), "hash"));
                 all
             }
             Scope::Shard(shard) => {
@@ -56,6 +57,7 @@ impl RedisBackend {
                 (keys.dead_imports(tp, group), "hash"),
                 (keys.lease(tp, group), "string"),
                 (keys.fence(tp, group), "hash"),
+                (keys.unique_retry(tp, group), "hash"),
                 (keys.retry_due(tp, group), "zset"),
                 (keys.retry_items(tp, group), "hash"),
                 (keys.held(tp, group), "hash"),

@@ -27,12 +27,13 @@ const PENDING: u64 = 5_000;
 const PAGE: usize = 1_000;
 
 /// Returns all keys of a group in a partition, apart from the group on the log.
-fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
+fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 10] {
     [
         keys.held(tp, group),
         keys.retry_due(tp, group),
         keys.retry_items(tp, group),
         keys.retry_log(tp, group),
+        keys.unique_retry(tp, group),
         keys.dead_letters(tp, group),
         keys.dead_claims(tp, group),
         keys.dead_imports(tp, group),
@@ -47,7 +48,7 @@ fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
 }
 
 /// Returns all keys that a partition has for all groups, the log last.
-fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 8] {
+fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 9] {
     let place = Place::from(tp.clone());
     [
         keys.delay(&place),
@@ -57,6 +58,7 @@ fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 8] {
         keys.wake(&place),
         keys.dedup(tp),
         keys.dedup_old(tp),
+        keys.unique(tp),
         keys.log(tp),
     ]
 }

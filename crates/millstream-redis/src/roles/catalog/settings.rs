@@ -14,8 +14,16 @@ use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.
-const META: [&str; 7] =
-    ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn", "deadLetterRetention"];
+const META: [&str; 8] = [
+    "partitionCount",
+    "format",
+    "retention",
+    "maxLength",
+    "deleting",
+    "reborn",
+    "deadLetterRetention",
+    "earlier",
+];
 
 impl RedisBackend {
     /// Stores settings if there are none, and returns the stored ones.
@@ -97,7 +105,8 @@ impl RedisBackend {
 }
 
 fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting, generation, of_dead] = reply::tuple(meta)?;
+    let [partitions, format, retention, max_length, deleting, generation, of_dead, earlier] =
+        reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
@@ -127,8 +136,12 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     };
     let generation = if generation == Value::Nil { 0 } else { number(generation, "reborn")? };
     let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
+    // Numbers that are not of this form are left out: they only say where else an id may be.
+    let earlier = if earlier == Value::Nil { String::new() } else { reply::text(earlier)? };
+    let earlier: Vec<u32> = earlier.split(' ').filter_map(|number| number.parse().ok()).collect();
     let spec = spec.with_retention(retention).with_max_length(max_length);
-    Ok(spec.with_dead_letter_retention(of_dead).with_generation(generation))
+    let spec = spec.with_dead_letter_retention(of_dead).with_generation(generation);
+    Ok(spec.with_earlier(earlier))
 }
 
 fn check_format(name: &TopicName, format: u64) -> Result<()> {

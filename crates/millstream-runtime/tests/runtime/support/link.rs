@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
-use millstream_core::log::{Append, DedupAppend, Deduplicated, Fetched, Measured, Receipt, Settled, Trimmed};
+use millstream_core::log::{
+    Append, DedupAppend, Deduplicated, Fetched, Measured, Receipt, Settled, Trimmed, UniqueAppend,
+};
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
@@ -256,6 +258,10 @@ impl Log for Linked<dyn Log> {
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
         self.role.append_dedup(batch).await
+    }
+
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        self.role.append_unique(batch).await
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
 use millstream_core::log::{
-    Append, DedupAppend, Deduplicated, Entry, Fetched, Measured, Receipt, Settled, Trimmed,
+    Append, DedupAppend, Deduplicated, Entry, Fetched, Measured, Receipt, Settled, Trimmed, UniqueAppend,
 };
 use millstream_core::{
     Appender, Backend, Durability, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result,
@@ -128,6 +128,10 @@ impl Log for Shared {
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
         self.inner.append_dedup(batch).await
+    }
+
+    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+        self.inner.append_unique(batch).await
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -26,13 +26,14 @@ async fn a_topic_can_grow(h: Harness) -> Verdict {
     let catalog = h.backend.catalog();
     let name = TopicName::new(h.unique("topic"))?;
     catalog.create_topic(&TopicSpec::new(name.clone(), 2)?.with_retention(Retention::Keep)).await?;
-    let five = TopicSpec::new(name.clone(), 5)?.with_retention(Retention::Keep);
+    let five = TopicSpec::new(name.clone(), 5)?.with_retention(Retention::Keep).with_earlier(vec![2]);
     for time in 0..2 {
         equal!(catalog.expand(&name, 5).await?, five, "the topic as it was expanded {time} times before");
         equal!(catalog.topic(&name).await?, five, "the topic as stored");
     }
     let seven = catalog.expand(&name, 7).await?;
     equal!(seven.partitions, 7, "partitions of a topic that has grown again");
+    equal!(seven.earlier, [2, 5], "numbers of partitions that it had before");
     equal!(catalog.create_topic(&five).await?, seven, "the topic as created again, with fewer");
     Ok(())
 }
