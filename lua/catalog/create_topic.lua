@@ -9,8 +9,8 @@
 -- ARGV[6] reborn generation of the topic to restore: its 'reborn', or 0
 -- ARGV[7] dead_letter_retention when dead letters are dropped, or 'keep'
 -- returns {partitionCount, format, retention, maxLength or nil, nil, reborn or nil, deadLetterRetention or nil,
---   earlier or nil}; or the error NOTOPIC while it is being deleted; in the mode 'restore' DELETED if it was or is being
---   deleted, or another topic has its name by now
+--   earlier or nil}; or the error NOTOPIC while it is being deleted; in the mode 'restore' DELETED if it was or is
+--   being deleted, or another topic has its name by now
 local meta, deleted = KEYS[1], KEYS[2]
 local mode, partitions, format, retention, max_length, reborn, dead_letter_retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 

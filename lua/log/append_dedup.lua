@@ -17,8 +17,8 @@ local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local recent = redis.call('HMGET', dedup, '', unpack(args, 3, count + 2))
 local begin, longest = string.match(recent[1] or '', '^(%d+) (%d+)$')
 begin, longest = tonumber(begin or now_ms), tonumber(longest or 0)
--- All in the other hash was stored before 'begin'. It is of no use after the longest window that was used with it: most of
--- the time there is one hash to look into, not two. With a shorter window of now it must stay until then.
+-- All in the other hash was stored before 'begin'. It is of no use after the longest window that was used with it: half
+-- of the time there is one hash to look into, not two. While this hash has shorter windows alone, it has to stay.
 local kept = tonumber(string.match(redis.call('HGET', dedup_old, '') or '', ' (%d+)$'))
 local over = not kept or begin + math.max(longest, kept) <= now_ms
 local before = over and {} or redis.call('HMGET', dedup_old, unpack(args, 3, count + 2))

@@ -93,7 +93,7 @@ impl Store for Link {
         stored: &[RowName],
         failed: &[Failed],
     ) -> Result<Vec<i16>> {
-        for link in self.cut_at_settle.lock().unwrap().drain(..) {
+        for link in self.cut_at_settle.lock().expect("a lock").drain(..) {
             link.send_replace(true);
         }
         self.passes().await;
@@ -119,10 +119,10 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let folder = TempDir::new().unwrap();
+        let folder = TempDir::new().expect("it works");
         let url = format!("sqlite:{}?mode=rwc", folder.path().join("test.db").display());
-        let database = Database::connect(&url).await.unwrap();
-        migrate(&database).await.unwrap();
+        let database = Database::connect(&url).await.expect("it works");
+        migrate(&database).await.expect("it works");
         Self { backend: MemoryBackend::new().into(), database, _folder: folder }
     }
 
@@ -130,7 +130,7 @@ impl Scene {
     async fn relay(&self, name: &str, link: &Arc<Link>, config: &OutboxRelayConfig) -> watch::Sender<bool> {
         let catalog = self.backend.catalog().clone();
         let mut topics = Topics::new(catalog, config.partitioner.clone(), config.window);
-        topics.declare(&LINES.spec().unwrap()).await.unwrap();
+        topics.declare(&LINES.spec().expect("it works")).await.expect("it works");
         let (stop, stopped) = watch::channel(false);
         let log = self.backend.log().clone();
         let run = Run::new(link.clone(), log, topics, config.clone(), Arc::new(Ignore), name.into(), stopped);
@@ -139,22 +139,22 @@ impl Scene {
     }
 
     async fn write(&self, rows: u64) {
-        let mut tx = self.database.begin().await.unwrap();
+        let mut tx = self.database.begin().await.expect("it works");
         for row in 0..rows {
-            Outbox::new().send(&mut tx, &LINES, &Bytes::from(row.to_string())).await.unwrap();
+            Outbox::new().send(&mut tx, &LINES, &Bytes::from(row.to_string())).await.expect("it works");
         }
-        tx.commit().await.unwrap();
+        tx.commit().await.expect("it works");
     }
 
     async fn number(&self, sql: &str) -> i64 {
-        self.database.rows(sql, &[], "count").await.unwrap()[0].int(0).unwrap()
+        self.database.rows(sql, &[], "count").await.expect("it works")[0].int(0).expect("it works")
     }
 
     /// Waits until all rows were deleted, and returns the number of messages.
     async fn sent(&self) -> u64 {
         eventually(async || self.number("SELECT count(*) FROM millstream_outbox").await == 0).await;
-        let place = TopicPartition::new("lines".parse().unwrap(), 0);
-        self.backend.log().lengths(&[place]).await.unwrap()[0]
+        let place = TopicPartition::new("lines".parse().expect("it works"), 0);
+        self.backend.log().lengths(&[place]).await.expect("it works")[0]
     }
 }
 
@@ -188,7 +188,7 @@ async fn what_was_stored_before_a_long_outage_is_not_stored_again() {
     let (ttl, window) = (Duration::from_millis(1_500), Duration::from_secs(3));
     let config = OutboxRelayConfig { ttl, window, ..OutboxRelayConfig::default() };
     let (a, b) = (Arc::new(Link::to(&scene.database)), Arc::new(Link::to(&scene.database)));
-    *a.cut_at_settle.lock().unwrap() = vec![a.is_cut.clone(), b.is_cut.clone()];
+    *a.cut_at_settle.lock().expect("a lock") = vec![a.is_cut.clone(), b.is_cut.clone()];
     let _a = scene.relay("a", &a, &config).await;
     eventually(async || scene.number("SELECT count(holder) FROM millstream_outbox_leases").await == 1).await;
     let _b = scene.relay("b", &b, &config).await;
