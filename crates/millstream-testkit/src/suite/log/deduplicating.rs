@@ -15,8 +15,10 @@ suite!("log":
     ids_within_one_batch_count_too needs [Dedup],
     an_entry_whose_window_is_over_is_stored_again needs [Dedup],
     an_id_counts_for_its_whole_window_beside_others needs [Dedup],
+    an_id_counts_for_its_window_beside_shorter_ones needs [Dedup],
     ids_of_other_partitions_and_other_ids_do_not_count needs [Dedup],
     an_id_of_an_earlier_partition_counts needs [Dedup],
+    an_id_of_an_earlier_partition_counts_no_longer_than_its_window needs [Dedup],
     entries_with_ids_are_stored_whole_and_in_order needs [Dedup],
     of_many_appends_at_once_one_is_stored needs [Dedup],
     ids_count_for_requests_that_follow_without_waiting needs [Dedup],
@@ -121,6 +123,24 @@ async fn an_id_counts_for_its_whole_window_beside_others(h: Harness) -> Verdict 
     Ok(())
 }
 
+/// Whoever appends with a shorter window drops nothing that counts for longer.
+async fn an_id_counts_for_its_window_beside_shorter_ones(h: Harness) -> Verdict {
+    let (tp, window) = (h.partition().await?, 4 * BRIEF);
+    let oldest = append(&h, &[item(&tp, b"oldest", 1, window)?]).await?[0];
+    // A store may divide what it knows by age.
+    h.reaches(oldest.id.timestamp().saturating_add(2 * window)).await?;
+    let first = append(&h, &[item(&tp, b"a", 2, window)?]).await?[0];
+    for n in 0..3_u8 {
+        let other = append(&h, &[item(&tp, &[n], 3, BRIEF)?]).await?[0];
+        ensure!(!other.is_duplicate, "another id: {other:?}");
+        h.reaches(other.id.timestamp().saturating_add(BRIEF)).await?;
+    }
+    let again = append(&h, &[item(&tp, b"a", 4, window)?]).await?[0];
+    let late = h.now().await?.saturating_duration_since(first.id.timestamp()) >= window;
+    ensure!(late || again.id == first.id, "stored again within its window: {again:?}");
+    Ok(())
+}
+
 async fn ids_of_other_partitions_and_other_ids_do_not_count(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     let [here, there] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
@@ -149,6 +169,19 @@ async fn an_id_of_an_earlier_partition_counts(h: Harness) -> Verdict {
     equal!((results[1].partition, results[1].is_duplicate), (Partition(1), false), "what is not");
     equal!((results[2].id, results[2].is_duplicate), (results[1].id, true), "what is by now");
     equal!((stored(&h, &old).await?, stored(&h, &new).await?), (1, 1), "entries");
+    Ok(())
+}
+
+/// A store may know an id for longer than it counts.
+async fn an_id_of_an_earlier_partition_counts_no_longer_than_its_window(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let [old, new] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
+    let first = append(&h, &[item(&old, b"a", 1, BRIEF)?]).await?[0];
+    append(&h, &[item(&old, b"b", 2, LONG)?]).await?;
+    h.reaches(first.id.timestamp().saturating_add(BRIEF)).await?;
+    let moved = DedupAppend { earlier: vec![Partition(0), Partition(1)], ..item(&new, b"a", 3, BRIEF)? };
+    let second = append(&h, &[moved]).await?[0];
+    equal!((second.partition, second.is_duplicate), (Partition(1), false), "the window of the id is over");
     Ok(())
 }
 
