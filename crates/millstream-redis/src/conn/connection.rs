@@ -112,7 +112,7 @@ impl State {
     async fn send_on(&self, mut live: Live, pipe: &Pipeline) -> Result<Vec<Value>> {
         let tenure = live.connection.tenure().cloned();
         let answer = async {
-            live.connection.log_in().await;
+            let _under_way = live.connection.log_in().await;
             Ok(live.connection.send_packed_commands(pipe, 0, pipe.len()).await)
         };
         let answer = during(tenure.as_ref(), answer).await?;

@@ -1,4 +1,8 @@
 //! Logs in: with what a provider returns, and again on open connections before that ends.
+//!
+//! An open connection logs in while nothing else is under way on it. Redis 8.0 and 8.6 and Valkey 8.0 send no reply to an
+//! `AUTH` that they refuse while they have other replies to send: each later reply would be taken for that of the command
+//! before.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

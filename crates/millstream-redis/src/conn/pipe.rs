@@ -97,6 +97,10 @@ impl Pipe {
 
     async fn step(&mut self) -> std::result::Result<bool, Broken> {
         while let Some(request) = self.requests.get(self.sent) {
+            // A log-in goes alone: see `login.rs`.
+            if self.sent > 0 && (request.is_login() || self.requests[self.sent - 1].is_login()) {
+                break;
+            }
             let rest = &request.bytes()[self.written..];
             let written = match self.stream.write(rest).await {
                 Ok(written) => written,

@@ -15,5 +15,4 @@ mod server;
 mod settle;
 mod shared;
 mod tasks;
-mod unique;
 mod whole;

@@ -7,6 +7,7 @@ pub(crate) mod notes;
 pub(crate) mod retention;
 pub(crate) mod seek;
 pub(crate) mod trimming;
+pub(crate) mod unique;
 
 use std::time::Duration;
 

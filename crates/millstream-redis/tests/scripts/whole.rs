@@ -74,7 +74,7 @@ async fn life(bench: &mut Bench) {
     ];
     assert_eq!(bench.settle(&batch).await, (2, 0));
     assert_eq!(bench.trim().await.expect("trimmed"), 4);
-    crate::unique::life(bench).await;
+    crate::settle::unique::life(bench).await;
     crate::settle::dead_letters::life(bench).await;
     crate::shared::life(bench).await;
     crate::tasks::life(bench).await;

@@ -16,7 +16,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind,
     RedisConnectionInfo, RedisError, Value,
 };
-use tokio::sync::watch;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -219,6 +219,7 @@ impl Dial {
                         connection,
                         terms: terms.clone(),
                         limit: self.response_timeout,
+                        requests: Arc::default(),
                         _driver: driver,
                     };
                     // The reply is ignored: a user without the permission to set a name does without one.
@@ -337,6 +338,8 @@ pub(crate) struct Multiplexed {
     terms: Terms,
     /// Maximum time for the answer to a log-in.
     limit: Duration,
+    /// Held for reading by requests, and for writing by a log-in: that goes alone.
+    requests: Arc<RwLock<()>>,
     _driver: Arc<Driver>,
 }
 
@@ -350,16 +353,24 @@ impl Multiplexed {
         self.terms.tenure.as_ref()
     }
 
-    /// Logs in again if there are other credentials. To be called before a request.
-    pub(crate) async fn log_in(&mut self) {
-        let Some(credentials) = self.terms.due() else { return };
-        let mut command = Cmd::new();
-        auth(&credentials).into_iter().for_each(|word| _ = command.arg(word));
-        // If the connection is broken, or gives no answer, the request finds out.
-        let answer = timeout(self.limit, self.connection.send_packed_command(&command)).await;
-        if let Ok(Ok(Value::ServerError(error))) = answer {
-            self.terms.refused(&error);
+    /// Logs in again if there are other credentials. To be called before a request, which keeps what is returned until it is
+    /// answered.
+    pub(crate) async fn log_in(&mut self) -> OwnedRwLockReadGuard<()> {
+        if let Some(credentials) = self.terms.due() {
+            let _alone = self.requests.clone().write_owned().await;
+            let mut command = Cmd::new();
+            auth(&credentials).into_iter().for_each(|word| _ = command.arg(word));
+            let answer = async {
+                // The reply to a request that was dropped may still be under way. This one comes behind it.
+                self.connection.send_packed_command(&redis::cmd("PING")).await?;
+                self.connection.send_packed_command(&command).await
+            };
+            // If the connection is broken, or gives no answer, the request finds out.
+            if let Ok(Ok(Value::ServerError(error))) = timeout(self.limit, answer).await {
+                self.terms.refused(&error);
+            }
         }
+        self.requests.clone().read_owned().await
     }
 }
 

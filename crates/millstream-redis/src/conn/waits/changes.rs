@@ -103,9 +103,10 @@ impl Changes {
         loop {
             let mut live = self.live.get(|| self.open()).await?;
             let mut tenure = live.connection.tenure().cloned();
-            live.connection.log_in().await;
+            let under_way = live.connection.log_in().await;
             let limit = self.dial.response_timeout;
             let asked = during(tenure.as_ref(), send_within(&mut live.connection, &look, limit)).await;
+            drop(under_way);
             let found = asked.inspect_err(|_| live.gone.store(true, Ordering::Release)).map_err(unchanged)?;
             let found = reply::ok(found.into_iter().next().unwrap_or_default())?;
             if found != Value::Nil {

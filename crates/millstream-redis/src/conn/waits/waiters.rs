@@ -77,8 +77,9 @@ impl Waiters {
             Some(waiter) => waiter,
             None => self.open().await?,
         };
-        waiter.connection.log_in().await;
+        let under_way = waiter.connection.log_in().await;
         let answers = self.ended(&mut waiter, &pipe, wait).await;
+        drop(under_way);
         let mut idle = self.idle();
         if !answers.as_ref().is_ok_and(|answers| !is_demoted(answers)) {
             // The cause may have broken the idle connections too, and a server that became a replica serves none of them: drop

@@ -1,11 +1,13 @@
 //! Relay: reads rows of the outbox, appends them to their topics, and deletes them.
 
+mod answers;
 mod batch;
 mod config;
 mod pace;
 mod run;
 mod share;
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(test)]
+#[cfg(feature = "sqlite")]
 mod tests;
 mod topics;
 

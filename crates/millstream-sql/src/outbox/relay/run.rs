@@ -14,9 +14,10 @@ use millstream_core::log::{Append, DedupAppend, Deduplicated};
 use millstream_core::{Log, TopicName, TopicPartition, wire};
 use millstream_loops::{LoopMonitor, Scope, catch_panic};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::OutboxRelayConfig;
+use super::answers::Answers;
 use super::batch::{Planned, Verdict, requests, verdict};
 use super::pace::Pace;
 use super::share;
@@ -26,9 +27,6 @@ use crate::outbox::store::{Failed, Grant, PageLimits, Sample, Store};
 
 /// Most bytes of keys, headers and payloads in a page, its last row excluded.
 const PAGE_BYTES: i64 = 8 << 20;
-
-/// Time limit of a request to the database. The client has none of its own.
-const DATABASE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval at which rows that are due are looked for.
 const PROMOTE_EVERY: Duration = Duration::from_millis(200);
@@ -455,40 +453,5 @@ impl Run {
     async fn leave(&mut self) -> Result<()> {
         self.write_fates().await?;
         self.answers.to(self.store.leave(&self.me)).await
-    }
-}
-
-/// Answers of the database: whether they have come without a break.
-///
-/// After an outage all leases have expired, and who comes back first is chance. A relay may have stored rows that it could not
-/// delete, and only it knows which. So another one takes its shards only if it has had the time of a lease to come back.
-#[derive(Debug, Default)]
-struct Answers {
-    /// The first answer after the last failure.
-    since: Option<Instant>,
-}
-
-impl Answers {
-    /// Limits the time of a request to the database, and notes whether it was answered.
-    async fn to<T>(&mut self, request: impl Future<Output = Result<T>>) -> Result<T> {
-        let answer = timeout(DATABASE_TIMEOUT, request).await.unwrap_or_else(|_| {
-            let why = format!("the database did not answer within {DATABASE_TIMEOUT:?}");
-            Err(Error::new(ErrorKind::Unavailable, why))
-        });
-        match &answer {
-            Ok(_) => _ = self.since.get_or_insert_with(Instant::now),
-            Err(_) => self.since = None,
-        }
-        answer
-    }
-
-    /// Begins anew, after an answer that was late.
-    fn restart(&mut self) {
-        self.since = Some(Instant::now());
-    }
-
-    /// Returns whether all answers of this time have come.
-    fn last_for(&self, time: Duration) -> bool {
-        self.since.is_some_and(|since| since.elapsed() >= time)
     }
 }

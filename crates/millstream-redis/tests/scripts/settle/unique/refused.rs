@@ -9,7 +9,7 @@ use millstream_core::schedule::Schedule;
 use millstream_redis::{Access, RedisBackend, RedisConfig, acl};
 
 use crate::server::{Bench, fetch, message, retry};
-use crate::unique::{item, settle_all, stored};
+use crate::settle::unique::{item, settle_all, stored};
 
 #[tokio::test]
 async fn a_server_that_is_full_or_has_a_foreign_key_stores_nothing() {
