@@ -163,6 +163,8 @@ async fn records_have_short_names_and_leave_when_their_window_is_over() {
     assert_eq!(bench.int(&format!("EXISTS {old}")).await, 1);
     begun(&mut bench, 1).await;
     assert!(append(&bench, "fourth").await.is_duplicate);
+    assert_eq!(bench.int(&format!("EXISTS {old}")).await, 1, "a repetition writes nothing");
+    assert!(!append(&bench, "fifth").await.is_duplicate);
     assert_eq!(bench.int(&format!("EXISTS {old}")).await, 0);
 }
 
