@@ -187,6 +187,9 @@ impl SqlIdempotency {
     async fn extend_all(&self, markers: &[Marker], scopes: &[String], answers: &mut [Option<Result<()>>]) {
         let mut at_of = BTreeMap::new();
         for (at, (marker, scope)) in markers.iter().zip(scopes).enumerate() {
+            if answers[at].is_some() {
+                continue;
+            }
             at_of.entry((scope.as_str(), &marker.operation.id()[..])).or_insert(at);
         }
         let of =
@@ -255,7 +258,8 @@ impl Idempotency for SqlIdempotency {
     async fn extend(&self, markers: &[Marker]) -> Vec<Result<()>> {
         let scopes: Vec<_> = markers.iter().map(|it| scope(&self.namespace, &it.operation)).collect();
         let mut answers: Vec<Option<Result<()>>> = vec![None; markers.len()];
-        if self.database.dialect() == Dialect::Postgres {
+        // An operation that is there twice is extended twice: by two requests.
+        while self.database.dialect() == Dialect::Postgres && answers.iter().any(Option::is_none) {
             self.extend_all(markers, &scopes, &mut answers).await;
         }
         let mut extended = Vec::with_capacity(markers.len());

@@ -140,12 +140,14 @@ async fn a_dead_letter_ends_an_id_and_its_replay_takes_it_back(h: Harness) -> Ve
     owner.settle_all(&read, &dead(Reason::Exhausted, 1, stored.id)).await?;
     let group = GroupName::new("group")?;
     let letters = dead_letters.list(&tp, &group, Range::ALL, 9).await?.items;
+    ensure!(!letters.is_empty(), "the message is not among the dead letters");
     equal!(dead_letters.replay(&tp, &group, &[letters[0].id]).await?, 1, "letters that are replayed");
     in_use(&h, &tp, b"a", stored, "its letter is replayed, and nobody else has the id").await?;
     let read = owner.take_retries(1).await?;
     owner.settle_all(&read, &dead(Reason::Exhausted, 1, stored.id)).await?;
     let next = ended(&h, &tp, b"a", stored, "when it is a dead letter").await?;
     let letters = dead_letters.list(&tp, &group, Range::ALL, 9).await?.items;
+    ensure!(!letters.is_empty(), "the message is not among the dead letters");
     dead_letters.replay(&tp, &group, &[letters[0].id]).await?;
     in_use(&h, &tp, b"a", next, "the letter is replayed after another entry has its id").await?;
     let read = owner.take(2).await?;
