@@ -19,7 +19,7 @@ suite!("log":
     a_dead_letter_ends_an_id_and_its_replay_takes_it_back needs [Unique, DeadLetters],
     a_group_that_is_deleted_ends_its_part needs [Unique],
     a_group_that_is_moved_behind_the_entry_ends_its_part needs [Unique, Seek],
-    an_entry_that_is_trimmed_ends_its_id needs [Unique],
+    an_entry_that_is_trimmed_ends_its_id needs [Unique, Seek],
     without_a_group_an_entry_in_the_log_keeps_its_id needs [Unique],
     an_append_that_is_repeated_returns_its_own_entry needs [Unique],
     unique_ids_within_one_batch_count_too needs [Unique],
