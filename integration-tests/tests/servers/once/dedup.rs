@@ -110,8 +110,9 @@ async fn producers_with_the_same_ids_store_each_once_while_connections_end() {
     for _ in 0..3 {
         let config = RedisConfig::new(proxy.url());
         let mq = Millstream::over(RedisBackend::connect(config).await.expect("connected").into());
+        // Before connections end: this is not repeated.
+        let producer = mq.producer(NUMBERS).await.expect("a producer");
         sending.push(tokio::spawn(async move {
-            let producer = mq.producer(NUMBERS).await.expect("a producer");
             let mut sent = Vec::new();
             for chunk in 0..20_u64 {
                 let values: Vec<u64> = (100 * chunk..100 * chunk + 100).collect();
