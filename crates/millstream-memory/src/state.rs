@@ -313,6 +313,14 @@ impl State {
 }
 
 impl Partition {
+    pub(crate) fn append(&mut self, now: Timestamp, fields: &Fields) -> Result<MessageId> {
+        // Redis cannot store such an entry either, and the embedded default must not allow more than Redis.
+        if fields.is_empty() {
+            return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));
+        }
+        Ok(self.log.append(now, fields.clone()))
+    }
+
     fn change<T>(&mut self, change: impl FnOnce(&mut Timetable) -> T) -> T {
         let before = self.timetable.head();
         let done = change(&mut self.timetable);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use crate::capability::unsupported;
 use crate::catalog::Start;
@@ -20,12 +21,11 @@ use crate::leases::Lease;
 use crate::name::GroupName;
 use crate::schedule::Due;
 use crate::topic::{Partition, Retention, TopicPartition};
-use crate::wire::Fields;
+use crate::wire::{Field, Fields, UNIQUE};
 
 pub use crate::message::dedup::{DedupId, Deduplicated, Numbering, check_window};
 pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{Receipt, Source};
-pub use crate::message::unique::UniqueAppend;
 
 /// Entry to be appended.
 #[derive(Clone, Debug)]
@@ -48,6 +48,30 @@ pub struct DedupAppend {
     /// Other partitions to which an entry with this id may have been appended, because the topic had fewer of them. They
     /// are looked at first.
     pub earlier: Vec<Partition>,
+}
+
+/// Entry to be appended unless one with its id is stored that a group has not settled.
+#[derive(Clone, Debug)]
+pub struct UniqueAppend {
+    /// The entry, without its id.
+    pub append: Append,
+    /// Its id.
+    pub id: DedupId,
+    /// Random number of this append. A repetition of the same append has the same, so that its own entry is recognised even
+    /// when that is settled by then.
+    pub send: u64,
+    /// Other partitions to which an entry with this id may have been appended, because the topic had fewer of them. They
+    /// are looked at first.
+    pub earlier: Vec<Partition>,
+}
+
+impl UniqueAppend {
+    /// Returns the fields of the entry as they are stored: its id, then those of the entry.
+    #[must_use]
+    pub fn fields(&self) -> Fields {
+        let id: Field = (Bytes::from_static(UNIQUE.as_bytes()), Bytes::copy_from_slice(self.id.as_bytes()));
+        std::iter::once(id).chain(self.append.fields.iter().cloned()).collect()
+    }
 }
 
 /// Entry to be appended unless its producer has appended it before.

@@ -11,8 +11,7 @@ use millstream_core::log::{
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, Retention, Timestamp,
-    TopicPartition,
+    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, Retention, TopicPartition,
 };
 use tokio::sync::Notify;
 
@@ -33,7 +32,7 @@ impl Log for MemoryBackend {
         // Entries of the same partition are grouped, so that it is looked up and its readers are woken once.
         for run in batch.chunk_by(|a, b| a.topic_partition == b.topic_partition) {
             let partition = state.partition(&run[0].topic_partition);
-            results.extend(run.iter().map(|entry| append(partition, now, &entry.fields)));
+            results.extend(run.iter().map(|entry| partition.append(now, &entry.fields)));
             partition.wake.notify_waiters();
         }
         results
@@ -167,19 +166,11 @@ impl State {
         if let Some(known) = partition.dedup.get(id, now) {
             return Ok(Deduplicated::new(topic_partition.partition, known, true));
         }
-        let stored = append(partition, now.timestamp(), fields)?;
+        let stored = partition.append(now.timestamp(), fields)?;
         partition.dedup.put(id.clone(), stored, now, *window);
         partition.wake.notify_waiters();
         Ok(Deduplicated::new(topic_partition.partition, stored, false))
     }
-}
-
-pub(crate) fn append(partition: &mut Partition, now: Timestamp, fields: &Fields) -> Result<MessageId> {
-    // Redis cannot store such an entry either, and the embedded default must not allow more than Redis.
-    if fields.is_empty() {
-        return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));
-    }
-    Ok(partition.log.append(now, fields.clone()))
 }
 
 /// Settles one entry, which must be pending for `whose` if that is given. Returns false if there was nothing to settle.

@@ -9,7 +9,6 @@ use millstream_core::log::{DedupId, Deduplicated, Source, UniqueAppend};
 use millstream_core::{Result, Timestamp, TopicPartition, unique, wire};
 
 use super::{Group, Partition, State};
-use crate::roles::log::append;
 
 /// Number of records that are not worth a cleaning.
 const LEAST: usize = 1_000;
@@ -46,7 +45,7 @@ impl State {
             return Ok(Deduplicated::new(here.partition, stored, !own));
         }
         let fields = if item.append.fields.is_empty() { Vec::new() } else { item.fields() };
-        let stored = append(partition, now, &fields)?;
+        let stored = partition.append(now, &fields)?;
         partition.unique.known.insert(item.id.clone(), Record { stored, send: item.send });
         if partition.unique.is_large() {
             partition.clean_unique(now);
