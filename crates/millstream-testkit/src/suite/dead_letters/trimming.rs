@@ -7,7 +7,7 @@ use millstream_core::wire::Fields;
 use millstream_core::{DeadLetterRetention, ErrorKind, MessageId, Result};
 
 use super::Grave;
-use crate::case::{Verdict, Violation, equal, refused};
+use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, foreign, message};
 use crate::suite::suite;
 
