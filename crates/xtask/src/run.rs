@@ -52,8 +52,18 @@ pub(crate) fn program<'a>(name: &str, args: impl IntoIterator<Item = &'a str>) -
         Command::new(name)
     };
     command.args(&args).current_dir(root()).stdin(Stdio::null());
+    // What cargo said about this program is nothing about others. Build scripts that read such a variable would run again,
+    // and all that depends on them would be compiled again, each time that cargo is called directly in between.
+    for (name, _) in env::vars_os().filter(|(name, _)| is_about_a_package(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
     let name = name.rsplit('/').next().unwrap_or(name);
     Program { command, shown: [&[name][..], &args].concat().join(" ") }
+}
+
+/// Whether cargo sets this variable for the programs of a package.
+fn is_about_a_package(name: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 impl Program {
