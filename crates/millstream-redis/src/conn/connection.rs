@@ -12,8 +12,9 @@ use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
-use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::dial::Dial;
 use crate::conn::lease_thread::LeaseThread;
+use crate::conn::multiplexed::Multiplexed;
 use crate::conn::once::{Opened, Usable};
 use crate::conn::replies::wrong_type;
 use crate::conn::terms::during;

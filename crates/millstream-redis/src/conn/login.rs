@@ -226,10 +226,41 @@ pub(crate) fn auth(credentials: &Credentials) -> Vec<&[u8]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use async_trait::async_trait;
 
     use super::*;
+    use crate::conn::terms::Terms;
+
+    /// Returns a source of credentials that are others each time, and what an open connection depends on that has logged in
+    /// with the first ones, `p0`.
+    pub(crate) async fn changing() -> (Arc<Login>, Terms) {
+        let login = Arc::new(Login::new(Arc::new(Counting(AtomicU64::new(0), None))));
+        let (_, session) = login.credentials().await.expect("credentials");
+        (login, Terms { tenure: None, session: Some(session) })
+    }
+
+    /// Takes the whole commands out of what a server has received.
+    pub(crate) fn commands(received: &mut Vec<u8>) -> Vec<Vec<String>> {
+        let mut commands = Vec::new();
+        let mut whole = 0;
+        let text = String::from_utf8(received.clone()).expect("no binary words");
+        let mut rest = text.split_inclusive("\r\n");
+        let mut line = || rest.next().filter(|line| line.ends_with('\n'));
+        'all: while let Some(count) = line() {
+            let mut taken = count.len();
+            let mut words = Vec::new();
+            for _ in 0..count[1..].trim().parse().expect("a number of words") {
+                let (Some(length), Some(word)) = (line(), line()) else { break 'all };
+                taken += length.len() + word.len();
+                words.push(word.trim_end().to_owned());
+            }
+            whole += taken;
+            commands.push(words);
+        }
+        received.drain(..whole);
+        commands
+    }
 
     /// Another password each time.
     struct Counting(AtomicU64, Option<Duration>);

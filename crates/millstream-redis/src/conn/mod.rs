@@ -10,6 +10,7 @@ pub(crate) mod bulk;
 pub(crate) mod connection;
 pub(crate) mod lease_thread;
 pub(crate) mod login;
+pub(crate) mod multiplexed;
 pub(crate) mod once;
 pub(crate) mod pipe;
 pub(crate) mod reader_connections;

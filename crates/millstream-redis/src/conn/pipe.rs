@@ -165,3 +165,95 @@ impl Pipe {
         self.scanning = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::time::Duration;
+
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::conn::login::tests::{changing, commands};
+
+    struct Peer(TcpStream, Vec<u8>);
+
+    impl Peer {
+        /// The commands that have arrived.
+        async fn heard(&mut self) -> Vec<Vec<String>> {
+            self.1.reserve(4_096);
+            self.0.read_buf(&mut self.1).await.expect("something");
+            commands(&mut self.1)
+        }
+
+        async fn say(&mut self, words: &str) {
+            self.0.write_all(words.as_bytes()).await.expect("said");
+        }
+    }
+
+    async fn open(terms: Terms) -> (Pipe, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
+        let (mut peer, _) = listener.accept().await.expect("a client");
+        // Settings of a user without credentials: the names that a connection gets, and nothing else.
+        let settings = redis::RedisConnectionInfo::default().set_lib_name("millstream", "1");
+        let opening = Socket::open(Stream::Tcp(stream), &settings, "t", (false, terms));
+        let (socket, ()) = tokio::join!(opening, async {
+            peer.write_all(b"+OK\r\n+OK\r\n+OK\r\n").await.expect("said");
+        });
+        let mut peer = Peer(peer, Vec::new());
+        assert_eq!(peer.heard().await.len(), 3, "the names");
+        (Pipe::new(socket.expect("open")), peer)
+    }
+
+    fn echo(word: &str) -> Request {
+        let mut request = Request::default();
+        request.add(&[b"ECHO", word.as_bytes()]);
+        request
+    }
+
+    /// Sends what can be sent without waiting for an answer.
+    async fn send(pipe: &mut Pipe) {
+        tokio::select! {
+            biased;
+            answered = pipe.advance() => panic!("{answered:?}: nothing was answered"),
+            () = ready(()) => {}
+        }
+    }
+
+    async fn reply(pipe: &mut Pipe) -> Value {
+        let answered = async { while !pipe.advance().await.expect("connected") {} };
+        tokio::time::timeout(Duration::from_secs(30), answered).await.expect("an answer");
+        let value = pipe.replies().next().expect("a reply").value().expect("a value");
+        pipe.next();
+        value
+    }
+
+    /// Some servers send no reply to a refused log-in behind other commands: it goes alone, whatever is to be sent.
+    #[tokio::test]
+    async fn a_log_in_between_requests_goes_alone_and_a_refused_one_shifts_no_reply() {
+        let (login, terms) = changing().await;
+        let (mut pipe, mut peer) = open(terms).await;
+        pipe.put(echo("a"));
+        login.credentials().await.expect("others");
+        pipe.put(echo("b"));
+        pipe.put(echo("c"));
+        send(&mut pipe).await;
+        assert_eq!(peer.heard().await, [["ECHO", "a"]]);
+        peer.say("+a\r\n").await;
+        assert_eq!(reply(&mut pipe).await, Value::SimpleString("a".into()));
+        send(&mut pipe).await;
+        assert_eq!(peer.heard().await, [["AUTH", "p1"]]);
+        assert_eq!(pipe.begun(), 0, "a log-in is no request of a user");
+        peer.say("-WRONGPASS no\r\n").await;
+        let (b, heard) = tokio::join!(reply(&mut pipe), async {
+            let heard = peer.heard().await;
+            peer.say("+b\r\n+c\r\n").await;
+            heard
+        });
+        assert_eq!(heard[0], ["ECHO", "b"]);
+        let values = [b, reply(&mut pipe).await];
+        assert_eq!(values, ["b", "c"].map(|word| Value::SimpleString(word.into())));
+        assert!(!pipe.is_over(), "a refused log-in leaves the connection as it was");
+    }
+}

@@ -4,26 +4,24 @@
 pub(crate) mod sentinel;
 
 use std::io;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind,
-    RedisConnectionInfo, RedisError, Value,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, RedisConnectionInfo,
+    RedisError,
 };
-use tokio::sync::{OwnedRwLockReadGuard, RwLock, watch};
-use tokio::task::AbortHandle;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::address::{Address, Parsed, Place};
 use crate::config::RedisConfig;
 use crate::conn::dial::sentinel::Sentinels;
-use crate::conn::login::{Login, auth};
+use crate::conn::login::Login;
+use crate::conn::multiplexed::{Lost, Multiplexed, Tell};
 use crate::conn::socket::{Socket, check_primary};
 use crate::conn::stream::{Stream, connect, tune};
 use crate::conn::terms::{Tenure, Terms, over};
@@ -170,20 +168,11 @@ impl Dial {
         role: &str,
         heard: impl Fn(Option<&PushInfo>) + Send + Sync + 'static,
     ) -> Result<(Multiplexed, Arc<AtomicBool>)> {
-        let gone = Arc::new(AtomicBool::new(false));
-        let heard = Arc::new(heard);
-        let lost = Lost { gone: gone.clone(), told: heard.clone() };
+        let lost = Lost::new(heard);
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(self.response_timeout))
-            .set_push_sender(move |push: PushInfo| {
-                if push.kind == PushKind::Disconnection {
-                    lost.tell();
-                } else {
-                    (lost.told)(Some(&push));
-                }
-                Ok::<(), std::convert::Infallible>(())
-            });
-        let lost = Arc::new(Lost { gone: gone.clone(), told: heard });
+            .set_push_sender(lost.notices());
+        let gone = lost.gone();
         // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
         // instead of failing.
         Ok((self.open(ProtocolVersion::RESP3, config, role, Some(lost)).await?, gone))
@@ -207,21 +196,8 @@ impl Dial {
                 let settings = settings.set_protocol(protocol);
                 let opening = async {
                     let stream = self.stream(primary.as_ref()).await?;
-                    let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
-                    let (connection, driver) = opened.map_err(failed)?;
-                    let driver = async move {
-                        // Also if its runtime ends.
-                        let _ended = Ended(lost);
-                        driver.await;
-                    };
-                    let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
-                    let mut connection = Multiplexed {
-                        connection,
-                        terms: terms.clone(),
-                        limit: self.response_timeout,
-                        requests: Arc::default(),
-                        _driver: driver,
-                    };
+                    let terms = (terms.clone(), self.response_timeout);
+                    let mut connection = Multiplexed::open(stream, &settings, config, terms, lost).await?;
                     // The reply is ignored: a user without the permission to set a name does without one.
                     connection.send_packed_command(name).await.map_err(failed)?;
                     if self.sentinels.is_some() {
@@ -328,99 +304,6 @@ async fn while_primary<T>(terms: &Terms, opening: impl Future<Output = Result<T>
             let why = "the server cannot be reached: another one has become the primary";
             Err(Error::new(ErrorKind::Unavailable, why))
         }
-    }
-}
-
-/// A connection of the client's. Its background task ends with the last handle.
-#[derive(Clone)]
-pub(crate) struct Multiplexed {
-    connection: MultiplexedConnection,
-    terms: Terms,
-    /// Maximum time for the answer to a log-in.
-    limit: Duration,
-    /// Held for reading by requests, and for writing by a log-in: that goes alone.
-    requests: Arc<RwLock<()>>,
-    _driver: Arc<Driver>,
-}
-
-impl Multiplexed {
-    /// Whether another server has become the primary.
-    pub(crate) fn is_left(&self) -> bool {
-        self.terms.is_left()
-    }
-
-    pub(crate) fn tenure(&self) -> Option<&Tenure> {
-        self.terms.tenure.as_ref()
-    }
-
-    /// Logs in again if there are other credentials. To be called before a request, which keeps what is returned until it is
-    /// answered.
-    pub(crate) async fn log_in(&mut self) -> OwnedRwLockReadGuard<()> {
-        if let Some(credentials) = self.terms.due() {
-            let _alone = self.requests.clone().write_owned().await;
-            let mut command = Cmd::new();
-            auth(&credentials).into_iter().for_each(|word| _ = command.arg(word));
-            let answer = async {
-                // The reply to a request that was dropped may still be under way. This one comes behind it.
-                self.connection.send_packed_command(&redis::cmd("PING")).await?;
-                self.connection.send_packed_command(&command).await
-            };
-            // If the connection is broken, or gives no answer, the request finds out.
-            if let Ok(Ok(Value::ServerError(error))) = timeout(self.limit, answer).await {
-                self.terms.refused(&error);
-            }
-        }
-        self.requests.clone().read_owned().await
-    }
-}
-
-/// Receives the notice that a connection is lost.
-trait Tell: Send + Sync {
-    fn tell(&self);
-}
-
-struct Lost<F> {
-    gone: Arc<AtomicBool>,
-    told: Arc<F>,
-}
-
-impl<F: Fn(Option<&PushInfo>) + Send + Sync> Tell for Lost<F> {
-    fn tell(&self) {
-        self.gone.store(true, Ordering::Release);
-        (self.told)(None);
-    }
-}
-
-/// Tells when the background task of a connection ends.
-struct Ended(Option<Arc<dyn Tell>>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        if let Some(told) = &self.0 {
-            told.tell();
-        }
-    }
-}
-
-struct Driver(AbortHandle);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl Deref for Multiplexed {
-    type Target = MultiplexedConnection;
-
-    fn deref(&self) -> &MultiplexedConnection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Multiplexed {
-    fn deref_mut(&mut self) -> &mut MultiplexedConnection {
-        &mut self.connection
     }
 }
 

@@ -18,7 +18,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::conn::connection::send_within;
-use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::dial::Dial;
+use crate::conn::multiplexed::Multiplexed;
 use crate::conn::once::{Opened, Usable};
 use crate::conn::replies::reply;
 use crate::conn::terms::{during, left, over};

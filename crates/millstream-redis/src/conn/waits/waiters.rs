@@ -12,7 +12,8 @@ use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::conn::connection::{Shared, complete, is_demoted, send_within};
-use crate::conn::dial::{Dial, Multiplexed};
+use crate::conn::dial::Dial;
+use crate::conn::multiplexed::Multiplexed;
 use crate::conn::replies::reply;
 use crate::conn::terms::{left, over};
 
