@@ -18,6 +18,11 @@ async fn idle(engine: Engine, places: u32) {
             idle.engine, idle.place, idle.heard.0
         ),
     );
+    assert!(
+        idle.heard.count(|kind| kind.starts_with("EVALSHA")) == 0,
+        "scripts without names: {:?}",
+        idle.heard.0
+    );
     assert!(idle.engine <= IDLE, "{:.2} commands/s: {:?}", idle.engine, idle.heard.0);
 }
 
