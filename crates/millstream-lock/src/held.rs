@@ -20,7 +20,8 @@ use crate::reaper::Claim;
 /// Operation of the watchdog in events.
 const RENEW: &str = "renew lock";
 
-/// Longest pause before a renewal that failed is repeated.
+/// Maximum pause after a failed renewal, a thirtieth of the ttl if that is less. With the time limit of the request it stays
+/// well below a sixth of the ttl, which `docs/protocol.md#continuity` demands.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Result of a release.
@@ -310,7 +311,7 @@ async fn renew(state: &State, locks: &dyn Locks) {
                     emit(Event::Failing { operation: RENEW, topic_partition: None, error: &error });
                 }
             }
-            sleep((ttl / 10).min(RETRY)).await;
+            sleep((ttl / 30).min(RETRY)).await;
         }
     }
 }

@@ -117,6 +117,22 @@ async fn a_short_outage_of_renewals_costs_nothing() {
     assert!(!held.is_lost());
 }
 
+/// The last renewal was a third of the ttl ago, the deadline is at four fifths, and failed renewals are repeated each thirtieth.
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_less_than_thirteen_thirtieths_of_the_ttl_costs_nothing_whenever_it_begins() {
+    for tenths in 0..=34 {
+        let (locks, faulty, _) = faulty();
+        let held = locks.lock("a").ttl(10 * SECOND).acquire().await.expect("acquired");
+        // Up to just before and just after the first renewal.
+        tokio::time::sleep(tenths * SECOND / 10 - SECOND.min(tenths * SECOND) / 1_000).await;
+        faulty.fails.store(true, Ordering::SeqCst);
+        tokio::time::sleep(43 * SECOND / 10).await;
+        faulty.fails.store(false, Ordering::SeqCst);
+        tokio::time::sleep(10 * SECOND).await;
+        assert!(!held.is_lost(), "it began after {tenths} tenths of a second");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn work_is_dropped_at_the_loss_and_its_own_error_is_kept() {
     let (locks, faulty, backend) = faulty();
