@@ -4,7 +4,7 @@ use crate::none;
 use crate::tree::{files, read, rust_files};
 
 /// A role has one name in all of its places.
-const ROLES: [&str; 12] = [
+const ROLES: [&str; 13] = [
     "log",
     "schedule",
     "recurring",
@@ -15,6 +15,7 @@ const ROLES: [&str; 12] = [
     "members",
     "shared",
     "locks",
+    "idempotency",
     "inspect",
     "audit",
 ];
