@@ -68,7 +68,7 @@ impl Script {
 }
 
 /// Commands of scripts by the least number of words that a call of them has, the name included: their arity without its sign,
-/// as `COMMAND INFO` gives it. A test of `millstream-redis` compares the table with the server's.
+/// as `COMMAND INFO` gives it. `security/acl.rs` of the integration tests compares the table with the server's.
 const LEAST_WORDS: [(usize, &str); 7] = [
     (1, "info time"),
     (2, "del exists get hgetall hkeys hlen hrandfield llen pttl unlink xlen zcard"),

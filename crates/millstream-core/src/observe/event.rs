@@ -373,7 +373,8 @@ pub enum Event<'a> {
         /// Number of entries.
         messages: usize,
     },
-    /// A message was handled.
+    /// A message was handled. Emitted when the result is decided, before it is stored: [`Settled`](Self::Settled) follows when
+    /// it is, and a lease that is lost in between ([`LeaseLost`](Self::LeaseLost)) lets the next owner handle the message again.
     Handled {
         /// The partition.
         topic_partition: &'a TopicPartition,

@@ -27,8 +27,8 @@ const REFUSED: Duration = Duration::from_secs(1);
 pub(crate) struct Login {
     provider: Arc<dyn CredentialsProvider>,
     known: Mutex<Option<Known>>,
-    /// Number of the known ones: another one whenever they differ from those before.
-    number: AtomicU64,
+    /// Version of the known ones. Grows whenever the provider returns others.
+    version: AtomicU64,
     /// Held while the provider is asked.
     asking: tokio::sync::Mutex<()>,
     /// Renews them.
@@ -62,7 +62,7 @@ impl Login {
         Self {
             provider,
             known: Mutex::default(),
-            number: AtomicU64::new(0),
+            version: AtomicU64::new(0),
             asking: tokio::sync::Mutex::default(),
             renewal: OneTask::default(),
         }
@@ -88,9 +88,9 @@ impl Login {
         if ends {
             self.renewal.start(|| renew(Arc::downgrade(self)));
         }
-        let number = self.number.load(Ordering::Acquire);
+        let version = self.version.load(Ordering::Acquire);
         let credentials = known.as_ref().map(|known| known.credentials.clone());
-        let session = Session { login: self.clone(), state: Arc::new(SessionState::new(number)) };
+        let session = Session { login: self.clone(), state: Arc::new(SessionState::new(version)) };
         credentials
             .map(|credentials| (credentials, session))
             .ok_or_else(|| crate::error::unexpected("no credentials"))
@@ -121,7 +121,7 @@ impl Login {
                 == (&credentials.user, &credentials.password)
         };
         if !known.as_ref().is_some_and(same) {
-            self.number.fetch_add(1, Ordering::AcqRel);
+            self.version.fetch_add(1, Ordering::AcqRel);
         }
         *known = Some(Known { credentials, ask_again, ends, refused: false });
         Ok(())
@@ -166,18 +166,18 @@ pub(crate) struct Session {
 }
 
 struct SessionState {
-    /// Number of the credentials.
-    number: AtomicU64,
+    /// Version of the credentials.
+    version: AtomicU64,
     /// Whether a server has refused the newest ones.
     refused: AtomicBool,
-    /// Then, when it is tried again, and the pause after that.
+    /// When the log-in is tried again after a refusal, and the pause after that attempt.
     again: Mutex<(Instant, Duration)>,
 }
 
 impl SessionState {
-    fn new(number: u64) -> Self {
+    fn new(version: u64) -> Self {
         let again = Mutex::new((Instant::now(), REFUSED));
-        Self { number: AtomicU64::new(number), refused: AtomicBool::new(false), again }
+        Self { version: AtomicU64::new(version), refused: AtomicBool::new(false), again }
     }
 
     fn again(&self) -> MutexGuard<'_, (Instant, Duration)> {
@@ -186,10 +186,11 @@ impl SessionState {
 }
 
 impl Session {
-    /// Returns the credentials to log in with again, to one caller, once there are others.
-    pub(crate) fn due(&self) -> Option<Credentials> {
-        let SessionState { number, refused, .. } = &*self.state;
-        let (seen, now) = (number.load(Ordering::Acquire), self.login.number.load(Ordering::Acquire));
+    /// Takes the credentials if this connection must log in again: the provider has returned others, or the pause after a
+    /// refusal is over. One caller gets them.
+    pub(crate) fn take_due(&self) -> Option<Credentials> {
+        let SessionState { version, refused, .. } = &*self.state;
+        let (seen, now) = (version.load(Ordering::Acquire), self.login.version.load(Ordering::Acquire));
         if seen == now {
             // A server may learn of new credentials after their provider.
             if !refused.load(Ordering::Acquire) || Instant::now() < self.state.again().0 {
@@ -197,7 +198,7 @@ impl Session {
             }
             refused.compare_exchange(true, false, Ordering::AcqRel, Ordering::Acquire).ok()?;
         } else {
-            number.compare_exchange(seen, now, Ordering::AcqRel, Ordering::Acquire).ok()?;
+            version.compare_exchange(seen, now, Ordering::AcqRel, Ordering::Acquire).ok()?;
             refused.store(false, Ordering::Release);
             self.state.again().1 = REFUSED;
         }
@@ -277,10 +278,10 @@ pub(crate) mod tests {
     async fn what_has_no_end_is_asked_for_each_time() {
         let login = Arc::new(Login::new(Arc::new(Counting(AtomicU64::new(0), None))));
         let (first, session) = login.credentials().await.expect("credentials");
-        assert_eq!((&*first.password, session.due()), ("p0", None));
+        assert_eq!((&*first.password, session.take_due()), ("p0", None));
         assert_eq!(login.credentials().await.expect("others").0.password, "p1");
-        assert_eq!(session.due().expect("others").password, "p1");
-        assert_eq!(session.due(), None, "once");
+        assert_eq!(session.take_due().expect("others").password, "p1");
+        assert_eq!(session.take_due(), None, "once");
     }
 
     #[tokio::test]
@@ -289,15 +290,18 @@ pub(crate) mod tests {
         let login = Arc::new(Login::new(Arc::new(Counting(AtomicU64::new(0), Some(ttl)))));
         let begun = Instant::now();
         let (_, session) = login.credentials().await.expect("credentials");
-        assert_eq!((&*login.credentials().await.expect("the same").0.password, session.due()), ("p0", None));
+        assert_eq!(
+            (&*login.credentials().await.expect("the same").0.password, session.take_due()),
+            ("p0", None)
+        );
         let renewed = async {
-            while session.state.number.load(Ordering::Acquire) == login.number.load(Ordering::Acquire) {
+            while session.state.version.load(Ordering::Acquire) == login.version.load(Ordering::Acquire) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(30), renewed).await.expect("renewed");
         assert!(begun.elapsed() >= ttl / 2, "long before the end");
-        assert_eq!(session.due().expect("others").password, "p1");
+        assert_eq!(session.take_due().expect("others").password, "p1");
     }
 
     /// Credentials that are valid for a minute, once. Then it gives no answer.
@@ -332,7 +336,7 @@ pub(crate) mod tests {
         let login = Arc::new(Login::new(Arc::new(Counting(AtomicU64::new(0), None))));
         let (_, session) = login.credentials().await.expect("credentials");
         login.credentials().await.expect("others");
-        let due = || session.due().map(|credentials| credentials.password);
+        let due = || session.take_due().map(|credentials| credentials.password);
         assert_eq!(due().as_deref(), Some("p1"));
         for pause in [REFUSED, 2 * REFUSED, 4 * REFUSED] {
             session.refused(&"WRONGPASS");

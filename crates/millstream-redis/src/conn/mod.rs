@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 pub(crate) mod command;
 pub(crate) mod dial;
 pub(crate) mod replies;
+pub(crate) mod stream;
 
 pub(crate) mod bulk;
 pub(crate) mod connection;
@@ -16,8 +17,5 @@ pub(crate) mod pipe;
 pub(crate) mod reader_connections;
 pub(crate) mod request;
 pub(crate) mod socket;
-pub(crate) mod stream;
 pub(crate) mod terms;
-#[cfg(feature = "tls")]
-pub(crate) mod tls;
 pub(crate) mod waits;

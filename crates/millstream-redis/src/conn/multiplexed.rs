@@ -38,7 +38,7 @@ impl Multiplexed {
         settings: &RedisConnectionInfo,
         config: AsyncConnectionConfig,
         (terms, limit): (Terms, Duration),
-        lost: Option<Arc<dyn Tell>>,
+        lost: Option<Arc<dyn OnLost>>,
     ) -> Result<Self> {
         let opened = MultiplexedConnection::new_with_config(settings, stream, config).await;
         let (connection, driver) = opened.map_err(|error| translate(&error, Phase::Connecting))?;
@@ -63,7 +63,7 @@ impl Multiplexed {
     /// Logs in again if there are other credentials. To be called before a request, which keeps what is returned until it is
     /// answered.
     pub(crate) async fn log_in(&mut self) -> OwnedRwLockReadGuard<()> {
-        if let Some(credentials) = self.terms.due() {
+        if let Some(credentials) = self.terms.take_due() {
             // A task: if the caller goes away, the log-in is still done, and nothing is sent before its answer.
             let task = tokio::spawn(self.clone().log_in_alone(credentials));
             // It cannot panic, and ends early only with its runtime.
@@ -92,30 +92,30 @@ impl Multiplexed {
     }
 }
 
-/// Receives the notice that a connection is lost.
-pub(crate) trait Tell: Send + Sync {
-    fn tell(&self);
+/// Is called when a connection is lost.
+pub(crate) trait OnLost: Send + Sync {
+    fn lost(&self);
 }
 
-/// Sets a flag when a connection is lost, and passes on what the server says without being asked, and at last `None`.
+/// Sets a flag when a connection is lost, and passes the push messages of the server to a callback, at last `None`.
 pub(crate) struct Lost<F> {
     gone: Arc<AtomicBool>,
-    told: F,
+    on_push: F,
 }
 
 impl<F: Fn(Option<&PushInfo>) + Send + Sync + 'static> Lost<F> {
-    pub(crate) fn new(told: F) -> Arc<Self> {
-        Arc::new(Self { gone: Arc::default(), told })
+    pub(crate) fn new(on_push: F) -> Arc<Self> {
+        Arc::new(Self { gone: Arc::default(), on_push })
     }
 
-    /// Returns what receives the notices of the server.
-    pub(crate) fn notices(self: &Arc<Self>) -> impl Fn(PushInfo) -> Received + Send + Sync + use<F> {
+    /// Returns what receives the push messages of the server.
+    pub(crate) fn push_messages(self: &Arc<Self>) -> impl Fn(PushInfo) -> Received + Send + Sync + use<F> {
         let lost = self.clone();
         move |push| {
             if push.kind == PushKind::Disconnection {
-                lost.tell()
+                lost.lost();
             } else {
-                (lost.told)(Some(&push))
+                (lost.on_push)(Some(&push));
             }
             Ok(())
         }
@@ -127,23 +127,23 @@ impl<F: Fn(Option<&PushInfo>) + Send + Sync + 'static> Lost<F> {
     }
 }
 
-/// A notice is always taken.
+/// A push message is always taken.
 type Received = std::result::Result<(), Infallible>;
 
-impl<F: Fn(Option<&PushInfo>) + Send + Sync> Tell for Lost<F> {
-    fn tell(&self) {
+impl<F: Fn(Option<&PushInfo>) + Send + Sync> OnLost for Lost<F> {
+    fn lost(&self) {
         self.gone.store(true, Ordering::Release);
-        (self.told)(None);
+        (self.on_push)(None);
     }
 }
 
 /// Reports when the background task of a connection ends.
-struct Ended(Option<Arc<dyn Tell>>);
+struct Ended(Option<Arc<dyn OnLost>>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        if let Some(told) = &self.0 {
-            told.tell();
+        if let Some(lost) = &self.0 {
+            lost.lost();
         }
     }
 }
@@ -244,8 +244,9 @@ mod tests {
         let server = Arc::new(Server::default());
         tokio::spawn(server.clone().run(theirs));
         let lost = Lost::new(|_| {});
-        let config =
-            AsyncConnectionConfig::new().set_response_timeout(Some(LIMIT)).set_push_sender(lost.notices());
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(LIMIT))
+            .set_push_sender(lost.push_messages());
         let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
         let gone = lost.gone();
         let opened = Multiplexed::open(ours, &settings, config, (terms, LIMIT), Some(lost)).await;

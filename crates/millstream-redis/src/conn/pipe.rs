@@ -14,11 +14,12 @@ use crate::conn::stream::Stream;
 use crate::conn::terms::{Tenure, Terms};
 use crate::error::{Phase, translate};
 
-/// About what a reply takes.
+/// Estimated size of a reply, in bytes.
 const REPLY: usize = 32;
-/// The most room that is made for replies before they come.
+/// Maximum space reserved for replies that have not arrived, in bytes.
 const ROOM: usize = 64 << 10;
 
+/// A connection whose requests are sent without waiting for the replies to those before.
 pub(crate) struct Pipe {
     stream: Stream,
     terms: Terms,
@@ -69,7 +70,7 @@ impl Pipe {
 
     /// Adds a request, to be sent by [`advance`](Self::advance).
     pub(crate) fn put(&mut self, request: Request) {
-        if let Some(credentials) = self.terms.due() {
+        if let Some(credentials) = self.terms.take_due() {
             self.requests.push_back(Request::of_login(&credentials));
         }
         self.requests.push_back(request);
@@ -80,7 +81,7 @@ impl Pipe {
         self.stream.abort();
     }
 
-    /// How many requests that are not answered the server may have heard of.
+    /// Returns the number of unanswered requests that the server may have received.
     pub(crate) fn begun(&self) -> usize {
         let begun = self.sent + usize::from(self.written > 0 || self.may_be_sent);
         self.requests.iter().take(begun).filter(|request| !request.is_login()).count()
@@ -141,7 +142,7 @@ impl Pipe {
         if self.scanner.scan_first(&self.received)? == 0 { self.answered(is_login) } else { Ok(false) }
     }
 
-    /// The oldest request is answered. Whether its user is to be told: not of one that only logs in again.
+    /// Takes note that the oldest request is answered. Returns true if a user waits for it; the answer to a log-in is used here.
     fn answered(&mut self, is_login: bool) -> std::result::Result<bool, Broken> {
         if is_login {
             if let Value::ServerError(error) = self.replies().next()?.value()? {

@@ -17,7 +17,7 @@ use crate::conn::request::Request;
 use crate::conn::stream::Stream;
 use crate::conn::terms::{Terms, during};
 use crate::credentials::Credentials;
-use crate::error::{Phase, no_answer, translate};
+use crate::error::{Phase, no_answer, translate, unchanged};
 
 /// Minimum free space for a read, in bytes.
 const ROOM: usize = 4 << 10;
@@ -98,8 +98,9 @@ impl Socket {
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
         let tenure = self.terms.tenure.clone();
-        if let Some(credentials) = self.terms.due() {
-            during(tenure.as_ref(), self.log_in(&credentials, limit)).await?;
+        if let Some(credentials) = self.terms.take_due() {
+            // Whatever happens now, the request itself has not been sent.
+            during(tenure.as_ref(), self.log_in(&credentials, limit)).await.map_err(unchanged)?;
         }
         let answer = async {
             let answer = self.exchange(request, block + limit, limit).await;
@@ -111,6 +112,7 @@ impl Socket {
     /// Logs in again, with other credentials.
     async fn log_in(&mut self, credentials: &Credentials, limit: Duration) -> Result<()> {
         let request = Request::of_login(credentials);
+        // The connection is open, but an error here means the same: the request that comes behind has done nothing.
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
         self.exchange(&request, limit, limit).await.map_err(|broken| broken.error(failed))?;
         if let Value::ServerError(error) = self.replies().next()?.value()? {
@@ -267,6 +269,7 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::*;
+    use crate::conn::login::tests::changing;
 
     const LIMIT: Duration = Duration::from_secs(5);
 
@@ -433,6 +436,24 @@ mod tests {
             }
             server.abort();
         }
+    }
+
+    /// A request that was not sent has not been done, and its sender must hear that.
+    #[tokio::test]
+    async fn a_log_in_without_an_answer_says_that_the_request_was_not_sent() {
+        let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
+        let (login, terms) = changing().await;
+        let (info, heard) = server(&[hello], false).await;
+        let ConnectionAddr::Tcp(host, port) = info.addr() else { panic!("{info:?} is no TCP") };
+        let stream = Stream::Tcp(TcpStream::connect((&**host, *port)).await.expect("connected"));
+        let settings = redis::RedisConnectionInfo::default().set_lib_name("millstream", "1");
+        let mut socket = Socket::open(stream, &settings, "t", (false, terms)).await.expect("open");
+        login.credentials().await.expect("others");
+        let error = socket.ask(&ping(1), LIMIT, LIMIT / 100).await.expect_err("no answer to the log-in");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        drop(socket);
+        let heard = String::from_utf8(heard.await.expect("heard")).expect("words");
+        assert!(heard.contains("AUTH") && !heard.contains("PING"), "{heard}");
     }
 
     #[tokio::test]

@@ -27,9 +27,9 @@ impl Terms {
         self.tenure.as_ref().is_some_and(Tenure::is_over)
     }
 
-    /// Returns the credentials to log in with again before the next request, if there are others.
-    pub(crate) fn due(&self) -> Option<Credentials> {
-        self.session.as_ref()?.due()
+    /// Takes the credentials to log in with again before the next request, if there are others.
+    pub(crate) fn take_due(&self) -> Option<Credentials> {
+        self.session.as_ref()?.take_due()
     }
 
     /// Reports that the server has refused them.

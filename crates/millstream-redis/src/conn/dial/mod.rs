@@ -21,12 +21,12 @@ use crate::address::{Address, Parsed, Place};
 use crate::config::RedisConfig;
 use crate::conn::dial::sentinel::Sentinels;
 use crate::conn::login::Login;
-use crate::conn::multiplexed::{Lost, Multiplexed, Tell};
+use crate::conn::multiplexed::{Lost, Multiplexed, OnLost};
 use crate::conn::socket::{Socket, check_primary};
+#[cfg(feature = "tls")]
+use crate::conn::stream::tls::Tls;
 use crate::conn::stream::{Stream, connect, tune};
 use crate::conn::terms::{Tenure, Terms, over};
-#[cfg(feature = "tls")]
-use crate::conn::tls::Tls;
 use crate::error::{Phase, translate};
 
 /// How long refused credentials are asked for anew: a secret may be changed at the server and at its source one after the
@@ -171,7 +171,7 @@ impl Dial {
         let lost = Lost::new(heard);
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(self.response_timeout))
-            .set_push_sender(lost.notices());
+            .set_push_sender(lost.push_messages());
         let gone = lost.gone();
         // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
         // instead of failing.
@@ -184,7 +184,7 @@ impl Dial {
         protocol: ProtocolVersion,
         config: AsyncConnectionConfig,
         role: &str,
-        lost: Option<Arc<dyn Tell>>,
+        lost: Option<Arc<dyn OnLost>>,
     ) -> Result<Multiplexed> {
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(format!("millstream:{role}"));

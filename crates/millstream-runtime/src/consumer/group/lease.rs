@@ -113,7 +113,7 @@ impl LeaseGuard {
         self.state.renewed.notify_waiters();
     }
 
-    /// Records that the lease is lost: somebody else has it, for certain.
+    /// Ends all work under the lease: another owner has it, or [`drop_all`](Self::drop_all) makes the work void.
     pub(in crate::consumer) fn lose(&self) {
         self.state.lost.cancel();
         let view = self.view();

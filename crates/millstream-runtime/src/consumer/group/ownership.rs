@@ -19,7 +19,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::lease_table::LeaseTable;
 use crate::consumer::group::membership::{Target, within};
 use crate::consumer::group::pending_acquires::PendingAcquires;
-use crate::consumer::partition::lifecycle::{self, Ended, Moved};
+use crate::consumer::partition::lifecycle::{self, CompletedSeek, Ended};
 use millstream_loops::LoopMonitor;
 
 /// Maximum number of concurrent lease requests.
@@ -46,7 +46,7 @@ pub(in crate::consumer) struct Ownership {
     /// The partition of each worker task. Needed because a task that panics returns no value.
     partitions: HashMap<task::Id, Partition>,
     /// Completed seeks whose partitions are being acquired again.
-    moved: BTreeMap<Partition, Moved>,
+    moved: BTreeMap<Partition, CompletedSeek>,
     /// Partitions with a worker, including those that are being released.
     owned: BTreeMap<Partition, Arc<LeaseGuard>>,
     monitor: LoopMonitor,
@@ -121,7 +121,7 @@ impl Ownership {
                 self.stopping = Some(Instant::now());
                 // We keep our partitions until they are assigned to others, but take no more.
                 self.pending_acquires.retain(|_| false);
-                std::mem::take(&mut self.moved).into_values().for_each(Moved::answer);
+                std::mem::take(&mut self.moved).into_values().for_each(CompletedSeek::answer);
             }
             changed = self.target.changed() => return self.retarget(changed.is_ok()).await,
             Some(ended) = self.workers.join_next_with_id(), if !self.workers.is_empty() => self.forget(ended),
@@ -225,7 +225,7 @@ impl Ownership {
 
     /// Answers a completed seek now: it will take a while until the partition is ours again.
     fn is_moved(&mut self, partition: Partition) {
-        self.moved.remove(&partition).into_iter().for_each(Moved::answer);
+        self.moved.remove(&partition).into_iter().for_each(CompletedSeek::answer);
     }
 
     /// Waits until no worker runs and no lease can be granted any more.

@@ -36,17 +36,17 @@ pub(in crate::consumer) enum Ended {
     /// Nothing further.
     Over,
     /// The lease was released, and the partition is to be acquired again at once, with a new token.
-    Anew(Option<Moved>),
+    Anew(Option<CompletedSeek>),
 }
 
 /// A completed seek. It is answered only when a worker runs on the partition again, so that a following seek finds it.
-pub(in crate::consumer) struct Moved {
+pub(in crate::consumer) struct CompletedSeek {
     pub(in crate::consumer) answer: oneshot::Sender<Result<()>>,
     /// Seeks that were requested meanwhile.
     waiting: Vec<Seek>,
 }
 
-impl Moved {
+impl CompletedSeek {
     /// Reports success, whichever instance owns the partition now. Drops the seeks that wait behind it without an answer.
     pub(in crate::consumer) fn answer(self) {
         // The caller may have stopped waiting.
@@ -58,9 +58,9 @@ impl Moved {
 pub(in crate::consumer) async fn run(
     context: Arc<Subscription>,
     guard: Arc<LeaseGuard>,
-    moved: Option<Moved>,
+    moved: Option<CompletedSeek>,
 ) -> Ended {
-    tell(&context, &guard, Change::Assigned);
+    emit(&context, &guard, Change::Assigned);
     if context.config.sharing == Sharing::Shared {
         upkeep::run(&context, &guard).await;
         if guard.lost().is_cancelled() {
@@ -68,7 +68,7 @@ pub(in crate::consumer) async fn run(
             return Ended::Over;
         }
         release(&context, guard.lease()).await;
-        tell(&context, &guard, Change::Revoked);
+        emit(&context, &guard, Change::Revoked);
         return Ended::Over;
     }
     let mut worked = Worked::nothing(&context);
@@ -107,15 +107,15 @@ pub(in crate::consumer) async fn run(
             break;
         }
         if let Some(Seek { start, answer }) = seek {
-            match sought(&context, &guard, &worked.in_flight, start).await {
+            match run_seek(&context, &guard, &worked.in_flight, start).await {
                 Ok(()) => {
                     // The lease ends here, so requests that arrived meanwhile are passed on to the next worker of the
                     // partition.
                     seeks.close();
                     next.extend(std::iter::from_fn(|| seeks.try_recv().ok()));
                     drop(entry);
-                    tell(&context, &guard, Change::Revoked);
-                    return Ended::Anew(Some(Moved { answer, waiting: next.into() }));
+                    emit(&context, &guard, Change::Revoked);
+                    return Ended::Anew(Some(CompletedSeek { answer, waiting: next.into() }));
                 }
                 // The caller may have stopped waiting.
                 Err(error) => drop(answer.send(Err(error))),
@@ -142,7 +142,7 @@ pub(in crate::consumer) async fn run(
     // The ends before ours stay recorded for the next owner unless every message that was pending then is settled.
     let ends = if in_flight.is_cleared() { Vec::new() } else { lease.ends.clone() };
     release(&context, &lease.clone().after_ends(ends)).await;
-    tell(&context, &guard, Change::Revoked);
+    emit(&context, &guard, Change::Revoked);
     if guard.is_dropped() { Ended::Anew(None) } else { Ended::Over }
 }
 
@@ -187,7 +187,7 @@ async fn work(
 }
 
 /// Moves the group's position, which releases the lease. Nobody works on the partition meanwhile.
-async fn sought(
+async fn run_seek(
     context: &Subscription,
     guard: &LeaseGuard,
     in_flight: &InFlight,
@@ -224,7 +224,7 @@ pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
 
 /// Reports that the lease is lost, and withdraws the end of this owner.
 async fn lost(context: &Context, guard: &LeaseGuard) {
-    tell(context, guard, Change::LeaseLost);
+    emit(context, guard, Change::LeaseLost);
     withdraw_end(context, guard.lease()).await;
 }
 
@@ -255,7 +255,7 @@ enum Change {
     LeaseLost,
 }
 
-fn tell(context: &Context, guard: &LeaseGuard, change: Change) {
+fn emit(context: &Context, guard: &LeaseGuard, change: Change) {
     let (topic_partition, group, epoch) = (guard.topic_partition(), guard.group(), guard.lease().epoch);
     let event = match change {
         Change::Assigned => {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::restore::unless_deleted;
-use crate::consumer::partition::source::Suspects;
+use crate::consumer::partition::source::Candidates;
 use crate::consumer::partition::source::inbox::Page;
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
@@ -255,22 +255,22 @@ pub(in crate::consumer) fn take_in(
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
         context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
     }
-    let (claimed, suspects) = match origin {
-        Origin::Read => (false, Suspects::None),
-        Origin::GivenBack => (true, Suspects::None),
-        Origin::Abandoned(living) => (true, Suspects::Abandoned(living)),
+    let (claimed, candidates) = match origin {
+        Origin::Read => (false, Candidates::None),
+        Origin::GivenBack => (true, Candidates::None),
+        Origin::Abandoned(living) => (true, Candidates::Abandoned(living)),
     };
     if claimed {
         // A claim takes ghosts off the pending list by itself.
         ghosts.clear();
     }
-    let suspected = |entry: &Entry| suspects.candidate(entry, context.config.crash_limit).is_some();
+    let suspected = |entry: &Entry| candidates.candidate(entry, context.config.crash_limit).is_some();
     let entries = leases.admit(partition, entries, asked, claimed, suspected);
     if !entries.is_empty() {
         let messages = entries.len();
         context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
     }
     if !entries.is_empty() || !ghosts.is_empty() {
-        sharer.deliver(partition, Page { entries, suspects, ghosts });
+        sharer.deliver(partition, Page { entries, candidates, ghosts });
     }
 }

@@ -67,7 +67,7 @@ pub(in crate::consumer) struct Dispatcher {
     poison: Poison,
     picked: Picked,
     running: Runners<Unit>,
-    /// From rows that wait: jobs that are done already.
+    /// Jobs that a row has finished while its current handler is pending.
     early: (UnboundedSender<Unit>, UnboundedReceiver<Unit>),
     /// Our positions in the queues for handlers, if their number is limited.
     turns: Turns,
@@ -130,9 +130,9 @@ impl Dispatcher {
     pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
         let (now, context) = (Instant::now(), self.context.clone());
         let config = &context.config;
-        let Read { entries, suspects } = read;
+        let Read { entries, candidates } = read;
         for Admitted { entry, serial } in entries {
-            let candidate = suspects.candidate(&entry, config.crash_limit);
+            let candidate = candidates.candidate(&entry, config.crash_limit);
             let job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {

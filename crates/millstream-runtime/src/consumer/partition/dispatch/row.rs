@@ -14,8 +14,8 @@ use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::pauses::Pause;
 use millstream_core::Outcome;
 
-/// Maximum time after which no further message of a row begins: the results of those before it are used then.
-const LONGEST: Duration = Duration::from_millis(1);
+/// Time budget of a row. After it no further message begins, so that the finished ones are settled.
+const BUDGET: Duration = Duration::from_millis(1);
 
 /// Messages that are handled in their order, as long as nothing prevents the next one from being handled right after the
 /// one before it. The others are returned without a verdict.
@@ -65,7 +65,7 @@ impl Row {
         self.begun = now;
         !self.over
             // The first one always begins, or a machine that is slow enough would begin none.
-            && (self.at == 0 || now.duration_since(self.since) < LONGEST)
+            && (self.at == 0 || now.duration_since(self.since) < BUDGET)
             && self.guard.is_live(now)
             && !self.pause.is_on()
     }

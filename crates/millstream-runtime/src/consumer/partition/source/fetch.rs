@@ -21,7 +21,7 @@ use crate::consumer::partition::poison::is_candidate;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::slot::Slot;
 use crate::consumer::partition::source::claim_orphans::OrphanClaimer;
-use crate::consumer::partition::source::{Progress, Read, Suspects};
+use crate::consumer::partition::source::{Candidates, Progress, Read};
 
 /// Reads one partition. It is the partition's only reader, and has at most one request under way.
 pub(in crate::consumer) struct Fetcher {
@@ -286,13 +286,13 @@ impl Fetcher {
         let messages = entries.len();
         observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
         let ends = &self.guard.lease().ends;
-        let mut suspects = Suspects::None;
+        let mut candidates = Candidates::None;
         if pending && !self.caught_up && !ends.is_empty() {
             in_flight.inherit(&entries, |entry| is_candidate(entry, ends.len()));
-            suspects = Suspects::Pending(ends.clone());
+            candidates = Candidates::Pending(ends.clone());
         }
         let entries = entries.into_iter().map(|entry| Admitted { entry, serial: NO_LEASE }).collect();
-        Ok(Progress::Read(Read { entries, suspects }))
+        Ok(Progress::Read(Read { entries, candidates }))
     }
 }
 

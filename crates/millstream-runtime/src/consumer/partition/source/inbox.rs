@@ -6,12 +6,12 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::consumer::partition::leases::entry_lease::{Admitted, NO_LEASE};
 use crate::consumer::partition::settle::Settler;
-use crate::consumer::partition::source::{Read, Suspects};
+use crate::consumer::partition::source::{Candidates, Read};
 
 /// Entries of one partition that the consumer has read or claimed.
 pub(in crate::consumer) struct Page {
     pub(in crate::consumer) entries: Vec<Admitted>,
-    pub(in crate::consumer) suspects: Suspects,
+    pub(in crate::consumer) candidates: Candidates,
     /// Pending entries without fields: they are acknowledged.
     pub(in crate::consumer) ghosts: Vec<Receipt>,
 }
@@ -22,7 +22,7 @@ impl Page {
         for receipt in self.ghosts {
             settler.add(receipt, NO_LEASE, Settlement::Ack);
         }
-        Read { entries: self.entries, suspects: self.suspects }
+        Read { entries: self.entries, candidates: self.candidates }
     }
 }
 

@@ -19,20 +19,20 @@ use inbox::{Inbox, Page};
 /// Entries that were read.
 pub(in crate::consumer) struct Read {
     pub(in crate::consumer) entries: Vec<Admitted>,
-    pub(in crate::consumer) suspects: Suspects,
+    pub(in crate::consumer) candidates: Candidates,
 }
 
 /// Which of the entries that were read may have ended processes.
 #[derive(Clone)]
-pub(in crate::consumer) enum Suspects {
+pub(in crate::consumer) enum Candidates {
     None,
-    /// Those that were pending at these ends of owners, the epochs of their leases, or at most of them.
+    /// Entries that were pending when the owners with these epochs ended, or when most of them did.
     Pending(Vec<u64>),
     /// Those of a consumer that died or was cut off. The incarnations of the members that are alive.
     Abandoned(Arc<Vec<String>>),
 }
 
-impl Suspects {
+impl Candidates {
     /// Returns the candidate for an entry; `None` if it is no candidate. `limit` is the number of processes that may end
     /// over one message.
     pub(in crate::consumer) fn candidate(&self, entry: &Entry, limit: u32) -> Option<Candidate> {

@@ -1,5 +1,8 @@
 //! Streams of bytes to a server: TCP, TLS over TCP, and Unix sockets.
 
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
