@@ -233,15 +233,50 @@ async fn a_send_waits_for_the_disk_where_the_server_can() {
         assert_eq!(stored(&server), 20);
         server.cli(&["CONFIG", "SET", "appendfsync", "always"]);
         producer.send(&20).durability(Durability::Fsynced).await.expect("each write goes to the disk");
-        server.cli(&["CONFIG", "SET", "appendfsync", "no"]);
-        let never = producer.send(&0).durability(Durability::Fsynced).await.expect_err("nothing is written");
-        assert_eq!(never.kind(), ErrorKind::Unconfirmed, "{never}");
         server.cli(&["CONFIG", "SET", "appendonly", "no"]);
         let late = producer.send(&21).durability(Durability::Fsynced).await.expect_err("the file is gone");
         assert_eq!(late.kind(), ErrorKind::Unconfirmed, "{late}");
-        assert_eq!(stored(&server), 23);
+        assert_eq!(stored(&server), 22);
     } else {
         assert_eq!(ends, [Some(ErrorKind::Unsupported); 20], "this server has no WAITAOF");
         assert_eq!(stored(&server), 0);
     }
+}
+
+/// With `appendfsync no` the server never syncs its file by itself, but for that which a rewrite replaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_leaves_syncing_to_the_system_confirms_nothing_until_it_rewrites_its_file() {
+    let settings = || Server::builder().appendonly(true).arg("--appendfsync", "no");
+    let server = started(move || settings().start()).await;
+    let to_disk = producer(&server.url()).await;
+    if !server.cli(&["COMMAND", "INFO", "WAITAOF"]).contains("waitaof") {
+        let refused = to_disk.send(&0).durability(Durability::Fsynced).await;
+        assert_eq!(kind(refused), Some(ErrorKind::Unsupported), "this server has no WAITAOF");
+        return;
+    }
+    let sends = (0..20).map(|n| {
+        let producer = to_disk.clone();
+        tokio::spawn(async move { producer.send(&n).durability(Durability::Fsynced).await })
+    });
+    let sends = sends.collect::<Vec<_>>();
+    to_disk.send(&20).await.expect("what waits for nothing is sent meanwhile");
+    for send in sends {
+        let late = send.await.expect("a task").expect_err("no file is synced");
+        assert_eq!(late.kind(), ErrorKind::Unconfirmed, "{late}");
+        assert!(
+            late.to_string().contains("stored, but") && late.to_string().contains("appendfsync"),
+            "{late}"
+        );
+    }
+    assert_eq!(stored(&server), 21, "each is stored once");
+
+    // Time enough to begin a rewrite while the send waits.
+    let config = RedisConfig::new(server.url()).with_response_timeout(Duration::from_secs(30));
+    let patient = Millstream::over(RedisBackend::connect(config).await.expect("connected").into());
+    let patient = patient.producer(NUMBERS).await.expect("a producer");
+    let send = tokio::spawn(async move { patient.send(&21).durability(Durability::Fsynced).await });
+    eventually(async || stored(&server) == 22, "the message is stored").await;
+    assert!(!send.is_finished(), "it waits");
+    server.cli(&["BGREWRITEAOF"]);
+    send.await.expect("a task").expect("the file that is replaced was synced");
 }

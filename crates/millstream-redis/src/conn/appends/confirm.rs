@@ -78,7 +78,11 @@ impl Confirm {
                 format!("{replicas} of {wanted} replicas have confirmed it within {:?}", self.limit)
             }
             (Ok(1..), _) => return None,
-            (Ok(_), _) => format!("the server has not written it to its disk within {:?}", self.limit),
+            // With `appendfsync no` the file is synced only when a rewrite replaces it, or by the system, without notice.
+            (Ok(_), _) => format!(
+                "the server has not synced it to its disk within {:?} (appendfsync should be everysec or always)",
+                self.limit
+            ),
             (Err(error), _) => format!("the server did not say whether it is {}: {error}", self.durability),
         };
         Some(Error::new(ErrorKind::Unconfirmed, format!("stored, but {why}")))
