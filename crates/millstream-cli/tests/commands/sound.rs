@@ -49,7 +49,9 @@ async fn the_doctor_tells_the_worst_first() {
 
     server.cli(&["CONFIG", "SET", "appendonly", "yes"]);
     assert_eq!(cli.json("doctor")["sound"], true, "a warning is not an error");
-    assert_eq!(cli.json_with(3, "doctor --strict")["reports"][0]["subject"], "memory");
+    let strict = cli.json_with(3, "doctor --strict");
+    let worst = strict["reports"].as_array().expect("a list").iter().find(|it| !faulty(it));
+    assert_eq!(worst.expect("a warning")["subject"], "memory", "{strict}");
 }
 
 #[tokio::test]

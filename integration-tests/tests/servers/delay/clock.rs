@@ -25,17 +25,22 @@ const HOUR: i64 = 3_600;
 fn server_by(clock: &Clock) -> Server {
     let [(preload, library), (file, path)] = clock.env();
     let server = Server::builder().env(preload, library).env(file, path).start();
-    clock.shift(HOUR);
-    // Valkey 9 counts the time by the processor for a while before it looks at the clock again.
+    set(&server, clock, HOUR);
+    server
+}
+
+/// Sets the clock, and waits until the server goes by it. Valkey 9 counts the time by the processor for a while before it looks
+/// at the clock again: what is scheduled until then would be due by the clock of before.
+fn set(server: &Server, clock: &Clock, shift: i64) {
+    clock.shift(shift);
     let goes_by_it = || {
         let seconds: i64 = server.cli(&["TIME"]).lines().next()?.parse().ok()?;
-        ((seconds - wall_us() / 1_000_000 - HOUR).abs() < 60).then_some(())
+        ((seconds - wall_us() / 1_000_000 - shift).abs() < 60).then_some(())
     };
     let deadline = Instant::now() + Duration::from_secs(30);
     while goes_by_it().is_none() {
         assert!(Instant::now() < deadline, "the server does not go by this clock");
     }
-    server
 }
 
 /// 46: an hour back. What is scheduled from then on comes in time, on both sides.
@@ -62,7 +67,7 @@ async fn a_server_whose_clock_is_set_back_serves_what_comes_then() {
 
     let mut first = 0;
     for shift in [HOUR, 0, -HOUR, HOUR] {
-        clock.shift(shift);
+        set(&server, &clock, shift);
         // By a delay: a time of day would be meant by another clock.
         let numbers: Vec<u64> = (first..first + 20).collect();
         first += 20;
@@ -113,7 +118,7 @@ async fn claims_of_a_dead_worker_come_back_though_the_clock_was_set_back() {
             == 1
     };
     eventually(claimed, "it is claimed").await;
-    clock.shift(0);
+    set(&server, &clock, 0);
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let worker = queue.worker().hold(MS(2_000)).longest_sleep(LONGEST_SLEEP).start(move |task: Task<u64>| {
         let _ = tell.send((task.payload, task.crashes()));
@@ -132,7 +137,7 @@ async fn claims_of_a_dead_worker_come_back_though_the_clock_was_set_back() {
 async fn a_server_whose_clock_is_set_forward_is_noticed_within_the_longest_sleep() {
     let clock = Clock::new();
     let server = server_by(&clock);
-    clock.shift(0);
+    set(&server, &clock, 0);
     let mut stage = Stage::begin(server, Engine::Queue).await;
     let first = stage.next();
     stage.schedule(&[Duration::from_secs(3_500); 10]).await;
