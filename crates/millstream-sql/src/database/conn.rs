@@ -167,6 +167,7 @@ impl Row {
     column!(is, bool);
 }
 
+#[cfg(feature = "sqlite")]
 fn json_of_bytes(list: &[&[u8]]) -> String {
     let mut json = String::with_capacity(list.iter().map(|bytes| bytes.len() * 2 + 3).sum::<usize>() + 2);
     json.push('[');
@@ -183,6 +184,7 @@ fn json_of_bytes(list: &[&[u8]]) -> String {
     json
 }
 
+#[cfg(feature = "sqlite")]
 fn json_of_ints(list: &[i64]) -> String {
     let numbers: Vec<_> = list.iter().map(i64::to_string).collect();
     format!("[{}]", numbers.join(","))

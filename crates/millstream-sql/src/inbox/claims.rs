@@ -15,6 +15,7 @@ const TRIES: u32 = 5;
 
 /// Inserts a marker, or replaces one that has expired. A row of a transaction that has not ended makes it wait. The limit of idle
 /// time is set with it, for this transaction alone, so that it costs no request of its own; empty: it stays as it is.
+#[cfg(feature = "postgres")]
 const CLAIM_PG: &str = "\
     INSERT INTO millstream_inbox AS i (scope, id, fence, result, expires_at) \
     SELECT $1, $2, $3, NULL, clock_timestamp() + $4 * interval '1 millisecond' FROM (\
@@ -24,6 +25,7 @@ const CLAIM_PG: &str = "\
     ON CONFLICT (scope, id) DO UPDATE \
     SET fence = excluded.fence, result = NULL, expires_at = excluded.expires_at \
     WHERE i.expires_at <= clock_timestamp() RETURNING 1::bigint";
+#[cfg(feature = "sqlite")]
 const CLAIM_LITE: &str = "\
     INSERT INTO millstream_inbox (scope, id, fence, result, expires_at) \
     VALUES ($1, $2, $3, NULL, CAST(round(unixepoch('now', 'subsec') * 1000) AS INTEGER) + $4) \
@@ -32,6 +34,7 @@ const CLAIM_LITE: &str = "\
     WHERE millstream_inbox.expires_at <= CAST(round(unixepoch('now', 'subsec') * 1000) AS INTEGER) RETURNING 1";
 
 /// The same for many ids, in their order: two transactions that share some of them meet at the first, and do not deadlock.
+#[cfg(feature = "postgres")]
 const CLAIM_ALL_PG: &str = "\
     INSERT INTO millstream_inbox AS i (scope, id, fence, result, expires_at) \
     SELECT $1, u.id, $3, NULL, clock_timestamp() + $4 * interval '1 millisecond' \
@@ -43,6 +46,7 @@ const CLAIM_ALL_PG: &str = "\
     SET fence = excluded.fence, result = NULL, expires_at = excluded.expires_at \
     WHERE i.expires_at <= clock_timestamp() RETURNING i.id";
 // `WHERE true`: else the parser takes ON for that of a join.
+#[cfg(feature = "sqlite")]
 const CLAIM_ALL_LITE: &str = "\
     INSERT INTO millstream_inbox (scope, id, fence, result, expires_at) \
     SELECT $1, unhex(value), $3, NULL, CAST(round(unixepoch('now', 'subsec') * 1000) AS INTEGER) + $4 \

@@ -56,7 +56,8 @@ pub(crate) struct Failed {
 /// Bounds of a page of rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageLimits {
-    /// Rows of each shard.
+    /// Rows of each shard, on PostgreSQL: a page of SQLite is of one order of rows.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(crate) per_shard: i64,
     /// Rows in all.
     pub(crate) rows: i64,
