@@ -128,3 +128,83 @@ impl Drop for Reserved<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use millstream_core::MessageId;
+    use millstream_core::log::{Entry, Receipt, Source};
+    use millstream_loops::LeaseClock;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const NEAR: Partition = Partition(0);
+    const AWAY: Partition = Partition(1);
+    const TTL: Duration = Duration::from_secs(12);
+
+    fn leases() -> EntryLeases {
+        EntryLeases::new(8, 1, TTL, LeaseClock::new(None))
+    }
+
+    fn admit(leases: &EntryLeases, partition: Partition, ids: std::ops::Range<u64>, claimed: bool) {
+        let entry = |ms| {
+            let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+            Entry::new(receipt, 1, Vec::new())
+        };
+        let entries = ids.map(entry).collect();
+        leases.admit(partition, entries, Instant::now(), claimed, |_| false);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_at_a_silent_server_brings_one_entry_and_takes_no_room() {
+        let leases = leases();
+        leases.silent(&[AWAY]);
+        let away = leases.reserve(&[AWAY], true).await;
+        assert_eq!((away.room, leases.free(true)), (1, 8));
+        let near = leases.reserve(&[NEAR], true).await;
+        assert_eq!((near.room, leases.free(true)), (4, 4), "half of it, since there are others");
+        drop(near);
+        // Though as much is held as may be, and nothing is free.
+        admit(&leases, NEAR, 1..9, false);
+        assert_eq!(leases.reserve(&[AWAY], true).now_or_never().map(|away| away.room), Some(1));
+        assert!(leases.reserve(&[NEAR], true).now_or_never().is_none());
+        leases.answered(&[AWAY]);
+        assert!(leases.reserve(&[AWAY], true).now_or_never().is_none(), "it waits as the others do");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_more_is_claimed_at_a_silent_server() {
+        let leases = leases();
+        admit(&leases, AWAY, 1..9, true);
+        assert_eq!((leases.claim_room(true), leases.reserve_claim(NEAR, 8, true).room), (0, 0));
+        leases.silent(&[AWAY]);
+        let away = leases.reserve_claim(AWAY, 8, true);
+        assert_eq!((away.room, leases.claim_room(true)), (0, 8));
+        let near = leases.reserve_claim(NEAR, 8, true);
+        assert_eq!((near.room, leases.claim_room(true)), (8, 0), "what is held there takes none of it");
+    }
+
+    /// Which of them give no answer is known only when they are asked.
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_waits_for_room_has_the_servers_asked_soon() {
+        let leases = leases();
+        admit(&leases, AWAY, 1..9, false);
+        let waiting = async {
+            let reserved = leases.reserve(&[NEAR], true).await;
+            reserved.room
+        };
+        let asked = async {
+            let begun = Instant::now();
+            leases.wanted().await;
+            let after = begun.elapsed();
+            leases.silent(&[AWAY]);
+            after
+        };
+        let both = async { tokio::join!(waiting, asked) };
+        let (room, after) = timeout(TTL, both).await.expect("it is asked");
+        assert_eq!((room, after), (4, TTL / 12));
+    }
+}
