@@ -21,6 +21,9 @@ pub(crate) struct About {
     pub(crate) private: bool,
     /// The URL of a server that was not, without its password.
     pub(crate) url: Option<String>,
+    /// Whether Millstream connects over TLS, and without it for the baseline; unknown for a server that was not started
+    /// here.
+    pub(crate) tls: Option<bool>,
     /// The mode of its append-only file; unknown for a server that was not started here.
     pub(crate) aof: Option<&'static str>,
     pub(crate) millstream: &'static str,
@@ -45,6 +48,7 @@ impl About {
             server: stage.probe.version().await?,
             private: general.url.is_none(),
             url: general.url.as_deref().map(without_password),
+            tls: general.url.is_none().then_some(general.tls),
             aof: general.url.is_none().then_some(general.aof.name()),
             millstream: env!("CARGO_PKG_VERSION"),
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
@@ -67,8 +71,9 @@ impl About {
         let cpu = self.cpu.as_ref().map(|cpu| format!(" ({cpu})")).unwrap_or_default();
         let day = self.date.split('T').next().unwrap_or_default();
         let place = self.url.as_ref().map(|url| format!(" at {url}")).unwrap_or_default();
+        let tls = if self.tls == Some(true) { " over TLS" } else { "" };
         format!(
-            "{day}, {}{place}{aof}, millstream {}, {} CPUs{cpu}, {}, payloads of {} bytes, medians of {} runs",
+            "{day}, {}{place}{aof}{tls}, millstream {}, {} CPUs{cpu}, {}, payloads of {} bytes, medians of {} runs",
             self.server, self.millstream, self.cpus, self.system, self.payload_bytes, self.runs
         )
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use bytes::Bytes;
 use hdrhistogram::Histogram;
-use millstream::Millstream;
+use millstream::{Millstream, TlsConfig};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::bare::{Counted, Probe, Requests};
@@ -111,10 +111,19 @@ impl Measured {
     }
 }
 
+/// The port of a server on which it speaks TLS.
+#[derive(Clone, Debug)]
+pub(crate) struct Secure {
+    pub(crate) url: String,
+    pub(crate) tls: TlsConfig,
+}
+
 /// The environment of a run.
 #[derive(Clone)]
 pub(crate) struct Stage {
     pub(crate) url: String,
+    /// The URL and the certificates for TLS, if Millstream connects over it. Counters are read from `url`.
+    pub(crate) secure: Option<Secure>,
     /// The prefix of all keys of the run.
     pub(crate) namespace: String,
     pub(crate) payload: Bytes,
@@ -124,7 +133,16 @@ pub(crate) struct Stage {
 impl Stage {
     /// Connects Millstream to it, over a separate connection.
     pub(crate) async fn connect(&self) -> Result<Millstream> {
-        Ok(Millstream::at(&self.url).namespace(&self.namespace).await?)
+        let builder = match &self.secure {
+            Some(Secure { url, tls }) => Millstream::at(url).tls(tls.clone()),
+            None => Millstream::at(&self.url),
+        };
+        Ok(builder.namespace(&self.namespace).await?)
+    }
+
+    /// Returns the same environment without TLS.
+    pub(crate) fn without_tls(&self) -> Self {
+        Self { secure: None, ..self.clone() }
     }
 
     /// Starts to measure.

@@ -45,7 +45,7 @@ pub(crate) fn table(about: &About, comparisons: &[Comparison]) -> String {
         let compared = comparison.rows.iter().any(|row| row.bare.is_some());
         let mut header = vec!["", "millstream"];
         if compared {
-            header.extend(["bare", "ratio", "min..max"]);
+            header.extend([if about.tls == Some(true) { "plain" } else { "bare" }, "ratio", "min..max"]);
         }
         table.set_header(header);
         for row in &comparison.rows {

@@ -132,6 +132,9 @@ impl Case {
 
     /// Runs one side once. The data that it stored is kept.
     pub(crate) async fn run_once(&self, stage: &Stage, side: Side) -> Result<Measured> {
+        // What TLS costs is seen beside the same without it, which is compared with the bare client by itself.
+        let plain = (side == Side::Bare && stage.secure.is_some()).then(|| stage.without_tls());
+        let (stage, side) = plain.as_ref().map_or((stage, side), |plain| (plain, Side::Ours));
         let measured = match (self, side) {
             // What is stored once is compared with plain sends, which are compared with the bare client by themselves.
             (Self::Produce(it), Side::Bare) if it.dedup || it.ids => {

@@ -39,12 +39,13 @@ impl Session {
     pub(crate) async fn open(general: &General, payload: Bytes) -> Result<Self> {
         let server = match &general.url {
             Some(_) => None,
-            None => Some(Server::start(general.aof).await?),
+            None => Some(Server::start(general.aof, general.tls).await?),
         };
         let url = general.url.clone().or_else(|| server.as_ref().map(Server::url)).unwrap_or_default();
         let probe = Probe::connect(general.counters.as_ref().unwrap_or(&url)).await?;
         let namespace = format!("millstream-bench-{:016x}", fastrand::u64(..));
-        Ok(Self { server, stage: Stage { url, namespace, payload, probe } })
+        let secure = server.as_ref().and_then(Server::secure).cloned();
+        Ok(Self { server, stage: Stage { url, secure, namespace, payload, probe } })
     }
 
     /// Deletes the stored data, and ends a private server.

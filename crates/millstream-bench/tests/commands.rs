@@ -187,6 +187,16 @@ fn an_append_only_file_can_be_written() {
 }
 
 #[test]
+fn tls_is_compared_with_the_same_without_it() {
+    let mut object = measured("produce --messages 1000 --tasks 16 --tls --baseline");
+    assert_eq!(object["tls"], true);
+    let produced = object["cases"][0]["figures"].take();
+    compared(&produced, &THROUGHPUT);
+    compared(&figures("e2e --rate 200/s --seconds 0.5 --partitions 2 --tls --baseline"), &LATENCY);
+    assert_eq!(measured("produce --messages 100")["tls"], false);
+}
+
+#[test]
 fn a_table_is_for_people() {
     let output = bench("produce --messages 100 --runs 2 --baseline");
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "a line for the case: {output:?}");
@@ -209,6 +219,9 @@ fn wrong_usage_is_2_and_says_what_is_wrong() {
         ("delay --rate 5/s --baseline", "--baseline"),
         ("produce --aof always --url redis://127.0.0.1:1", "--aof"),
         ("--url redis://127.0.0.1:1 produce --aof always", "--aof"),
+        ("--url redis://127.0.0.1:1 produce --tls", "--tls"),
+        ("takeover --tls", "--tls"),
+        ("suite --tls", "--tls"),
         ("consume --pending 10 --groups 2", "--groups"),
         ("consume --pending 1 --partitions 2", "--pending 1"),
         ("consume --pending-in other", "--pending"),

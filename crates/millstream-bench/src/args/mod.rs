@@ -82,6 +82,12 @@ pub(crate) struct General {
     /// How the private server syncs its append-only file.
     #[arg(long, global = true, value_enum, default_value_t = Aof::No)]
     pub(crate) aof: Aof,
+    /// Connects over TLS to the private server. The baseline is the same without TLS.
+    ///
+    /// The server has a certificate that is made for it, and both ports: so runs with and without TLS alternate on one
+    /// server.
+    #[arg(long, global = true)]
+    pub(crate) tls: bool,
     /// Bytes of payload in each message, at least 8.
     #[arg(long, global = true, value_name = "BYTES", default_value_t = 128,
           value_parser = clap::value_parser!(u32).range(LEAST_PAYLOAD as i64..=1 << 20))]
@@ -140,7 +146,17 @@ impl Cli {
         if self.general.url.is_some() && self.general.aof != Aof::No {
             return Err("--aof: it applies to the private server, not to the one of --url".to_owned());
         }
+        if self.general.url.is_some() && self.general.tls {
+            return Err(
+                "--tls: it applies to the private server; the --url of another one begins with rediss://"
+                    .to_owned(),
+            );
+        }
         match &self.command {
+            Command::Suite(_) | Command::Takeover(_) if self.general.tls => {
+                Err("--tls: the suite is compared with bare redis-rs, and a takeover waits for a lease"
+                    .to_owned())
+            }
             Command::Produce(it) if u64::from(it.tasks) > it.messages.messages => {
                 Err(format!("--tasks {}: there are fewer --messages ({})", it.tasks, it.messages.messages))
             }

@@ -53,7 +53,16 @@ pub(crate) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> 
     let consumer = consumer.await?;
     until_owned(&consumer, of.spread.partitions).await?;
     let meter = stage.meter().await?;
-    let total = pacer.run(&stage.payload, move |_, payload| send(producer.clone(), payload)).await?;
+    // In turn, as the baseline.
+    let partitions = u64::from(of.spread.partitions);
+    let send = move |n, payload| {
+        let (producer, partition) = (producer.clone(), (n % partitions) as u32);
+        async move {
+            producer.send(&payload).partition(partition).await?;
+            Ok(())
+        }
+    };
+    let total = pacer.run(&stage.payload, send).await?;
     until_acked(&consumer, total).await?;
     let measured = meter.stop(total).await?.with_latency(&latencies.get());
     consumer.shutdown().await;
