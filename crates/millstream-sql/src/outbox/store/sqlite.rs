@@ -263,4 +263,20 @@ mod tests {
             "a page takes {many:?} beside 152 rows that are not in it, and {few:?} alone"
         );
     }
+
+    #[tokio::test]
+    async fn keys_and_headers_count_and_a_giant_payload_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}?mode=rwc", folder.path().join("test.db").display());
+        let database = Database::connect(&url).await.unwrap();
+        migrate(&database).await.unwrap();
+        let fill = "INSERT INTO millstream_outbox (topic, key, headers, payload) VALUES \
+            ('t', NULL, NULL, zeroblob(101)), ('t', zeroblob(600), NULL, 'text'), \
+            ('t', NULL, printf('%.600c', 'x'), zeroblob(100)), ('t', NULL, NULL, x'00') RETURNING id";
+        database.rows(fill, &[], "fill").await.unwrap();
+        let limits = PageLimits { per_shard: 500, rows: 500, bytes: 1_000, payload: 100 };
+        let page = crate::outbox::store::open(&database).page(&[0], limits).await.unwrap();
+        let sizes: Vec<_> = page.iter().map(|row| row.payload.as_ref().map(Vec::len)).collect();
+        assert_eq!(sizes, [None, Some(4), Some(100)], "the fourth is behind 1,405 bytes");
+    }
 }
