@@ -56,7 +56,7 @@ pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use message::durability::Durability;
 pub use name::{GroupName, LockName, MemberId, Namespace, QueueName, TopicName};
-pub use outcome::{Check, IntoCheck, IntoOutcome, Outcome};
+pub use outcome::{BatchOutcome, Check, IntoBatchOutcome, IntoCheck, IntoOutcome, Outcome};
 pub use partitioner::Partitioner;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
 pub use recurring::Recurring;

@@ -114,6 +114,69 @@ impl<E: Into<BoxError>> IntoOutcome for Result<Outcome, E> {
     }
 }
 
+/// Result of a batch handler.
+#[derive(Debug)]
+pub enum BatchOutcome {
+    /// One outcome for all messages.
+    All(Outcome),
+    /// One outcome per message, in the order of the batch. If the number of outcomes differs from the number of messages,
+    /// all messages have failed.
+    Each(Vec<Outcome>),
+    /// An outcome of their own for some messages, and one outcome for all others.
+    Except {
+        /// One element per message, in the order of the batch; `None` for a message that has the outcome of the others. If the
+        /// number of elements differs from the number of messages, all messages have failed.
+        own: Vec<Option<Outcome>>,
+        /// Outcome of all messages without one of their own.
+        others: Outcome,
+    },
+}
+
+/// Types that a batch handler may return.
+#[diagnostic::on_unimplemented(
+    message = "a batch handler cannot return `{Self}`",
+    label = "not an outcome of a batch",
+    note = "return for all `()`, an `Outcome`, `Result<(), E>` or `Result<Outcome, E>`; or for each a `Vec` of these, \
+            or a `Result<Vec<_>, E>`, where `E` is an error type, `String` or `anyhow::Error`"
+)]
+pub trait IntoBatchOutcome {
+    /// Converts the value into an outcome.
+    fn into_batch_outcome(self) -> BatchOutcome;
+}
+
+impl IntoBatchOutcome for BatchOutcome {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        self
+    }
+}
+
+impl IntoBatchOutcome for Outcome {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::All(self)
+    }
+}
+
+impl IntoBatchOutcome for () {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::All(Outcome::Ack)
+    }
+}
+
+impl<R: IntoBatchOutcome, E: Into<BoxError>> IntoBatchOutcome for Result<R, E> {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        match self {
+            Ok(said) => said.into_batch_outcome(),
+            Err(error) => BatchOutcome::All(Outcome::retry(error)),
+        }
+    }
+}
+
+impl<O: IntoOutcome> IntoBatchOutcome for Vec<O> {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::Each(self.into_iter().map(IntoOutcome::into_outcome).collect())
+    }
+}
+
 /// Result of a check of a message or task that may have been handled before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -12,9 +12,9 @@ mod panics;
 mod report;
 
 pub use consumer::{
-    Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, Events, Failure, Health, Idempotent, IntoBatchOutcome, LoopHealth, Pulled, Puller,
-    RetryOrder, Sharing, TopicHealth, WhileRunning,
+    Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState,
+    Events, Failure, Health, Idempotent, LoopHealth, Pulled, Puller, RetryOrder, Sharing, TopicHealth,
+    WhileRunning,
 };
 pub use dead_letters::{
     DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,
@@ -27,3 +27,6 @@ pub use producer::{
     SendFuture, Sent,
 };
 pub use report::Report;
+
+/// Results of batch handlers, as [`millstream_core`] defines them.
+pub use millstream_core::{BatchOutcome, IntoBatchOutcome};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
 use millstream_core::panics::{decode, discard};
-use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
+use millstream_core::{BatchOutcome, Codec, IntoBatchOutcome, Outcome};
 
 use crate::consumer::handler::{Handler, Input, Said, Verdict, guarded};
 use crate::consumer::{Consumer, ConsumerBuilder};
@@ -89,61 +89,6 @@ impl<'a, T> IntoIterator for &'a Batch<T> {
 impl<T> fmt::Debug for Batch<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(&self.0).finish()
-    }
-}
-
-/// Result of a batch handler.
-#[derive(Debug)]
-pub enum BatchOutcome {
-    /// One outcome for all messages.
-    All(Outcome),
-    /// One outcome per message, in the order of the batch. If the number of outcomes differs from the number of messages,
-    /// all messages have failed.
-    Each(Vec<Outcome>),
-}
-
-/// Types that a batch handler may return.
-#[diagnostic::on_unimplemented(
-    message = "a batch handler cannot return `{Self}`",
-    label = "not an outcome of a batch",
-    note = "return for all `()`, an `Outcome`, `Result<(), E>` or `Result<Outcome, E>`; or for each a `Vec` of these, \
-            or a `Result<Vec<_>, E>`, where `E` is an error type, `String` or `anyhow::Error`"
-)]
-pub trait IntoBatchOutcome {
-    /// Converts the value into an outcome.
-    fn into_batch_outcome(self) -> BatchOutcome;
-}
-
-impl IntoBatchOutcome for BatchOutcome {
-    fn into_batch_outcome(self) -> BatchOutcome {
-        self
-    }
-}
-
-impl IntoBatchOutcome for Outcome {
-    fn into_batch_outcome(self) -> BatchOutcome {
-        BatchOutcome::All(self)
-    }
-}
-
-impl IntoBatchOutcome for () {
-    fn into_batch_outcome(self) -> BatchOutcome {
-        BatchOutcome::All(Outcome::Ack)
-    }
-}
-
-impl<R: IntoBatchOutcome, E: Into<BoxError>> IntoBatchOutcome for std::result::Result<R, E> {
-    fn into_batch_outcome(self) -> BatchOutcome {
-        match self {
-            Ok(said) => said.into_batch_outcome(),
-            Err(error) => BatchOutcome::All(Outcome::retry(error)),
-        }
-    }
-}
-
-impl<O: IntoOutcome> IntoBatchOutcome for Vec<O> {
-    fn into_batch_outcome(self) -> BatchOutcome {
-        BatchOutcome::Each(self.into_iter().map(IntoOutcome::into_outcome).collect())
     }
 }
 
@@ -238,22 +183,53 @@ where
 
 /// Converts the outcome of a batch into one outcome per message.
 fn spread(handled: std::result::Result<BatchOutcome, Verdict>, messages: usize) -> Vec<Said> {
+    let own = |outcome| Said::Own(Verdict::Said(outcome));
     let for_all = match handled {
-        Ok(BatchOutcome::Each(each)) if each.len() == messages => {
-            return each.into_iter().map(|outcome| Said::Own(Verdict::Said(outcome))).collect();
+        Ok(BatchOutcome::Each(each)) if each.len() == messages => return each.into_iter().map(own).collect(),
+        Ok(BatchOutcome::Except { own: some, others }) if some.len() == messages => {
+            let others = Arc::new(Verdict::Said(others));
+            let said = |outcome: Option<_>| outcome.map_or_else(|| Said::Shared(others.clone()), own);
+            return some.into_iter().map(said).collect();
         }
         Ok(BatchOutcome::Each(each)) => {
             let outcomes = each.len();
-            // The errors in these outcomes are values of user code, and nobody reads them. They are dropped one by one:
-            // if two dropped together both panicked, the second panic would abort the process.
-            each.into_iter().for_each(|outcome| discard(outcome, &Ignore));
-            Verdict::Said(Outcome::retry(format!(
-                "the handler gave {outcomes} outcomes for {messages} messages"
-            )))
+            discard_each(each.into_iter());
+            wrong_number(outcomes, messages)
+        }
+        Ok(BatchOutcome::Except { own: some, others }) => {
+            let outcomes = some.len();
+            discard_each(some.into_iter().flatten().chain([others]));
+            wrong_number(outcomes, messages)
         }
         Ok(BatchOutcome::All(outcome)) => Verdict::Said(outcome),
         Err(verdict) => verdict,
     };
     let shared = Arc::new(for_all);
     std::iter::repeat_with(|| Said::Shared(shared.clone())).take(messages).collect()
+}
+
+/// Drops outcomes that nobody reads one by one. The errors in them are values of user code: if two dropped together both
+/// panicked, the second panic would abort the process.
+fn discard_each(outcomes: impl Iterator<Item = Outcome>) {
+    outcomes.for_each(|outcome| discard(outcome, &Ignore));
+}
+
+fn wrong_number(outcomes: usize, messages: usize) -> Verdict {
+    Verdict::Said(Outcome::retry(format!("the handler gave {outcomes} outcomes for {messages} messages")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_messages_have_an_outcome_of_their_own() {
+        let except = |own| BatchOutcome::Except { own, others: Outcome::retry("others") };
+        let texts = |said: Vec<Said>| said.iter().map(|it| format!("{:?}", it.verdict())).collect::<Vec<_>>();
+        let some = vec![None, Some(Outcome::dead_letter("own")), None];
+        let said = texts(spread(Ok(except(some)), 3));
+        assert_eq!(said, ["Said(Retry(others))", "Said(DeadLetter(own))", "Said(Retry(others))"]);
+        let said = texts(spread(Ok(except(vec![None])), 2));
+        assert_eq!(said, ["Said(Retry(the handler gave 1 outcomes for 2 messages))"; 2]);
+    }
 }

@@ -29,7 +29,7 @@ use millstream_core::event::Event;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-pub use batch::{Batch, BatchConfig, BatchOutcome, IntoBatchOutcome};
+pub use batch::{Batch, BatchConfig};
 pub use builder::ConsumerBuilder;
 pub use config::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 pub use events::{ConsumerEvent, Events};

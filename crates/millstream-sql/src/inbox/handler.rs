@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::idempotency::Operation;
-use millstream_core::{Delivered, IntoOutcome, Outcome};
+use millstream_core::{BatchOutcome, Delivered, IntoOutcome, Outcome};
 
 use super::{Inbox, Once, OnceError, fence_of};
 use crate::database::Tx;
@@ -130,12 +130,13 @@ impl Inbox {
     }
 
     /// Wraps a handler of batches: it gets the messages that were not handled before, and one transaction for all of them. It is
-    /// not called if there is none. Its outcome is for all; otherwise as [`handler`](Self::handler). A message that names no
-    /// operation makes the batch fail.
+    /// not called if there is none. Its outcome is for all of them and for those that were handled before; otherwise as
+    /// [`handler`](Self::handler). A message that names no operation, for instance because it lacks the header, becomes a dead
+    /// letter by itself, and the others are handled.
     pub fn batch_handler<B, D, F, Fut>(
         &self,
         handler: F,
-    ) -> impl Fn(B) -> BoxFuture<'static, Outcome> + Send + Sync + use<B, D, F, Fut>
+    ) -> impl Fn(B) -> BoxFuture<'static, BatchOutcome> + Send + Sync + use<B, D, F, Fut>
     where
         B: IntoIterator<Item = D> + Send + 'static,
         D: Delivered + Send + 'static,
@@ -149,31 +150,68 @@ impl Inbox {
             let deliveries: Vec<D> = batch.into_iter().collect();
             Box::pin(async move {
                 let (inbox, handler) = &*shared;
-                let operations =
-                    deliveries.iter().map(|it| inbox.id.operation(it)).collect::<Result<Vec<_>, _>>();
-                // A batch is of one partition, and of one owner.
-                let fence = deliveries.first().map(|it| fence_of(it)).transpose().map(Option::flatten);
-                let (operations, fence) = match (operations, fence) {
-                    (Ok(operations), Ok(fence)) => (operations, fence),
-                    (Err(Outcome::DeadLetter(why)), _) => return Outcome::Retry(why),
-                    (Err(other), _) => return other,
-                    (_, Err(error)) => return Outcome::retry(error),
-                };
-                let mut called = false;
-                let work = |tx, fresh: Vec<usize>| {
-                    called = true;
-                    let mut fresh = fresh.into_iter().peekable();
-                    let new = deliveries.into_iter().enumerate();
-                    let new =
-                        new.filter(|(at, _)| fresh.next_if_eq(at).is_some()).map(|(_, it)| it).collect();
-                    let running = handler(new, tx);
-                    async { acknowledged(running.await) }
-                };
-                let done = inbox.once_all(&operations, fence.as_ref(), work).await;
-                outcome_of(done, called)
+                let Named { deliveries, operations, unnamed } = named(&inbox.id, deliveries);
+                let others = inbox.batch(handler, deliveries, &operations).await;
+                match unnamed.iter().any(Option::is_some) {
+                    true => BatchOutcome::Except { own: unnamed, others },
+                    false => BatchOutcome::All(others),
+                }
             })
         }
     }
+
+    /// Handles those messages of a batch that have an operation.
+    async fn batch<D, F, Fut>(&self, handler: &F, deliveries: Vec<D>, operations: &[Operation]) -> Outcome
+    where
+        D: Delivered,
+        F: Fn(Vec<D>, Tx) -> Fut,
+        Fut: Future,
+        Fut::Output: IntoOutcome,
+    {
+        // A batch is of one partition, and of one owner.
+        let fence = match deliveries.first().map(|it| fence_of(it)).transpose() {
+            Ok(Some(fence)) => fence,
+            Ok(None) => return Outcome::Ack,
+            Err(error) => return Outcome::retry(error),
+        };
+        let mut called = false;
+        let work = |tx, fresh: Vec<usize>| {
+            called = true;
+            let mut fresh = fresh.into_iter().peekable();
+            let new = deliveries.into_iter().enumerate();
+            let new = new.filter(|(at, _)| fresh.next_if_eq(at).is_some()).map(|(_, it)| it).collect();
+            let running = handler(new, tx);
+            async { acknowledged(running.await) }
+        };
+        let done = self.once_all(operations, fence.as_ref(), work).await;
+        outcome_of(done, called)
+    }
+}
+
+/// Messages of a batch by whether they name an operation.
+struct Named<D> {
+    /// Messages that name one.
+    deliveries: Vec<D>,
+    /// Their operations, in the same order.
+    operations: Vec<Operation>,
+    /// For each message of the batch: its outcome if it names none.
+    unnamed: Vec<Option<Outcome>>,
+}
+
+fn named<D: Delivered>(id: &IdSource, batch: Vec<D>) -> Named<D> {
+    let (mut deliveries, mut operations) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
+    let mut unnamed = Vec::with_capacity(batch.len());
+    for delivery in batch {
+        unnamed.push(match id.operation(&delivery) {
+            Ok(operation) => {
+                deliveries.push(delivery);
+                operations.push(operation);
+                None
+            }
+            Err(outcome) => Some(outcome),
+        });
+    }
+    Named { deliveries, operations, unnamed }
 }
 
 fn acknowledged(said: impl IntoOutcome) -> Result<(), NotDone> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millstream_core::{Headers, IntoOutcome, Outcome};
+use millstream_core::{BatchOutcome, Headers, IntoOutcome, Outcome};
 use millstream_sql::{Database, Inbox, Tx, sqlx};
 
 use crate::delivery::Delivery;
@@ -17,6 +17,7 @@ on_both!(
     in_shared_mode_there_is_no_fence,
     a_header_names_the_operation,
     a_batch_gets_the_new_ones,
+    a_message_without_the_header_fails_alone,
     without_tables_messages_come_back_as_the_same_attempt,
 );
 
@@ -41,6 +42,10 @@ fn counting(
 
 fn is_ack(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Ack)
+}
+
+fn are_acks(outcome: &BatchOutcome) -> bool {
+    matches!(outcome, BatchOutcome::All(Outcome::Ack))
 }
 
 async fn a_message_has_its_effect_once_and_is_acknowledged_twice(place: Place) {
@@ -137,11 +142,61 @@ async fn a_batch_gets_the_new_ones(place: Place) {
     };
     let messages = || [1, 2, 3].map(|number| Delivery::new(number, 5)).to_vec();
     for _ in 0..2 {
-        assert!(is_ack(&batch(messages()).await));
+        assert!(are_acks(&batch(messages()).await));
     }
-    assert!(is_ack(&batch(Vec::new()).await));
+    assert!(are_acks(&batch(Vec::new()).await));
     assert_eq!(place.effects("batch").await, 1);
     assert_eq!(*seen.lock().unwrap(), [[1, 3]]);
+}
+
+async fn a_message_without_the_header_fails_alone(place: Place) {
+    let inbox = place.builder().by_header("payment").build().unwrap();
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let batch = {
+        let seen = seen.clone();
+        inbox.batch_handler(move |new: Vec<Delivery>, mut tx: Tx| {
+            let numbers: Vec<_> = new.iter().map(Delivery::origin_ms).collect();
+            seen.lock().unwrap().push(numbers.clone());
+            async move {
+                effect(&mut tx, "batch").await;
+                if numbers.contains(&9) { Err(Closed(9)) } else { Ok(()) }
+            }
+        })
+    };
+    let with = |number, payment: &str| {
+        let mut headers = Headers::new();
+        headers.append("payment", payment.to_owned());
+        Delivery { headers, ..Delivery::new(number, 5) }
+    };
+    let is_rejected = |outcome: &Option<Outcome>| match outcome {
+        Some(Outcome::DeadLetter(why)) => Some(why.to_string()),
+        None => None,
+        other => panic!("{other:?}"),
+    };
+    // One lacks the header, one has an id that is too long: each is given up, the others are handled.
+    let messages = vec![with(1, "p-1"), Delivery::new(2, 5), with(3, &"x".repeat(257)), with(4, "p-4")];
+    match batch(messages).await {
+        BatchOutcome::Except { own, others } => {
+            let rejected: Vec<_> = own.iter().map(is_rejected).collect();
+            assert_eq!((&rejected[0], &rejected[3]), (&None, &None));
+            assert_eq!(rejected[1].as_deref(), Some("no header \"payment\", which names the operation"));
+            assert!(rejected[2].as_deref().is_some_and(|why| why.contains("257")), "{rejected:?}");
+            assert!(is_ack(&others), "{others:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // The error of the handler stays as it is for those that it got.
+    match batch(vec![Delivery::new(2, 5), with(9, "p-9"), with(1, "p-1")]).await {
+        BatchOutcome::Except { own, others: Outcome::Retry(error) } => {
+            assert!(matches!(own[..], [Some(Outcome::DeadLetter(_)), None, None]), "{own:?}");
+            assert!(error.is::<Closed>(), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // None has one: the handler is not called.
+    assert!(matches!(batch(vec![Delivery::new(2, 5)]).await, BatchOutcome::Except { .. }));
+    assert_eq!(place.effects("batch").await, 1);
+    assert_eq!(*seen.lock().unwrap(), [vec![1, 4], vec![9]]);
 }
 
 async fn without_tables_messages_come_back_as_the_same_attempt(place: Place) {
