@@ -7,6 +7,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +17,8 @@ use crate::codec::Codec;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::event::{Event, Observer};
 use crate::message::dead_letter::Reason;
+use crate::partition::Partition;
+use crate::partitioner::Partitioner;
 use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, RetryPolicy, Verdict};
 
 pub use crate::user_code::{Panicked, UserCode, catch, text_of};
@@ -50,6 +53,28 @@ pub fn encode<T>(codec: &dyn Codec<T>, value: &T) -> Result<Bytes> {
         let message = format!("cannot encode: {panicked}");
         Err(Error::new(ErrorKind::Encode, message).with_source(panicked))
     })
+}
+
+/// Chooses the partition of a message, of `count`. The observer receives a panic of the partitioner.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] if the partitioner panics, or chooses a partition that does not exist.
+pub fn choose_partition(
+    partitioner: &dyn Partitioner,
+    key: Option<&[u8]>,
+    count: NonZeroU32,
+    observer: &dyn Observer,
+) -> Result<Partition> {
+    let chosen = catch(UserCode::Partitioner, || partitioner.partition(key, count));
+    let partition = chosen.map_err(|panicked| {
+        observer.observe(&panicked.event());
+        Error::new(ErrorKind::InvalidConfig, panicked.to_string()).with_source(panicked)
+    })?;
+    if partition.0 < count.get() {
+        return Ok(partition);
+    }
+    let why = format!("the partitioner chose partition {partition} of a topic with {count}");
+    Err(Error::new(ErrorKind::InvalidConfig, why))
 }
 
 /// Returns the text of an error and its causes in one line. If that panics, it returns a fixed text and the panic.
@@ -166,6 +191,26 @@ mod tests {
     use super::*;
     use crate::event::Ignore;
     use crate::policy::{FailureKind, Keep, Never};
+
+    #[derive(Debug)]
+    struct Chooses(u32);
+
+    impl Partitioner for Chooses {
+        fn partition(&self, key: Option<&[u8]>, _: NonZeroU32) -> Partition {
+            Partition(key.map_or(self.0, |_| panic!("no key is expected")))
+        }
+    }
+
+    #[test]
+    fn a_partition_that_does_not_exist_is_an_error() {
+        let choose = |chooses, key| {
+            let count = NonZeroU32::new(4).expect("above 0");
+            choose_partition(&Chooses(chooses), key, count, &Ignore).map_err(|error| error.kind())
+        };
+        assert_eq!(choose(3, None), Ok(Partition(3)));
+        assert_eq!(choose(4, None), Err(ErrorKind::InvalidConfig));
+        assert_eq!(choose(0, Some(b"k")), Err(ErrorKind::InvalidConfig));
+    }
 
     #[derive(Debug)]
     struct Broken;

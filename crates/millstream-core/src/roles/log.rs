@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::capability::unsupported;
 use crate::catalog::Start;
 use crate::dead_letters::Reason;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::History;
 use crate::id::MessageId;
 use crate::leases::Lease;
@@ -261,6 +261,13 @@ pub struct Lost {
     /// Number of entries that were handed out to it and not settled. A handler that has one can still complete it; it
     /// cannot be retried.
     pub pending: u64,
+}
+
+/// Returns the error of a send to a partition whose log has reached the bound of its topic.
+#[must_use]
+pub fn full(topic_partition: &TopicPartition, bound: u64) -> Error {
+    let why = format!("{topic_partition} is full: it has {bound} entries or more");
+    Error::new(ErrorKind::Backpressure, why).at(topic_partition)
 }
 
 /// Result of [`Log::append_measured`].

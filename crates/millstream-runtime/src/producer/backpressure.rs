@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering, UniqueAppend,
+    Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering, UniqueAppend, full,
 };
 use millstream_core::policy::Exponential;
 use millstream_core::{Log, MessageId, TopicPartition};
@@ -218,6 +218,5 @@ impl Bounded {
 }
 
 fn is_full(append: &Append, bound: NonZeroU64) -> Error {
-    let why = format!("{} is full: it has {bound} entries or more", append.topic_partition);
-    Error::new(ErrorKind::Backpressure, why).at(&append.topic_partition)
+    full(&append.topic_partition, bound.get())
 }

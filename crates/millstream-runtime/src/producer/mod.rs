@@ -22,7 +22,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
-use millstream_core::panics::{Careful, Panicked, UserCode, catch, encode};
+use millstream_core::panics::{Careful, Panicked, choose_partition, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
@@ -308,10 +308,7 @@ enum Way {
 impl<T> Inner<T> {
     /// Calls the partitioner. Its panic is an error of this send only.
     fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
-        catch(UserCode::Partitioner, || self.config.partitioner.partition(key, count)).map_err(|panicked| {
-            self.observer.observe(&panicked.event());
-            Error::new(ErrorKind::InvalidConfig, panicked.to_string()).with_source(panicked)
-        })
+        choose_partition(&*self.config.partitioner, key, count, &*self.observer)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::{Append, DedupAppend, Deduplicated};
+use millstream_core::log::{Append, DedupAppend, Deduplicated, full};
 use millstream_core::{Log, TopicName, TopicPartition, wire};
 use millstream_loops::{LoopMonitor, Scope, catch_panic};
 use tokio::sync::{Notify, watch};
@@ -422,8 +422,7 @@ impl Run {
         if lengths.first().is_some_and(|length| *length < bound) {
             return Ok(());
         }
-        let why = format!("{place} is full: it has {bound} entries or more");
-        Err(Error::new(ErrorKind::Backpressure, why).at(place))
+        Err(full(place, bound))
     }
 
     /// Deletes what was stored, and records what failed.

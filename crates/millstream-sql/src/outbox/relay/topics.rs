@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
-use millstream_core::panics::{UserCode, catch};
+use millstream_core::panics::choose_partition;
 use millstream_core::{Catalog, Partition, Partitioner, TopicName, TopicSpec};
 use tokio::time::Instant;
 
@@ -119,18 +119,7 @@ impl Topics {
         observer: &dyn Observer,
     ) -> Result<(Partition, Vec<Partition>)> {
         let by = message.envelope.key.as_deref().unwrap_or(message.id.as_bytes());
-        let choose = |count: NonZeroU32| {
-            let chosen = catch(UserCode::Partitioner, || self.partitioner.partition(Some(by), count));
-            let partition = chosen.map_err(|panicked| {
-                observer.observe(&panicked.event());
-                Error::new(ErrorKind::InvalidConfig, panicked.to_string()).with_source(panicked)
-            })?;
-            if partition.0 < count.get() {
-                return Ok(partition);
-            }
-            let why = format!("the partitioner chose partition {partition} of a topic with {count}");
-            Err(Error::new(ErrorKind::InvalidConfig, why))
-        };
+        let choose = |count| choose_partition(&*self.partitioner, Some(by), count, observer);
         let earlier = topic.earlier.iter().map(|(count, _)| choose(*count)).collect::<Result<_>>()?;
         Ok((choose(topic.count)?, earlier))
     }
