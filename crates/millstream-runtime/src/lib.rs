@@ -8,9 +8,12 @@ mod dead_letters;
 mod delayed;
 mod delivery;
 
+mod calls;
+
 mod panics;
 mod report;
 
+pub use calls::{CallError, Called, IdempotentCalls};
 pub use consumer::{
     Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState,
     Events, Failure, Health, Idempotent, LoopHealth, Pulled, Puller, RetryOrder, Sharing, TopicHealth,

@@ -17,12 +17,12 @@ pub use millstream_core::{
     TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
-    Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome,
-    DeadLetterReport, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Failure,
-    Health, Idempotent, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer,
-    ProducerBuilder, ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, SendDelayed, SendFuture,
-    Sent, Sharing, TopicHealth, WhileRunning,
+    Batch, BatchConfig, BatchOutcome, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
+    ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
+    DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
+    DelayedRecord, Delivery, Events, Failure, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
+    IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig, Pulled,
+    Puller, Record, Report, RetryOrder, SendDelayed, SendFuture, Sent, Sharing, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

@@ -19,7 +19,9 @@ use millstream_memory::MemoryBackend;
 use millstream_redis::CredentialsProvider;
 #[cfg(feature = "tls")]
 use millstream_redis::TlsConfig;
-use millstream_runtime::{ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, ProducerBuilder};
+use millstream_runtime::{
+    ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, IdempotentCalls, ProducerBuilder,
+};
 #[cfg(feature = "sql")]
 use millstream_sql::{Database, OutboxRelayBuilder};
 
@@ -249,6 +251,25 @@ impl Millstream {
     #[cfg(feature = "lock")]
     pub fn leader(&self, name: impl Into<String>) -> LeaderBuilder {
         self.locks.leader(name)
+    }
+
+    /// Builds calls that are done once for each key: a later call with a key returns the result of the first one. For handlers of
+    /// web requests with an idempotency key, and for parts of message handlers.
+    ///
+    /// ```
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize)]
+    /// struct Receipt { number: u64 }
+    ///
+    /// # async fn example(mq: millstream::Millstream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let charges = mq.idempotent("charges");
+    /// let done = charges.run("8f14e45f", || charge(500)).await?;
+    /// println!("receipt {}{}", done.value.number, if done.is_duplicate { ", again" } else { "" });
+    /// # Ok(()) }
+    /// # async fn charge(_: u64) -> Result<Receipt, std::io::Error> { Ok(Receipt { number: 7 }) }
+    /// ```
+    pub fn idempotent(&self, name: impl Into<String>) -> IdempotentCalls {
+        IdempotentCalls::new(&self.backend, name)
     }
 
     /// Builds a relay of the outbox in `database`: it sends the messages that were written there in transactions.

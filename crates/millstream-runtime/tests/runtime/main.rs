@@ -2,6 +2,7 @@
 //! One binary, because each costs its own linking.
 #![allow(missing_docs)]
 
+mod calls;
 mod consumer;
 mod control;
 mod dead_letters;

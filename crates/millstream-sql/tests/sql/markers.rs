@@ -11,7 +11,7 @@ use millstream_core::idempotency::{Begun, Idempotency, Marker};
 use millstream_core::log::Append;
 use millstream_core::{Backend, Envelope, ErrorKind, Topic, TopicPartition, wire};
 use millstream_memory::MemoryBackend;
-use millstream_runtime::{ConsumerBuilder, Delivery, Idempotent};
+use millstream_runtime::{ConsumerBuilder, Delivery, Idempotent, IdempotentCalls};
 use millstream_sql::sqlx::postgres::PgPoolOptions;
 use millstream_sql::{Cleaner, Database, SqlIdempotency, Tx, migrate};
 
@@ -22,6 +22,7 @@ on_both!(
     namespaces_are_apart,
     what_expired_is_deleted_and_nothing_else,
     many_delete_at_once,
+    a_call_returns_the_result_that_was_kept,
     without_tables_messages_wait_and_use_no_attempt,
 );
 
@@ -49,6 +50,23 @@ async fn many_markers_are_extended_at_once(place: Place) {
         let expected = if [17, 300].contains(&at) { Err(ErrorKind::Fenced) } else { Ok(()) };
         assert_eq!(answer.as_ref().map(|_| ()).map_err(millstream_core::Error::kind), expected, "{at}");
     }
+}
+
+async fn a_call_returns_the_result_that_was_kept(place: Place) {
+    let role = SqlIdempotency::new(&place.database, "n").unwrap();
+    let calls = IdempotentCalls::new(&role.replace(Backend::from(MemoryBackend::new())), "charges");
+    let calls = calls.lease_ttl(Duration::from_millis(500));
+    let done = AtomicUsize::new(0);
+    let work = || async {
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        Ok::<_, std::io::Error>(done.fetch_add(1, Ordering::SeqCst) + 1)
+    };
+    let failed = calls.run("key", || async { Err::<usize, _>("no") }).await;
+    assert!(failed.is_err());
+    let (one, other) = tokio::join!(calls.run("key", work), calls.run("key", work));
+    let (one, other) = (one.unwrap(), other.unwrap());
+    assert!(one.not_kept.is_none() && other.not_kept.is_none(), "{one:?} {other:?}");
+    assert_eq!((one.value, other.value, one.is_duplicate != other.is_duplicate), (1, 1, true));
 }
 
 async fn namespaces_are_apart(place: Place) {
