@@ -163,7 +163,8 @@ async fn work_that_fails_panics_or_is_dropped_runs_again_at_once() {
     let failed = calls.run("key", || async { Err::<usize, _>("no") }).await;
     assert!(matches!(failed, Err(CallError::Work("no"))), "{failed:?}");
 
-    let panics = calls.run("key", || async { None::<Result<usize, &str>>.expect("in the work") });
+    let panics = calls
+        .run("key", || async { std::hint::black_box(None::<Result<usize, &str>>).expect("in the work") });
     assert!(std::panic::AssertUnwindSafe(panics).catch_unwind().await.is_err());
     tokio::task::yield_now().await;
 
