@@ -173,6 +173,7 @@ impl Schedule for RedisBackend {
             Ok((delayed, retry)) if retry.is_none_or(|retry| !retry.is_zero()) => {
                 return Ok(Promoted { next: [retry, delayed.next].into_iter().flatten().min(), ..delayed });
             }
+            // A retry is due now.
             Ok((delayed, _)) => (delayed, None),
             Err(error) if error.kind() == ErrorKind::Fenced => return Err(error),
             // A failure of delayed messages must not keep the group's retries from being promoted: report it later.
@@ -264,6 +265,8 @@ impl RedisBackend {
     ) -> Call<'_> {
         let (keys, place) = (&self.inner.keys, Place::from(tp.clone()));
         let (delay, items) = (keys.delay(&place), keys.delay_items(&place));
+        // A script names all of its keys, and all are in one slot: `delay` takes the place of those that it does not read without
+        // a lease.
         let (fence, token) = lease.map_or((&delay, ""), |(fence, lease)| (fence, lease.token.as_str()));
         let group = lease.and_then(|(_, lease)| lease.partition().ok()).map(|(_, group)| group);
         let retries = group.map_or_else(|| delay.clone(), |group| keys.retry_due(tp, group));
@@ -287,7 +290,7 @@ fn micros(value: Value) -> Result<Option<Duration>> {
     Ok(u64::try_from(reply::int(value)?).ok().map(Duration::from_micros))
 }
 
-/// Parses the number of moved messages, and the time until the group's next retry is due.
+/// Parses the reply of `promote_delayed`: the result, and the time until the group's next retry is due; `None` without one.
 fn promoted(tp: &TopicPartition, answer: Value) -> Result<(Promoted, Option<Duration>)> {
     let [moved, next, recurring, orphans, retry] = reply::tuple(answer)?;
     let orphans: Vec<String> = reply::array(orphans)?.into_iter().map(reply::text).collect::<Result<_>>()?;

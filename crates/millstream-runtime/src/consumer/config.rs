@@ -53,10 +53,10 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RetryOrder {
-    /// They overtake it. The default: one failing message delays no other.
+    /// Later messages are handled while the failed one waits. Default.
     #[default]
     Skip,
-    /// Those with the same key wait behind it, also across restarts and takeovers; the others overtake it.
+    /// Later messages with the same key wait behind it, also across restarts and takeovers; others are handled meanwhile.
     BlockKey,
     /// All messages of its partition wait behind it. Requires [`Concurrency::Serial`].
     BlockPartition,

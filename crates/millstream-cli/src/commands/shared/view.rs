@@ -22,9 +22,9 @@ pub(in crate::commands) struct TopicView {
     /// `{"max_age_ms": 1000, "max_length": null}`.
     pub(in crate::commands) dead_letter_retention: Value,
     #[serde(skip)]
-    typed: String,
+    retention_text: String,
     #[serde(skip)]
-    typed_of_dead: String,
+    dead_letter_retention_text: String,
 }
 
 impl TopicView {
@@ -35,8 +35,8 @@ impl TopicView {
             retention: retention(spec.retention),
             max_length: spec.max_length,
             dead_letter_retention: dead_letter_retention(spec.dead_letter_retention),
-            typed: human::retention(spec.retention),
-            typed_of_dead: human::dead_letter_retention(spec.dead_letter_retention),
+            retention_text: human::retention(spec.retention),
+            dead_letter_retention_text: human::dead_letter_retention(spec.dead_letter_retention),
         }
     }
 
@@ -45,15 +45,15 @@ impl TopicView {
         vec![
             ("topic", self.topic.clone()),
             ("partitions", human::count(self.partitions.into())),
-            ("retention", self.typed.clone()),
+            ("retention", self.retention_text.clone()),
             ("max length", self.bound()),
-            ("dead letter retention", self.typed_of_dead.clone()),
+            ("dead letter retention", self.dead_letter_retention_text.clone()),
         ]
     }
 
     /// Returns its settings as a row.
     pub(in crate::commands) fn row(&self) -> [String; 4] {
-        [self.topic.clone(), human::count(self.partitions.into()), self.typed.clone(), self.bound()]
+        [self.topic.clone(), human::count(self.partitions.into()), self.retention_text.clone(), self.bound()]
     }
 
     fn bound(&self) -> String {
@@ -120,6 +120,7 @@ impl GroupView {
         }
     }
 
+    /// Titles of [`row`](Self::row), in the same order; `>` aligns a column right.
     pub(in crate::commands) const TITLES: [&str; 9] =
         ["group", ">members", ">owned", ">backlog", ">lag", ">oldest", ">pending", ">retrying", ">dead"];
 

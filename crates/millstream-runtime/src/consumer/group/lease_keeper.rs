@@ -13,7 +13,8 @@ use crate::consumer::group::lease_table::LeaseTable;
 use millstream_loops::LeaseClock;
 use millstream_loops::LoopMonitor;
 
-/// Renews the leases of all owned partitions. One lost renewal does no harm, two in a row stop dispatch.
+/// Renews the leases of all owned partitions. A lost renewal is repeated after at most 2/15 of the ttl (the time limit and the
+/// pause), so that only several in a row stop dispatch: four, or two if the ttl is so short that the time limit is a quarter of it.
 pub(in crate::consumer) struct LeaseKeeper {
     context: Arc<Subscription>,
     table: LeaseTable,

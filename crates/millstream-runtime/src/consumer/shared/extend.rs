@@ -15,7 +15,8 @@ use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
 
-/// Extends all entries of one consumer. One lost request does no harm, two in a row stop dispatch.
+/// Extends all entries of one consumer. A lost request is repeated as soon as a renewal of leases is: several in a row stop
+/// dispatch.
 pub(in crate::consumer) struct Extender {
     sharer: Arc<Sharer>,
     monitor: LoopMonitor,

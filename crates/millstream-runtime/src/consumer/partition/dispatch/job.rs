@@ -103,8 +103,8 @@ impl Job {
     /// Returns the server's time in milliseconds since 1970. If its clock is not known, a lower bound: the time of the
     /// entry's id plus the time since it was read.
     fn now(&self, clock: Option<u64>) -> u64 {
-        let in_hand = || u64::try_from(self.read.elapsed().as_millis()).unwrap_or(u64::MAX);
-        clock.unwrap_or_else(|| self.receipt.id.ms.saturating_add(in_hand()))
+        let since_read = || u64::try_from(self.read.elapsed().as_millis()).unwrap_or(u64::MAX);
+        clock.unwrap_or_else(|| self.receipt.id.ms.saturating_add(since_read()))
     }
 
     fn attempt<'a>(&'a self, clock: &ServerClock, in_place: Option<&'a str>) -> Attempt<'a> {

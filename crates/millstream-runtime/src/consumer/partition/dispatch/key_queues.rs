@@ -41,8 +41,8 @@ pub(in crate::consumer) struct Ticket {
     queue: usize,
     /// Its number in the order of arrival.
     number: u64,
-    /// Whether it counts towards `at_once`, or runs along with an item that does.
-    first: bool,
+    /// Whether it takes a place of `at_once`. One that [`also`](KeyQueues::also) took shares that of the item before it.
+    counted: bool,
 }
 
 /// Items in queues.
@@ -169,11 +169,11 @@ impl<T> KeyQueues<T> {
         self.take(at, false)
     }
 
-    fn take(&mut self, at: usize, first: bool) -> Option<(Ticket, T)> {
+    fn take(&mut self, at: usize, counted: bool) -> Option<(Ticket, T)> {
         let queue = &mut self.queues[at];
         let Item { number, value } = queue.items.pop_front()?;
         queue.running += 1;
-        Some((Ticket { queue: at, number, first }, value))
+        Some((Ticket { queue: at, number, counted }, value))
     }
 
     /// Finishes the item with this ticket.
@@ -227,7 +227,7 @@ impl<T> KeyQueues<T> {
 
     fn leave(&mut self, ticket: Ticket) {
         self.queues[ticket.queue].running -= 1;
-        if ticket.first {
+        if ticket.counted {
             self.running -= 1;
         }
     }
@@ -318,7 +318,7 @@ mod tests {
 
         /// The first item that may start by the rules.
         fn expected(&self) -> Option<usize> {
-            let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
+            let units = self.running.iter().filter(|(ticket, _)| ticket.counted).count();
             if units >= self.at_once {
                 return None;
             }
@@ -405,7 +405,7 @@ mod tests {
             }
             let blocked = self.waiting.iter().filter(|item| self.blocked.contains_key(&self.queue(**item)));
             assert_eq!(self.queues.blocked(), blocked.count());
-            let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
+            let units = self.running.iter().filter(|(ticket, _)| ticket.counted).count();
             assert!(units <= self.at_once);
         }
     }
@@ -422,9 +422,9 @@ mod tests {
             for step in &steps {
                 // Parts of a batch end together with the first, as in the dispatcher.
                 if let Step::Done(_) | Step::PutBack(_) | Step::Block(_) = step {
-                    let along = model.running.iter().any(|(ticket, _)| !ticket.first);
+                    let along = model.running.iter().any(|(ticket, _)| !ticket.counted);
                     if along {
-                        while let Some(at) = model.running.iter().position(|(ticket, _)| !ticket.first) {
+                        while let Some(at) = model.running.iter().position(|(ticket, _)| !ticket.counted) {
                             model.run(&match step {
                                 Step::Done(_) => Step::Done(at),
                                 Step::Block(_) => Step::Block(at),

@@ -473,6 +473,8 @@ impl Dispatcher {
             Settlement::Hold(note) => {
                 let after = job.holds(note, &self.clock);
                 self.retry_timers.after_note(receipt, after);
+                // Not blocked here: others of its queue may still run in the same batch. The queue is blocked when the job is
+                // next and its time has not come.
                 self.queues.put_back(ticket, job);
             }
             _ => self.queues.done(ticket),
