@@ -46,6 +46,10 @@ const TABLES: [(&str, &str); 2] = [
     (delete_pg!("millstream_markers"), delete_lite!("millstream_markers")),
 ];
 
+/// Default of [`Cleaner::batch`]. Beside it the 99th percentile of inserts on PostgreSQL was 1.5 times that without cleaning, and 2.7
+/// times with 500.
+const BATCH: u32 = 100;
+
 /// Deletes the markers of the inbox and of [`SqlIdempotency`](crate::SqlIdempotency) that have expired, in small batches with
 /// pauses between them. Any number of instances may run it at once.
 ///
@@ -65,14 +69,16 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    /// Creates it: batches of 500 rows, 20 ms between two of them, and a run each minute.
+    /// Creates it: batches of 100 rows, 20 ms between two of them, and a run each minute. That is up to 5,000 rows a second: more of
+    /// them that expire need larger batches or more instances.
     #[must_use]
     pub fn new(database: &Database) -> Self {
         let (pause, every) = (Duration::from_millis(20), Duration::from_secs(60));
-        Self { database: database.clone(), batch: 500, pause, every }
+        Self { database: database.clone(), batch: BATCH, pause, every }
     }
 
-    /// Sets how many rows a statement deletes at most. Default: 500. Fewer hold locks for a shorter time.
+    /// Sets how many rows a statement deletes at most. Default: 100. More delay inserts that meet a batch; fewer hold locks for a
+    /// shorter time.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) unless it is 1 to 10,000.
