@@ -8,17 +8,18 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// One event.
+/// One event, of a kind of events: that of members and workers, unless another one is named.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct Line<W = What> {
     /// The time, by [`now_us`].
     pub at_us: u64,
     /// The process of the event.
     pub pid: u32,
     /// The event.
-    pub what: What,
+    pub what: W,
 }
 
 /// The kinds of events.
@@ -99,7 +100,7 @@ impl Sink {
     ///
     /// # Panics
     /// If the line cannot be written, since the event would be lost.
-    pub fn write(&self, what: What) {
+    pub fn write<W: Serialize>(&self, what: W) {
         self.line(&Line { at_us: now_us(), pid: std::process::id(), what });
     }
 
@@ -107,7 +108,7 @@ impl Sink {
     ///
     /// # Panics
     /// As [`write`](Self::write).
-    pub fn line(&self, line: &Line) {
+    pub fn line<W: Serialize>(&self, line: &Line<W>) {
         let mut text = serde_json::to_vec(line).expect("a line is JSON");
         text.push(b'\n');
         (&self.0).write_all(&text).expect("the sink can be written");
@@ -116,14 +117,14 @@ impl Sink {
 
 /// Reads lines as they are written.
 #[derive(Debug)]
-pub struct History {
+pub struct History<W = What> {
     file: File,
     rest: Vec<u8>,
     /// The lines read so far, in the order of the events.
-    pub lines: Vec<Line>,
+    pub lines: Vec<Line<W>>,
 }
 
-impl History {
+impl<W: DeserializeOwned> History<W> {
     /// Opens the history in the file at `path`.
     ///
     /// # Errors
@@ -136,7 +137,7 @@ impl History {
     ///
     /// # Panics
     /// If the file contains anything that is not a line.
-    pub fn read(&mut self) -> &[Line] {
+    pub fn read(&mut self) -> &[Line<W>] {
         let before = self.lines.len();
         self.file.read_to_end(&mut self.rest).expect("the sink can be read");
         let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
@@ -152,7 +153,7 @@ impl History {
 
 /// Parses a line. A process that is killed may leave the beginning of its last line, when the line goes over the end of a page
 /// of the file: then another line follows without a line break. What is cut off was not recorded.
-fn parse(line: &[u8]) -> serde_json::Result<Line> {
+fn parse<W: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Line<W>> {
     const BEGIN: &[u8] = b"{\"at_us\"";
     serde_json::from_slice(line).or_else(|error| {
         let behind = (1..line.len()).rev().find(|at| line[*at..].starts_with(BEGIN));
@@ -185,9 +186,9 @@ mod tests {
         let whole = br#"{"at_us":7,"pid":2,"what":"Killed"}"#;
         let torn = [&br#"{"at_us":6,"pid":2,"what":{"Started":{"number":69"#[..], whole].concat();
         for line in [&whole[..], &torn] {
-            let line = parse(line).expect("a line");
+            let line: Line = parse(line).expect("a line");
             assert_eq!((line.at_us, line.pid, line.what), (7, 2, What::Killed));
         }
-        assert!(parse(&whole[..10]).is_err() && parse(&whole[1..]).is_err());
+        assert!(parse::<What>(&whole[..10]).is_err() && parse::<What>(&whole[1..]).is_err());
     }
 }

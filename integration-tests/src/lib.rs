@@ -7,6 +7,7 @@
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
+pub mod chaos;
 pub mod cluster;
 pub mod console;
 pub mod crew;
