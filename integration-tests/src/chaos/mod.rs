@@ -6,4 +6,5 @@
 //! everything is handled. All processes write [`record::What`] into one file ([`crate::history`]). `checks` reads that
 //! file, and nothing else.
 
+pub mod checks;
 pub mod record;

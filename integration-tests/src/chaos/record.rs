@@ -102,7 +102,7 @@ pub struct Message {
 }
 
 /// A message in the hands of a handler.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Handling {
     /// The place.
     pub place: Place,

@@ -1,0 +1,138 @@
+//! Duplicates: what is repeated has a cause.
+//!
+//! **Rule.** A handling is *repeated* if its message was handled at this place with the same attempt before. Let E be the
+//! last such handling, and D the repeated one. The settlement of E is certain `settle` after its end; so the window of
+//! causes is from the begin of E until then, or until D if that is earlier. (So whatever happens long after a message was
+//! acknowledged excuses nothing: NO-REDELIVERY-AFTER-ACK.) D needs one of these causes:
+//!
+//! - `process`: a fault of the process of E in the window, or its end.
+//!   Or a fault of the process of D between E and D, if D has an older epoch, or none: it was stopped between its last
+//!   look at the lease and the begin.
+//! - `moved`: in the window the partition of E was lost by its owner, or granted under a higher epoch. A partition that
+//!   was given back in good order before does not count, unless `orderly_moves_repeat`.
+//! - `server`, `data`, `group`: a fault of this scope overlaps the window, extended by `aftermath` behind the fault.
+//!   Faults of scope `Data` count from `tail` before their begin, those of scope `Group` from `group_tail`; both are no
+//!   cause of a D before they begin.
+//!
+//! In the phase `Calm` there is no cause. An attempt above 1 that is not repeated needs an end `Failed` of the attempt
+//! before, or a counted crash together with a fault of a process that had it.
+//!
+//! **Limits.** Whether a cause led to this very duplicate is not known. A fault of scope `Server` excuses more than the
+//! product promises (an outage alone repeats nothing): the figure by cause shows it.
+
+use crate::chaos::record::{End, Phase, Scope};
+
+use super::super::limits::{Limits, us};
+use super::super::report::{Report, seconds};
+use super::super::story::{Delivery, Story};
+
+const NAME: &str = "duplicates";
+
+pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+    for deliveries in story.by_message.values() {
+        for (nth, index) in deliveries.iter().enumerate() {
+            let before: Vec<_> = deliveries[..nth].iter().map(|index| &story.deliveries[*index]).collect();
+            one(story, limits, &before, &story.deliveries[*index], report);
+        }
+    }
+}
+
+fn one(
+    story: &Story<'_>,
+    limits: &Limits,
+    before: &[&Delivery<'_>],
+    delivery: &Delivery<'_>,
+    report: &mut Report,
+) {
+    let (number, attempt) = (delivery.handling.number, delivery.handling.attempt);
+    let place = story.label(delivery.place);
+    let same = before.iter().rev().find(|earlier| earlier.handling.attempt == attempt);
+    let Some(earlier) = same else {
+        if attempt > 1 && !has_failed(story, before, delivery) {
+            let what = format!("attempt {attempt} at {place}, and no attempt {} failed", attempt - 1);
+            report.add(NAME, delivery.at.us, Some(number), what);
+        }
+        return;
+    };
+    let calm = story.phase_at(delivery.at.index) == Phase::Calm;
+    match cause(story, limits, earlier, delivery).filter(|_| !calm) {
+        Some(cause) => *report.figures.repeated.entry(cause).or_default() += 1,
+        None => {
+            report.figures.unexplained += 1;
+            let end = earlier.finish.map_or_else(
+                || "and did not end".to_owned(),
+                |finish| format!("and {:?} at {}", finish.end, seconds(finish.at.us)),
+            );
+            let (first, second) = (story.lives[earlier.life].label(), story.lives[delivery.life].label());
+            let why = if calm { "in the calm phase" } else { "without a cause" };
+            let what = format!(
+                "attempt {attempt} at {place}, partition {}: {first} (epoch {}) began at {} {end}; {second} (epoch {}) \
+                 again {why}",
+                delivery.handling.partition,
+                earlier.handling.epoch,
+                seconds(earlier.at.us),
+                delivery.handling.epoch,
+            );
+            report.add(NAME, delivery.at.us, Some(number), what);
+        }
+    }
+}
+
+/// Returns the cause of a repetition.
+fn cause(
+    story: &Story<'_>,
+    limits: &Limits,
+    earlier: &Delivery<'_>,
+    delivery: &Delivery<'_>,
+) -> Option<&'static str> {
+    let from = earlier.at.us;
+    let certain = earlier.finish.map_or(u64::MAX, |finish| finish.at.us.saturating_add(us(limits.settle)));
+    let to = certain.min(delivery.at.us);
+    let gone = story.lives[earlier.life].gone.is_some_and(|(gone, _)| gone.us >= from && gone.us <= to);
+    let stale = delivery.handling.epoch < earlier.handling.epoch || delivery.handling.epoch == 0;
+    let by_process = story.faults.iter().any(|fault| {
+        fault.hits(earlier.life) && fault.overlaps(from, to, 0, 0)
+            || stale && fault.hits(delivery.life) && fault.overlaps(from, delivery.at.us, 0, 0)
+    });
+    if gone || by_process {
+        return Some("process");
+    }
+    if has_moved(story, limits, earlier, to) {
+        return Some("moved");
+    }
+    let after = us(limits.aftermath);
+    story.faults.iter().filter(|fault| fault.from.us <= delivery.at.us).find_map(|fault| {
+        let (tail, name) = match fault.scope {
+            Scope::Process(_) => return None,
+            Scope::Server => (0, "server"),
+            Scope::Data => (us(limits.tail), "data"),
+            Scope::Group => (us(limits.group_tail), "group"),
+        };
+        fault.overlaps(from, to, tail, after).then_some(name)
+    })
+}
+
+/// Whether the partition of a handling was lost, or granted to another, until this time.
+fn has_moved(story: &Story<'_>, limits: &Limits, earlier: &Delivery<'_>, to: u64) -> bool {
+    let (partition, epoch) = (earlier.handling.partition, earlier.handling.epoch);
+    let within = |us: u64| us >= earlier.at.us && us <= to;
+    let end = story.grant_of(earlier).and_then(|grant| grant.end);
+    match end {
+        Some((at, true)) if within(at.us) => return true,
+        Some((at, false)) if within(at.us) => return limits.orderly_moves_repeat,
+        _ => {}
+    }
+    let grants = story.grants.get(&(earlier.place, partition));
+    grants.into_iter().flatten().any(|grant| grant.epoch > epoch && epoch > 0 && within(grant.at.us))
+}
+
+/// Whether the attempt before this one failed, or its process may have died in it.
+fn has_failed(story: &Story<'_>, before: &[&Delivery<'_>], delivery: &Delivery<'_>) -> bool {
+    before.iter().filter(|earlier| earlier.handling.attempt + 1 == delivery.handling.attempt).any(|earlier| {
+        let hit = |earlier: &Delivery<'_>| {
+            let gone = story.lives[earlier.life].gone.is_some();
+            gone || story.faults.iter().any(|fault| fault.hits(earlier.life))
+        };
+        earlier.ended(End::Failed) || delivery.handling.crashes > 0 && hit(earlier)
+    })
+}
