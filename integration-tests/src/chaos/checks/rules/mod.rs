@@ -3,7 +3,10 @@
 mod conservation;
 mod delays;
 mod duplicates;
+mod effects;
+mod leases;
 mod liveness;
+mod locks;
 mod order;
 mod queue;
 mod slots;
@@ -16,12 +19,15 @@ use super::story::Story;
 type Rule = fn(&Story<'_>, &Limits, &mut Report);
 
 /// All rules.
-pub(super) const ALL: [Rule; 7] = [
+pub(super) const ALL: [Rule; 10] = [
     queue::check,
     duplicates::check,
     order::check,
+    leases::check,
     delays::check,
     conservation::check,
+    effects::check,
     liveness::check,
     slots::check,
+    locks::check,
 ];

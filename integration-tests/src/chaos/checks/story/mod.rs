@@ -158,6 +158,10 @@ impl<'a> Story<'a> {
         read::read(lines)
     }
 
+    pub(crate) fn place(&self, place: &Place) -> Option<PlaceId> {
+        self.place_ids.get(place).copied()
+    }
+
     /// Returns the label of a place.
     pub(crate) fn label(&self, place: PlaceId) -> String {
         let Place { name, group } = self.places[place];

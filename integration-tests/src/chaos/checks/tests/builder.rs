@@ -23,6 +23,11 @@ pub(super) fn queue() -> Place {
     Place { name: "later".to_owned(), group: String::new() }
 }
 
+/// A topic whose effects happen once for each message.
+pub(super) fn once() -> Place {
+    Place { name: "payments-once".to_owned(), group: "billing".to_owned() }
+}
+
 /// A message to the topic, with the key 7.
 pub(super) fn message(number: u64) -> Message {
     Message {

@@ -2,6 +2,8 @@
 
 mod builder;
 mod delivery;
+mod locks;
+mod ownership;
 mod story;
 
 use std::time::Duration;

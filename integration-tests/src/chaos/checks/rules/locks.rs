@@ -1,0 +1,170 @@
+//! Locks: each grant has a larger fence, and nobody is granted what another one holds.
+//!
+//! **Rule.** For each lock with fences (a fence of 0 is none):
+//!
+//! - *increase*: fences strictly increase in the order of the grants. Behind a fault of scope `Data` they may decrease: this
+//!   is counted. A process that was stopped between the grant and its line may write it too late.
+//! - *holder*: a fence is shown only by the process to which it was granted.
+//! - *writes*: the fences of accepted writes do not decrease; and no write is refused whose fence is the highest so far.
+//! - *exclusive*: a lock is granted only when the holder before has released it, or said that it is lost, or ended in good
+//!   order, until `notice` after the grant; or when its process was killed or stopped, at least three fifths of a ttl
+//!   before: it renews after a third of the ttl, and the server grants the lock a ttl after the last renewal. Faults of
+//!   scope `Server` and `Data` keep renewals away too, and excuse it with their aftermath.
+//!
+//! **Limits.** Locks without a fence are only counted.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::chaos::record::{Scope, What};
+
+use super::super::limits::{Limits, us};
+use super::super::report::{Report, seconds};
+use super::super::story::{LifeId, Moment, Story};
+
+const NAME: &str = "locks";
+
+/// A grant of a lock.
+struct Holder {
+    fence: u64,
+    ttl_us: u64,
+    life: LifeId,
+    at: Moment,
+    end: Option<Moment>,
+}
+
+pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+    let mut locks: BTreeMap<&str, Vec<Holder>> = BTreeMap::new();
+    for (index, line) in story.lines.iter().enumerate() {
+        let (at, life) = (Moment { index, us: line.at_us }, story.life_of[index]);
+        match &line.what {
+            What::Locked { lock, fence, ttl_ms } if *fence > 0 => {
+                let holder = Holder { fence: *fence, ttl_us: ttl_ms * 1_000, life, at, end: None };
+                locks.entry(lock).or_default().push(holder);
+            }
+            What::Unlocked { lock, fence, .. } => {
+                let holders = locks.entry(lock).or_default().iter_mut().rev();
+                let of = holders.into_iter().find(|it| it.fence == *fence && it.life == life);
+                of.into_iter().for_each(|holder| _ = holder.end.get_or_insert(at));
+            }
+            _ => {}
+        }
+    }
+    for (lock, holders) in &locks {
+        increase(story, limits, lock, holders, report);
+        exclusive(story, limits, lock, holders, report);
+    }
+    writes(story, limits, &locks, report);
+}
+
+fn is_data(story: &Story<'_>, limits: &Limits, from_us: u64, to_us: u64) -> bool {
+    let from_us = from_us.saturating_sub(us(limits.tail));
+    story.disturbed(from_us, to_us, us(limits.aftermath), |fault| fault.scope == Scope::Data)
+}
+
+fn increase(story: &Story<'_>, limits: &Limits, lock: &str, holders: &[Holder], report: &mut Report) {
+    let mut highest: Option<&Holder> = None;
+    for holder in holders {
+        let Some(before) = highest.filter(|before| before.fence >= holder.fence) else {
+            highest = Some(holder);
+            continue;
+        };
+        if is_data(story, limits, before.at.us, holder.at.us) {
+            report.figures.fences_regressed += 1;
+            highest = Some(holder);
+            continue;
+        }
+        let stopped = story.disturbed(before.at.us, holder.at.us, 0, |fault| fault.hits(holder.life));
+        if before.fence == holder.fence || !stopped {
+            let (first, second) = (story.lives[before.life].label(), story.lives[holder.life].label());
+            let what = format!(
+                "{lock}: {second} is granted fence {}, {first} was granted {} at {}",
+                holder.fence,
+                before.fence,
+                seconds(before.at.us)
+            );
+            report.add(NAME, holder.at.us, None, what);
+        }
+    }
+}
+
+fn exclusive(story: &Story<'_>, limits: &Limits, lock: &str, holders: &[Holder], report: &mut Report) {
+    let mut by_fence: Vec<&Holder> = holders.iter().collect();
+    by_fence.sort_by_key(|holder| (holder.fence, holder.at));
+    for pair in by_fence.windows(2) {
+        let [before, next] = pair else { continue };
+        let at = next.at.us;
+        // A holder that was stopped may have written down its grant after the next one.
+        let (from, to) = (before.at.us.min(at), before.at.us.max(at));
+        if before.end.is_some_and(|end| end.us <= at.saturating_add(us(limits.notice))) {
+            continue;
+        }
+        let gone = story.lives[before.life].gone;
+        if gone.is_some_and(|(gone, orderly)| orderly && gone.us <= at.saturating_add(us(limits.notice))) {
+            continue;
+        }
+        let expired = |from: u64| at.saturating_sub(from) >= before.ttl_us * 3 / 5;
+        let excused = story.faults.iter().any(|fault| match fault.scope {
+            Scope::Process(_) => {
+                fault.hits(before.life) && fault.overlaps(from, at, 0, 0) && expired(fault.from.us)
+            }
+            Scope::Server => fault.overlaps(from, at, 0, us(limits.aftermath)),
+            // Grants may have been undone, and then the order of the fences is not that of the grants.
+            Scope::Data => fault.overlaps(from, to, us(limits.tail), us(limits.aftermath)),
+            Scope::Group => false,
+        });
+        let died = gone.is_some_and(|(gone, _)| gone.us <= at && expired(gone.us));
+        if !excused && !died {
+            let (first, second) = (story.lives[before.life].label(), story.lives[next.life].label());
+            let end = before.end.map_or("never".to_owned(), |end| format!("at {}", seconds(end.us)));
+            let what = format!(
+                "{lock}: {second} is granted it with fence {}, {first} holds it with fence {} since {}, and let it go {end}",
+                next.fence,
+                before.fence,
+                seconds(before.at.us)
+            );
+            report.add(NAME, at, None, what);
+        }
+    }
+}
+
+fn writes(story: &Story<'_>, limits: &Limits, locks: &BTreeMap<&str, Vec<Holder>>, report: &mut Report) {
+    let mut grants: HashMap<(&str, u64, u32), Moment> = HashMap::new();
+    for (lock, holders) in locks {
+        for holder in holders {
+            grants.entry((lock, holder.fence, story.lives[holder.life].pid)).or_insert(holder.at);
+        }
+    }
+    let mut highest: HashMap<&str, (u64, u64)> = HashMap::new();
+    let mut writers: HashMap<(&str, u64), u32> = HashMap::new();
+    for line in story.lines {
+        let What::Write { lock, fence, writer, accepted } = &line.what else { continue };
+        let count =
+            if *accepted { &mut report.figures.writes_accepted } else { &mut report.figures.writes_refused };
+        *count += 1;
+        if *fence == 0 {
+            continue;
+        }
+        let mut wrong = |what: String| {
+            report.add(
+                NAME,
+                line.at_us,
+                None,
+                format!("{lock}: process {writer} shows fence {fence}: {what}"),
+            );
+        };
+        let first = *writers.entry((lock, *fence)).or_insert(*writer);
+        if first != *writer && !is_data(story, limits, 0, line.at_us) {
+            wrong(format!("and so did process {first}"));
+        }
+        if !grants.contains_key(&(lock.as_str(), *fence, *writer)) {
+            wrong("it was not granted it".to_owned());
+        }
+        let (seen, at) = highest.get(lock.as_str()).copied().unwrap_or_default();
+        match accepted {
+            true if seen > *fence => wrong(format!("accepted after {seen} at {}", seconds(at))),
+            false if seen <= *fence => wrong(format!("refused, and the highest fence was {seen}")),
+            true => _ = highest.insert(lock, (*fence, line.at_us)),
+            false => {}
+        }
+    }
+}
