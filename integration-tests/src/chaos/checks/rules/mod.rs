@@ -1,9 +1,11 @@
 //! The rules. Each file states its rule, what excuses a breach, and what it cannot see.
 
 mod conservation;
+mod dead_letters;
 mod delays;
 mod duplicates;
 mod effects;
+mod endurance;
 mod leases;
 mod liveness;
 mod locks;
@@ -19,15 +21,17 @@ use super::story::Story;
 type Rule = fn(&Story<'_>, &Limits, &mut Report);
 
 /// All rules.
-pub(super) const ALL: [Rule; 10] = [
+pub(super) const ALL: [Rule; 12] = [
     queue::check,
     duplicates::check,
     order::check,
     leases::check,
     delays::check,
+    dead_letters::check,
     conservation::check,
     effects::check,
     liveness::check,
     slots::check,
     locks::check,
+    endurance::check,
 ];

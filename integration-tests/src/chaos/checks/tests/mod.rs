@@ -2,6 +2,7 @@
 
 mod builder;
 mod delivery;
+mod ending;
 mod locks;
 mod ownership;
 mod story;
