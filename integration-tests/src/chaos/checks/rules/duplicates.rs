@@ -6,8 +6,8 @@
 //! acknowledged excuses nothing: NO-REDELIVERY-AFTER-ACK.) D needs one of these causes:
 //!
 //! - `process`: a fault of the process of E in the window, or its end.
-//!   Or a fault of the process of D between E and D, if D has an older epoch, or none: it was stopped between its last
-//!   look at the lease and the begin.
+//!   Or a fault of the process of D until `notice` before D, if D has an older epoch, or none: it was stopped between
+//!   its last look at the lease and the begin.
 //! - `moved`: in the window the partition of E was lost by its owner, or granted under a higher epoch. A partition that
 //!   was given back in good order before does not count, unless `orderly_moves_repeat`.
 //! - `server`, `data`, `group`: a fault of this scope overlaps the window, extended by `aftermath` behind the fault.
@@ -90,9 +90,10 @@ fn cause(
     let to = certain.min(delivery.at.us);
     let gone = story.lives[earlier.life].gone.is_some_and(|(gone, _)| gone.us >= from && gone.us <= to);
     let stale = delivery.handling.epoch < earlier.handling.epoch || delivery.handling.epoch == 0;
+    let just_before = delivery.at.us.saturating_sub(us(limits.notice)).max(from);
     let by_process = story.faults.iter().any(|fault| {
         fault.hits(earlier.life) && fault.overlaps(from, to, 0, 0)
-            || stale && fault.hits(delivery.life) && fault.overlaps(from, delivery.at.us, 0, 0)
+            || stale && fault.hits(delivery.life) && fault.overlaps(just_before, delivery.at.us, 0, 0)
     });
     if gone || by_process {
         return Some("process");

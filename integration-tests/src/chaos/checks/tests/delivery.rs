@@ -250,11 +250,15 @@ mod duplicates {
 
     #[test]
     fn a_process_that_was_stopped_may_begin_under_an_old_epoch() {
-        let mut it = one_sent();
-        it.fault(Scope::Process(20)).wait(1_200).assign(21, 6).handle(21, &handling(1, 6)).mend();
-        let stale = handling(1, 5);
-        it.begin(20, &stale).effect(&stale, false).end(20, &stale, End::Failed).unassign(20, 5, true);
-        accepted(&it.finish(topic(), &[]));
+        let history = |ms| {
+            let (new, stale) = (handling(1, 6), handling(1, 5));
+            let mut it = one_sent();
+            it.fault(Scope::Process(20)).wait(1_200).assign(21, 6).handle(21, &new).mend().wait(ms);
+            it.begin(20, &stale).effect(&stale, false).end(20, &stale, End::Failed).unassign(20, 5, true);
+            it.finish(topic(), &[])
+        };
+        accepted(&history(200));
+        rejected(&history(300), "duplicates", "without a cause");
     }
 
     #[test]

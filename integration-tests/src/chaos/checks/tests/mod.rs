@@ -1,8 +1,10 @@
 //! Tests of the checks: each rule has histories that break it, and innocent ones that do not.
 
 mod builder;
+mod corruption;
 mod delivery;
 mod ending;
+mod generator;
 mod locks;
 mod ownership;
 mod story;
