@@ -1,5 +1,9 @@
 #![doc = include_str!("README.md")]
 
+#[cfg(feature = "mutants")]
+pub mod mutants;
+
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 /// Lua script with its contract. The header of its file states the same contract.
@@ -28,8 +32,18 @@ impl Script {
         commands
     }
 
+    /// Returns the source that is run: with the feature `mutants` another one, if it was replaced.
+    fn text(&self) -> Cow<'static, str> {
+        #[cfg(feature = "mutants")]
+        if let Some(replaced) = mutants::replaced(self.name) {
+            return Cow::Owned(replaced);
+        }
+        Cow::Borrowed(self.source)
+    }
+
     fn called_by(&self, call: &str) -> BTreeSet<String> {
-        let code = self.source.lines().filter(|line| !line.trim_start().starts_with("--"));
+        let text = self.text();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("--"));
         let code: Vec<&str> = code.collect();
         code.join(" ").split(call).skip(1).flat_map(named).collect()
     }
@@ -45,7 +59,7 @@ impl Script {
     pub fn checked(&self) -> String {
         let commands = self.called_by("redis.call(");
         if self.read_only || commands.len() < 2 {
-            return self.source.to_owned();
+            return self.text().into_owned();
         }
         let denied = commands.iter().map(|command| {
             let words = command.replace('|', "','");
@@ -62,7 +76,7 @@ impl Script {
              if asked and denied then return redis.error_reply(\
              'NOPERM this user has no permissions to run ' .. denied .. ', which script {name} needs') end end\n{}",
             denied.join(" or "),
-            self.source
+            self.text()
         )
     }
 }
