@@ -7,4 +7,5 @@
 //! file, and nothing else.
 
 pub mod checks;
+pub mod mutants;
 pub mod record;
