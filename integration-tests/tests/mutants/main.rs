@@ -3,6 +3,8 @@
 
 mod appends;
 mod grants;
+mod outbox;
 mod reads;
 mod scene;
 mod settlements;
+mod times;
