@@ -6,6 +6,9 @@ use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 
+/// Most headers that any [`Limits`] allow: an entry may have 3,000 fields, of which up to ten are not headers.
+pub(super) const MAX_HEADERS: usize = 2_990;
+
 /// Message as it is sent: the payload is bytes that Millstream never inspects.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Envelope {
@@ -59,8 +62,9 @@ impl Envelope {
         if key > limits.key {
             return over("bytes of key", key, limits.key);
         }
-        if self.headers.len() > limits.headers {
-            return over("headers", self.headers.len(), limits.headers);
+        let headers = limits.headers.min(MAX_HEADERS);
+        if self.headers.len() > headers {
+            return over("headers", self.headers.len(), headers);
         }
         if self.headers.size() > limits.header_bytes {
             return over("bytes of headers", self.headers.size(), limits.header_bytes);
@@ -90,7 +94,7 @@ pub struct Limits {
     pub payload: usize,
     /// Largest key, in bytes. Default: 1 KiB.
     pub key: usize,
-    /// Largest number of headers. Default: 64.
+    /// Largest number of headers. Default: 64; at most 2,990, since entries with more than 3,000 fields are no messages.
     pub headers: usize,
     /// Largest size of all header names and values together, in bytes. Default: 8 KiB, as in most HTTP servers.
     pub header_bytes: usize,
@@ -193,6 +197,23 @@ mod tests {
             assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::TooLarge, says));
         }
         assert!(Envelope::new("1234").with_key("1234").with_header("1234", "5678").check(&limits).is_ok());
+    }
+
+    /// A message that could be sent and not read would be a dead letter for every consumer.
+    #[test]
+    fn no_limit_allows_more_headers_than_an_entry_may_have() {
+        let raised = Limits { headers: usize::MAX, header_bytes: usize::MAX, ..Limits::default() };
+        let with = |count: usize| {
+            (0..count)
+                .fold(Envelope::new("").with_key("k"), |message, n| message.with_header(n.to_string(), ""))
+        };
+        let error = with(10_000).check(&raised).expect_err("too many");
+        assert_eq!(error.to_string(), "headers: 10000, at most 2990");
+        let most = with(2_990);
+        assert!(most.check(&raised).is_ok());
+        let mut fields = crate::wire::encode(&most);
+        fields.insert(0, ("mq:unique".into(), "id".into()));
+        assert_eq!(crate::wire::decode_body(&fields, &raised).expect("a message"), most);
     }
 
     #[test]

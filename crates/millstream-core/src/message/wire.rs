@@ -17,6 +17,7 @@ use crate::error::ErrorKind;
 use crate::history::History;
 use crate::id::MessageId;
 use crate::message::dead_letter::{DeadLetter, Reason};
+use crate::message::envelope::MAX_HEADERS;
 use crate::message::receipt::{Receipt, Source};
 
 /// Fields of an entry in their order, as the server stores them. Names may repeat and need not be text.
@@ -63,6 +64,7 @@ pub const PACKED: &str = "packed";
 pub const MAX_ERROR_LEN: usize = 1024;
 /// The most fields that a script copies one by one (Lua's `unpack` fails at 8,000 values).
 pub const MAX_BODY_FIELDS: usize = 3_000;
+const _: () = assert!(MAX_HEADERS + 10 <= MAX_BODY_FIELDS, "what can be sent can be read");
 
 /// Fields before the body of a redelivery, in this order.
 pub const REDELIVERY_FIELDS: [&str; 4] = [ATTEMPT, ORIGIN, ERROR, HISTORY];
