@@ -104,9 +104,9 @@ fn named(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     cell.split('`').skip(1).step_by(2).filter_map(|word| word.rsplit_once("::"))
 }
 
-/// Returns a section of the page on tests.
-fn section_of_tests(title: &str) -> String {
-    let page = read("docs/testing.md").unwrap_or_default();
+/// Returns a section of a page.
+fn section_of(page: &str, title: &str) -> String {
+    let page = read(page).unwrap_or_default();
     let section = page.split(&format!("\n## {title}\n")).nth(1).unwrap_or_default();
     section.split("\n## ").next().unwrap_or_default().to_owned()
 }
@@ -124,7 +124,7 @@ fn is_there(sources: &[(String, String)], file: &str, function: &str) -> bool {
 fn each_row_names_its_test(title: &str, at_least: usize) {
     let sources: Vec<(String, String)> = rust_files().collect();
     let (mut offenders, mut rules) = (Vec::new(), 0);
-    let section = section_of_tests(title);
+    let section = section_of("docs/testing.md", title);
     for row in section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| **")).skip(1) {
         let [rule, tests] = cells(row)[..] else {
             offenders.push(format!("not two cells: {row}"));
@@ -151,22 +151,25 @@ fn locks_and_idempotency_name_their_tests() {
     each_row_names_its_test("Locks and idempotency", 8);
 }
 
-/// Each fault has its row, and each row a test that is there or the reason why there is none.
+/// Each fault has its row, and each row an answer, and a test that is there or the reason why there is none.
 #[test]
 fn every_fault_names_its_test() {
-    let section = section_of_tests("Faults");
+    let section = section_of("docs/reliability.md", "Faults");
     let sources: Vec<(String, String)> = rust_files().collect();
     let mut offenders = Vec::new();
     let mut rows = Vec::new();
     for row in section.lines().filter(|line| line.starts_with("| ")).map(cells) {
-        let [number, _, test] = row[..] else {
-            offenders.push(format!("not three cells: {row:?}"));
+        let [number, _, answer, test] = row[..] else {
+            offenders.push(format!("not four cells: {row:?}"));
             continue;
         };
         if !number.starts_with(|c: char| c.is_ascii_digit()) {
             continue;
         }
         rows.push(number.to_owned());
+        if answer.len() <= 5 {
+            offenders.push(format!("{number}: no answer"));
+        }
         for (file, function) in named(test) {
             if !is_there(&sources, file, function) {
                 offenders.push(format!("{number}: there is no `{file}::{function}`"));
@@ -182,5 +185,5 @@ fn every_fault_names_its_test() {
     offenders.extend(missing.map(|number| format!("{number}: there is no such row")));
     let mut seen = std::collections::BTreeSet::new();
     offenders.extend(rows.iter().filter(|row| !seen.insert(*row)).map(|row| format!("{row}: twice")));
-    none(&offenders, "Faults of docs/testing.md, each with its test:");
+    none(&offenders, "Faults of docs/reliability.md, each with its answer and its test:");
 }
