@@ -1,6 +1,7 @@
 //! TLS: every kind of connection, and every reason to refuse one.
 
 use std::fs;
+use std::time::Duration;
 
 use integration_tests::cluster::Cluster;
 use integration_tests::server::Server;
@@ -109,6 +110,42 @@ async fn every_kind_of_connection_is_encrypted() {
     assert!(ours.iter().all(to_port), "{clients}");
     let report = consumer.shutdown().await;
     assert_eq!((report.acked, report.retried, report.dead), (2_000, 1, 0));
+}
+
+/// A server that is away for longer than many attempts to connect: nobody gives up, and no attempt of a message is used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_away_is_found_again_over_tls() {
+    let authority = Authority::new();
+    // It reads its files again when it comes back.
+    let folder = files(&authority, &authority.sign("localhost", |_| {}));
+    let mut server = Server::builder().appendonly(true).tls(folder.path()).start();
+    let url = format!("rediss://localhost:{}", server.tls_port().expect("a port with TLS"));
+    let mq = Millstream::at(&url).tls(TlsConfig::new().with_ca(authority.pem())).await.expect("connected");
+    let patient = mq.producer(JOBS).await.expect("a producer");
+    let hasty = mq.producer(JOBS).delivery_timeout(Duration::from_millis(700)).await.expect("a producer");
+    let consumer = mq.consumer(JOBS, "g").start(|delivery: Delivery<u64>| async move {
+        if delivery.attempt() == 1 { Ok(()) } else { Err("a second attempt") }
+    });
+    let consumer = consumer.await.expect("started");
+    for number in 0..20 {
+        patient.send(&number).await.expect("sent");
+    }
+    server.kill();
+    let mut unconfirmed = 0;
+    for number in 20..24 {
+        let error = hasty.send(&number).await.expect_err("nobody is there");
+        let kinds = [ErrorKind::Unavailable, ErrorKind::Unconfirmed];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        unconfirmed += u64::from(error.kind() == ErrorKind::Unconfirmed);
+    }
+    server.restart();
+    for number in 24..44 {
+        patient.send(&number).await.expect("sent");
+    }
+    integration_tests::eventually(async || consumer.report().acked >= 40, "all is handled").await;
+    let report = consumer.shutdown().await;
+    assert!((40..=40 + unconfirmed).contains(&report.acked), "{report:?}");
+    assert_eq!((report.retried, report.dead), (0, 0));
 }
 
 #[tokio::test]
