@@ -187,3 +187,28 @@ fn every_fault_names_its_test() {
     offenders.extend(rows.iter().filter(|row| !seen.insert(*row)).map(|row| format!("{row}: twice")));
     none(&offenders, "Faults of docs/reliability.md, each with its answer and its test:");
 }
+
+/// Each limit names what is refused, what slows down, what stays, and a test that is there.
+#[test]
+fn every_limit_names_its_test() {
+    let section = section_of("docs/reliability.md", "Limits");
+    let sources: Vec<(String, String)> = rust_files().collect();
+    let (mut offenders, mut rows) = (Vec::new(), 0);
+    for row in section.lines().filter(|line| line.starts_with("| ")).skip(1).map(cells) {
+        let [what, refused, slows, stays, tests] = row[..] else {
+            offenders.push(format!("not five cells: {row:?}"));
+            continue;
+        };
+        rows += 1;
+        if [refused, slows, stays].iter().any(|cell| cell.is_empty()) {
+            offenders.push(format!("{what}: an empty cell"));
+        }
+        let missing = named(tests).filter(|(file, function)| !is_there(&sources, file, function));
+        offenders.extend(missing.map(|(file, function)| format!("{what}: there is no `{file}::{function}`")));
+        if named(tests).next().is_none() {
+            offenders.push(format!("{what}: no test"));
+        }
+    }
+    assert!(rows >= 12, "{rows} limits");
+    none(&offenders, "Limits of docs/reliability.md, each with its test:");
+}

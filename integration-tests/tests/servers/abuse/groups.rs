@@ -1,0 +1,121 @@
+//! A topic with ten thousand groups.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use integration_tests::fixture::raw_connection;
+use integration_tests::history::figure;
+use integration_tests::{eventually, server::Server};
+use millstream::{
+    Concurrency, Delivery, GroupName, Millstream, Record, Retention, Topic, TopicChange, TopicName,
+};
+use millstream_core::TopicPartition;
+use millstream_core::keys::Keys;
+
+const GROUPS: usize = 10_000;
+const JOBS: Topic<u64> = Topic::new("jobs").partitions(1);
+
+/// What the server says of a command: calls, and mean microseconds of one.
+fn cost(server: &Server, command: &str) -> (u64, f64) {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+    let figure = |name: &str| -> f64 {
+        let value = line.and_then(|line| line.split(',').find_map(|it| it.strip_prefix(name)));
+        value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+    };
+    (figure("calls=") as u64, figure("usec_per_call="))
+}
+
+/// Every question about one group, and the trims of a group at work, cost the server what listing the groups of the log costs it,
+/// a bounded number of times: no request goes through the groups for each group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_groups_cost_each_request_one_look_at_them() {
+    /// How many times longer than a bare list of the groups a script may take. A script gets that list as Lua tables, which
+    /// alone takes four times as long, and looks at each group once.
+    const TIMES: f64 = 40.0;
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let producer = mq.producer(JOBS).await.expect("a producer");
+    let keys = Keys::new();
+    let name: TopicName = "jobs".parse().expect("a name");
+    let log = keys.log(&TopicPartition::new(name.clone(), 0)).to_string();
+    let mut raw = raw_connection(&server.url()).await;
+    let numbers: Vec<u64> = (0..200).collect();
+    for sent in producer.send_all(numbers.iter().map(Record::new)).await {
+        sent.expect("stored");
+    }
+    // As their consumers would have made them. All but the first thousand have read ten entries, and settled none of them.
+    for from in (0..GROUPS).step_by(1_000) {
+        let mut pipe = redis::pipe();
+        for group in from..from + 1_000 {
+            let group = format!("group-{group}");
+            pipe.cmd("XGROUP").arg("CREATE").arg(&log).arg(&group).arg("0").ignore();
+            pipe.cmd("SADD").arg(keys.topic_groups(&name).as_str()).arg(&group).ignore();
+            if from > 0 {
+                pipe.cmd("XREADGROUP").arg("GROUP").arg(&group).arg("owner").arg("COUNT").arg(10);
+                pipe.arg("STREAMS").arg(&log).arg(">").ignore();
+            }
+        }
+        pipe.exec_async(&mut raw).await.expect("created");
+    }
+    let admin = mq.admin();
+    let group: GroupName = "group-9000".parse().expect("a name");
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let listed = admin.groups(&name).await.expect("listed");
+    assert_eq!(listed.len(), GROUPS);
+    for _ in 0..3 {
+        let stats = admin.group_stats(&name, &group).await.expect("stats");
+        assert_eq!((stats.totals.pending, stats.totals.lag), (10, Some(190)));
+    }
+    let pins = admin.pins(&name).await.expect("pins");
+    // Many of them need the same entries, so no entry is kept for one alone.
+    assert_eq!((pins.len(), pins[0].entries), (1, 0));
+    let (looks, look_us) = cost(&server, "evalsha_ro");
+    let (lists, list_us) = cost(&server, "xinfo|groups");
+    assert!(looks <= 12 && lists <= looks + 8, "{looks} scripts, {lists} lists of groups for five questions");
+
+    // One of them is at work: it is handed everything, and its trims drop nothing that the others have not read.
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let handled = Arc::new(AtomicU64::new(0));
+    let counted = handled.clone();
+    let consumer = mq.consumer(JOBS, "group-9000").concurrency(Concurrency::Unordered(16));
+    let consumer = consumer.start(move |_: Delivery<u64>| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async {}
+    });
+    let consumer = consumer.await.expect("started");
+    eventually(async || handled.load(Ordering::Relaxed) == 200, "it is handed everything").await;
+    let trims = async || cost(&server, "xinfo|groups").0 >= 2;
+    eventually(trims, "it has trimmed").await;
+    let (trims, trim_us) = cost(&server, "xinfo|groups");
+    let (calls, script_us) = cost(&server, "evalsha");
+    let of_trims = script_us * calls as f64 / trims as f64;
+    assert_eq!(server.cli(&["XLEN", &log]), "200");
+    consumer.shutdown().await;
+
+    // Entries that go by a rule are counted for each group that had not read them.
+    let mut change = TopicChange::new();
+    change.retention = Some(Retention::Length(50));
+    admin.alter_topic(&name, &change).await.expect("altered");
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let consumer = mq.consumer(JOBS, "group-9000").start(|_: Delivery<u64>| async {}).await.expect("started");
+    let trimmed = async || server.cli(&["XLEN", &log]) == "50";
+    eventually(trimmed, "it is trimmed to its length").await;
+    let (lossy, _) = cost(&server, "xinfo|groups");
+    let (calls, script_us) = cost(&server, "evalsha");
+    let of_lossy = script_us * calls as f64 / lossy as f64;
+    consumer.shutdown().await;
+    figure(
+        "abuse",
+        &format!(
+            "{GROUPS} groups: {list_us:.0} µs for a list of them; a look {look_us:.0} µs; {trims} trims of {of_trims:.0} µs \
+             ({trim_us:.0} µs for the list then); {lossy} trims with losses of {of_lossy:.0} µs"
+        ),
+    );
+    for (what, us) in [("look", look_us), ("trim", of_trims), ("trim with losses", of_lossy)] {
+        assert!(
+            us <= TIMES * list_us.max(trim_us),
+            "a {what} takes {us:.0} µs, a list of the groups {list_us:.0} µs"
+        );
+    }
+}
