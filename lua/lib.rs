@@ -305,6 +305,14 @@ script!(
 );
 
 script!(
+    /// Stores the settings of a delay queue unless it exists.
+    CREATE_QUEUE, "tasks", "create_queue", ["meta"], ["shards", "format", "dead_letter_retention"]
+);
+script!(
+    /// Changes settings of a delay queue.
+    ALTER_QUEUE, "tasks", "alter_queue", ["meta"], ["dead_letter_retention"]
+);
+script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
     CLAIM_TASKS, "tasks", "claim_tasks",
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
@@ -323,6 +331,11 @@ script!(
 script!(
     /// Schedules dead tasks again, due at once, as a first attempt; each at most once.
     REPLAY_TASKS, "tasks", "replay_tasks", ["dead_tasks", "delay", "delay_items", "claims", "wake"], ["ids..."]
+);
+script!(
+    /// Drops the oldest dead tasks of a shard by age and number.
+    TRIM_TASKS, "tasks", "trim_tasks",
+    ["dead_tasks"], ["mode", "until_ms", "age_ms", "length", "after", "passed"]
 );
 
 script!(
@@ -498,10 +511,13 @@ pub const ALL: &[&Script] = &[
     &RECUR_PAUSE,
     &RECUR_DUE,
     &RECUR_FIRE,
+    &CREATE_QUEUE,
+    &ALTER_QUEUE,
     &CLAIM_TASKS,
     &SETTLE_TASKS,
     &EXTEND_TASKS,
     &REPLAY_TASKS,
+    &TRIM_TASKS,
     &EXTEND,
     &CLAIM,
     &HEARTBEAT,

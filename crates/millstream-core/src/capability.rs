@@ -73,6 +73,9 @@ capabilities! {
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];
     /// To drop dead letters by age and number. A backend that claims it has the role [`DeadLetters`](crate::DeadLetters).
     TrimDeadLetters: "dead_letters", "retention of dead letters", ["DeadLetters::trim"];
+    /// To store a retention of dead tasks with a delay queue, to change it, and to drop dead tasks by it. A backend that claims
+    /// it has the role [`Tasks`](crate::Tasks).
+    TrimDeadTasks: "tasks", "retention of dead tasks", ["Tasks::alter_queue", "Tasks::trim_dead"];
     /// To change the due time of messages that wait.
     Reschedule: "schedule", "rescheduling", ["Schedule::reschedule"];
     /// To list messages that wait.

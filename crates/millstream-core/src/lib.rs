@@ -62,7 +62,7 @@ pub use policy::{DeadLetterPolicy, RetryPolicy};
 pub use recurring::Recurring;
 pub use schedule::{Due, OnConflict, Place, Schedule, ScheduleId, Shard};
 pub use shared::{Shared, SharedMember, SharedReader};
-pub use tasks::{QueueSpec, Tasks};
+pub use tasks::{QueueChange, QueueSpec, Tasks};
 pub use timestamp::Timestamp;
 pub use topic::{Partition, Retention, Topic, TopicChange, TopicPartition, TopicSpec};
 pub use trace::TraceContext;

@@ -289,7 +289,7 @@ impl<T> DelayQueueBuilder<T> {
         });
         problems.finish()?;
         let Some(name) = name else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid queue")) };
-        let asked = QueueSpec { name, shards: self.shards };
+        let asked = QueueSpec::new(name, self.shards);
         let spec = backend.tasks()?.create_queue(&asked).await?;
         if spec != asked {
             let (queue, shards) = (&spec.name, spec.shards);

@@ -107,7 +107,6 @@ const WORKS: &[&str] = &[
     "watch",
     "blpop",
     "hdel",
-    "hsetnx",
     "sadd",
     "srem",
     "unlink",

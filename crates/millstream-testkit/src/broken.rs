@@ -106,6 +106,7 @@ impl Mutant {
             Self::UniqueUnsupported => Capability::Unique,
             Self::DurabilityUnsupported => Capability::Durability,
             Self::TrimDeadLettersUnsupported => Capability::TrimDeadLetters,
+            Self::TrimDeadTasksUnsupported => Capability::TrimDeadTasks,
             Self::RescheduleUnsupported => Capability::Reschedule,
             Self::ListScheduledUnsupported => Capability::ListScheduled,
             Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,

@@ -147,7 +147,7 @@ impl Harness {
     /// The errors of [`create_queue`](millstream_core::Tasks::create_queue).
     pub async fn queue(&self, shards: u32) -> Result<QueueSpec, Violation> {
         let name = QueueName::new(self.unique("queue"))?;
-        Ok(self.backend.tasks()?.create_queue(&QueueSpec { name, shards }).await?)
+        Ok(self.backend.tasks()?.create_queue(&QueueSpec::new(name, shards)).await?)
     }
 
     /// Returns a shard of a new delay queue.

@@ -817,6 +817,26 @@ sabotages! {
     ReplayedLate,
     /// A replayed task takes the place of one that waits.
     ReplayTakesTheId,
+    /// The retention of dead tasks is not stored with a queue.
+    QueueRetentionForgotten,
+    /// A change of a queue's settings is confirmed and not stored.
+    AlterQueueForgotten,
+    /// A trim of dead tasks counts and drops nothing.
+    TrimTasksForgotten,
+    /// A trim of dead tasks ignores the age.
+    TrimTasksForgetsAge,
+    /// A trim of dead tasks ignores the number.
+    TrimTasksForgetsLength,
+    /// A trim of dead tasks confuses age and number.
+    TrimTasksMiscounts,
+    /// A dry run of a trim of dead tasks drops them.
+    TrimTasksDryRunDrops,
+    /// A worker drops dead tasks under a retention that it may not apply any more.
+    TrimTasksLate,
+    /// A trim of dead tasks drops those of the other shards too.
+    TrimTasksOfAllShards,
+    /// A trim of dead tasks schedules them again instead of dropping them.
+    TrimTasksReplays,
     /// Claimed tasks are counted as waiting, and no claim as expired.
     TaskCountsLie,
     /// No waiting worker is ever called.
@@ -899,6 +919,8 @@ sabotages! {
     DedupUnsupported,
     /// It claims the retention of dead letters, and answers that it is unsupported.
     TrimDeadLettersUnsupported,
+    /// It claims the retention of dead tasks, and answers that it is unsupported.
+    TrimDeadTasksUnsupported,
     /// It claims unique ids, and answers that it is unsupported.
     UniqueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.

@@ -7,8 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream::{MessageId, Result};
 use millstream_core::log::Settled;
-use millstream_core::tasks::{ClaimRequest, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
-use millstream_core::{Backend, QueueName, ScheduleId, Shard, Timestamp};
+use millstream_core::tasks::{
+    ClaimRequest, Claimed, DeadTask, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy, TrimmedTasks,
+    Verdict,
+};
+use millstream_core::{Backend, DeadLetterRetention, QueueName, ScheduleId, Shard, Timestamp};
 
 /// The time between due and claim of each task, in milliseconds.
 pub(super) type Claims = Arc<Mutex<Vec<i64>>>;
@@ -85,5 +88,18 @@ impl Tasks for Recorder {
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         self.tasks.purge_all(shard).await
+    }
+
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        self.tasks.alter_queue(name, change).await
+    }
+
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        self.tasks.trim_dead(shard, retention, by).await
     }
 }

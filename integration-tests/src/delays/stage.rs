@@ -184,7 +184,7 @@ impl Stage {
                 TopicPartition::new(topic, u32::from(number % 2 == 1)).into()
             }
             Engine::Queue => {
-                let spec = millstream_core::QueueSpec { name: self.queue.name().clone(), shards: 2 };
+                let spec = millstream_core::QueueSpec::new(self.queue.name().clone(), 2);
                 spec.shard_of(&id(number).parse().expect("an id")).into()
             }
         }

@@ -19,6 +19,8 @@ const MAX_MS: u64 = 1 << 53;
 /// when the partition has that many newer ones of the group. A letter that a client has claimed is not dropped, but counts;
 /// one that was [left](crate::dead_letters::DeadLetterAction::Leave) for later is dropped like any other.
 ///
+/// For the dead tasks of a delay queue it is the same, with the shard in place of the partition. They have no claims.
+///
 /// ```
 /// use std::time::Duration;
 /// use millstream_core::{DeadLetterRetention, Topic};

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::capability::unsupported;
 use crate::continuity::Continuity;
-use crate::dead_letters::Reason;
+use crate::dead_letters::{DeadLetterRetention, Overdue, Reason};
 use crate::envelope::{Envelope, Limits};
-use crate::error::Result;
+use crate::error::{Problems, Result};
 use crate::history::History;
 use crate::id::MessageId;
 use crate::log::Settled;
@@ -37,9 +38,36 @@ pub struct QueueSpec {
     pub name: QueueName,
     /// Number of shards: 1 to [`MAX_SHARDS`]. It cannot change after the queue was created.
     pub shards: u32,
+    /// When dead tasks are dropped; the number is that of one shard. It can be [changed](Tasks::alter_queue).
+    pub dead_letter_retention: DeadLetterRetention,
 }
 
 impl QueueSpec {
+    /// Creates the settings of a queue that keeps all dead tasks.
+    #[must_use]
+    pub const fn new(name: QueueName, shards: u32) -> Self {
+        Self { name, shards, dead_letter_retention: DeadLetterRetention::KEEP }
+    }
+
+    /// Returns the same settings with another retention of dead tasks.
+    #[must_use]
+    pub fn with_dead_letter_retention(self, retention: DeadLetterRetention) -> Self {
+        Self { dead_letter_retention: retention, ..self }
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) that lists all problems.
+    pub fn check(&self) -> Result<()> {
+        let mut problems = Problems::new("queue");
+        problems.require((1..=MAX_SHARDS).contains(&self.shards), || {
+            format!("{} shards, 1 to {MAX_SHARDS} are allowed", self.shards)
+        });
+        self.dead_letter_retention.check(&mut problems);
+        problems.finish()
+    }
+
     /// Returns the shards.
     pub fn iter(&self) -> impl Iterator<Item = Shard> + '_ {
         (0..self.shards).map(|shard| Shard::new(self.name.clone(), shard))
@@ -49,6 +77,38 @@ impl QueueSpec {
     #[must_use]
     pub fn shard_of(&self, id: &ScheduleId) -> Shard {
         Shard::new(self.name.clone(), crate::partitioner::by_hash(id.as_str().as_bytes(), self.shards))
+    }
+}
+
+/// Change of a queue's settings; a setting that is not set stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use = "a change does nothing until it is given to Tasks::alter_queue"]
+#[non_exhaustive]
+pub struct QueueChange {
+    /// The new retention of dead tasks.
+    pub dead_letter_retention: Option<DeadLetterRetention>,
+}
+
+impl QueueChange {
+    /// Creates a change that changes nothing.
+    pub const fn new() -> Self {
+        Self { dead_letter_retention: None }
+    }
+
+    /// Changes the retention of dead tasks. Running workers apply it within two minutes.
+    pub const fn dead_letter_retention(mut self, retention: DeadLetterRetention) -> Self {
+        self.dead_letter_retention = Some(retention);
+        self
+    }
+
+    /// Returns `queue` after the change.
+    ///
+    /// # Errors
+    /// Those of [`QueueSpec::check`].
+    pub fn of(&self, queue: QueueSpec) -> Result<QueueSpec> {
+        let retention = self.dead_letter_retention.unwrap_or(queue.dead_letter_retention);
+        let changed = queue.with_dead_letter_retention(retention);
+        changed.check().map(|()| changed)
     }
 }
 
@@ -201,6 +261,55 @@ impl DeadTask {
     }
 }
 
+/// Caller of [`Tasks::trim_dead`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrimTasksBy {
+    /// A worker, which does a bounded amount of work. It was paused if its request arrives after `until`, by the server's
+    /// clock, and may know an earlier retention: then it is refused.
+    Worker {
+        /// Latest time at which the retention may be applied.
+        until: Timestamp,
+    },
+    /// An operator. All is done.
+    Operator,
+    /// An operator who wants to know what would be dropped. Nothing is.
+    DryRun,
+}
+
+/// Result of one [`Tasks::trim_dead`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TrimmedTasks {
+    /// Number of dead tasks that were dropped because they were too old.
+    pub aged: u64,
+    /// Number of dead tasks that were dropped because there were too many newer ones.
+    pub excess: u64,
+    /// Whether there may be more to drop: a worker's trim is bounded.
+    pub more: bool,
+}
+
+impl TrimmedTasks {
+    /// Creates a result without more to drop.
+    #[must_use]
+    pub const fn new(aged: u64, excess: u64) -> Self {
+        Self { aged, excess, more: false }
+    }
+
+    /// Returns the number of dead tasks that were dropped.
+    #[must_use]
+    pub const fn dropped(self) -> u64 {
+        self.aged + self.excess
+    }
+
+    /// Counts one more task that is dropped.
+    pub fn count(&mut self, overdue: Overdue) {
+        match overdue {
+            Overdue::Age => self.aged += 1,
+            Overdue::Length => self.excess += 1,
+        }
+    }
+}
+
 /// Numbers of tasks in a shard, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskCounts {
@@ -220,7 +329,7 @@ pub trait Tasks: Send + Sync {
     /// Creates a queue unless it exists. Returns the stored settings: those of the first call win.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a bad number of shards; transient ones.
+    /// Those of [`QueueSpec::check`]; transient ones.
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec>;
 
     /// Returns the stored settings of a queue.
@@ -311,6 +420,38 @@ pub trait Tasks: Send + Sync {
     /// # Errors
     /// Transient ones, after which deleted tasks stay deleted; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn purge_all(&self, shard: &Shard) -> Result<usize>;
+
+    /// Changes settings of a queue, and returns all of them.
+    ///
+    /// [Optional](crate::Capability::TrimDeadTasks).
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); those of [`QueueSpec::check`]; transient ones. By default
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        let _ = (name, change);
+        Err(unsupported("Tasks::alter_queue"))
+    }
+
+    /// Drops the dead tasks of a shard that a retention does not keep, oldest first. The age of a task counts from its
+    /// death, the number is that of the shard. The clock is the server's. A task is replayed in one step, so one that is
+    /// dropped was not replayed, and one that was replayed is not dropped.
+    ///
+    /// [Optional](crate::Capability::TrimDeadTasks).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) for a [worker](TrimTasksBy::Worker) that comes too late: nothing was
+    /// dropped. Transient ones and [`ErrorKind::WrongType`](crate::ErrorKind::WrongType): tasks that were dropped stay
+    /// dropped. By default [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        let _ = (shard, retention, by);
+        Err(unsupported("Tasks::trim_dead"))
+    }
 }
 
 impl fmt::Display for QueueSpec {

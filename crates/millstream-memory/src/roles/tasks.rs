@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, Extended, MAX_SHARDS, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
+    TrimmedTasks, Verdict,
 };
 use millstream_core::{Error, ErrorKind, MessageId, QueueName, Result};
 
@@ -20,18 +22,13 @@ const MAX_PAGE: usize = 1_000;
 #[async_trait]
 impl Tasks for MemoryBackend {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
-        let QueueSpec { name, shards } = spec;
-        if !(1..=MAX_SHARDS).contains(shards) {
-            let message = format!("queue {name} has {shards} shards, 1 to {MAX_SHARDS} are allowed");
-            return Err(Error::new(ErrorKind::InvalidConfig, message));
-        }
+        spec.check()?;
         let mut state = self.lock();
-        Ok(state.queues.entry(name.clone()).or_insert_with(|| spec.clone()).clone())
+        Ok(state.queues.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("queue {name} does not exist"));
-        self.lock().queues.get(name).cloned().ok_or_else(unknown)
+        self.lock().queues.get(name).cloned().ok_or_else(|| unknown(name))
     }
 
     async fn queues(&self) -> Result<Vec<QueueName>> {
@@ -116,4 +113,47 @@ impl Tasks for MemoryBackend {
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         Ok(std::mem::take(&mut self.lock().shard(shard).dead).len())
     }
+
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        let mut state = self.lock();
+        let stored = state.queues.get_mut(name).ok_or_else(|| unknown(name))?;
+        *stored = change.of(stored.clone())?;
+        Ok(stored.clone())
+    }
+
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        let mut state = self.lock();
+        let now = self.now().timestamp();
+        if let TrimTasksBy::Worker { until } = by
+            && now > until
+        {
+            return Err(Error::new(ErrorKind::Fenced, format!("the retention is known only until {until}")));
+        }
+        let dead = &mut state.shard(shard).dead;
+        let (mut trimmed, length) = (TrimmedTasks::default(), dead.len());
+        for (nth, id) in dead.keys().enumerate() {
+            let newer = u64::try_from(length - nth - 1).unwrap_or(u64::MAX);
+            // They are in order: behind the first one that stays nothing is overdue.
+            let Some(overdue) = retention.overdue(now.saturating_duration_since(id.timestamp()), newer)
+            else {
+                break;
+            };
+            trimmed.count(overdue);
+        }
+        if by != TrimTasksBy::DryRun {
+            for _ in 0..trimmed.dropped() {
+                dead.pop_first();
+            }
+        }
+        Ok(trimmed)
+    }
+}
+
+fn unknown(name: &QueueName) -> Error {
+    Error::new(ErrorKind::NotFound, format!("queue {name} does not exist"))
 }

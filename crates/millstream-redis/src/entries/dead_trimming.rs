@@ -9,6 +9,7 @@ use redis::Value;
 use crate::backend::RedisBackend;
 use crate::conn::replies::reply;
 use crate::error::fenced;
+use crate::scripts::retention::figures;
 use crate::scripts::script;
 
 /// Maximum number of calls for an owner, one after the other.
@@ -70,16 +71,6 @@ impl RedisBackend {
     }
 }
 
-/// Returns the script's arguments for a retention: milliseconds and number, '' for no limit.
-fn figures(retention: DeadLetterRetention) -> (String, String) {
-    let text = retention.to_string();
-    let figure = |word: &str| {
-        let of_word = |rule: &str| rule.strip_prefix(word).map(str::to_owned);
-        text.split(',').find_map(of_word).unwrap_or_default()
-    };
-    (figure("age:"), figure("length:"))
-}
-
 /// Adds the result of a call. Returns the position at which the next one continues; `None` at the end.
 fn add(trimmed: &mut TrimmedLetters, answer: Value) -> Result<Option<Position>> {
     let [aged, excess, claimed, more, after, passed] = reply::tuple(answer)?;
@@ -89,20 +80,4 @@ fn add(trimmed: &mut TrimmedLetters, answer: Value) -> Result<Option<Position>> 
     trimmed.claimed += number(claimed)?;
     let position = Position { after: reply::text(after)?, passed: number(passed)? };
     Ok((reply::int(more)? == 1).then_some(position))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn a_limit_that_is_not_set_is_empty() {
-        let text = |age: &str, length: &str| (age.to_owned(), length.to_owned());
-        let age = Duration::from_micros(1_500);
-        assert_eq!(figures(DeadLetterRetention::age(age)), text("2", ""));
-        assert_eq!(figures(DeadLetterRetention::length(7)), text("", "7"));
-        assert_eq!(figures(DeadLetterRetention::age(age).and_length(7)), text("2", "7"));
-        assert_eq!(figures(DeadLetterRetention::KEEP), text("", ""));
-    }
 }

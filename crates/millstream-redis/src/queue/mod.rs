@@ -3,3 +3,4 @@
 pub(crate) mod dead_tasks;
 pub(crate) mod queues;
 pub(crate) mod scheduling;
+pub(crate) mod trimming;

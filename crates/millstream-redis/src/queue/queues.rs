@@ -1,26 +1,28 @@
 //! Delay queues: their settings and their names.
 
 use millstream_core::catalog::FORMAT;
+use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::QueueName;
-use millstream_core::tasks::{MAX_SHARDS, QueueSpec};
+use millstream_core::tasks::{QueueChange, QueueSpec};
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::conn::connection::Line;
 use crate::conn::replies::reply;
+use crate::scripts::script;
 
 /// Fields of a queue's meta hash.
-const META: [&str; 2] = ["shards", "format"];
+const META: [&str; 3] = ["shards", "format", "deadLetterRetention"];
 
 fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
-    let [shards, format] = reply::tuple(meta)?;
+    let [shards, format, of_dead] = reply::tuple(meta)?;
     if shards == Value::Nil && format == Value::Nil {
-        return Err(Error::new(ErrorKind::NotFound, format!("queue {name} does not exist")));
+        return Err(unknown(name));
     }
+    let damaged =
+        |what: &str| Error::new(ErrorKind::Protocol, format!("queue {name}: stored {what} is invalid"));
     let number = |value: Value, what: &str| -> Result<u32> {
-        let damaged = || Error::new(ErrorKind::Protocol, format!("queue {name}: stored {what} is invalid"));
-        reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(damaged)
+        reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(|| damaged(what))
     };
     // Check the format first: a newer one may give every other field another meaning.
     let format = number(format, "format")?;
@@ -28,47 +30,50 @@ fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
         let message = format!("queue {name} has format {format}, this version knows {FORMAT}");
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
-    let spec = QueueSpec { name: name.clone(), shards: number(shards, "shards")? };
-    check(&spec).map_err(|error| Error::new(ErrorKind::Protocol, format!("stored {error}")))?;
+    let of_dead = match of_dead {
+        Value::Nil => DeadLetterRetention::KEEP,
+        stored => {
+            let stored = reply::text(stored).map_err(|_| damaged("deadLetterRetention"))?;
+            DeadLetterRetention::parse(&stored).map_err(|error| error.during(format_args!("queue {name}")))?
+        }
+    };
+    let spec = QueueSpec::new(name.clone(), number(shards, "shards")?).with_dead_letter_retention(of_dead);
+    spec.check().map_err(|error| Error::new(ErrorKind::Protocol, format!("stored {error}")))?;
     Ok(spec)
 }
 
-fn check(spec: &QueueSpec) -> Result<()> {
-    if (1..=MAX_SHARDS).contains(&spec.shards) {
-        return Ok(());
-    }
-    let message = format!("queue {} cannot have {} shards: 1 to {MAX_SHARDS}", spec.name, spec.shards);
-    Err(Error::new(ErrorKind::InvalidConfig, message))
+fn unknown(name: &QueueName) -> Error {
+    Error::new(ErrorKind::NotFound, format!("queue {name} does not exist"))
 }
 
 impl Inner {
     pub(crate) async fn create_queue(&self, wanted: &QueueSpec) -> Result<QueueSpec> {
-        check(wanted)?;
+        wanted.check()?;
         let meta = self.keys.queue_meta(&wanted.name);
-        let mut pipe = Pipeline::new();
-        // A transaction, so that no reader sees half of the settings; with HSETNX, so that the first writer of a field
-        // wins.
-        pipe.cmd("MULTI");
-        for (field, value) in META.iter().zip([wanted.shards, FORMAT]) {
-            pipe.cmd("HSETNX").arg(meta.as_str()).arg(field).arg(value);
-        }
-        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
-        pipe.cmd("EXEC");
-        let on_meta = |error: Error| error.during(format_args!("create queue in {meta}"));
-        let mut done = Value::Nil;
-        for answer in self.pool.send(&pipe).await? {
-            done = reply::ok(answer).map_err(on_meta)?;
-        }
-        let mut last = Value::Nil;
-        for answer in reply::array(done)? {
-            last = reply::ok(answer).map_err(on_meta)?;
-        }
-        let stored = spec(&wanted.name, last)?;
+        // All in one script, so that no reader sees half of the settings.
+        let call = self.scripts.create_queue.call([&meta]).arg(wanted.shards).arg(FORMAT);
+        let call = call.arg(wanted.dead_letter_retention.to_string());
+        let stored = script::run_one(&self.pool, call).await;
+        let stored = stored.map_err(|error| error.during(format_args!("create queue in {meta}")))?;
+        let stored = spec(&wanted.name, stored)?;
         let registry = self.keys.queues();
         let mut pipe = Pipeline::new();
         pipe.cmd("SADD").arg(registry.as_str()).arg(wanted.name.as_str());
         self.one(&registry, &pipe).await?;
         Ok(stored)
+    }
+
+    pub(crate) async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        // Checked with the stored settings, which are also those of a format that this version knows.
+        change.of(self.queue(name).await?)?;
+        let meta = self.keys.queue_meta(name);
+        let of_dead = change.dead_letter_retention.map(|retention| retention.to_string()).unwrap_or_default();
+        let call = self.scripts.alter_queue.call([&meta]).arg(of_dead);
+        let stored = script::run_one(&self.pool, call).await.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => unknown(name),
+            _ => error.during(format_args!("alter queue in {meta}")),
+        })?;
+        spec(name, stored)
     }
 
     pub(crate) async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::Timestamp;
+use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -12,8 +13,8 @@ use millstream_core::log::Settled;
 use millstream_core::name::QueueName;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, MAX_WINDOW, QueueSpec, TaskCounts,
-    Tasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, MAX_WINDOW, QueueChange, QueueSpec,
+    TaskCounts, Tasks, TrimTasksBy, TrimmedTasks, Verdict,
 };
 use millstream_core::wire::{self, Fields, PACKED};
 use redis::{Pipeline, Value};
@@ -303,5 +304,18 @@ impl Tasks for RedisBackend {
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         self.inner.purge_all_dead(shard).await
+    }
+
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        self.inner.alter_queue(name, change).await
+    }
+
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        self.inner.trim_dead_tasks(shard, retention, by).await
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod cost;
 pub(crate) mod faults;
 pub(crate) mod limits;
 pub(crate) mod outages;
+pub(crate) mod trimming;
 pub(crate) mod watch;
 
 use std::time::Duration;
@@ -132,7 +133,7 @@ pub(crate) async fn life(bench: &mut Bench) {
     assert_eq!((back.id.as_str(), back.attempt, &back.fields), ("c", 1, &message("c")));
     assert_eq!(bench.verdict(&back, Verdict::Complete).await, DONE);
     assert_eq!(bench.counts().await, TaskCounts::default());
-    let spec = QueueSpec { name: shard().queue, shards: 4 };
+    let spec = QueueSpec::new(shard().queue, 4);
     assert_eq!(bench.tasks().create_queue(&spec).await.expect("created"), spec);
     bench.assert_clean().await;
 }
@@ -292,7 +293,7 @@ async fn what_somebody_put_there_or_deleted_is_told() {
 #[tokio::test]
 async fn the_first_to_create_a_queue_decides() {
     let mut bench = Bench::new().await;
-    let queue = |name: &str, shards| QueueSpec { name: name.parse().expect("name"), shards };
+    let queue = |name: &str, shards| QueueSpec::new(name.parse().expect("name"), shards);
     let missing = bench.tasks().queue(&queue("mails", 1).name).await.expect_err("none");
     assert_eq!(missing.kind(), ErrorKind::NotFound);
     for shards in [0, 1_025, u32::MAX] {

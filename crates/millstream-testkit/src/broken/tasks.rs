@@ -7,9 +7,13 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueChange, QueueSpec, TaskCounts,
+    Tasks, TrimTasksBy, TrimmedTasks, Verdict,
 };
-use millstream_core::{Continuity, ErrorKind, History, MessageId, QueueName, Reason, Result, Timestamp};
+use millstream_core::{
+    Capability, Continuity, DeadLetterRetention, ErrorKind, History, MessageId, QueueName, Reason, Result,
+    Timestamp,
+};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
@@ -39,6 +43,9 @@ impl Tasks for Broken {
             (Mutant::ShardsUnchecked, Err(error)) if error.kind() == ErrorKind::InvalidConfig => {
                 Ok(spec.clone())
             }
+            (Mutant::QueueRetentionForgotten, Ok(stored)) => {
+                Ok(stored.with_dead_letter_retention(DeadLetterRetention::KEEP))
+            }
             (_, created) => created,
         }
     }
@@ -46,7 +53,10 @@ impl Tasks for Broken {
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
         match self.inner.tasks()?.queue(name).await {
             Err(error) if self.is(Mutant::UnknownQueueInvented) && error.kind() == ErrorKind::NotFound => {
-                self.inner.tasks()?.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await
+                self.inner.tasks()?.create_queue(&QueueSpec::new(name.clone(), 1)).await
+            }
+            Ok(found) if self.is(Mutant::QueueRetentionForgotten) => {
+                Ok(found.with_dead_letter_retention(DeadLetterRetention::KEEP))
             }
             found => found,
         }
@@ -258,6 +268,58 @@ impl Tasks for Broken {
             return Ok(self.inner.tasks()?.counts(shard).await?.dead as usize);
         }
         self.inner.tasks()?.purge_all(shard).await
+    }
+
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        self.supports(Capability::TrimDeadTasks)?;
+        if self.is(Mutant::AlterQueueForgotten) {
+            return change.of(self.inner.tasks()?.queue(name).await?);
+        }
+        self.inner.tasks()?.alter_queue(name, change).await
+    }
+
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        self.supports(Capability::TrimDeadTasks)?;
+        let (shard, inner) = (&self.shard(shard), self.inner.tasks()?);
+        let (mut retention, mut by) = (retention, by);
+        match (self.sabotage, by) {
+            (Mutant::TrimTasksForgotten, _) => by = TrimTasksBy::DryRun,
+            (Mutant::TrimTasksDryRunDrops, TrimTasksBy::DryRun)
+            | (Mutant::TrimTasksLate, TrimTasksBy::Worker { .. }) => by = TrimTasksBy::Operator,
+            (Mutant::TrimTasksForgetsAge, _) => {
+                let length = retention.max_length();
+                retention = length.map_or(DeadLetterRetention::KEEP, DeadLetterRetention::length);
+            }
+            (Mutant::TrimTasksForgetsLength, _) => {
+                let age = retention.max_age();
+                retention = age.map_or(DeadLetterRetention::KEEP, DeadLetterRetention::age);
+            }
+            (Mutant::TrimTasksOfAllShards, TrimTasksBy::Worker { .. } | TrimTasksBy::Operator) => {
+                let queue = inner.queue(&shard.queue).await?;
+                for other in queue.iter().filter(|other| other != shard) {
+                    inner.trim_dead(&other, retention, by).await?;
+                }
+            }
+            (Mutant::TrimTasksReplays, TrimTasksBy::Worker { .. } | TrimTasksBy::Operator) => {
+                let count = inner.trim_dead(shard, retention, TrimTasksBy::DryRun).await?.dropped();
+                let count = usize::try_from(count).unwrap_or(usize::MAX);
+                let dead = inner.dead_tasks(shard, MessageId::ZERO, count).await?;
+                let ids: Vec<_> = dead.iter().map(|dead| dead.id).collect();
+                inner.replay_tasks(shard, &ids).await?;
+                return Ok(TrimmedTasks::new(0, ids.len() as u64));
+            }
+            _ => {}
+        }
+        let mut trimmed = inner.trim_dead(shard, retention, by).await?;
+        if self.is(Mutant::TrimTasksMiscounts) {
+            (trimmed.aged, trimmed.excess) = (trimmed.dropped(), 0);
+        }
+        Ok(trimmed)
     }
 }
 

@@ -7,9 +7,10 @@ use millstream_core::log::Settled;
 use millstream_core::recurring::{DueRecurrences, Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
+    TrimmedTasks, Verdict,
 };
-use millstream_core::{MessageId, QueueName, Result, Timestamp};
+use millstream_core::{DeadLetterRetention, MessageId, QueueName, Result, Timestamp};
 
 use super::Client;
 use super::faults::Role;
@@ -71,6 +72,19 @@ impl Tasks for Client {
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         call!(self, Tasks, tasks?.purge_all(shard;))
+    }
+
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        call!(self, Tasks, tasks?.alter_queue(name, change;))
+    }
+
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        call!(self, Tasks, tasks?.trim_dead(shard; retention, by))
     }
 }
 

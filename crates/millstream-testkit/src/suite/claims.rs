@@ -7,9 +7,10 @@ use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
 use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
 use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
+use millstream_core::tasks::TrimTasksBy;
 use millstream_core::{
-    Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, QueueName, Result,
-    Retention, TopicChange, TopicPartition, TopicSpec,
+    Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, QueueChange, QueueName,
+    Result, Retention, TopicChange, TopicPartition, TopicSpec,
 };
 
 use super::schedule::{body, id};
@@ -25,6 +26,7 @@ suite!("claims":
     unique_ids_are_as_claimed,
     ends_are_as_claimed,
     trimming_dead_letters_is_as_claimed needs [DeadLetters],
+    trimming_dead_tasks_is_as_claimed needs [Tasks],
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
     promoting_without_a_lease_is_as_claimed,
@@ -124,6 +126,15 @@ async fn trimming_dead_letters_is_as_claimed(h: Harness) -> Verdict {
     let one = DeadLetterRetention::length(1);
     let trimmed = h.backend.dead_letters()?.trim(&tp, &group, one, TrimBy::Operator).await;
     as_claimed(&h, Capability::TrimDeadLetters, "DeadLetters::trim", trimmed)
+}
+
+async fn trimming_dead_tasks_is_as_claimed(h: Harness) -> Verdict {
+    let (queue, role) = (h.queue(1).await?.name, h.backend.tasks()?);
+    let (trims, one) = (Capability::TrimDeadTasks, DeadLetterRetention::length(1));
+    let change = QueueChange::new().dead_letter_retention(one);
+    as_claimed(&h, trims, "Tasks::alter_queue", role.alter_queue(&queue, &change).await)?;
+    let trimmed = role.trim_dead(&Shard::new(queue, 0), one, TrimTasksBy::Operator).await;
+    as_claimed(&h, trims, "Tasks::trim_dead", trimmed)
 }
 
 async fn rescheduling_is_as_claimed(h: Harness) -> Verdict {

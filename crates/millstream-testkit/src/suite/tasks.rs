@@ -5,6 +5,7 @@ mod dead;
 mod expiring;
 mod queues;
 mod settling;
+mod trimming;
 mod watching;
 
 use std::time::Duration;
@@ -28,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         settling::cases(),
         expiring::cases(),
         dead::cases(),
+        trimming::cases(),
         watching::cases(),
     ]
     .concat()

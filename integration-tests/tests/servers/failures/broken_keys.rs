@@ -84,7 +84,7 @@ async fn every_key_of_a_topic_and_of_its_groups_is_looked_at() {
         assert_eq!(stage.found().await, [], "{key} is back");
     }
 
-    let queue = QueueSpec { name: "mails".parse().expect("a name"), shards: 2 };
+    let queue = QueueSpec::new("mails".parse().expect("a name"), 2);
     let queue =
         stage.mq.backend().tasks().expect("delay queues").create_queue(&queue).await.expect("created");
     stage.cli(&format!("DEL {}", keys.queues()));

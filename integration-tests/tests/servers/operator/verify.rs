@@ -273,7 +273,7 @@ async fn a_topic_whose_settings_are_gone_gets_them_back_from_its_partitions() {
 #[tokio::test]
 async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     let stage = Stage::new().await;
-    let spec = QueueSpec { name: "mails".parse().expect("a name"), shards: 1 };
+    let spec = QueueSpec::new("mails".parse().expect("a name"), 1);
     let spec = stage.backend.tasks().expect("delay queues").create_queue(&spec).await.expect("created");
     let shard = Shard::new(spec.name.clone(), 0);
     let place = Place::from(shard.clone());

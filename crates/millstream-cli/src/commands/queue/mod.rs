@@ -183,7 +183,7 @@ impl Queue {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         match self.what {
             What::List => list(cx).await,
-            What::Create { queue, shards, dry } => create(cx, QueueSpec { name: queue, shards }, dry).await,
+            What::Create { queue, shards, dry } => create(cx, QueueSpec::new(queue, shards), dry).await,
             What::Counts { queue } => {
                 let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
                 cx.output.show(&counts, |it| {
@@ -254,7 +254,7 @@ async fn create(cx: &Context, wanted: QueueSpec, dry: DryRun) -> Result<Exit> {
         None if dry.dry_run => wanted.clone(),
         None => tasks.create_queue(&wanted).await?,
     };
-    let QueueSpec { name, shards } = &stored;
+    let QueueSpec { name, shards, .. } = &stored;
     if *shards != wanted.shards {
         let has = human::of((*shards).into(), "shard", "shards");
         bail!("delay queue {name} exists with {has}, which cannot be changed");

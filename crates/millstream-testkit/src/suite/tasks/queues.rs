@@ -19,7 +19,7 @@ suite!("tasks":
 );
 
 async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {
-    let first = QueueSpec { name: QueueName::new(h.unique("queue"))?, shards: 3 };
+    let first = QueueSpec::new(QueueName::new(h.unique("queue"))?, 3);
     equal!(h.backend.tasks()?.create_queue(&first).await?, first, "a new queue");
     for shards in [5, 1] {
         let again = QueueSpec { shards, ..first.clone() };
@@ -31,7 +31,7 @@ async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {
 
 async fn a_queue_has_a_sensible_number_of_shards(h: Harness) -> Verdict {
     for shards in [0, MAX_SHARDS + 1, u32::MAX] {
-        let spec = QueueSpec { name: QueueName::new(h.unique("queue"))?, shards };
+        let spec = QueueSpec::new(QueueName::new(h.unique("queue"))?, shards);
         let created = h.backend.tasks()?.create_queue(&spec).await;
         refused(created, ErrorKind::InvalidConfig, &format!("a queue of {shards} shards"))?;
         refused(h.backend.tasks()?.queue(&spec.name).await, ErrorKind::NotFound, "what was not created")?;
@@ -54,7 +54,7 @@ async fn queues_are_listed_in_order(h: Harness) -> Verdict {
     for name in ours {
         let name = name?;
         for _ in 0..2 {
-            h.backend.tasks()?.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await?;
+            h.backend.tasks()?.create_queue(&QueueSpec::new(name.clone(), 1)).await?;
         }
     }
     let listed = h.backend.tasks()?.queues().await?;
