@@ -1,16 +1,37 @@
-//! Dead tasks: listing, replaying and deleting them.
+//! Dead tasks: listing, replaying, deleting and trimming them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::tasks::DeadTask;
-use millstream_core::{MessageId, Shard};
+use millstream_core::event::Event;
+use millstream_core::tasks::{DeadTask, TrimTasksBy, TrimmedTasks};
+use millstream_core::{Capability, DeadLetterRetention, MessageId, Shard};
 
 use crate::inner::Inner;
 
 /// Number of dead tasks that are read or moved per request.
 const PAGE: usize = 100;
+
+/// Dead tasks that a trim has dropped, or, in a dry run, would drop.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadTasksTrimmed {
+    /// Number of tasks that were too old.
+    pub aged: u64,
+    /// Number of tasks that had too many newer ones in their shard.
+    pub excess: u64,
+    /// Number of dropped tasks by shard.
+    pub shards: BTreeMap<u32, u64>,
+}
+
+impl DeadTasksTrimmed {
+    /// Returns the number of dropped tasks.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.aged + self.excess
+    }
+}
 
 /// Dead tasks of a queue, over all shards.
 pub struct DeadTasks<T: 'static> {
@@ -101,6 +122,52 @@ impl<T: 'static> DeadTasks<T> {
             done += self.queue.backend.tasks()?.purge_all(&shard).await? as u64;
         }
         Ok(done)
+    }
+
+    /// Drops the dead tasks that a retention does not keep: usually that of the queue, which its running workers apply by
+    /// themselves. A queue without workers needs this.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream_core::{DeadLetterRetention, Result};
+    /// # use millstream_delay::DelayQueue;
+    /// # async fn example(mails: DelayQueue<String>) -> Result<()> {
+    /// let month = DeadLetterRetention::age(Duration::from_secs(30 * 86_400));
+    /// println!("{} are older than a month", mails.dead().would_trim(month).await?.dropped());
+    /// mails.dead().trim(month).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a backend that cannot; those of
+    /// [`Tasks::trim_dead`](millstream_core::Tasks::trim_dead). Tasks that were dropped before the error stay dropped.
+    pub async fn trim(&self, retention: DeadLetterRetention) -> Result<DeadTasksTrimmed> {
+        self.trim_by(retention, TrimTasksBy::Operator).await
+    }
+
+    /// Counts the dead tasks that [`trim`](Self::trim) would drop at the moment.
+    ///
+    /// # Errors
+    /// Same as [`trim`](Self::trim).
+    pub async fn would_trim(&self, retention: DeadLetterRetention) -> Result<DeadTasksTrimmed> {
+        self.trim_by(retention, TrimTasksBy::DryRun).await
+    }
+
+    async fn trim_by(&self, retention: DeadLetterRetention, by: TrimTasksBy) -> Result<DeadTasksTrimmed> {
+        self.queue.backend.require(Capability::TrimDeadTasks)?;
+        let mut all = DeadTasksTrimmed::default();
+        for shard in self.queue.spec.iter() {
+            let trimmed = self.queue.backend.tasks()?.trim_dead(&shard, retention, by).await?;
+            let TrimmedTasks { aged, excess, .. } = trimmed;
+            if trimmed.dropped() > 0 {
+                if by != TrimTasksBy::DryRun {
+                    self.queue.observer.observe(&Event::DeadTasksDropped { shard: &shard, aged, excess });
+                }
+                all.shards.insert(shard.shard, trimmed.dropped());
+            }
+            (all.aged, all.excess) = (all.aged + aged, all.excess + excess);
+        }
+        Ok(all)
     }
 
     async fn each_shard<'a>(

@@ -10,8 +10,11 @@ use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
 use millstream_core::schedule::{Due, ScheduleId};
-use millstream_core::tasks::{MAX_SHARDS, TaskCounts};
-use millstream_core::{Backend, Codec, Error, ErrorKind, Limits, Observer, Place, QueueName, QueueSpec};
+use millstream_core::tasks::{QueueChange, TaskCounts};
+use millstream_core::{
+    Backend, Capability, Codec, DeadLetterRetention, Error, ErrorKind, Limits, Observer, Place, QueueName,
+    QueueSpec,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::dead::DeadTasks;
@@ -60,7 +63,8 @@ impl<T: 'static> DelayQueue<T> {
     /// Returns a builder for a queue with a custom codec.
     pub fn with_codec(name: impl Into<String>, codec: &'static dyn Codec<T>) -> DelayQueueBuilder<T> {
         let (limits, observer) = (Limits::default(), Arc::new(Ignore));
-        DelayQueueBuilder { name: name.into(), shards: 1, codec, limits, observer }
+        let (name, shards, dead_letter_retention) = (name.into(), 1, None);
+        DelayQueueBuilder { name, shards, dead_letter_retention, codec, limits, observer }
     }
 
     /// Returns the name of the queue.
@@ -183,6 +187,23 @@ impl<T: 'static> DelayQueue<T> {
         Ok(all)
     }
 
+    /// Returns the settings of the queue that were stored when it was opened.
+    #[must_use]
+    pub fn settings(&self) -> &QueueSpec {
+        &self.inner.spec
+    }
+
+    /// Changes the stored settings of the queue, and returns all of them. Running workers apply a retention of dead tasks
+    /// within two minutes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a backend that cannot; those of
+    /// [`Tasks::alter_queue`](millstream_core::Tasks::alter_queue).
+    pub async fn alter(&self, change: &QueueChange) -> Result<QueueSpec> {
+        self.inner.backend.require(Capability::TrimDeadTasks)?;
+        self.inner.backend.tasks()?.alter_queue(self.name(), change).await
+    }
+
     /// Returns a handle for the dead tasks of this queue.
     #[must_use]
     pub fn dead(&self) -> DeadTasks<T> {
@@ -248,6 +269,8 @@ impl<T> fmt::Debug for DelayQueue<T> {
 pub struct DelayQueueBuilder<T: 'static> {
     name: String,
     shards: u32,
+    /// `None` to take that of an existing queue without a warning.
+    dead_letter_retention: Option<DeadLetterRetention>,
     codec: &'static dyn Codec<T>,
     limits: Limits,
     observer: Arc<dyn Observer>,
@@ -258,6 +281,12 @@ impl<T> DelayQueueBuilder<T> {
     /// existing queue keeps the number it was created with. Default: 1.
     pub fn shards(self, shards: u32) -> Self {
         Self { shards, ..self }
+    }
+
+    /// Sets the retention of dead tasks that a new queue is created with: the age up to which its workers keep them, and their
+    /// number in each shard. An existing queue keeps its own, which [`DelayQueue::alter`] changes. Default: all are kept.
+    pub fn dead_letter_retention(self, retention: DeadLetterRetention) -> Self {
+        Self { dead_letter_retention: Some(retention), ..self }
     }
 
     /// Sets the codec of payloads. Default: JSON.
@@ -275,25 +304,35 @@ impl<T> DelayQueueBuilder<T> {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// Opens the queue, and creates it if it does not exist. If it was created with another number of shards, that
-    /// number is used, and a warning is logged.
+    /// Opens the queue, and creates it if it does not exist. If it exists with other settings, those are used, and a warning
+    /// is logged.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists all problems; [`ErrorKind::Unsupported`] for a backend without delay
-    /// queues; those of [`Tasks::create_queue`](millstream_core::Tasks::create_queue).
+    /// queues, or, for a queue with a retention of dead tasks, without that; those of [`Tasks::create_queue`](millstream_core::Tasks::create_queue).
     pub async fn open(self, backend: &Backend) -> Result<DelayQueue<T>> {
         let mut problems = Problems::new("delay queue");
         let name = problems.take(QueueName::new(&self.name));
-        problems.require((1..=MAX_SHARDS).contains(&self.shards), || {
-            format!("{} shards, 1 to {MAX_SHARDS} are allowed", self.shards)
-        });
+        let retention = self.dead_letter_retention.unwrap_or_default();
+        let spec = |name| QueueSpec::new(name, self.shards).with_dead_letter_retention(retention);
+        // Also beside an invalid name, to list all problems.
+        let any_name = name.clone().map_or_else(|| QueueName::new("queue"), Ok);
+        problems.take(any_name.and_then(|name| spec(name).check()));
         problems.finish()?;
         let Some(name) = name else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid queue")) };
-        let asked = QueueSpec::new(name, self.shards);
+        let asked = spec(name);
+        if !retention.is_keep() {
+            backend.require(Capability::TrimDeadTasks)?;
+        }
         let spec = backend.tasks()?.create_queue(&asked).await?;
-        if spec != asked {
-            let (queue, shards) = (&spec.name, spec.shards);
+        let queue = &spec.name;
+        if spec.shards != asked.shards {
+            let shards = spec.shards;
             tracing::warn!(%queue, asked = asked.shards, shards, "the queue exists with another number of shards");
+        }
+        if self.dead_letter_retention.is_some_and(|asked| asked != spec.dead_letter_retention) {
+            let stored = spec.dead_letter_retention;
+            tracing::warn!(%queue, asked = %retention, %stored, "the queue exists with another retention of dead tasks");
         }
         let (codec, limits, observer) = (self.codec, self.limits, Careful::over(self.observer));
         let inner = Inner { backend: backend.clone(), spec, codec, limits, observer };

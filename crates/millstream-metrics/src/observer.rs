@@ -337,6 +337,16 @@ impl Observer for MetricsObserver {
                     }
                 }
             }
+            Event::DeadTasksDropped { shard, aged, excess } => {
+                let (queue, nth) = (shard.queue.as_str(), shard.shard.to_string());
+                for (reason, tasks) in [(Overdue::Age, aged), (Overdue::Length, excess)] {
+                    if tasks > 0 {
+                        let labels = [queue, &nth, reason.as_str()];
+                        let tasks = usize::try_from(tasks).unwrap_or(usize::MAX);
+                        self.rarely(&table::DEAD_TASKS_DROPPED, &labels, tasks);
+                    }
+                }
+            }
             Event::DeadLetters { topic_partition: tp, group, work, done, passed_over, refused } => {
                 let partition = tp.partition.0.to_string();
                 for (result, letters) in [("done", done), ("passed_over", passed_over), ("refused", refused)]

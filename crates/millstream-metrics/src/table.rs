@@ -119,6 +119,8 @@ table! {
         "Settlements of tasks whose claim had expired and that another worker had claimed.";
     TASK_CLAIMS_LOST = Counter Events "millstream_task_claims_lost_total" SHARD,
         "Claims that expired while tasks were handled.";
+    DEAD_TASKS_DROPPED = Counter Events "millstream_dead_tasks_dropped_total" &["queue", "shard", "reason"],
+        "Dead tasks that this process dropped under the retention of dead tasks, by reason: `age`, `length`.";
 
     // Locks and leaders.
     LOCKS_ACQUIRED = Counter Events "millstream_locks_acquired_total" &[],

@@ -60,7 +60,7 @@ pub mod admin {
 /// queue over [`Millstream::backend`].
 pub mod delay {
     pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Shard, Waiting};
-    pub use millstream_core::tasks::{DeadTask, TaskCounts};
+    pub use millstream_core::tasks::{DeadTask, QueueChange, QueueSpec, TaskCounts};
     pub use millstream_delay::*;
 }
 

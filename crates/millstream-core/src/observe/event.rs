@@ -522,6 +522,16 @@ pub enum Event<'a> {
         /// Number of letters that had too many newer ones.
         excess: u64,
     },
+    /// Dead tasks of a delay queue were dropped under its [retention](crate::QueueSpec::dead_letter_retention) of them, or by
+    /// an operator who applied one.
+    DeadTasksDropped {
+        /// The shard.
+        shard: &'a Shard,
+        /// Number of tasks that were too old.
+        aged: u64,
+        /// Number of tasks that had too many newer ones in their shard.
+        excess: u64,
+    },
     /// The group was missing on a partition and has been created again.
     GroupRestored {
         /// The partition.

@@ -19,6 +19,7 @@ use crate::worker::claims::heard::Heard;
 use crate::worker::claims::held::Held;
 use crate::worker::handler::Call;
 use crate::worker::report::Counts;
+use crate::worker::settings::QueueSettings;
 
 pub(super) struct Context {
     pub(super) backend: Backend,
@@ -40,6 +41,7 @@ pub(super) struct Context {
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
     pub(super) status: ShardStatus,
+    pub(super) settings: QueueSettings,
     pub(super) loops: Loops,
     /// Cancelled when the worker must not claim any more.
     pub(super) stop: CancellationToken,
@@ -70,6 +72,7 @@ impl Context {
             handlers: TaskTracker::new(),
             counts: Counts::default(),
             status: ShardStatus::new(shards.len()),
+            settings: QueueSettings::new(backend.clone(), queue.clone()),
             loops: Loops::default(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
@@ -120,6 +123,8 @@ pub(super) struct ShardStatus {
     looks: AtomicU64,
     /// One per shard: requests a check now.
     look: Vec<Notify>,
+    /// One per shard: tasks died there.
+    deaths: Vec<Notify>,
     changed: Notify,
 }
 
@@ -137,6 +142,7 @@ impl ShardStatus {
             shards: (0..shards).map(|_| Mutex::default()).collect(),
             looks: AtomicU64::new(0),
             look: (0..shards).map(|_| Notify::new()).collect(),
+            deaths: (0..shards).map(|_| Notify::new()).collect(),
             changed: Notify::new(),
         }
     }
@@ -165,6 +171,21 @@ impl ShardStatus {
     pub(super) async fn asked(&self, shard: usize) {
         match self.look.get(shard) {
             Some(look) => look.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Records that tasks of the shard died.
+    pub(super) fn deaths(&self, shard: usize) {
+        if let Some(deaths) = self.deaths.get(shard) {
+            deaths.notify_one();
+        }
+    }
+
+    /// Completes when tasks of the shard have died since the last time.
+    pub(super) async fn died(&self, shard: usize) {
+        match self.deaths.get(shard) {
+            Some(deaths) => deaths.notified().await,
             None => std::future::pending().await,
         }
     }

@@ -9,6 +9,7 @@ mod handler;
 mod loops;
 mod progress;
 mod report;
+mod settings;
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ pub use report::WorkerReport;
 use context::Context;
 use loops::claim::Claimer;
 use loops::settle::Settler;
+use loops::trim::Trimmer;
 
 use millstream_loops::ControlThread;
 
@@ -149,12 +151,15 @@ async fn run(context: Arc<Context>) {
         let claimer = Claimer::new(context.clone(), shard.clone(), sender);
         claimers.push(AbortOnDropHandle::new(tokio::spawn(claimer.run())));
     }
+    let trimmers = Trimmer::of(&context).into_iter();
+    let trimmers: Vec<_> = trimmers.map(|it| AbortOnDropHandle::new(tokio::spawn(it.run()))).collect();
     let work = async {
         abnormal(join_all(claimers).await);
         context.handlers.close();
         context.handlers.wait().await;
         // Settlers end when all tasks are settled: by now no job holds a sender of their channels.
         abnormal(join_all(settlers).await);
+        abnormal(join_all(trimmers).await);
     };
     tokio::pin!(work);
     let handlers_are_over = async {

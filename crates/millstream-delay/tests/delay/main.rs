@@ -10,6 +10,7 @@ mod outages;
 mod panics;
 mod queue;
 mod recurring;
+mod retention;
 mod rules;
 mod support;
 mod suspension;

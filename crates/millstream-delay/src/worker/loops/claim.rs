@@ -141,6 +141,9 @@ impl Claimer {
             let again = tasks.iter().filter(|task| task.crashes > 0).count();
             let shard = &self.shard;
             context.observer.observe(&Event::Claimed { shard, tasks: tasks.len(), again, crashed });
+            if crashed > 0 {
+                context.status.deaths(shard.shard as usize);
+            }
         }
         let mut surplus = 0;
         for task in tasks {

@@ -143,6 +143,9 @@ impl Settler {
             }
         }
         let shard = &self.shard;
+        if batch.iter().any(|(.., verdict)| matches!(verdict, Verdict::Dead { .. })) {
+            self.context.status.deaths(shard.shard as usize);
+        }
         if stale > 0 {
             tracing::warn!(%shard, stale, "settled too late: other workers have the tasks");
             self.context.counts.stale(stale);

@@ -8,9 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
+    TrimmedTasks, Verdict,
 };
-use millstream_core::{Backend, Error, ErrorKind, MessageId, QueueName, Result, ScheduleId, Shard};
+use millstream_core::{
+    Backend, DeadLetterRetention, Error, ErrorKind, MessageId, QueueName, Result, ScheduleId, Shard,
+};
 use tokio_util::sync::CancellationToken;
 
 /// What is between one worker and everybody else.
@@ -33,6 +36,8 @@ pub struct Link {
     pub panic_renewals: AtomicUsize,
     /// The next reply of a claim that takes something comes so late, in seconds.
     pub late_claim: AtomicU64,
+    /// The next trim arrives so late, in seconds.
+    pub late_trim: AtomicU64,
     /// The server's time in the replies of claims is so many seconds ahead.
     pub ahead: AtomicU64,
     /// So many replies of settlements are lost.
@@ -170,5 +175,21 @@ impl Tasks for Linked {
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         self.tasks.purge_all(shard).await
+    }
+
+    async fn alter_queue(&self, name: &QueueName, change: &QueueChange) -> Result<QueueSpec> {
+        self.tasks.alter_queue(name, change).await
+    }
+
+    async fn trim_dead(
+        &self,
+        shard: &Shard,
+        retention: DeadLetterRetention,
+        by: TrimTasksBy,
+    ) -> Result<TrimmedTasks> {
+        self.link.pass("trim").await?;
+        let late = self.link.late_trim.swap(0, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(late)).await;
+        self.tasks.trim_dead(shard, retention, by).await
     }
 }

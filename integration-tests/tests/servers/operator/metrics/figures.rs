@@ -85,6 +85,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("tasks_reclaimed_total", "queues", "claims_that_run_out_are_counted"),
     ("tasks_crashed_total", "queues", "a_task_over_which_processes_die_is_counted"),
     ("tasks_worked_total", "queues", "tasks_are_counted"),
+    ("dead_tasks_dropped_total", "queues", "dead_tasks_that_retention_drops_are_counted"),
     ("tasks_late_acks_total", "queues", "claims_that_run_out_are_counted"),
     ("task_claims_lost_total", "queues", "claims_that_run_out_are_counted"),
     ("locks_acquired_total", "locks", "locks_are_counted_by_their_ends"),

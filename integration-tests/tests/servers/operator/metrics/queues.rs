@@ -1,5 +1,6 @@
 //! Delay queues, what recurs, and what has lost its body when it is due.
 
+use millstream::DeadLetterRetention;
 use millstream::delay::{DelayQueue, Shard, Task};
 use millstream_core::tasks::ClaimRequest;
 use millstream_core::{Backend, Timestamp};
@@ -282,4 +283,32 @@ async fn what_has_lost_its_body_is_counted() {
         )
         .await;
     consumer.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_tasks_that_retention_drops_are_counted() {
+    let scene = Fixture::at(&shared_url()).await;
+    let kept = DeadLetterRetention::length(2).and_age(HOUR);
+    let mails = DelayQueue::<u64>::new("mails").observer(scene.metrics.clone()).dead_letter_retention(kept);
+    let mails = mails.open(scene.mq.backend()).await.expect("a queue");
+    for number in 0..12 {
+        mails.schedule(&number).await.expect("scheduled");
+    }
+    let worker =
+        mails.worker().start(async |_: Task<u64>| Outcome::dead_letter("no use")).await.expect("started");
+    let aged = [("queue", "mails"), ("shard", "0"), ("reason", "age")];
+    let excess = [("queue", "mails"), ("shard", "0"), ("reason", "length")];
+    let figures: [figures::Figure<'_>; 2] =
+        [("tasks_dead", MAILS, 2.0), ("dead_tasks_dropped_total", &excess, 10.0)];
+    scene.sees("those that are too many are dropped", &figures).await;
+    // The rest by an operator, for its age.
+    let none = DeadLetterRetention::age(Duration::from_millis(1));
+    let dead = mails.dead();
+    let all_are_old = async || dead.trim(none).await.is_ok() && dead.count().await.expect("counted") == 0;
+    eventually(all_are_old, "the last ones are dropped").await;
+    worker.shutdown().await;
+    let observed = scene.until("operators are counted by their process", |scrape| {
+        scrape.sum("millstream_dead_tasks_dropped_total", &aged) == Some(2.0)
+    });
+    assert_eq!(observed.await.sum("millstream_dead_tasks_dropped_total", &excess), Some(10.0));
 }
