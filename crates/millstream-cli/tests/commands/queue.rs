@@ -26,13 +26,16 @@ async fn die(mails: &DelayQueue<String>, count: u64) {
     worker.shutdown().await;
 }
 
+fn keeps(max_age_ms: Option<u64>, max_length: Option<u64>) -> serde_json::Value {
+    json!({"max_age_ms": max_age_ms, "max_length": max_length})
+}
+
 #[tokio::test]
 async fn a_queue_is_created_once() {
     let cli = Cli::new();
     let missing = cli.fails(1, "queue add mails --payload x");
     assert!(missing.contains("`millstream queue create` creates it"), "{missing}");
-    let created =
-        |new: bool, dry: bool| json!({"queue": "mails", "shards": 4, "created": new, "dry_run": dry});
+    let created = |new: bool, dry: bool| json!({"queue": "mails", "shards": 4, "dead_letter_retention": keeps(None, None), "created": new, "dry_run": dry});
     assert_eq!(cli.json("queue create mails --shards 4 --dry-run"), created(true, true));
     assert_eq!(cli.json("queue list"), json!([]));
     assert_eq!(cli.json("queue create mails --shards 4"), created(true, false));
@@ -77,7 +80,7 @@ async fn tasks_are_added_listed_moved_and_cancelled() {
     assert_eq!(cli.json("queue add mails --payload x --id a --keep-last -n")["outcome"], "replaced");
     assert_eq!(add("b", "2h")["outcome"], "new");
     assert_eq!(add("a", "3h")["outcome"], "kept");
-    let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0});
+    let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0, "dead_letter_retention": keeps(None, None)});
     assert_eq!((cli.json("queue counts mails"), cli.json("queue list")), (counts.clone(), json!([counts])));
     assert!(cli.ok("queue counts mails").starts_with("waiting  2\n"));
 
@@ -140,6 +143,46 @@ async fn dead_tasks_are_listed_replayed_and_purged() {
     die(&mails, 2).await;
     assert_eq!(cli.json("queue dead purge mails --all --yes")["count"], 2);
     assert_eq!(cli.json("queue counts mails")["dead"], 0);
+}
+
+#[tokio::test]
+async fn dead_tasks_are_dropped_by_age_and_number() {
+    let cli = Cli::new();
+    let created = cli.json("queue create mails --shards 2 --dead-letter-retention age:30d");
+    let month = keeps(Some(30 * 86_400_000), None);
+    assert_eq!((&created["created"], &created["dead_letter_retention"]), (&json!(true), &month));
+    let other = cli.fails(1, "queue create mails --shards 2");
+    assert!(other.contains("age:30d") && other.contains("queue alter"), "{other}");
+    let mails = mails(&cli).await;
+    for number in 0..6 {
+        mails.schedule(&format!("mail {number}")).id(format!("{number}")).await.expect("scheduled");
+    }
+    die(&mails, 6).await;
+
+    let nothing = cli.json("queue dead trim mails --yes");
+    assert_eq!((&nothing["dropped"], &nothing["retention"]), (&json!(0), &month), "{nothing}");
+    let dry = cli.json("queue dead trim mails --retention length:1 --dry-run");
+    assert_eq!((&dry["dropped"], &dry["aged"], &dry["excess"]), (&json!(4), &json!(0), &json!(4)), "{dry}");
+    let shards: u64 = dry["shards"].as_object().expect("shards").values().filter_map(|it| it.as_u64()).sum();
+    assert_eq!((shards, &dry["dry_run"]), (4, &json!(true)));
+    assert!(cli.fails(2, "queue dead trim mails --retention length:1").contains("--yes"));
+    assert_eq!(cli.json("queue counts mails")["dead"], 6);
+
+    assert!(cli.fails(2, "queue alter mails --dead-letter-retention length:2").contains("--yes"));
+    assert!(cli.fails(2, "queue alter mails").contains("--dead-letter-retention"));
+    assert_eq!(cli.json("queue alter mails --dead-letter-retention length:2 --dry-run")["changed"], true);
+    assert_eq!(cli.json("queue counts mails")["dead_letter_retention"], month);
+    let altered = cli.json("queue alter mails --dead-letter-retention length:2 --yes");
+    assert_eq!(
+        (&altered["changed"], &altered["dead_letter_retention"]),
+        (&json!(true), &keeps(None, Some(2)))
+    );
+    assert_eq!(cli.json("queue alter mails --dead-letter-retention length:2")["changed"], false);
+    assert!(cli.ok("queue counts mails").contains("length:2"));
+    assert!(cli.ok("queue dead trim mails --yes").starts_with("2 dead tasks dropped: 0 too old, 2 too many"));
+    assert_eq!(cli.json("queue counts mails")["dead"], 4);
+    assert_eq!(cli.json("queue alter mails --dead-letter-retention keep")["changed"], true);
+    assert!(cli.fails(2, "queue dead trim mails --yes").contains("--retention"));
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use millstream::{Limits, MessageId};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use super::trim::Trim;
 use crate::commands::DryRun;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::recurring;
@@ -21,7 +22,7 @@ use crate::{human, output};
 /// Number of tasks read in one request.
 const PAGE: usize = 100;
 
-/// Lists, replays and purges dead tasks
+/// Lists, replays, purges and trims dead tasks
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead list mails
@@ -54,6 +55,7 @@ enum What {
   millstream queue dead purge mails welcome-42
   millstream queue dead purge mails --all --yes")]
     Purge(Chosen),
+    Trim(Trim),
 }
 
 /// Selection of dead tasks
@@ -113,6 +115,7 @@ impl Dead {
             What::List { queue, limit } => list(cx, &queue, limit).await,
             What::Replay(chosen) => chosen.each(cx, Action::Replay).await,
             What::Purge(chosen) => chosen.each(cx, Action::Purge).await,
+            What::Trim(trim) => trim.run(cx).await,
         }
     }
 }

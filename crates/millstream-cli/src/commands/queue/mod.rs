@@ -1,16 +1,18 @@
 //! `millstream queue`: delay queues and their tasks.
 
+mod change;
 mod dead;
+mod trim;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::future::try_join_all;
-use millstream::ErrorKind;
+use millstream::DeadLetterRetention;
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
 use millstream::layers::core::QueueName;
-use millstream::layers::core::tasks::{MAX_SHARDS, QueueSpec};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::commands::DryRun;
 use crate::commands::message::content::{ContentArgs, DueArgs};
@@ -18,6 +20,7 @@ use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::delayed::Waits;
 use crate::commands::scheduled::recurring;
 use crate::commands::shared::ids::{self, Words};
+use crate::commands::shared::view;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
@@ -44,20 +47,9 @@ enum What {
   millstream queue list
   millstream queue list --json | jq -r '.[] | select(.dead > 0).queue'")]
     List,
-    /// Creates a delay queue. Programs that open a queue create it as well
-    #[command(after_help = "Examples:
-  millstream queue create mails
-  millstream queue create mails --shards 8 --dry-run")]
-    Create {
-        /// The delay queue
-        queue: QueueName,
-        /// Number of shards, over which the tasks are spread; it cannot be changed later
-        #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SHARDS)))]
-        shards: u32,
-        #[command(flatten)]
-        dry: DryRun,
-    },
-    /// Shows how many tasks of a queue are waiting, overdue, claimed and dead
+    Create(change::Create),
+    Alter(change::Alter),
+    /// Shows how many tasks of a queue are waiting, overdue, claimed and dead, and how long dead ones are kept
     #[command(after_help = "Examples:
   millstream queue counts mails")]
     Counts {
@@ -148,6 +140,10 @@ struct Counts {
     /// The number of claimed tasks whose claim has expired.
     expired: u64,
     dead: u64,
+    /// `{"max_age_ms": 1000, "max_length": null}`.
+    dead_letter_retention: Value,
+    #[serde(skip)]
+    retention: DeadLetterRetention,
 }
 
 /// Waiting tasks.
@@ -157,16 +153,6 @@ struct Tasks {
     total: u64,
     overdue: u64,
     tasks: Vec<Waits>,
-}
-
-/// The result of creating a queue.
-#[derive(Debug, Serialize)]
-struct Created {
-    queue: String,
-    shards: u32,
-    /// Whether it was created; `false` if it existed.
-    created: bool,
-    dry_run: bool,
 }
 
 /// The result of scheduling a task.
@@ -183,13 +169,16 @@ impl Queue {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         match self.what {
             What::List => list(cx).await,
-            What::Create { queue, shards, dry } => create(cx, QueueSpec::new(queue, shards), dry).await,
+            What::Create(create) => create.run(cx).await,
+            What::Alter(alter) => alter.run(cx).await,
             What::Counts { queue } => {
                 let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
                 cx.output.show(&counts, |it| {
                     let pairs = [("waiting", it.waiting), ("overdue", it.overdue), ("claimed", it.claimed)];
                     let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
-                    output::list(pairs.into_iter().chain(more).map(|(name, it)| (name, human::count(it))))
+                    let counts = pairs.into_iter().chain(more).map(|(name, it)| (name, human::count(it)));
+                    let retention = human::dead_letter_retention(it.retention);
+                    output::list(counts.chain([("dead letter retention", retention)]))
                 })?;
                 Ok(Exit::Done)
             }
@@ -238,37 +227,20 @@ impl Counts {
         let TaskCounts { waiting, claimed, expired, dead } = queue.count().await?;
         let (name, shards) = (queue.name().to_string(), queue.shards());
         let (overdue, waiting) = (waiting.overdue, waiting.total);
-        Ok(Self { queue: name, shards, waiting, overdue, claimed, expired, dead })
+        let retention = queue.settings().dead_letter_retention;
+        let dead_letter_retention = view::dead_letter_retention(retention);
+        Ok(Self {
+            queue: name,
+            shards,
+            waiting,
+            overdue,
+            claimed,
+            expired,
+            dead,
+            dead_letter_retention,
+            retention,
+        })
     }
-}
-
-async fn create(cx: &Context, wanted: QueueSpec, dry: DryRun) -> Result<Exit> {
-    let tasks = cx.mq.backend().tasks()?;
-    let there = match tasks.queue(&wanted.name).await {
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        other => Some(other?),
-    };
-    let created = there.is_none();
-    let stored = match there {
-        Some(there) => there,
-        None if dry.dry_run => wanted.clone(),
-        None => tasks.create_queue(&wanted).await?,
-    };
-    let QueueSpec { name, shards, .. } = &stored;
-    if *shards != wanted.shards {
-        let has = human::of((*shards).into(), "shard", "shards");
-        bail!("delay queue {name} exists with {has}, which cannot be changed");
-    }
-    let view = Created { queue: name.to_string(), shards: *shards, created, dry_run: dry.dry_run };
-    cx.output.show(&view, |it| {
-        let what = match (it.created, it.dry_run) {
-            (false, _) => "already exists",
-            (true, true) => "would be created",
-            (true, false) => "is created",
-        };
-        format!("delay queue {} {what}, with {}", it.queue, human::of(it.shards.into(), "shard", "shards"))
-    })?;
-    Ok(Exit::Done)
 }
 
 async fn list(cx: &Context) -> Result<Exit> {
