@@ -128,9 +128,14 @@ fn is_double(error: &anyhow::Error) -> bool {
         .is_some_and(millstream::sql::sqlx::error::DatabaseError::is_unique_violation)
 }
 
-/// Ends the process as a crash would, if it is to die here and none has died before.
+/// Ends the process as a crash would, if it is to die here and none has died before; or waits, if it is to stall.
 fn dies(setup: &Setup, here: Dies) {
     if setup.dies == Some(here) && std::fs::File::create_new(&setup.died).is_ok() {
-        std::process::abort();
+        if !setup.stalls {
+            std::process::abort();
+        }
+        while setup.died.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

@@ -32,7 +32,9 @@ pub struct Setup {
     pub strategy: Strategy,
     /// Point at which the worker dies, if it is the first to come there.
     pub dies: Option<Dies>,
-    /// File that the first one to die creates.
+    /// Whether it goes on when the file is removed, instead of dying.
+    pub stalls: bool,
+    /// File that the first one to die or stall creates.
     pub died: PathBuf,
 }
 

@@ -1,8 +1,10 @@
-//! Acceptance of doing it once: a bank whose workers are killed, paused and cut off, on PostgreSQL and SQLite.
+//! Acceptance of doing it once: a bank whose workers are killed, paused and cut off, and whose links to Redis are cut and lose
+//! replies, on PostgreSQL and SQLite.
 //!
 //! `MILLSTREAM_TRANSFERS` sets the number of transfers (default: 400, for a short run), `MILLSTREAM_SEED` the seed.
 #![allow(missing_docs)]
 
+mod links;
 mod windows;
 
 use std::time::{Duration, Instant};
@@ -11,10 +13,12 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::databases::bank::{BALANCE, HEADER, Setup, Strategy, Transfer, open, pairs, topic};
 use integration_tests::databases::postgres;
 use integration_tests::process::Process;
+use integration_tests::proxy::Proxy;
 use integration_tests::server::Server;
-use millstream::Millstream;
+use links::{Links, Lost};
 use millstream::sql::Database;
 use millstream::sql::sqlx::{self, Connection, Executor};
+use millstream::{ErrorKind, Millstream};
 use tempfile::TempDir;
 
 const WORKER: &str = env!("CARGO_BIN_EXE_bank_worker");
@@ -25,8 +29,9 @@ const TTL: Duration = Duration::from_secs(1);
 pub(crate) struct Bank {
     pub(crate) setup: Setup,
     pub(crate) database: Database,
+    /// Goes straight to Redis: the test itself loses nothing.
     pub(crate) mq: Millstream,
-    redis: Server,
+    pub(crate) redis: Server,
     _dir: TempDir,
 }
 
@@ -51,6 +56,7 @@ impl Bank {
             ttl_ms: u64::try_from(TTL.as_millis())?,
             strategy,
             dies: None,
+            stalls: false,
             died: dir.path().join("died"),
         };
         let mq = Millstream::at(&setup.redis).namespace(&setup.namespace).await?;
@@ -61,13 +67,44 @@ impl Bank {
         Process::start(WORKER, &self.setup)
     }
 
+    /// A worker whose link is this one.
+    pub(crate) fn worker_behind(&self, link: &Proxy) -> Process {
+        Process::start(WORKER, &Setup { redis: link.url(), ..self.setup.clone() })
+    }
+
     /// Sends transfers, every tenth twice, as after a lost reply.
     pub(crate) async fn send(&self, transfers: &[Transfer]) -> Result<()> {
-        let producer = self.mq.producer(topic()).await?;
+        self.send_over(&self.mq, transfers, |_| {}).await
+    }
+
+    /// The same through a client. Before each, `before` is called; what is not known to be stored is sent again.
+    pub(crate) async fn send_over(
+        &self,
+        mq: &Millstream,
+        transfers: &[Transfer],
+        mut before: impl FnMut(&Transfer),
+    ) -> Result<()> {
+        let producer = mq.producer(topic()).await?;
+        let deadline = Instant::now() + Duration::from_secs(3_600);
         for (at, transfer) in transfers.iter().enumerate() {
             for _ in 0..1 + usize::from(at % 10 == 0) {
-                let send = producer.send(transfer).key(transfer.from.to_string());
-                send.header(HEADER, transfer.number.to_string()).await?;
+                before(transfer);
+                loop {
+                    let send = producer.send(transfer).key(transfer.from.to_string());
+                    match send.header(HEADER, transfer.number.to_string()).await {
+                        Ok(_) => break,
+                        Err(error)
+                            if matches!(error.kind(), ErrorKind::Unconfirmed | ErrorKind::Unavailable) =>
+                        {
+                            ensure!(
+                                Instant::now() < deadline,
+                                "transfer {} is not stored: {error}",
+                                transfer.number
+                            );
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
+                }
             }
         }
         Ok(())
@@ -105,17 +142,30 @@ fn transfers(count: i64, random: &mut fastrand::Rng) -> Vec<Transfer> {
         .collect()
 }
 
-/// Every balance is exact, and each transfer was applied once, whatever happened to the workers.
-async fn every_balance_is_exact(strategy: Strategy, on_postgres: bool) -> Result<()> {
+/// What happened to the transfers of a run.
+struct Ran {
+    /// How many were applied, and how many of them more than once.
+    applied: (i64, i64),
+    /// Number of each transfer that was applied more than once.
+    doubles: Vec<i64>,
+    /// Balances that are not what the transfers make of them: account, and the difference.
+    wrong: Vec<(i64, i64)>,
+    count: i64,
+    lost: Lost,
+}
+
+/// Lets workers apply transfers while they are killed and paused, and while connections are cut and replies lost, on both sides.
+async fn run(strategy: Strategy, on_postgres: bool) -> Result<Ran> {
     let count = std::env::var("MILLSTREAM_TRANSFERS").map_or(Ok(400), |text| text.parse())?;
     let seed = std::env::var("MILLSTREAM_SEED").map_or(Ok(fastrand::u64(..)), |text| text.parse())?;
     println!("MILLSTREAM_SEED={seed} MILLSTREAM_TRANSFERS={count}");
     let mut random = fastrand::Rng::with_seed(seed);
     let bank = Bank::open(strategy, on_postgres).await?;
     let sent = transfers(count, &mut random);
+    let links = Links::to(bank.redis.port(), random.fork());
     // Workers come before the transfers, so that they are met in the middle of their work.
-    let mut workers: Vec<_> = (0..3).map(|_| bank.worker()).collect();
-    let sending = bank.send(&sent);
+    let mut workers: Vec<_> = (0..3).map(|_| bank.worker_behind(&links.of_workers)).collect();
+    let sending = links.send(&bank, &sent);
     let (mut killed, mut paused, mut cut) = (0, 0, 0);
     let trouble = async {
         let deadline = Instant::now() + Duration::from_secs(3_600);
@@ -125,7 +175,7 @@ async fn every_balance_is_exact(strategy: Strategy, on_postgres: bool) -> Result
             match random.u32(..10) {
                 0..4 => {
                     workers[at].kill();
-                    workers[at] = bank.worker();
+                    workers[at] = bank.worker_behind(&links.of_workers);
                     killed += 1;
                 }
                 4..7 => {
@@ -147,8 +197,10 @@ async fn every_balance_is_exact(strategy: Strategy, on_postgres: bool) -> Result
         }
         Ok(())
     };
-    let (sending, trouble) = tokio::join!(sending, trouble);
-    sending.context("sending")?;
+    let both = async { tokio::join!(sending, trouble) };
+    let (sending, trouble) = links.in_trouble(both).await;
+    let mut lost = links.lost();
+    lost.appends = sending.context("sending")?;
     trouble?;
     bank.drained().await?;
 
@@ -158,10 +210,35 @@ async fn every_balance_is_exact(strategy: Strategy, on_postgres: bool) -> Result
         expected[usize::try_from(to)?].1 += amount;
     }
     let balances = pairs(&bank.database, "SELECT id, balance FROM accounts ORDER BY id").await?;
-    println!("{count} transfers, {killed} kills, {paused} pauses, {cut} connections cut");
-    ensure!(bank.applied().await? == (count, 0), "applied, and more than once: {:?}", bank.applied().await?);
-    ensure!(balances == expected, "balances: {balances:?}, expected {expected:?}");
-    ensure!(bank.redis.is_running());
+    let differ = balances.iter().zip(&expected).map(|((id, is), (_, should))| (*id, is - should));
+    let wrong = differ.filter(|(_, difference)| *difference != 0).collect();
+    let sql = "SELECT number, count(*) FROM transfers GROUP BY number HAVING count(*) > 1 ORDER BY number";
+    let doubles = pairs(&bank.database, sql).await?.into_iter().map(|(number, _)| number).collect();
+    println!("{count} transfers, {killed} kills, {paused} pauses, {cut} connections cut, {lost:?}");
+    ensure!(balances.len() == expected.len() && bank.redis.is_running());
+    Ok(Ran { applied: bank.applied().await?, doubles, wrong, count, lost })
+}
+
+/// Every balance is exact, and each transfer was applied once, whatever happened to the workers and their links.
+async fn every_balance_is_exact(strategy: Strategy, on_postgres: bool) -> Result<()> {
+    let Ran { applied, wrong, count, lost, .. } = run(strategy, on_postgres).await?;
+    ensure!(applied == (count, 0), "applied, and more than once: {applied:?}");
+    ensure!(wrong.is_empty(), "balances that are wrong, and by how much: {wrong:?}");
+    ensure!(
+        lost.settlements > 0 && !lost.appends.is_empty(),
+        "a run that lost no reply shows nothing: {lost:?}"
+    );
+    Ok(())
+}
+
+/// So the run can fail: without a store, a transfer whose reply was lost on the way to the sender is applied twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_store_lost_replies_show_in_the_balances() -> Result<()> {
+    let Ran { doubles, wrong, lost, .. } = run(Strategy::Nothing, true).await?;
+    ensure!(!lost.appends.is_empty(), "a run that lost no reply shows nothing: {lost:?}");
+    let missing: Vec<_> = lost.appends.iter().filter(|number| !doubles.contains(number)).collect();
+    ensure!(missing.is_empty(), "sent again, and applied once: {missing:?}");
+    ensure!(!wrong.is_empty(), "{doubles:?} were applied twice, and no balance is wrong");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use integration_tests::databases::bank::{BALANCE, Dies, Strategy, Transfer, pairs};
+use integration_tests::proxy::{Proxy, Way};
 
 use crate::Bank;
 
@@ -88,4 +89,49 @@ async fn an_inbox_leaves_nothing() -> Result<()> {
     shows(Strategy::Pessimistic, true, &once).await?;
     shows(Strategy::Optimistic, true, &once).await?;
     shows(Strategy::Pessimistic, false, &once[1..]).await
+}
+
+/// How often the transfer was applied when the link of the first worker was cut between its effect and what it tells Redis. It
+/// goes on when another one has taken over.
+async fn applied_behind_a_cut_link(strategy: Strategy, on_postgres: bool) -> Result<i64> {
+    let mut bank = Bank::open(strategy, on_postgres).await?;
+    (bank.setup.dies, bank.setup.stalls) = (Some(Dies::AfterEffect), true);
+    let link = Proxy::to(bank.redis.port());
+    let mut first = bank.worker_behind(&link);
+    bank.send(&[TRANSFER]).await?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !bank.setup.died.exists() {
+        ensure!(Instant::now() < deadline, "{strategy:?}: the first worker did not come to its effect");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    link.cut();
+    // It must not stall as well.
+    bank.setup.dies = None;
+    let _second = bank.worker();
+    bank.drained().await?;
+    std::fs::remove_file(&bank.setup.died)?;
+    link.heal();
+    // The late one is back when it has handled something of its own, or is told that it is late: both need its link.
+    let (deadline, before) = (Instant::now() + Duration::from_secs(60), link.bytes(Way::Down));
+    while link.bytes(Way::Down) < before + 1_000 {
+        ensure!(first.is_alive() && Instant::now() < deadline, "{strategy:?}: the first worker is not back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    bank.drained().await?;
+    Ok(pairs(&bank.database, "SELECT count(*), count(*) FROM transfers").await?[0].0)
+}
+
+/// A marker is completed after the effect. Where that does not reach Redis in time, the effect is there once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_is_cut_behind_the_effect_doubles_it_with_a_marker_and_not_with_an_inbox() -> Result<()> {
+    for (strategy, on_postgres, expected) in [
+        (Strategy::RedisMarker, true, 2),
+        (Strategy::Pessimistic, true, 1),
+        (Strategy::Optimistic, true, 1),
+        (Strategy::Pessimistic, false, 1),
+    ] {
+        let times = applied_behind_a_cut_link(strategy, on_postgres).await?;
+        ensure!(times == expected, "{strategy:?}: applied {times} times, expected {expected}");
+    }
+    Ok(())
 }
