@@ -52,14 +52,30 @@ impl Cluster {
     /// As [`start`](Self::start).
     #[must_use]
     pub fn start_with(primaries: usize, replicas: usize, settings: impl Fn(Builder) -> Builder) -> Self {
+        Self::start_each(primaries, replicas, settings, |_| {})
+    }
+
+    /// The same; `started` is called with each node as soon as it runs, before the nodes know each other.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_each(
+        primaries: usize,
+        replicas: usize,
+        settings: impl Fn(Builder) -> Builder,
+        started: impl Fn(&Server),
+    ) -> Self {
         let node = |_| {
             let builder =
                 Server::builder().arg("--cluster-enabled", "yes").arg("--cluster-node-timeout", "1000");
             // A replica takes over however old its data is: tests write little and kill soon after the start.
-            settings(
-                builder.arg("--cluster-replica-validity-factor", "0").arg("--repl-diskless-sync-delay", "0"),
-            )
-            .start()
+            let builder =
+                builder.arg("--cluster-replica-validity-factor", "0").arg("--repl-diskless-sync-delay", "0");
+            let node = settings(builder).start();
+            started(&node);
+            node
         };
         let nodes: Vec<Server> = (0..primaries * (1 + replicas)).map(node).collect();
         let ids: Vec<String> = nodes.iter().map(|node| node.cli(&["CLUSTER", "MYID"])).collect();
@@ -103,9 +119,7 @@ impl Cluster {
         folder: &Path,
         settings: impl Fn(Builder) -> Builder,
     ) -> Self {
-        Self::start_with(primaries, replicas, |builder| {
-            settings(builder.tls(folder).arg("--tls-cluster", "yes").arg("--tls-replication", "yes"))
-        })
+        Self::start_with(primaries, replicas, |builder| settings(with_tls(builder, folder)))
     }
 
     /// Returns `redis+cluster://` with the addresses of all nodes.
@@ -264,6 +278,12 @@ impl Cluster {
             thread::sleep(POLL);
         }
     }
+}
+
+/// Adds what nodes need to use TLS between each other, and to offer it on a second port.
+#[must_use]
+pub fn with_tls(builder: Builder, folder: &Path) -> Builder {
+    builder.tls(folder).arg("--tls-cluster", "yes").arg("--tls-replication", "yes")
 }
 
 /// The port that nodes use for each other.

@@ -47,6 +47,14 @@ impl Process {
         self.0.try_wait().expect("the system knows").is_none()
     }
 
+    /// Returns whether the process has ended well, or `None` while it runs.
+    ///
+    /// # Panics
+    /// If the system does not report it.
+    pub fn has_ended(&mut self) -> Option<bool> {
+        self.0.try_wait().expect("the system knows").map(|status| status.success())
+    }
+
     /// Kills the process (SIGKILL) and waits until it is gone.
     ///
     /// # Panics
@@ -106,8 +114,8 @@ impl Process {
     pub async fn ended(&mut self) -> bool {
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {
-            if let Some(status) = self.0.try_wait().expect("the system knows") {
-                return status.success();
+            if let Some(well) = self.has_ended() {
+                return well;
             }
             assert!(Instant::now() < deadline, "process {} does not end", self.pid());
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -1,59 +1,16 @@
 //! TLS: every kind of connection, and every reason to refuse one.
 
-use std::fs;
 use std::time::Duration;
 
+use integration_tests::certificates::{Authority, Signed, files};
 use integration_tests::cluster::Cluster;
 use integration_tests::server::Server;
 use millstream::{Delivery, ErrorKind, Millstream, Record, TlsConfig, Topic};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
-use tempfile::TempDir;
+use rcgen::{DnType, date_time_ymd};
 
 use crate::load::{Load, log};
 
 const JOBS: Topic<u64> = Topic::new("jobs").partitions(2);
-
-/// An authority that signs certificates.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-/// A certificate and its private key, in PEM format.
-struct Signed {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-        params.distinguished_name.push(DnType::CommonName, "an authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority"))
-    }
-
-    fn pem(&self) -> String {
-        self.0.pem()
-    }
-
-    fn sign(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Signed {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
-        params.distinguished_name.push(DnType::CommonName, name);
-        change(&mut params);
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.signed_by(&key, &self.0).expect("signed").pem();
-        Signed { certificate, key: key.serialize_pem() }
-    }
-}
-
-/// Writes the files of a server with this certificate into a folder of their own.
-fn files(authority: &Authority, signed: &Signed) -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    for (name, pem) in
-        [("server.pem", &signed.certificate), ("server.key", &signed.key), ("ca.pem", &authority.pem())]
-    {
-        fs::write(folder.path().join(name), pem).expect("written");
-    }
-    folder
-}
 
 /// Starts a server with TLS on another port, and returns its URL there.
 fn server(authority: &Authority, signed: &Signed, clients: &str) -> (Server, String) {

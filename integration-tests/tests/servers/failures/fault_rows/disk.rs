@@ -2,60 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
+use integration_tests::disk::Disk;
 use integration_tests::history::figure;
 use integration_tests::proxy::Proxy;
 use integration_tests::server::Server;
 use millstream::ErrorKind;
-use tempfile::TempDir;
 
 use super::{MS, Pair, Work, clients};
-
-/// A small disk of its own. It needs the right to mount one.
-struct Disk(TempDir);
-
-impl Disk {
-    fn new(size: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let size = format!("size={size}");
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(folder.path()).output();
-        let mount = mount.expect("there is a program `mount`");
-        let error = String::from_utf8_lossy(&mount.stderr);
-        assert!(mount.status.success(), "this test mounts a small disk, for which it must be root: {error}");
-        Self(folder)
-    }
-
-    fn path(&self) -> PathBuf {
-        self.0.path().to_owned()
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.0.path().join("filler")
-    }
-
-    /// Leaves no room on it.
-    fn fill(&self) {
-        let mut file = fs::File::create(self.filler()).expect("a file");
-        for size in [64 << 10, 4 << 10, 1] {
-            while file.write_all(&vec![0; size]).is_ok() {}
-        }
-    }
-
-    fn free(&self) {
-        fs::remove_file(self.filler()).expect("removed");
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
-    }
-}
 
 /// Sends until the server refuses, and checks that it was said honestly: as something that may pass.
 async fn refused(pair: &mut Pair, code: &str) {
