@@ -50,6 +50,8 @@ pub enum Scope {
     Data,
     /// Consumers of one group were moved by an operator: its group was destroyed, or its lease deleted.
     Group,
+    /// Nothing: whoever keeps the rules does not notice it.
+    Nothing,
 }
 
 /// How a message is to be treated by its handlers. It is part of the message, and the same in each group.
@@ -60,6 +62,9 @@ pub enum Fate {
     Ack,
     /// This many attempts fail, and the next one succeeds.
     Fail(u32),
+    /// The first attempt fails in every other process, and is done in the others: two processes that handle it at the same
+    /// time say different things of it.
+    Flaky,
     /// It is rejected at the first attempt, and becomes a dead letter.
     Reject,
     /// All attempts fail, until it is given up and becomes a dead letter.
@@ -71,7 +76,7 @@ pub enum Fate {
 pub enum Outcome {
     /// The server confirmed it, under this partition and id.
     Stored {
-        /// The partition or shard.
+        /// The partition; not known for a delayed message.
         partition: u32,
         /// The id of the entry, as text; empty for a delayed message.
         id: String,
@@ -97,7 +102,7 @@ pub struct Message {
     pub due_ms: u64,
     /// How handlers treat it.
     pub fate: Fate,
-    /// Whether the producer waited for a replica, where there are some: no fail-over may undo it then.
+    /// Whether the producer waited for all replicas, where there are some: no fail-over may undo it then.
     pub safe: bool,
 }
 
@@ -110,6 +115,8 @@ pub struct Handling {
     pub number: u64,
     /// The partition or shard.
     pub partition: u32,
+    /// The id under which it was stored first, which its retries keep.
+    pub origin: String,
     /// The number of the attempt: 1, 2, …
     pub attempt: u32,
     /// Ends of processes that had it in hand, as the consumer counts them.

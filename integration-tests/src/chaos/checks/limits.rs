@@ -32,6 +32,9 @@ pub struct PlaceLimits {
     pub per_process: usize,
     /// Minimum time between the failure of an attempt and the next attempt. Default: zero.
     pub back_off: Duration,
+    /// Whether a fault of scope `Group` may lose messages: while a group is destroyed, trims by other groups of its
+    /// topic do not keep what only it had not read. Such messages count as lost by the server. Default: no.
+    pub group_faults_lose: bool,
     /// Whether each handler writes its effect to the store before it acknowledges. Default: yes.
     pub has_effects: bool,
 }
@@ -45,6 +48,7 @@ impl Default for PlaceLimits {
             per_partition: usize::MAX,
             per_process: usize::MAX,
             back_off: Duration::ZERO,
+            group_faults_lose: false,
             has_effects: true,
         }
     }
@@ -98,11 +102,11 @@ pub struct Limits {
     /// Time before a fault of scope `Group` from which settled messages may be handled again: the group starts again
     /// with the oldest unsettled entry, and entries behind it may have been settled. Default: 30 s.
     pub group_tail: Duration,
-    /// Whether a fault of scope `Group` may lose messages: while a group is destroyed, trims by other groups of its
-    /// topic do not keep what only it had not read. Such messages count as lost by the server. Default: no.
-    pub group_faults_lose: bool,
     /// Whether a partition that is given back in good order excuses repetitions. Default: no.
     pub orderly_moves_repeat: bool,
+    /// Whether epochs and fences may decrease behind a fault of scope `Data`: they do if the clocks of servers differ.
+    /// Default: yes.
+    pub epochs_may_regress: bool,
     /// Number of partitions that may be lost without a fault. Default: 0.
     pub unexplained_losses: usize,
     /// Time that may pass between two events of a process, or of two processes, that belong together, and that are
@@ -144,8 +148,8 @@ impl Limits {
             aftermath: 3 * ttl,
             tail: Duration::from_secs(5),
             group_tail: Duration::from_secs(30),
-            group_faults_lose: false,
             orderly_moves_repeat: false,
+            epochs_may_regress: true,
             unexplained_losses: 0,
             notice: Duration::from_millis(250),
             early: Duration::ZERO,

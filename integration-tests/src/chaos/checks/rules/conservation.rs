@@ -3,20 +3,27 @@
 //! **Rule.** No audit finds anything. When the run has ended, nothing is pending, unread or waiting at any place, and each
 //! partition has an owner, where partitions are owned. Each place has such a statement.
 //!
-//! **Limits.** An audit that could not be made, as a fault was on, must not be recorded with a finding.
+//! **Limits.** A group that an operator has destroyed is found missing, near such a fault (scope `Group`). An audit that could not be made, as a fault was on, must not be recorded with a finding.
 
-use crate::chaos::record::{Phase, What};
+use crate::chaos::record::{Phase, Scope, What};
 
-use super::super::limits::Limits;
+use super::super::limits::{Limits, us};
 use super::super::report::Report;
-use super::super::story::Story;
+use super::super::story::{Fault, Story};
 
 const NAME: &str = "conservation";
 
-pub(super) fn check(story: &Story<'_>, _: &Limits, report: &mut Report) {
+pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     for line in story.lines {
         if let What::Audit { findings } = &line.what {
-            for finding in findings {
+            let destroyed = |finding: &str| {
+                let near = |fault: &Fault<'_>| {
+                    matches!(fault.scope, Scope::Group)
+                        && fault.overlaps(line.at_us, line.at_us, 0, us(limits.aftermath))
+                };
+                finding.starts_with("group_missing") && story.faults.iter().any(near)
+            };
+            for finding in findings.iter().filter(|finding| !destroyed(finding)) {
                 report.add(NAME, line.at_us, None, format!("an audit found: {finding}"));
             }
         }

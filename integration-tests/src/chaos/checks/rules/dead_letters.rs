@@ -60,7 +60,7 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
         });
         for (number, sent) in sent {
             let (last, undone) =
-                (given_up(story, limits, *place, *number), may_be_undone(story, limits, sent));
+                (given_up(story, limits, *place, *number), may_be_undone(story, limits, *place, sent));
             // A run that was ended before this one was handled to its end is a matter of `queue`.
             let is_required = match sent.known {
                 Known::Stored(..) => last.is_some() || !undone,
@@ -92,7 +92,7 @@ fn is_hopeless(fate: Fate, attempts: u32) -> bool {
     match fate {
         Fate::Hopeless => true,
         Fate::Fail(failing) => failing >= attempts,
-        Fate::Ack | Fate::Reject => false,
+        Fate::Ack | Fate::Reject | Fate::Flaky => false,
     }
 }
 
@@ -176,7 +176,7 @@ fn twice_explained(story: &Story<'_>, limits: &Limits, place: PlaceId, number: u
         let tail = match fault.scope {
             Scope::Data => limits.tail,
             Scope::Group => limits.group_tail,
-            Scope::Process(_) | Scope::Server => return false,
+            Scope::Process(_) | Scope::Server | Scope::Nothing => return false,
         };
         fault.overlaps(*first, *last, us(tail), us(limits.aftermath))
     });
@@ -195,6 +195,7 @@ fn is_certain(story: &Story<'_>, limits: &Limits, delivery: &Delivery<'_>) -> bo
     let near = story.faults.iter().any(|fault| {
         let (tail, after) = match fault.scope {
             Scope::Process(_) => return fault.hits(delivery.life) && fault.overlaps(from, to, 0, 0),
+            Scope::Nothing => return false,
             Scope::Server => (0, us(limits.aftermath)),
             Scope::Data => (us(limits.tail), us(limits.aftermath)),
             Scope::Group => (us(limits.group_tail), us(limits.aftermath)),

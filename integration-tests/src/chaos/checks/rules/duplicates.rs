@@ -15,7 +15,10 @@
 //!   cause of a D before they begin.
 //!
 //! In the phase `Calm` there is no cause. An attempt above 1 that is not repeated needs an end `Failed` of the attempt
-//! before, or a counted crash together with a fault of a process that had it.
+//! before, by a process from which no other one had taken the message, or a counted crash together with a fault of a process that had it.
+//!
+//! Whatever happens but a fault of scope `Data`: a message that was sent once is stored once, so all its handlings show the
+//! same origin.
 //!
 //! **Limits.** Whether a cause led to this very duplicate is not known. A fault of scope `Server` excuses more than the
 //! product promises (an outage alone repeats nothing): the figure by cause shows it.
@@ -24,16 +27,31 @@ use crate::chaos::record::{End, Phase, Scope};
 
 use super::super::limits::{Limits, us};
 use super::super::report::{Report, seconds};
-use super::super::story::{Delivery, Story};
+use super::super::story::{Delivery, Fault, Story};
 
 const NAME: &str = "duplicates";
 
 pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     for deliveries in story.by_message.values() {
+        stored_once(story, limits, deliveries, report);
         for (nth, index) in deliveries.iter().enumerate() {
             let before: Vec<_> = deliveries[..nth].iter().map(|index| &story.deliveries[*index]).collect();
             one(story, limits, &before, &story.deliveries[*index], report);
         }
+    }
+}
+
+/// A message that was sent once is stored once: all its handlings show the same origin.
+fn stored_once(story: &Story<'_>, limits: &Limits, deliveries: &[usize], report: &mut Report) {
+    let mut all = deliveries.iter().map(|index| &story.deliveries[*index]);
+    let Some(first) = all.next() else { return };
+    let Some(other) = all.find(|other| other.handling.origin != first.handling.origin) else { return };
+    // What a fail-over has undone may be sent again, or be promoted again.
+    let from = first.at.us.saturating_sub(us(limits.tail));
+    if !story.disturbed(from, other.at.us, us(limits.aftermath), |fault| fault.scope == Scope::Data) {
+        let (one, two) = (&first.handling.origin, &other.handling.origin);
+        let what = format!("stored twice at {}: as {one} and as {two}", story.label(other.place));
+        report.add(NAME, other.at.us, Some(other.handling.number), what);
     }
 }
 
@@ -104,7 +122,7 @@ fn cause(
     let after = us(limits.aftermath);
     story.faults.iter().filter(|fault| fault.from.us <= delivery.at.us).find_map(|fault| {
         let (tail, name) = match fault.scope {
-            Scope::Process(_) => return None,
+            Scope::Process(_) | Scope::Nothing => return None,
             Scope::Server => (0, "server"),
             Scope::Data => (us(limits.tail), "data"),
             Scope::Group => (us(limits.group_tail), "group"),
@@ -134,6 +152,25 @@ fn has_failed(story: &Story<'_>, before: &[&Delivery<'_>], delivery: &Delivery<'
             let gone = story.lives[earlier.life].gone.is_some();
             gone || story.faults.iter().any(|fault| fault.hits(earlier.life))
         };
-        earlier.ended(End::Failed) || delivery.handling.crashes > 0 && hit(earlier)
+        let failed = earlier.ended(End::Failed) && !is_overtaken(story, before, earlier, delivery);
+        failed || delivery.handling.crashes > 0 && hit(earlier)
     })
+}
+
+/// Whether another process began with the same attempt after this one: then the message was still to be settled when that
+/// one got it, and what this one says in the end has no effect. A fail-over may undo that the other one got it.
+fn is_overtaken(
+    story: &Story<'_>,
+    before: &[&Delivery<'_>],
+    earlier: &Delivery<'_>,
+    delivery: &Delivery<'_>,
+) -> bool {
+    let began_later = |other: &&&Delivery<'_>| {
+        other.life != earlier.life
+            && other.handling.attempt == earlier.handling.attempt
+            && other.at.index > earlier.at.index
+    };
+    let undone = |fault: &Fault<'_>| fault.scope == Scope::Data || matches!(fault.scope, Scope::Group);
+    before.iter().any(|other| began_later(&other))
+        && !story.disturbed(earlier.at.us, delivery.at.us, 0, undone)
 }

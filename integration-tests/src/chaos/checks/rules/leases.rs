@@ -49,7 +49,8 @@ fn increase(story: &Story<'_>, limits: &Limits, report: &mut Report) {
                 continue;
             };
             let from = before.at.us.saturating_sub(us(limits.tail));
-            if story.disturbed(from, grant.at.us, us(limits.aftermath), is_data) {
+            if limits.epochs_may_regress && story.disturbed(from, grant.at.us, us(limits.aftermath), is_data)
+            {
                 report.figures.epochs_regressed += 1;
                 highest = Some(grant);
                 continue;

@@ -33,7 +33,11 @@ const STEP: u64 = 100_000;
 
 pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     for fault in &story.faults {
-        *report.figures.faults.entry(fault.kind.to_owned()).or_default() += 1;
+        *report
+            .figures
+            .faults
+            .entry(fault.kind.split(' ').next().unwrap_or_default().to_owned())
+            .or_default() += 1;
     }
     rate(story, limits, report);
     places(story, report);

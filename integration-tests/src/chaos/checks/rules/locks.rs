@@ -11,6 +11,9 @@
 //!   before: it renews after a third of the ttl, and the server grants the lock a ttl after the last renewal. Faults of
 //!   scope `Server` and `Data` keep renewals away too, and excuse it with their aftermath.
 //!
+//! - *hand-overs*: the median of the time from a release until the next grant is at most half a ttl. It holds where somebody
+//!   always wants each lock.
+//!
 //! **Limits.** Locks without a fence are only counted.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::chaos::record::{Scope, What};
 
 use super::super::limits::{Limits, us};
-use super::super::report::{Report, seconds};
+use super::super::report::{Report, Spread, seconds};
 use super::super::story::{LifeId, Moment, Story};
 
 const NAME: &str = "locks";
@@ -30,7 +33,11 @@ struct Holder {
     life: LifeId,
     at: Moment,
     end: Option<Moment>,
+    released: bool,
 }
+
+/// Fewest hand-overs of which the median is judged.
+const HAND_OVERS: usize = 10;
 
 pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     let mut locks: BTreeMap<&str, Vec<Holder>> = BTreeMap::new();
@@ -38,13 +45,17 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
         let (at, life) = (Moment { index, us: line.at_us }, story.life_of[index]);
         match &line.what {
             What::Locked { lock, fence, ttl_ms } if *fence > 0 => {
-                let holder = Holder { fence: *fence, ttl_us: ttl_ms * 1_000, life, at, end: None };
+                let holder =
+                    Holder { fence: *fence, ttl_us: ttl_ms * 1_000, life, at, end: None, released: false };
                 locks.entry(lock).or_default().push(holder);
             }
-            What::Unlocked { lock, fence, .. } => {
+            What::Unlocked { lock, fence, released } => {
                 let holders = locks.entry(lock).or_default().iter_mut().rev();
                 let of = holders.into_iter().find(|it| it.fence == *fence && it.life == life);
-                of.into_iter().for_each(|holder| _ = holder.end.get_or_insert(at));
+                if let Some(holder) = of {
+                    holder.released = *released;
+                    holder.end.get_or_insert(at);
+                }
             }
             _ => {}
         }
@@ -53,12 +64,14 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
         increase(story, limits, lock, holders, report);
         exclusive(story, limits, lock, holders, report);
     }
+    hand_overs(limits, &locks, report);
     writes(story, limits, &locks, report);
 }
 
-fn is_data(story: &Story<'_>, limits: &Limits, from_us: u64, to_us: u64) -> bool {
+fn may_regress(story: &Story<'_>, limits: &Limits, from_us: u64, to_us: u64) -> bool {
     let from_us = from_us.saturating_sub(us(limits.tail));
-    story.disturbed(from_us, to_us, us(limits.aftermath), |fault| fault.scope == Scope::Data)
+    limits.epochs_may_regress
+        && story.disturbed(from_us, to_us, us(limits.aftermath), |fault| fault.scope == Scope::Data)
 }
 
 fn increase(story: &Story<'_>, limits: &Limits, lock: &str, holders: &[Holder], report: &mut Report) {
@@ -68,7 +81,7 @@ fn increase(story: &Story<'_>, limits: &Limits, lock: &str, holders: &[Holder], 
             highest = Some(holder);
             continue;
         };
-        if is_data(story, limits, before.at.us, holder.at.us) {
+        if may_regress(story, limits, before.at.us, holder.at.us) {
             report.figures.fences_regressed += 1;
             highest = Some(holder);
             continue;
@@ -110,7 +123,7 @@ fn exclusive(story: &Story<'_>, limits: &Limits, lock: &str, holders: &[Holder],
             Scope::Server => fault.overlaps(from, at, 0, us(limits.aftermath)),
             // Grants may have been undone, and then the order of the fences is not that of the grants.
             Scope::Data => fault.overlaps(from, to, us(limits.tail), us(limits.aftermath)),
-            Scope::Group => false,
+            Scope::Group | Scope::Nothing => false,
         });
         let died = gone.is_some_and(|(gone, _)| gone.us <= at && expired(gone.us));
         if !excused && !died {
@@ -124,6 +137,22 @@ fn exclusive(story: &Story<'_>, limits: &Limits, lock: &str, holders: &[Holder],
             );
             report.add(NAME, at, None, what);
         }
+    }
+}
+
+fn hand_overs(limits: &Limits, locks: &BTreeMap<&str, Vec<Holder>>, report: &mut Report) {
+    let pairs = locks.values().flat_map(|holders| holders.windows(2)).filter(|pair| pair[0].released);
+    let times = pairs.filter_map(|pair| pair[1].at.us.checked_sub(pair[0].end?.us));
+    let times = Spread::of(times.collect());
+    if times.count >= HAND_OVERS && times.p50 > us(limits.ttl / 2) {
+        let (count, median) = (times.count, seconds(times.p50));
+        let at = locks.values().flatten().map(|holder| holder.at.us).min().unwrap_or(0);
+        report.add(
+            NAME,
+            at,
+            None,
+            format!("half of {count} releases are followed by a grant after {median} or more"),
+        );
     }
 }
 
@@ -153,7 +182,7 @@ fn writes(story: &Story<'_>, limits: &Limits, locks: &BTreeMap<&str, Vec<Holder>
             );
         };
         let first = *writers.entry((lock, *fence)).or_insert(*writer);
-        if first != *writer && !is_data(story, limits, 0, line.at_us) {
+        if first != *writer && !may_regress(story, limits, 0, line.at_us) {
             wrong(format!("and so did process {first}"));
         }
         if !grants.contains_key(&(lock.as_str(), *fence, *writer)) {

@@ -89,7 +89,7 @@ fn genuine(story: &Story<'_>, delivery: &Delivery<'_>, report: &mut Report) {
     }
     match sent.known {
         Known::Refused => wrong("its send was refused"),
-        Known::Stored(partition, _) if partition != delivery.handling.partition => {
+        Known::Stored(partition, id) if !id.is_empty() && partition != delivery.handling.partition => {
             let at = delivery.handling.partition;
             wrong(&format!("at partition {at}, and it was confirmed at partition {partition}"));
         }
@@ -103,6 +103,8 @@ fn as_told(story: &Story<'_>, limits: &Limits, delivery: &Delivery<'_>, report: 
     let (Some(finish), Some(sent)) = (delivery.finish, story.messages.get(&handling.number)) else { return };
     let end = match sent.message.fate {
         Fate::Ack => End::Acked,
+        Fate::Flaky if handling.attempt == 1 && finish.end == End::Failed => End::Failed,
+        Fate::Flaky => End::Acked,
         Fate::Fail(attempts) if handling.attempt > attempts => End::Acked,
         Fate::Fail(_) | Fate::Hopeless => End::Failed,
         Fate::Reject => End::Rejected,
@@ -121,15 +123,17 @@ fn as_told(story: &Story<'_>, limits: &Limits, delivery: &Delivery<'_>, report: 
 }
 
 /// Whether the data of a message that was confirmed may be gone, because of a fault.
-pub(super) fn may_be_undone(story: &Story<'_>, limits: &Limits, sent: &Sent<'_>) -> bool {
-    let Some(to) = sent.to.filter(|_| !sent.message.safe) else { return false };
-    story.faults.iter().any(|fault| {
-        let may = match fault.scope {
-            Scope::Data => true,
-            Scope::Group => limits.group_faults_lose,
-            Scope::Process(_) | Scope::Server => false,
-        };
-        may && fault.overlaps(sent.from.us, to.us, us(limits.tail), 0)
+pub(super) fn may_be_undone(story: &Story<'_>, limits: &Limits, place: usize, sent: &Sent<'_>) -> bool {
+    let Some(to) = sent.to else { return false };
+    let tail = us(limits.tail);
+    story.faults.iter().any(|fault| match fault.scope {
+        Scope::Data => !sent.message.safe && fault.overlaps(sent.from.us, to.us, tail, 0),
+        // A delayed message comes into the log when it is due.
+        Scope::Group => {
+            limits.of(story.places[place]).group_faults_lose
+                && fault.overlaps(sent.from.us, to.us.saturating_add(tail), tail, 0)
+        }
+        Scope::Process(_) | Scope::Server | Scope::Nothing => false,
     })
 }
 
@@ -155,7 +159,7 @@ fn complete(story: &Story<'_>, limits: &Limits, report: &mut Report) {
             let is_there = acked || dead.contains(number);
             figures.recovered += usize::from(is_there && sent.known == Known::Unknown);
             if !sent.is_stored() || is_there {
-            } else if may_be_undone(story, limits, sent) {
+            } else if may_be_undone(story, limits, id, sent) {
                 figures.lost_by_server += 1;
             } else if spared > 0 {
                 spared -= 1;

@@ -43,7 +43,15 @@ pub(super) fn message(number: u64) -> Message {
 
 /// A first attempt at the topic, in partition 0.
 pub(super) fn handling(number: u64, epoch: u64) -> Handling {
-    Handling { place: topic(), number, partition: 0, attempt: 1, crashes: 0, epoch }
+    Handling {
+        place: topic(),
+        number,
+        partition: 0,
+        origin: format!("{number}-0"),
+        attempt: 1,
+        crashes: 0,
+        epoch,
+    }
 }
 
 /// History under construction.

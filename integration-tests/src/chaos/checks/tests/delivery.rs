@@ -27,6 +27,17 @@ mod queues {
     }
 
     #[test]
+    fn a_group_that_is_destroyed_protects_nothing_where_the_limits_say_so() {
+        let mut it = History::with_faults();
+        it.assign(20, 5).fault(Scope::Group).send(Message { safe: true, ..message(1) }).mend();
+        let lines = it.finish(topic(), &[]);
+        rejected(&lines, "queue", "lost");
+        let place = PlaceLimits { group_faults_lose: true, ..PlaceLimits::default() };
+        let report = accepted_with(&lines, &Limits { place, ..limits() });
+        assert_eq!(report.figures.places["orders/billing"].lost_by_server, 1);
+    }
+
+    #[test]
     fn a_dropped_acknowledgement_is_a_loss() {
         let mut it = one_sent();
         it.begin(20, &handling(1, 5)).effect(&handling(1, 5), true);
@@ -278,6 +289,38 @@ mod duplicates {
         accepted(&it.handle(20, &second).finish(topic(), &[]));
         let lines = one_sent().handle(20, &second).finish(topic(), &[]);
         rejected(&lines, "duplicates", "no attempt 1 failed");
+    }
+
+    #[test]
+    fn a_failure_of_a_former_owner_is_no_reason_for_another_attempt() {
+        let flaky = Message { fate: Fate::Flaky, ..message(1) };
+        let (old, new) = (handling(1, 5), handling(1, 6));
+        let history = |fault: Scope, again: &Handling| {
+            let mut it = History::with_faults();
+            it.assign(20, 5).send(flaky.clone()).begin(20, &old).fault(fault).end(20, &old, End::Failed);
+            it.wait(1_200).assign(21, 6).handle(21, &new).mend().unassign(20, 5, true).handle(21, again);
+            it.finish(topic(), &[])
+        };
+        let second = Handling { attempt: 2, ..new.clone() };
+        rejected(&history(Scope::Process(20), &second), "duplicates", "no attempt 1 failed");
+        // A fail-over may have undone that the other one was granted the partition.
+        accepted(&history(Scope::Data, &second));
+    }
+
+    #[test]
+    fn a_message_is_stored_once() {
+        let copy = Handling { origin: "9-0".to_owned(), ..handling(1, 5) };
+        let history = |fault: Option<Scope>| {
+            let mut it = one_sent();
+            it.handle(20, &handling(1, 5));
+            if let Some(scope) = fault {
+                it.fault(scope).mend();
+            }
+            it.handle(20, &copy).finish(topic(), &[])
+        };
+        rejected(&history(Some(Scope::Server)), "duplicates", "stored twice");
+        rejected(&history(None), "duplicates", "stored twice");
+        accepted(&history(Some(Scope::Data)));
     }
 }
 

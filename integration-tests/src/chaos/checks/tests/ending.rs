@@ -133,6 +133,13 @@ mod conservation {
         let mut it = History::with_faults();
         it.assign(20, 5).push(RUNNER, What::Audit { findings: Vec::new() });
         accepted(&it.finish(topic(), &[]));
+        let missing = || What::Audit { findings: vec!["group_missing at orders/1".to_owned()] };
+        let mut destroyed = it.clone();
+        destroyed.fault(Scope::Group).push(RUNNER, missing());
+        destroyed.mend();
+        accepted(&destroyed.finish(topic(), &[]));
+        it.push(RUNNER, missing());
+        rejected(&it.finish(topic(), &[]), "conservation", "group_missing");
         it.push(RUNNER, What::Audit { findings: vec!["a hole".to_owned()] });
         rejected(&it.finish(topic(), &[]), "conservation", "a hole");
     }

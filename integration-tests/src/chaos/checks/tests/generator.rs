@@ -145,6 +145,7 @@ impl Generator {
             0 => Fate::Reject,
             1 => Fate::Hopeless,
             2..4 => Fate::Fail(self.rng.u32(1..ATTEMPTS)),
+            4 => Fate::Flaky,
             _ => Fate::Ack,
         };
         let is_task = place.group.is_empty();
@@ -178,7 +179,15 @@ impl Generator {
     fn handling(&self, place: &Place, partition: u32, epoch: u64, item: &Item) -> Handling {
         let Item { message, attempt, crashes } = item;
         let (number, place) = (message.number, place.clone());
-        Handling { place, number, partition, attempt: *attempt, crashes: *crashes, epoch }
+        Handling {
+            place,
+            number,
+            partition,
+            origin: format!("{number}-0"),
+            attempt: *attempt,
+            crashes: *crashes,
+            epoch,
+        }
     }
 
     /// Begins with the next message of a partition, or ends the one that runs.
@@ -206,8 +215,9 @@ impl Generator {
     fn end(&mut self, pid: u32, handling: &Handling, item: Item, part: &mut Partition) {
         let end = match item.message.fate {
             Fate::Fail(attempts) if item.attempt <= attempts => End::Failed,
+            Fate::Flaky if item.attempt == 1 && pid % 2 == 0 => End::Failed,
             Fate::Hopeless => End::Failed,
-            Fate::Ack | Fate::Fail(_) => End::Acked,
+            Fate::Ack | Fate::Fail(_) | Fate::Flaky => End::Acked,
             Fate::Reject => End::Rejected,
         };
         if end == End::Acked {

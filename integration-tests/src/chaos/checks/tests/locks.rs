@@ -3,7 +3,7 @@
 use crate::chaos::record::{Scope, What};
 
 use super::builder::{History, STORE, topic};
-use super::{accepted, rejected};
+use super::{Limits, accepted, limits, rejected, rejected_with};
 
 fn locked(it: &mut History, pid: u32, fence: u64) -> &mut History {
     it.push(pid, What::Locked { lock: "ledger".to_owned(), fence, ttl_ms: 1_000 })
@@ -47,7 +47,25 @@ fn a_fence_that_does_not_increase_is_rejected_but_behind_a_fail_over() {
         unlocked(&mut it, 20, 5, true).fault(Scope::Data).mend();
         locked(&mut it, 21, fence);
         assert_eq!(accepted(&it.finish(topic(), &[])).figures.fences_regressed, 1);
+        let of_one_clock = Limits { epochs_may_regress: false, ..limits() };
+        rejected_with(&it.finish(topic(), &[]), &of_one_clock, "locks", "worker-1 (20) was granted 5");
     }
+}
+
+#[test]
+fn a_lock_that_is_released_goes_on_soon() {
+    let history = |ms: u64, released: bool| {
+        let mut it = History::with_faults();
+        for turn in 0..12 {
+            let pid = 20 + u32::from(turn % 2 == 1);
+            locked(&mut it, pid, 5 + turn);
+            unlocked(&mut it, pid, 5 + turn, released).wait(ms);
+        }
+        it.finish(topic(), &[])
+    };
+    accepted(&history(400, true));
+    rejected(&history(600, true), "locks", "half of 11 releases");
+    accepted(&history(600, false));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::chaos::record::{End, Handling, Message, Scope, What};
 
 use super::super::{Limits, PlaceLimits};
 use super::builder::{History, handling, message, once, topic};
-use super::{accepted, accepted_with, limits, rejected};
+use super::{accepted, accepted_with, limits, rejected, rejected_with};
 
 mod leases {
     use super::*;
@@ -27,6 +27,8 @@ mod leases {
         it.assign(20, 5).fault(Scope::Data).mend().unassign(20, 5, true).assign(21, 4);
         let report = accepted(&it.finish(topic(), &[]));
         assert_eq!((report.figures.epochs_regressed, report.figures.losses), (1, 1));
+        let of_one_clock = Limits { epochs_may_regress: false, ..limits() };
+        rejected_with(&it.finish(topic(), &[]), &of_one_clock, "leases", "worker-1 (20) was granted 5");
     }
 
     #[test]
