@@ -3,9 +3,15 @@
 //!
 //! A run has phases ([`record::Phase`]): a calm one, from which the usual rate is known; one with faults, which the seed
 //! chose; one after the last fault, in which everything must work again; and one in which nothing more is sent and
-//! everything is handled. All processes write [`record::What`] into one file ([`crate::history`]). `checks` reads that
+//! everything is handled. All processes write [`record::What`] into one file ([`crate::history`]). [`checks`] reads that
 //! file, and nothing else.
 
 pub mod checks;
 pub mod mutants;
+pub mod nemesis;
+pub mod proof;
 pub mod record;
+pub mod roles;
+pub mod run;
+pub mod setup;
+pub mod stage;
