@@ -120,6 +120,16 @@ impl Line {
     }
 }
 
+/// The path of the Valkey that the runs under faults use: what `MILLSTREAM_TEST_VALKEY` names, or the newest line, which is
+/// fetched if it is missing.
+pub(crate) fn newest_valkey() -> Result<String> {
+    if let Ok(path) = env::var("MILLSTREAM_TEST_VALKEY") {
+        return Ok(path);
+    }
+    let line = LINES.iter().rfind(|line| line.name.starts_with("valkey")).context("a line of Valkey")?;
+    Ok(line.fetch()?.path.display().to_string())
+}
+
 /// `servers` in cargo's target folder.
 pub(crate) fn folder() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);

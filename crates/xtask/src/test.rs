@@ -10,6 +10,7 @@ use crate::install::{ensure_postgres, ensure_server};
 use crate::postgres::Postgres;
 use crate::run::{cargo, root};
 use crate::server::Server;
+use crate::servers;
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     };
     println!("the shared PostgreSQL is {database}");
 
+    let valkey = servers::newest_valkey()?;
+
     let (config, threads) = (nextest_config(), nextest_threads());
     let nextest = cargo(["nextest", "--version"]).works();
     let mut tests = if nextest {
@@ -69,7 +72,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     for (args, nextest) in [(tests, nextest), (doctests, false)] {
         let what = args[..2].join(" ");
         let cargo = cargo(args).env("MILLSTREAM_TEST_REDIS", &url).env("MILLSTREAM_TEST_CLUSTER", &nodes);
-        let cargo = cargo.env("REDIS_SERVER", &redis);
+        let cargo = cargo.env("REDIS_SERVER", &redis).env("MILLSTREAM_TEST_VALKEY", &valkey);
         let cargo = cargo.env("MILLSTREAM_TEST_POSTGRES", &database).env("POSTGRES_BIN", &programs);
         let (success, lines) = cargo.watch()?;
         let found = count(lines.iter().map(String::as_str), nextest);

@@ -1,0 +1,135 @@
+//! Runs under faults on every topology, and with every known mistake: `docs/reliability.md` says what they prove.
+//!
+//! `MILLSTREAM_CHAOS_SEED` is the seed, and `MILLSTREAM_CHAOS_SECONDS` the length; `cargo run -p integration-tests --bin chaos`
+//! repeats one run with options.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use integration_tests::chaos::checks::check;
+use integration_tests::chaos::mutants::Mutant;
+use integration_tests::chaos::proof::{look_for, provoked_by};
+use integration_tests::chaos::run::{Plan, run};
+use integration_tests::chaos::stage::Topology;
+
+const BIN: &str = env!("CARGO_BIN_EXE_chaos");
+
+fn from_env(name: &str, otherwise: u64) -> u64 {
+    let value = std::env::var(name).ok();
+    value.map_or(otherwise, |value| {
+        value.parse().unwrap_or_else(|_| panic!("{name} is not a number: {value}"))
+    })
+}
+
+/// The Valkey server that `cargo xtask test` has fetched, or the one that `cargo xtask servers` fetches.
+fn valkey() -> PathBuf {
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/valkey-9");
+    let path = std::env::var_os("MILLSTREAM_TEST_VALKEY").map_or(fetched, PathBuf::from);
+    assert!(path.exists(), "there is no Valkey server: `cargo xtask servers` fetches one");
+    path
+}
+
+/// One run, with the faults that the seed chooses. A failure keeps the history, and prints the line that repeats the run.
+fn survives(topology: Topology) {
+    let seed = from_env("MILLSTREAM_CHAOS_SEED", 1);
+    let seconds = from_env("MILLSTREAM_CHAOS_SECONDS", 30);
+    let folder = tempfile::Builder::new().prefix("chaos-").tempdir().expect("a folder");
+    let plan = Plan {
+        length: Duration::from_secs(seconds),
+        valkey: (topology == Topology::Valkey).then(valkey),
+        ..Plan::new(topology, seed, Path::new(BIN), folder.path())
+    };
+    let kinds: Vec<String> = plan.kinds().iter().map(ToString::to_string).collect();
+    println!("chaos run --topology {topology} --seed {seed} --seconds {seconds}: {}", kinds.join(", "));
+    let report = check(&run(&plan).expect("a run"), &plan.limits());
+    println!("{report}");
+    if !report.is_clean() {
+        panic!("promises were broken; the history is in {}", folder.keep().display());
+    }
+}
+
+/// Whether a short run with a mistake finds it. Nothing is waited for: what one seed does not show, one of three has to.
+fn finds(mutant: Mutant) {
+    let first = from_env("MILLSTREAM_CHAOS_SEED", 1);
+    for seed in first..first + 3 {
+        let folder = tempfile::Builder::new().prefix("chaos-").tempdir().expect("a folder");
+        match look_for(mutant, true, seed, Path::new(BIN), folder.path()).expect("a run") {
+            Some(found) => {
+                println!("{mutant}, seed {seed}: {:?}, first {}", found.by_check, found.first);
+                return;
+            }
+            None => println!("{mutant}, seed {seed}: nothing found"),
+        }
+    }
+    panic!("{mutant}: {}: no check found it", mutant.description());
+}
+
+mod topologies {
+    use super::{Topology, survives};
+
+    #[test]
+    fn standalone_keeps_its_promises() {
+        survives(Topology::Standalone);
+    }
+
+    #[test]
+    fn valkey_keeps_its_promises() {
+        survives(Topology::Valkey);
+    }
+
+    #[test]
+    fn sentinel_keeps_its_promises() {
+        survives(Topology::Sentinel);
+    }
+
+    #[test]
+    fn cluster_keeps_its_promises() {
+        survives(Topology::Cluster);
+    }
+
+    #[test]
+    fn cluster_tls_keeps_its_promises() {
+        survives(Topology::ClusterTls);
+    }
+}
+
+mod mistakes {
+    use super::{Mutant, finds, provoked_by};
+
+    macro_rules! found {
+        ($($test:ident: $mutant:ident,)*) => {
+            $(#[test]
+            fn $test() {
+                finds(Mutant::$mutant);
+            })*
+
+            /// All but those that are found elsewhere: `provoked_by` says why.
+            #[test]
+            fn each_has_its_test() {
+                let tested = [$(Mutant::$mutant),*];
+                for mutant in Mutant::ALL {
+                    assert_eq!(tested.contains(mutant), provoked_by(*mutant).is_some(), "{mutant}");
+                }
+            }
+        };
+    }
+
+    found! {
+        ack_before_retry_is_found: AckBeforeRetry,
+        unfenced_settlement_is_found: UnfencedSettlement,
+        incr_epoch_is_found: IncrEpoch,
+        client_clock_is_found: ClientClock,
+        append_maxlen_is_found: AppendMaxlen,
+        dead_letter_swallowed_is_found: DeadLetterSwallowed,
+        retry_to_shared_log_is_found: RetryToSharedLog,
+        pending_not_reread_is_found: PendingNotReread,
+        renew_after_release_is_found: RenewAfterRelease,
+        whole_batch_resent_is_found: WholeBatchResent,
+        marker_before_append_is_found: MarkerBeforeAppend,
+        trim_ignores_pending_is_found: TrimIgnoresPending,
+        delconsumer_with_pending_is_found: DelconsumerWithPending,
+        ack_below_is_found: AckBelow,
+        unfenced_task_is_found: UnfencedTask,
+        unchecked_lock_release_is_found: UncheckedLockRelease,
+    }
+}
