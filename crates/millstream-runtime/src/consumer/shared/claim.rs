@@ -112,8 +112,7 @@ impl Claimer {
             self.looked = Instant::now();
         }
         let alive: Vec<MemberId> = roster.members.iter().map(consumer_of).collect();
-        let living: Vec<_> = roster.members.iter().map(|member| member.incarnation.clone()).collect();
-        let living = Arc::new(living);
+        let living = sharer.set_living(&roster);
         let alive = Arc::new(alive);
         let mut paused = context.pauses.changes();
         let mut wanted = Vec::new();
@@ -232,7 +231,7 @@ async fn claim(
                 left.next();
                 // It may have been executed: then entries are pending under our name that we do not know.
                 if error.kind() != ErrorKind::Unavailable {
-                    leases.start_over(partition);
+                    leases.claim_unanswered(partition);
                 }
                 failed = Some(error);
                 // What is known of the members grows old.

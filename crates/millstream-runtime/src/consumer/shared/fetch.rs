@@ -174,7 +174,9 @@ impl PortionReader<'_> {
             }
         }
         for (partition, fetched) in read {
-            take_in(self.sharer, partition, fetched, asked, Origin::Read);
+            let claimed = fetched.pending && leases.may_be_claimed(partition);
+            let origin = if claimed { Origin::Unanswered(self.sharer.living()) } else { Origin::Read };
+            take_in(self.sharer, partition, fetched, asked, origin);
         }
         Ok(())
     }
@@ -230,7 +232,12 @@ async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
 /// Origin of entries.
 #[derive(Clone)]
 pub(in crate::consumer) enum Origin {
+    /// We have read them, now or before.
     Read,
+    /// They were pending under our name when the reader started over, and may have been claimed by a request whose answer is
+    /// lost, or is still on its way: so their consumer may have died because of one of them, as with
+    /// [`Abandoned`](Self::Abandoned). The incarnations of the members that are alive.
+    Unanswered(Arc<Vec<String>>),
     /// A consumer returned them without having begun.
     GivenBack,
     /// Their consumer died or was cut off, and one of them may be the reason. The incarnations of the members that are
@@ -257,6 +264,7 @@ pub(in crate::consumer) fn take_in(
     }
     let (claimed, candidates) = match origin {
         Origin::Read => (false, Candidates::None),
+        Origin::Unanswered(living) => (false, Candidates::Abandoned(living)),
         Origin::GivenBack => (true, Candidates::None),
         Origin::Abandoned(living) => (true, Candidates::Abandoned(living)),
     };

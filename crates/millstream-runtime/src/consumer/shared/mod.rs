@@ -26,7 +26,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use millstream_core::Partition;
 use millstream_core::error::Result;
-use millstream_core::members::Member;
+use millstream_core::members::{GroupMembers, Member};
 use millstream_core::panics::text_of;
 use millstream_core::shared::{SharedMember, consumer_of};
 use tokio::sync::mpsc::UnboundedSender;
@@ -58,6 +58,8 @@ struct Sharer {
     member: Arc<SharedMember>,
     leases: Arc<EntryLeases>,
     inboxes: Inboxes,
+    /// The incarnations of the members that were alive before the latest claim.
+    living: Mutex<Arc<Vec<String>>>,
     /// The workers of partitions. Each is started by the first page for it.
     workers: Mutex<JoinSet<()>>,
     /// Permits for the handlers of all partitions.
@@ -74,6 +76,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sharer {
+    /// Records the members that are alive, before entries of others are claimed. Returns their incarnations and ours, which
+    /// may be missing in the group.
+    fn set_living(&self, roster: &GroupMembers) -> Arc<Vec<String>> {
+        let others = roster.members.iter().map(|member| &member.incarnation);
+        let living = Arc::new(others.chain([&self.context.incarnation]).cloned().collect());
+        *lock(&self.living) = Arc::clone(&living);
+        living
+    }
+
+    /// Returns the incarnations of the members that were alive before the latest claim: an entry that was claimed has notes
+    /// only of members that had it before. Empty until the first one: nothing under our name has a note by then.
+    fn living(&self) -> Arc<Vec<String>> {
+        lock(&self.living).clone()
+    }
+
     /// Waits for the answer to a request about these partitions, and records whether their server gives one. What is held
     /// at a server that gives none for a while, or fails, takes no room from other partitions.
     async fn answer<T>(
@@ -146,9 +163,16 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let leases = Arc::new(EntryLeases::new(config.prefetch, at_once, config.lease_ttl, clock));
     context.status.shares(&context.topic.name, leases.clone());
     let at_once = Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS)));
-    let (inboxes, workers, ended) = (Inboxes::default(), Mutex::default(), CancellationToken::new());
-    let sharer = Sharer { context: context.clone(), member, leases, inboxes, workers, at_once, ended };
-    let sharer = Arc::new(sharer);
+    let sharer = Arc::new(Sharer {
+        context: context.clone(),
+        member,
+        leases,
+        inboxes: Inboxes::default(),
+        living: Mutex::default(),
+        workers: Mutex::default(),
+        at_once,
+        ended: CancellationToken::new(),
+    });
 
     let (grown, partitions) = watch::channel(context.topic.partitions);
     let _extends = context.control.spawn(Extender::new(sharer.clone()).run());

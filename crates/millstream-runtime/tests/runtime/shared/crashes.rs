@@ -1,10 +1,12 @@
 //! Consumers that share their partitions, and messages that kill them: found out, noted, tried one at a time, and given up.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::shared::quick;
-use crate::support::workers::{Call, TTL, Workers, few};
+use crate::support::link::Link;
+use crate::support::workers::{Call, Mate, TTL, Workers, few};
 use crate::support::*;
 use futures_util::future::join_all;
 use millstream_core::Outcome;
@@ -49,6 +51,48 @@ async fn a_message_that_kills_is_given_up_and_its_neighbours_are_handled() {
 
 fn endless(_: &Delivery<u64>) -> (Duration, Outcome) {
     (100_000 * SECOND, Outcome::Ack)
+}
+
+/// Lets a message kill each consumer that begins it, one after the other, until it is given up. `set` prepares the link of
+/// each, and `meanwhile` is called again and again until it begins. Returns the number of deaths.
+async fn deaths_until_given_up(set: impl Fn(&Link), meanwhile: impl Fn(&Mate)) -> usize {
+    let team = Workers::new(1);
+    team.send([0]).await;
+    let mut deaths = 0;
+    loop {
+        let name = format!("{deaths}");
+        let mate = team.join(&name, endless, few).await;
+        set(&mate.link);
+        while team.told.lines("Crashed {") == 0 && !team.by().contains(&name) {
+            meanwhile(&mate);
+            tokio::time::sleep(SECOND).await;
+        }
+        if team.told.lines("Crashed {") > 0 {
+            team.assert_at_rest().await;
+            assert_eq!(mate.leave().await.dead, 1);
+            return deaths;
+        }
+        mate.die();
+        deaths += 1;
+        assert!(deaths <= 4, "{:#?}", team.calls());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deaths_count_although_every_answer_to_a_claim_is_lost() {
+    let lost = |link: &Link| link.lose_claims.store(usize::MAX, Ordering::Relaxed);
+    // One less than usual: the claim and the read after it count as two deliveries.
+    assert_eq!(deaths_until_given_up(lost, |_| {}).await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn deaths_count_although_the_reader_finds_what_was_claimed_before_the_answer() {
+    let late = |link: &Link| link.delay_claims.store(TTL.as_millis() as u64 / 2, Ordering::Relaxed);
+    let start_over = |mate: &Mate| {
+        mate.consumer.pause();
+        mate.consumer.resume();
+    };
+    assert_eq!(deaths_until_given_up(late, start_over).await, 3);
 }
 
 #[tokio::test(start_paused = true)]

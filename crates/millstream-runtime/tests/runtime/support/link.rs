@@ -42,6 +42,8 @@ pub struct Link {
     pub lose_grants: AtomicUsize,
     /// So many replies that bring what was claimed are lost.
     pub lose_claims: AtomicUsize,
+    /// How many milliseconds replies that bring what was claimed take longer.
+    pub delay_claims: AtomicU64,
     /// How many milliseconds a request takes to get through, at most.
     pub latency: AtomicU64,
     /// How many milliseconds the clocks of other nodes are ahead of that of the partitions.
@@ -396,6 +398,10 @@ impl Shared for Linked<dyn Shared> {
             self.link.pass("claim", self.role.claim(member, partition, alive, idle, max, heard)).await?;
         if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_claims) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
+        }
+        let delay = self.link.delay_claims.load(Ordering::Relaxed);
+        if !claimed.abandoned.entries.is_empty() && delay > 0 {
+            tokio::time::sleep(Duration::from_millis(delay)).await;
         }
         Ok(claimed)
     }

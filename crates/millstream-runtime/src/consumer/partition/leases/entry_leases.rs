@@ -69,6 +69,8 @@ struct Table {
     claiming: BTreeMap<Partition, Settled>,
     /// The partitions in which an entry is pending under our name and not in flight: their reader must start over.
     stray: BTreeSet<Partition>,
+    /// The partitions in which a claim had no answer, until their reader has started over and found what it claimed.
+    unanswered: BTreeSet<Partition>,
     /// The earliest deadline when it was last looked for: the next look comes then. `None` if there was none.
     watched: Option<Instant>,
 }
@@ -191,6 +193,8 @@ impl EntryLeases {
         if ended.is_empty() {
             return 0;
         }
+        // Unless it had no answer since the reader started over.
+        table.unanswered.retain(|partition| !ended.contains(partition) || table.stray.contains(partition));
         let mut lost = 0;
         let is_gone =
             |partition: &Partition, lease: &LeaseState| ended.contains(partition) && !lease.confirmed;
@@ -223,6 +227,19 @@ impl EntryLeases {
     /// Marks the end of a claim: its entries are admitted.
     pub(in crate::consumer) fn end_claim(&self, partition: Partition) {
         self.table().claiming.remove(&partition);
+    }
+
+    /// Records that a claim had no answer: what it claimed is pending under our name.
+    pub(in crate::consumer) fn claim_unanswered(&self, partition: Partition) {
+        self.table().unanswered.insert(partition);
+        self.start_over(partition);
+    }
+
+    /// Whether an entry that the reader finds under our name may have been claimed: a claim is under way, or had no answer.
+    /// Otherwise we have read it ourselves.
+    pub(in crate::consumer) fn may_be_claimed(&self, partition: Partition) -> bool {
+        let table = self.table();
+        table.claiming.contains_key(&partition) || table.unanswered.contains(&partition)
     }
 
     pub(super) fn freed(&self) {
