@@ -49,7 +49,8 @@ pub enum Sharing {
     Shared,
 }
 
-/// Treatment of later messages while a failed one waits for its next attempt.
+/// Treatment of later messages while a failed one waits for its next attempt: non-blocking retries with
+/// [`Skip`](Self::Skip), blocking ones with the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RetryOrder {

@@ -111,7 +111,7 @@ impl Context {
     }
 
     /// Returns the time limit for requests about leases and membership.
-    pub(in crate::consumer) fn patience(&self) -> Duration {
+    pub(in crate::consumer) fn request_timeout(&self) -> Duration {
         self.config.lease_ttl / 4
     }
 
@@ -120,7 +120,7 @@ impl Context {
     /// Together with the [pause](Self::retry_pause) it is well under a sixth of a ttl, if the ttl is a few seconds or
     /// more. So a member whose last answered request was a third of a ttl before an outage of up to half a ttl gets an
     /// answer again before the ttl is over.
-    pub(in crate::consumer) fn beat_patience(&self) -> Duration {
+    pub(in crate::consumer) fn renewal_timeout(&self) -> Duration {
         renewal_patience(self.config.lease_ttl)
     }
 
@@ -140,13 +140,13 @@ impl Context {
         self.stop.cancel();
     }
 
-    /// Gives up handlers that did not end within `patience`.
-    pub(in crate::consumer) fn give_up(&self, patience: Duration) {
+    /// Gives up handlers that did not end within `timeout`.
+    pub(in crate::consumer) fn give_up(&self, timeout: Duration) {
         if self.shutdown_timeout().is_zero() {
             // The caller asked for it: the timeout was zero.
             tracing::debug!("running handlers are aborted");
         } else {
-            tracing::warn!(?patience, "handlers did not end in time and are aborted");
+            tracing::warn!(?timeout, "handlers did not end in time and are aborted");
         }
         self.kill.cancel();
     }
@@ -220,7 +220,7 @@ impl Subscription {
     }
 
     /// Returns since when heartbeats have been answered without a gap. Requests that take something over carry this.
-    pub(in crate::consumer) fn heard(&self) -> Continuity {
+    pub(in crate::consumer) fn continuity(&self) -> Continuity {
         self.answers.continuity()
     }
 

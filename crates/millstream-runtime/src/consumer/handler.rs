@@ -94,10 +94,10 @@ pub(in crate::consumer) trait Row: Send {
     fn next(&mut self) -> Option<Input>;
 
     /// Called when the handler is not ready at its first poll: settlements that are done must not wait for it.
-    fn waits(&mut self);
+    fn handler_pending(&mut self);
 
-    /// Takes the result of the message.
-    fn said(&mut self, said: Option<Verdict>);
+    /// Records the verdict on the message. `None`: it was not handled.
+    fn finish(&mut self, verdict: Option<Verdict>);
 }
 
 /// A [`Handle`] of any type.
@@ -124,22 +124,22 @@ impl<H: Handle> Call for Arc<H> {
     fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             while let Some(input) = row.next() {
-                let said = noticing(self.handle(input, timeout), || row.waits()).await;
-                row.said(said);
+                let verdict = noticing(self.handle(input, timeout), || row.handler_pending()).await;
+                row.finish(verdict);
             }
         })
     }
 }
 
-/// Awaits a future, and calls `waits` if it is not ready at its first poll.
-pub(in crate::consumer) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::Output {
-    let (mut future, mut waits) = (pin!(future), Some(waits));
+/// Awaits a future, and calls `pending` if it is not ready at its first poll.
+pub(in crate::consumer) async fn noticing<F: Future>(future: F, pending: impl FnOnce()) -> F::Output {
+    let (mut future, mut pending) = (pin!(future), Some(pending));
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending()
-            && let Some(waits) = waits.take()
+            && let Some(pending) = pending.take()
         {
-            waits();
+            pending();
         }
         polled
     })

@@ -67,7 +67,7 @@ impl Status {
     }
 
     /// Records the reply to a heartbeat.
-    pub(in crate::consumer) fn heard(
+    pub(in crate::consumer) fn heartbeat(
         &self,
         topic: &TopicName,
         members: u32,

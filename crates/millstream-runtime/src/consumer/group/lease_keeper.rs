@@ -59,7 +59,7 @@ impl LeaseKeeper {
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
         // Taken before the request: the ttl cannot have started earlier.
         let asked = self.context.lease_clock.now();
-        let limit = self.context.beat_patience();
+        let limit = self.context.renewal_timeout();
         let failed = match timeout(limit, self.context.backend.leases().renew(&leases)).await {
             Ok(results) => self.note(&guards, results, asked),
             Err(_) => {

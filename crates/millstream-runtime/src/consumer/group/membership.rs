@@ -136,7 +136,7 @@ impl Membership {
         };
         self.beating.succeeded(&*self.context.observer);
         let regular = self.regular(&pulse);
-        let Some(due) = self.heard(pulse) else { return Some(regular) };
+        let Some(due) = self.take_in(pulse) else { return Some(regular) };
         let early = due.saturating_duration_since(Instant::now());
         if !early.is_zero() {
             return Some(regular.min(early));
@@ -151,7 +151,7 @@ impl Membership {
     }
 
     async fn beat(&mut self) -> Result<HeartbeatReply> {
-        let (limit, catalog) = (self.context.patience(), self.context.backend.catalog().clone());
+        let (limit, catalog) = (self.context.request_timeout(), self.context.backend.catalog().clone());
         match self.heartbeat().await {
             // The server lost the topic: create it again, as the readers do. Fails if it was deleted on
             // purpose.
@@ -181,8 +181,8 @@ impl Membership {
 
     async fn ask(&mut self, joining: bool) -> Result<HeartbeatReply> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
-        let limit = self.context.beat_patience();
-        self.member.heard = self.context.heard();
+        let limit = self.context.renewal_timeout();
+        self.member.heard = self.context.continuity();
         let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
         let request = self.context.backend.members().heartbeat(topic, group, &self.member, joining);
         let sent = Instant::now();
@@ -200,7 +200,7 @@ impl Membership {
     }
 
     /// Records a reply. Returns when we have to decide an assignment, if there is none.
-    fn heard(&mut self, pulse: HeartbeatReply) -> Option<Instant> {
+    fn take_in(&mut self, pulse: HeartbeatReply) -> Option<Instant> {
         self.partitions = self.partitions.max(pulse.partitions);
         // Before partitions are taken: a member that joins a paused group starts paused.
         self.context.hear_paused(&self.context.topic.name, pulse.paused);
@@ -209,12 +209,12 @@ impl Membership {
                 self.unassigned = None;
                 let exist = |partition: &Partition| partition.0 < pulse.partitions;
                 let own: BTreeSet<_> = assigned.iter().copied().filter(exist).collect();
-                self.context.status.heard(&self.context.topic.name, pulse.members, Some(&own));
+                self.context.status.heartbeat(&self.context.topic.name, pulse.members, Some(&own));
                 self.aim(own, pulse.members);
                 None
             }
             None => {
-                self.context.status.heard(&self.context.topic.name, pulse.members, None);
+                self.context.status.heartbeat(&self.context.topic.name, pulse.members, None);
                 Some(self.due(&pulse))
             }
         };
@@ -272,7 +272,7 @@ impl Membership {
     /// Decides an assignment and publishes it, unless there is one. The next heartbeat returns the result.
     async fn assign(&mut self) -> Result<()> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
-        let (members, limit) = (self.context.backend.members(), self.context.patience());
+        let (members, limit) = (self.context.backend.members(), self.context.request_timeout());
         let roster = within(limit, members.roster(topic, group)).await?;
         let current = self.pulse.as_ref().is_some_and(|pulse| pulse.version == roster.version);
         if !current || roster.assigned == Some(roster.version) || roster.members.is_empty() {
@@ -349,9 +349,9 @@ impl Membership {
             // Topic or group are gone, so there is nobody to notify.
             return;
         }
-        let patience = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);
+        let limit = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);
         let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
-        match timeout(patience, self.handed_over()).await {
+        match timeout(limit, self.handed_over()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%topic, %group, %error, "leaving failed; it expires by itself"),
             Err(_) => tracing::warn!(%topic, %group, "left before our partitions were reassigned"),

@@ -95,9 +95,9 @@ impl Ownership {
         // We have left the group: revokes everything that is still owned.
         self.aim(BTreeSet::new());
         let since = self.stopping.unwrap_or_else(Instant::now);
-        let patience = self.context.shutdown_timeout().saturating_sub(since.elapsed());
-        if timeout(patience, self.drain()).await.is_err() {
-            self.context.give_up(patience);
+        let rest = self.context.shutdown_timeout().saturating_sub(since.elapsed());
+        if timeout(rest, self.drain()).await.is_err() {
+            self.context.give_up(rest);
             if timeout(KILL_TIMEOUT, self.drain()).await.is_err() {
                 tracing::error!("a handler blocks its thread and cannot be aborted: it keeps running");
             }
@@ -131,8 +131,8 @@ impl Ownership {
         true
     }
 
-    async fn retarget(&mut self, heard: bool) -> bool {
-        if !heard {
+    async fn retarget(&mut self, is_open: bool) -> bool {
+        if !is_open {
             tracing::error!("the membership loop ended abnormally: partitions are kept as they are");
             self.context.stop.cancelled().await;
             return false;
@@ -283,9 +283,9 @@ async fn acquire(
     let found = control.call(async move {
         let (leases, owner) = (context.backend.leases(), context.member.as_str());
         // Taken before the request: the ttl cannot have started earlier.
-        let (asked, heard) = (context.lease_clock.now(), context.heard());
-        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &heard);
-        Ok(match within(context.patience(), acquired).await? {
+        let (asked, continuity) = (context.lease_clock.now(), context.continuity());
+        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &continuity);
+        Ok(match within(context.request_timeout(), acquired).await? {
             Acquired::Granted(lease) => {
                 let guard = Arc::new(LeaseGuard::new(lease, names, asked, context.lease_clock.clone()));
                 table.insert(partition, guard.clone());

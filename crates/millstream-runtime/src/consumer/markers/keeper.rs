@@ -165,7 +165,7 @@ impl MarkerKeeper {
             return Ok(());
         }
         let markers: Vec<Marker> = running.iter().map(|(_, running)| running.marker.clone()).collect();
-        let limit = self.context.beat_patience();
+        let limit = self.context.renewal_timeout();
         let extended = timeout(limit, self.context.backend.idempotency()?.extend(&markers)).await;
         let Ok(extended) = extended else {
             return Err(Error::new(

@@ -233,11 +233,11 @@ async fn withdraw_end(context: &Context, lease: &Lease) {
     for _ in 0..WITHDRAWALS {
         let (leases, lost) = (context.backend.leases().clone(), lease.clone());
         let request = context.control.call(async move { leases.withdraw_end(&lost).await });
-        match within(context.patience(), request).await {
+        match within(context.request_timeout(), request).await {
             Ok(()) => return,
             Err(error) if error.is_transient() => {
                 tracing::debug!(%error, "the end of this owner is not withdrawn yet");
-                tokio::time::sleep(context.patience()).await;
+                tokio::time::sleep(context.request_timeout()).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the end of this owner stays counted, although it lives");

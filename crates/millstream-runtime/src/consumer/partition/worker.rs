@@ -152,7 +152,7 @@ impl PartitionWorker {
     }
 
     /// Waits for handlers that run after the lease was lost. Their outcomes come too late.
-    pub(in crate::consumer) async fn wait_for_handlers(&mut self, patience: Duration) {
+    pub(in crate::consumer) async fn wait_for_handlers(&mut self, timeout: Duration) {
         let kill = self.context.kill.clone();
         let ended = async {
             while let Some(happened) = self.dispatcher.next_end().await {
@@ -163,7 +163,7 @@ impl PartitionWorker {
             biased;
             () = kill.cancelled() => tracing::debug!("a handler is aborted"),
             () = ended => {}
-            () = tokio::time::sleep(patience) => {
+            () = tokio::time::sleep(timeout) => {
                 tracing::warn!("a handler did not end after its lease was lost, and is aborted");
             }
         }
@@ -193,7 +193,7 @@ impl PartitionWorker {
         entries.leases.settled(keys.into_iter());
         let SharedPartition { member, partition, .. } = &*entries;
         let request = async { self.context.backend.shared()?.give_back(member, *partition, &receipts).await };
-        if let Err(error) = within(self.context.patience(), request).await {
+        if let Err(error) = within(self.context.request_timeout(), request).await {
             tracing::warn!(%error, "entries that are not handled could not be released: they are claimed later");
         }
     }

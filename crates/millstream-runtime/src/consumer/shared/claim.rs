@@ -99,7 +99,7 @@ impl Claimer {
         let Sharer { context, member, leases, .. } = &*sharer;
         let period = context.period();
         let roster = context.backend.members().roster(&member.topic, &member.group);
-        let roster = within(context.patience(), roster).await?;
+        let roster = within(context.request_timeout(), roster).await?;
         self.grown.send_if_modified(|known| {
             let grown = roster.partitions > *known;
             *known = roster.partitions.max(*known);
@@ -194,11 +194,11 @@ async fn claim(
         let reserved = leases.reserve_claim(partition, share, others);
         let room = reserved.room;
         let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
-        let heard = context.heard();
+        let continuity = context.continuity();
         leases.begin_claim(partition);
         let claimed = match context.backend.shared() {
             Ok(shared) => {
-                let request = within(idle, shared.claim(member, partition, &alive, idle, room, &heard));
+                let request = within(idle, shared.claim(member, partition, &alive, idle, room, &continuity));
                 sharer.answer(&[partition], request).await
             }
             Err(error) => Err(error),

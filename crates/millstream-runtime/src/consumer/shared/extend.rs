@@ -78,7 +78,7 @@ impl Extender {
         let asked = context.lease_clock.now();
         let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
         let request = context.backend.shared()?.extend(member, partition, &receipts);
-        let lost = self.sharer.answer(&[partition], within(context.beat_patience(), request)).await?;
+        let lost = self.sharer.answer(&[partition], within(context.renewal_timeout(), request)).await?;
         let messages = leases.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
             let topic_partition = member.partition(partition);

@@ -98,7 +98,7 @@ impl Sharer {
         partitions: &[Partition],
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let quick = self.context.beat_patience().min(QUICK);
+        let quick = self.context.renewal_timeout().min(QUICK);
         let mut request = pin!(request);
         let answer = loop {
             tokio::select! {

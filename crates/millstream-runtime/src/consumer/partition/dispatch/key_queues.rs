@@ -7,9 +7,9 @@ use bytes::Bytes;
 
 use crate::consumer::{Concurrency, RetryOrder};
 
-/// Grouping of messages into queues.
+/// Which messages share a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::consumer) enum By {
+pub(in crate::consumer) enum Grouping {
     /// One queue for the whole partition.
     Partition,
     /// One queue per key; a message without a key has a queue of its own.
@@ -18,7 +18,7 @@ pub(in crate::consumer) enum By {
     Entry,
 }
 
-impl By {
+impl Grouping {
     /// Returns the grouping for a configuration, and the number of messages that run at once.
     pub(in crate::consumer) fn of(concurrency: Concurrency, retry_order: RetryOrder) -> (Self, usize) {
         match (concurrency, retry_order) {
@@ -41,7 +41,7 @@ pub(in crate::consumer) struct Ticket {
     queue: usize,
     /// Its number in the order of arrival.
     number: u64,
-    /// Whether it takes a place of `at_once`. One that [`also`](KeyQueues::also) took shares that of the item before it.
+    /// Whether it takes a place of `at_once`. One that [`next_in_batch`](KeyQueues::next_in_batch) took shares that of the item before it.
     counted: bool,
 }
 
@@ -51,7 +51,7 @@ pub(in crate::consumer) struct Ticket {
 /// first is next. So nothing starves, and with `at_once` 1 the order of the partition is kept unless a queue is blocked.
 #[derive(Debug)]
 pub(in crate::consumer) struct KeyQueues<T> {
-    by: By,
+    grouping: Grouping,
     at_once: usize,
     running: usize,
     queues: Vec<Queue<T>>,
@@ -87,10 +87,10 @@ impl<T> Queue<T> {
 
 impl<T> KeyQueues<T> {
     /// Creates empty queues. At most `at_once` units run at the same time.
-    pub(in crate::consumer) fn new(by: By, at_once: usize) -> Self {
-        let queues = if by == By::Partition { vec![Queue::new(None)] } else { Vec::new() };
+    pub(in crate::consumer) fn new(grouping: Grouping, at_once: usize) -> Self {
+        let queues = if grouping == Grouping::Partition { vec![Queue::new(None)] } else { Vec::new() };
         Self {
-            by,
+            grouping,
             at_once,
             running: 0,
             queues,
@@ -109,7 +109,7 @@ impl<T> KeyQueues<T> {
 
     /// Whether the key of an item matters.
     pub(in crate::consumer) fn is_by_key(&self) -> bool {
-        self.by == By::Key
+        self.grouping == Grouping::Key
     }
 
     /// Appends an item to the queue of its key.
@@ -127,10 +127,10 @@ impl<T> KeyQueues<T> {
     }
 
     fn queue_of(&mut self, key: Option<&Bytes>) -> usize {
-        let key = match (self.by, key) {
-            (By::Partition, _) => return 0,
-            (By::Entry, _) => None,
-            (By::Key, key) => key,
+        let key = match (self.grouping, key) {
+            (Grouping::Partition, _) => return 0,
+            (Grouping::Entry, _) => None,
+            (Grouping::Key, key) => key,
         };
         if let Some(at) = key.and_then(|key| self.keys.get(key)) {
             return *at;
@@ -158,13 +158,13 @@ impl<T> KeyQueues<T> {
         Some((ticket, value))
     }
 
-    /// Hands out an item that may run along with the last one of [`next`](Self::next), as one batch. If the whole
+    /// Hands out one more item for the batch (or row) that [`next`](Self::next) began. If the whole
     /// partition is one queue, that is the following item; else the first item of another queue, so that two items of a
     /// key are never in one batch.
-    pub(in crate::consumer) fn also(&mut self) -> Option<(Ticket, T)> {
-        let at = match self.by {
-            By::Partition => 0,
-            By::Key | By::Entry => self.ready.pop()?.0.1,
+    pub(in crate::consumer) fn next_in_batch(&mut self) -> Option<(Ticket, T)> {
+        let at = match self.grouping {
+            Grouping::Partition => 0,
+            Grouping::Key | Grouping::Entry => self.ready.pop()?.0.1,
         };
         self.take(at, false)
     }
@@ -240,7 +240,7 @@ impl<T> KeyQueues<T> {
         }
         if let Some(front) = queue.items.front() {
             self.ready.push(Reverse((front.number, at)));
-        } else if self.by != By::Partition {
+        } else if self.grouping != Grouping::Partition {
             if let Some(key) = queue.key.take() {
                 self.keys.remove(&key);
             }
@@ -261,10 +261,10 @@ mod tests {
     }
 
     /// The queue of an item by definition, independent of the implementation.
-    fn queue(by: By, key: Option<&Bytes>, item: usize) -> String {
-        match (by, key) {
-            (By::Partition, _) => "all".into(),
-            (By::Key, Some(key)) => format!("key {key:?}"),
+    fn queue(grouping: Grouping, key: Option<&Bytes>, item: usize) -> String {
+        match (grouping, key) {
+            (Grouping::Partition, _) => "all".into(),
+            (Grouping::Key, Some(key)) => format!("key {key:?}"),
             _ => format!("entry {item}"),
         }
     }
@@ -273,7 +273,7 @@ mod tests {
     enum Step {
         Push { key: u8 },
         Next,
-        Also,
+        NextInBatch,
         Done(usize),
         PutBack(usize),
         Block(usize),
@@ -284,7 +284,7 @@ mod tests {
         prop_oneof![
             4 => any::<u8>().prop_map(|key| Step::Push { key }),
             4 => Just(Step::Next),
-            1 => Just(Step::Also),
+            1 => Just(Step::NextInBatch),
             3 => any::<usize>().prop_map(Step::Done),
             1 => any::<usize>().prop_map(Step::PutBack),
             1 => any::<usize>().prop_map(Step::Block),
@@ -294,7 +294,7 @@ mod tests {
 
     /// Queues beside a model of them that is too simple to be wrong.
     struct Model {
-        by: By,
+        grouping: Grouping,
         at_once: usize,
         queues: KeyQueues<usize>,
         keys: Vec<Option<Bytes>>,
@@ -305,15 +305,15 @@ mod tests {
     }
 
     impl Model {
-        fn new(by: By, at_once: usize) -> Self {
+        fn new(grouping: Grouping, at_once: usize) -> Self {
             let (keys, running) = (Vec::new(), Vec::new());
-            let queues = KeyQueues::new(by, at_once);
+            let queues = KeyQueues::new(grouping, at_once);
             let (waiting, blocked, done) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-            Self { by, at_once, queues, keys, running, waiting, blocked, done }
+            Self { grouping, at_once, queues, keys, running, waiting, blocked, done }
         }
 
         fn queue(&self, item: usize) -> String {
-            queue(self.by, self.keys[item].as_ref(), item)
+            queue(self.grouping, self.keys[item].as_ref(), item)
         }
 
         /// The first item that may start by the rules.
@@ -340,17 +340,17 @@ mod tests {
             true
         }
 
-        fn also(&mut self) {
+        fn next_in_batch(&mut self) {
             // Runs along with the item that was handed out last, if that is the only one.
             if self.running.len() != 1 {
                 return;
             }
-            if let Some((ticket, item)) = self.queues.also() {
+            if let Some((ticket, item)) = self.queues.next_in_batch() {
                 assert!(!self.blocked.contains_key(&self.queue(item)));
                 let earlier =
                     self.waiting.range(..item).find(|other| self.queue(**other) == self.queue(item));
                 assert_eq!(earlier, None, "in the order of the queue");
-                if self.by != By::Partition {
+                if self.grouping != Grouping::Partition {
                     assert_ne!(self.queue(self.running[0].1), self.queue(item));
                 }
                 assert!(self.waiting.remove(&item));
@@ -370,7 +370,7 @@ mod tests {
                 Step::Next => {
                     self.next();
                 }
-                Step::Also => self.also(),
+                Step::NextInBatch => self.next_in_batch(),
                 Step::Done(n) => {
                     if let Some(n) = pick(n, self.running.len()) {
                         let (ticket, item) = self.running.remove(n);
@@ -413,12 +413,12 @@ mod tests {
     proptest! {
         #[test]
         fn queues_do_what_their_rules_say_and_lose_nothing(
-            by in prop::sample::select(vec![By::Partition, By::Key, By::Entry]),
+            grouping in prop::sample::select(vec![Grouping::Partition, Grouping::Key, Grouping::Entry]),
             at_once in 1usize..5,
             steps in prop::collection::vec(step(), 0..200),
         ) {
             // A partition that is one queue never runs more than one unit.
-            let mut model = Model::new(by, at_once);
+            let mut model = Model::new(grouping, at_once);
             for step in &steps {
                 // Parts of a batch end together with the first, as in the dispatcher.
                 if let Step::Done(_) | Step::PutBack(_) | Step::Block(_) = step {
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_blocked_queue_blocks_no_other_and_keeps_its_order() {
-        let mut queues = KeyQueues::new(By::Key, 1);
+        let mut queues = KeyQueues::new(Grouping::Key, 1);
         let (a, b) = (Bytes::from("a"), Bytes::from("b"));
         for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
             queues.push(Some(key), item);
@@ -479,10 +479,10 @@ mod tests {
 
     #[test]
     fn a_batch_of_a_whole_partition_keeps_its_order_when_parts_come_back() {
-        let mut queues = KeyQueues::new(By::Partition, 1);
+        let mut queues = KeyQueues::new(Grouping::Partition, 1);
         (1..=5).for_each(|item| queues.push(None, item));
         let mut batch = vec![queues.next().expect("the first")];
-        batch.extend(std::iter::from_fn(|| queues.also()).take(3));
+        batch.extend(std::iter::from_fn(|| queues.next_in_batch()).take(3));
         for (ticket, item) in batch {
             if item % 2 == 1 { queues.put_back(ticket, item) } else { queues.done(ticket) }
         }

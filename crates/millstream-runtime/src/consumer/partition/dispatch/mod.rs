@@ -25,7 +25,7 @@ use crate::consumer::context::Subscription;
 use crate::consumer::handler::{Handler, Verdict};
 use crate::consumer::partition::dispatch::handles::{Handles, Sorted};
 use crate::consumer::partition::dispatch::job::{Job, handle};
-use crate::consumer::partition::dispatch::key_queues::{By, KeyQueue, KeyQueues, Ticket};
+use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Ticket};
 use crate::consumer::partition::dispatch::limits::{Permits, Turns};
 use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
@@ -86,13 +86,13 @@ impl Dispatcher {
         at_once: Option<&Arc<Semaphore>>,
     ) -> Self {
         let config = &context.config;
-        let (by, concurrency) = By::of(config.concurrency, config.retry_order);
+        let (grouping, concurrency) = Grouping::of(config.concurrency, config.retry_order);
         Self {
             handles: Handles::new(context.context.clone(), topic_partition.clone(), lease.clone()),
-            queues: KeyQueues::new(by, concurrency),
+            queues: KeyQueues::new(grouping, concurrency),
             retry_timers: RetryTimers::default(),
             poison: Poison::new(&context, &lease),
-            picked: Picked::new(&context.handler, by),
+            picked: Picked::new(&context.handler, grouping),
             running: Runners::new(),
             early: mpsc::unbounded_channel(),
             turns: Turns::new(&context.limiter, at_once),
@@ -269,7 +269,7 @@ impl Dispatcher {
     fn pick(&mut self, settler: &mut Settler) {
         while !self.picked.is_full() {
             let first = self.picked.is_empty();
-            let next = if first { self.queues.next() } else { self.queues.also() };
+            let next = if first { self.queues.next() } else { self.queues.next_in_batch() };
             let Some((ticket, job)) = next else { break };
             let receipt = job.receipt;
             if self.retry_timers.is_over(receipt, Instant::now) {

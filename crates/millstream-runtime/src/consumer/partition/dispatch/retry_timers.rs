@@ -91,7 +91,7 @@ impl RetryTimers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consumer::partition::dispatch::key_queues::{By, KeyQueues};
+    use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueues};
     use millstream_core::MessageId;
     use millstream_core::log::Source;
 
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_wait_counts_from_the_note() {
-        let mut queues = KeyQueues::new(By::Key, 1);
+        let mut queues = KeyQueues::new(Grouping::Key, 1);
         queues.push(None, ());
         let (ticket, ()) = queues.next().expect("one");
         let queue = queues.block(ticket, ()).expect("a queue");

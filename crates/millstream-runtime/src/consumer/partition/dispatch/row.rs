@@ -91,7 +91,7 @@ impl handler::Row for Row {
         None
     }
 
-    fn waits(&mut self) {
+    fn handler_pending(&mut self) {
         // The results before it must not wait for it, and what is behind it is not handled for a while.
         self.over = true;
         if self.at > 0 {
@@ -101,17 +101,17 @@ impl handler::Row for Row {
         }
     }
 
-    fn said(&mut self, said: Option<Verdict>) {
+    fn finish(&mut self, verdict: Option<Verdict>) {
         let keeps_order = self.keeps_order();
         let Some((_, job)) = self.unit.get_mut(self.at) else { return };
         job.elapsed = self.begun.elapsed();
-        self.over |= match &said {
+        self.over |= match &verdict {
             // It was not handled, because the consumer is about to end.
             None => true,
             Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked) => false,
             Some(_) => keeps_order,
         };
-        job.said = said.map(Said::Own);
+        job.said = verdict.map(Said::Own);
         self.at += 1;
     }
 }

@@ -55,7 +55,7 @@ impl OrphanClaimer {
         };
         let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
         let observer = &*self.context.observer;
-        match shared.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
+        match shared.adopt(lease, lease.ttl, MOST, &self.context.continuity()).await {
             Ok(messages) => {
                 self.monitor.succeeded(observer);
                 if messages > 0 {
