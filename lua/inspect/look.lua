@@ -3,12 +3,13 @@
 -- ARGV[1] who '1' to request the identity of the server, or ''
 -- ARGV[2] after name of a group: to return only the groups after it; or '' to start
 -- returns {now_ms, length or nil, first id or nil, last id or nil, removed or nil, largest id that was deleted or nil,
---   server or nil, groups, 1 if there are more groups or 0, bytes}, each group as {name, position, pending, oldest
---   pending id or nil, first unread id or nil, lag or nil}; it stops when bodies reach 1 MiB; bytes is how many
---   were copied
+--   server or nil, groups, 1 if there are more groups or 0, bytes}, each group as {name, position, pending, id
+--   of the oldest pending entry that exists or nil, first unread id or nil, lag or nil}; it stops when bodies reach
+--   1 MiB; bytes is how many were copied
 local log = KEYS[1]
 local who, after = ARGV[1], ARGV[2]
-local MAX_BYTES = 1048576
+-- MAX_GHOSTS: ghosts that are skipped per group.
+local MAX_BYTES, MAX_GHOSTS = 1048576, 100
 
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
@@ -46,10 +47,41 @@ local function up_to(one, other)
   return #one <= #other
 end
 
-local info = after == '' and map(redis.call('XINFO', 'STREAM', log)) or {}
+-- Ids padded to one length, so that text comparison is correct: Lua numbers would lose their last digits.
+local function wide(id)
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
+end
+
+local info = map(redis.call('XINFO', 'STREAM', log))
 local first, last = info['first-entry'], info['last-entry']
 local added, copied = info['entries-added'], size(first) + size(last)
+local deleted = info['max-deleted-entry-id'] and wide(info['max-deleted-entry-id'])
 local groups, unread_above, bytes, more = {}, {}, 0, 0
+-- Returns the oldest pending entry of a group that is no ghost: `trim` keeps nothing for a ghost either. Entries are
+-- trimmed from the beginning, or deleted one by one up to the largest id that was deleted: so most logs are known to
+-- have no ghosts without reading a body. After too many ghosts or bytes, the id may be that of a ghost.
+local function oldest_pending(group)
+  local from, id = first and first[1], false
+  for _ = 0, MAX_GHOSTS do
+    local row = from and redis.call('XPENDING', log, group, from, '+', 1)[1]
+    if not row then
+      return false
+    end
+    id = row[1]
+    if deleted and wide(id) > deleted or bytes >= MAX_BYTES then
+      return id
+    end
+    -- This entry, or the next one that exists: all pending entries before that are ghosts.
+    local entry = redis.call('XRANGE', log, id, '+', 'COUNT', 1)[1]
+    bytes = bytes + size(entry)
+    if entry and entry[1] == id then
+      return id
+    end
+    from = entry and entry[1]
+  end
+  return id
+end
 for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
   local group = map(flat)
   if bytes >= MAX_BYTES then
@@ -57,7 +89,7 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
     break
   elseif after == '' or not up_to(group.name, after) then
     local position = group['last-delivered-id']
-    local pending = group.pending > 0 and redis.call('XPENDING', log, group.name, '-', '+', 1)[1]
+    local oldest = group.pending > 0 and oldest_pending(group.name)
     if unread_above[position] == nil then
       unread_above[position] = false
       if not last or last[1] ~= position then
@@ -67,7 +99,7 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
         unread_above[position], bytes = entries[1] and entries[1][1] or false, bytes + size(entries[1])
       end
     end
-    groups[#groups + 1] = { group.name, position, group.pending, pending and pending[1], unread_above[position],
+    groups[#groups + 1] = { group.name, position, group.pending, oldest, unread_above[position],
       text(group.lag) or false }
   end
 end

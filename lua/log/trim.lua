@@ -8,13 +8,15 @@
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, or the error FENCED
 local fence, log = KEYS[1], KEYS[2]
 local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- LOSSY: most unsettled entries per call, since they are counted one by one. PAGE: entries per XRANGE. BUDGET: cost of
--- a call: 1 per entry and 1 per KiB, which take about the same time. Half of it may be estimated from one entry.
-local LOSSY, PAGE, BUDGET = 1000, 200, 20000
--- STEPS: most steps per call where pending entries are lost. ROWS: most pending entries of all groups read for these.
-local STEPS, ROWS = 100, 5000
--- LOOKS: bounds the ghosts that are skipped, times groups plus 100. BYTES: bounds the bytes that are read meanwhile.
-local LOOKS, BYTES = 10000, 1048576
+-- All of these bound the time for which one call blocks the server. What a call does not reach is left to the next one.
+-- Dropping: an entry costs 1, and 1 more for each KiB, which takes about as long. PAGE is the COUNT of an XRANGE.
+local MAX_COST, PAGE = 20000, 200
+-- Skipping ghosts: one costs 1 for each group that is compared, and 100 for two commands. The bytes are those of the
+-- bodies that are read meanwhile.
+local MAX_SKIP_COST, MAX_SKIP_BYTES = 10000, 1048576
+-- Dropping unsettled entries: the number of entries, of which each group's share is counted; that of the steps up to a
+-- pending entry; and that of the pending entries that are read for it, of all groups.
+local MAX_LOST, MAX_STEPS, MAX_PENDING = 1000, 100, 5000
 limit, figure = tonumber(limit), tonumber(figure)
 
 if redis.call('HGET', fence, 'token') ~= token then
@@ -39,69 +41,88 @@ local function first()
   return entry and wide(entry[1])
 end
 
--- Drops at most `most` entries below `id`: whole nodes first, which is cheap, then the rest of one node.
-local spent = 0
+-- Drops at most `most` entries below `id`. First whole nodes of the stream, which is cheap: with '~' the server stops
+-- before the first node that it would have to split. Then the entries of that node, page by page.
+local cost = 0
 local function drop(id, most)
-  local dropped, whole, under = 0, true, '(' .. id
+  local dropped, whole_nodes, below = 0, true, '(' .. id
+  -- Each round drops an entry or more, except for the one that finds no whole node.
   for _ = 0, most do
-    local gone, count = 0, whole and 1 or math.min(most - dropped, PAGE)
-    local page = spent < BUDGET and dropped < most and redis.call('XRANGE', log, '-', under, 'COUNT', count) or {}
-    if not page[1] then
+    if dropped >= most or cost >= MAX_COST then
       break
     end
-    if whole then
-      local cost = 1 + #table.concat(page[1][2]) / 1024
-      local step = math.min(math.max(math.floor(BUDGET / 2 / cost), 1), most - dropped)
+    local count, gone = whole_nodes and 1 or math.min(most - dropped, PAGE), 0
+    local page = redis.call('XRANGE', log, '-', below, 'COUNT', count)
+    if not page[1] then
+      break
+    elseif whole_nodes then
+      -- All entries of this step are taken to be as large as the first one: so it may use up half of the cost only.
+      local each = 1 + #table.concat(page[1][2]) / 1024
+      local step = math.min(math.max(math.floor(MAX_COST / 2 / each), 1), most - dropped)
       gone = redis.call('XTRIM', log, 'MINID', '~', id, 'LIMIT', step)
-      spent = spent + gone * cost
+      cost, whole_nodes = cost + gone * each, gone > 0
     else
-      local last = after(wide(page[#page][1]))
-      gone = redis.call('XTRIM', log, 'MINID', '=', last)
+      -- 0 if the page is one entry with the last id of a millisecond, which is kept.
+      gone = redis.call('XTRIM', log, 'MINID', '=', after(wide(page[#page][1])))
     end
-    dropped, whole = dropped + gone, whole and gone > 0
+    dropped = dropped + gone
   end
   return dropped
 end
 
--- A group needs its unread entries and its pending entries; the latter may be above its position, if that was set back.
--- A pending entry without a body is a ghost and needs nothing. A body is read (which copies it) only where it decides:
--- at the lowest need of all groups. Entries that this call does not reach are kept until the next call.
-local groups, start = {}, first() or '+'
-local function look(group, from)
+-- What a group needs: its unread entries, and its pending ones, which may be above its position if that was set back.
+-- `need` is the smallest id of them. A pending entry whose body was deleted is a ghost and needs nothing.
+local groups = {}
+-- Finds the oldest pending entry of a group, from the id `from` on. It may be a ghost.
+local function find_oldest(group, from)
   local row = group.pending and redis.call('XPENDING', log, group.name, from, '+', 1)[1]
   group.oldest = row and wide(row[1]) < group.read and wide(row[1])
   group.need = group.oldest or group.read
 end
+local start = first() or '+'
 for i, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
   local info = {}
   for at = 1, #flat, 2 do
     info[flat[at]] = flat[at + 1]
   end
   groups[i] = { name = info.name, pending = info.pending > 0, read = after(wide(info['last-delivered-id'])) }
-  look(groups[i], start)
-end
-local settled, looked, sure = nil, 0, false
-for _ = 1, math.ceil(LOOKS / (#groups + 100)) do
-  local low = groups[1]
-  for _, group in ipairs(groups) do
-    low = group.need < low.need and group or low
-  end
-  settled = low and low.need
-  local entry = low and low.oldest and redis.call('XRANGE', log, low.oldest, '+', 'COUNT', 1)
-  sure = not entry or entry[1] and wide(entry[1][1]) == low.oldest
-  if sure or looked >= BYTES then
-    break
-  end
-  looked = looked + (entry[1] and #table.concat(entry[1][2]) or 0)
-  look(low, entry[1] and entry[1][1] or '+')
+  find_oldest(groups[i], start)
 end
 
+-- The watermark: below it every group has settled everything; nil if there is no group. It is the lowest need of all
+-- groups. Whether a pending entry is a ghost is only known from its body, and reading copies that: so it is read only
+-- where it decides, for the group with the lowest need. If it is a ghost, the next pending entry of this group counts,
+-- and the lowest need is determined again.
+-- `exact`: the watermark is no ghost. Otherwise there were too many to skip in one call, and the next one drops more.
+local watermark, exact, skip_bytes = nil, false, 0
+for _ = 1, math.ceil(MAX_SKIP_COST / (#groups + 100)) do
+  local lowest = groups[1]
+  for _, group in ipairs(groups) do
+    lowest = group.need < lowest.need and group or lowest
+  end
+  watermark = lowest and lowest.need
+  if not (lowest and lowest.oldest) then
+    exact = true
+    break
+  end
+  -- The pending entry itself, or the next one that exists.
+  local entry = redis.call('XRANGE', log, lowest.oldest, '+', 'COUNT', 1)[1]
+  exact = entry and wide(entry[1]) == lowest.oldest
+  if exact or skip_bytes >= MAX_SKIP_BYTES then
+    break
+  end
+  skip_bytes = skip_bytes + (entry and #table.concat(entry[2]) or 0)
+  -- Without an entry the range is only '+', in which nothing can be pending.
+  find_oldest(lowest, entry and entry[1] or '+')
+end
+
+-- What the rule drops: the entries below `cut`, `room` of them at most.
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
-local cut, room = settled, limit
+local cut, room = watermark, limit
 if rule == 'consumed-after' then
-  cut = settled and settled < old and settled or settled and old
+  cut = watermark and watermark < old and watermark or watermark and old
 elseif rule == 'age' then
   cut = old
 elseif rule == 'length' then
@@ -113,15 +134,15 @@ if not cut or room == 0 then
   return { 0, 0 }
 end
 
-local safe = settled and settled < cut and settled or cut
-local dropped = drop(safe, room)
+local settled = watermark and watermark < cut and watermark or cut
+local dropped = drop(settled, room)
 local reply = { 0, 0 }
-local oldest = safe < cut and dropped < room and first()
+local oldest = settled < cut and dropped < room and first()
 if oldest and oldest < cut then
   -- Step by step, up to each position and over each pending entry: the result of the step of a pending entry shows
   -- whether it existed or is a ghost. So no body is read for that.
-  room = math.min(room, dropped + LOSSY)
-  local stops, bound, count = {}, cut, math.max(math.floor(ROWS / (#groups + 1)), 5)
+  room = math.min(room, dropped + MAX_LOST)
+  local stops, bound, count = {}, cut, math.max(math.floor(MAX_PENDING / (#groups + 1)), 5)
   for _, group in ipairs(groups) do
     group.read = group.read < oldest and oldest or group.read
     stops[#stops + 1], group.ids = group.read, {}
@@ -134,12 +155,13 @@ if oldest and oldest < cut then
     bound = last and after(last) < bound and after(last) or bound
   end
   table.sort(stops)
+  -- By stop: the number of entries dropped below it, and whether its own entry was dropped (1) or was a ghost (0).
   local passed, lost, steps = {}, {}, 0
   for _, id in ipairs(stops) do
     if not passed[id] then
-      bound = steps == STEPS and id < bound and id or bound
+      bound = steps == MAX_STEPS and id < bound and id or bound
       dropped = dropped + drop(id < bound and id or bound, room - dropped)
-      if id >= bound or dropped >= room or spent >= BUDGET then
+      if id >= bound or dropped >= room or cost >= MAX_COST then
         break
       end
       passed[id], steps = dropped, steps + 1
@@ -147,7 +169,7 @@ if oldest and oldest < cut then
       dropped = dropped + lost[id]
     end
   end
-  dropped, sure = dropped + drop(bound, room - dropped), sure and bound == cut
+  dropped, exact = dropped + drop(bound, room - dropped), exact and bound == cut
   for _, group in ipairs(groups) do
     local unread, pending = dropped - (passed[group.read] or dropped), 0
     for _, id in ipairs(group.ids) do
@@ -159,6 +181,6 @@ if oldest and oldest < cut then
   end
 end
 local more = rule == 'length' and redis.call('XLEN', log) > figure
-more = more or rule ~= 'length' and (dropped >= room or spent >= BUDGET or not sure and dropped > 0)
+more = more or rule ~= 'length' and (dropped >= room or cost >= MAX_COST or not exact and dropped > 0)
 reply[1], reply[2] = dropped, more and 1 or 0
 return reply

@@ -14,7 +14,9 @@
 -- returns {moved, orphans, next_us}: microseconds until the next is due, or -1; or the error FENCED
 local fence, retry_due, retry_items, retry_log, dlq, unique, unique_retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local MAX_VALUES, MAX_BYTES, FAR_US = 6003, 1048576, 36500 * 24 * 3600 * 1000000
+local MAX_VALUES, MAX_BYTES = 6003, 1048576
+-- 100 years: `retry` accepts no later due time. A later score, which somebody else wrote, is returned as this.
+local FAR_US = 36500 * 24 * 3600 * 1000000
 
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')

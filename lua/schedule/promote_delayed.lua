@@ -1,10 +1,12 @@
 -- promote_delayed: moves messages that are due to the log of their partition, for all groups.
--- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant; without a lease delay again, and not checked
+-- Called by the owner of the partition, or by any client without a lease. Such a client passes `delay` in place of
+-- `fence` and `retry_due` too: every key must be given, and these two are not used then.
+-- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant; without a lease: delay, not used
 -- KEYS[2] delay ZSET ids by due time in milliseconds
 -- KEYS[3] delay_items HASH bodies by id
 -- KEYS[4] log STREAM the partition's log
 -- KEYS[5] recur ZSET ids of recurring rules by next due time
--- KEYS[6] retry_due ZSET the group's retries by due time in milliseconds; without a lease delay again, and not checked
+-- KEYS[6] retry_due ZSET the group's retries by due time in milliseconds; without a lease: delay, not used
 -- ARGV[1] token of the lease, or '' without one
 -- ARGV[2] limit maximum number to move, up to 200
 -- returns {moved, next_us, recurring, orphans, retry_us}: microseconds until the next is due, or -1; 1 if a
@@ -12,7 +14,9 @@
 -- group's next retry is due, or -1; or the error FENCED
 local fence, delay, delay_items, log, recur, retry_due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, limit = ARGV[1], ARGV[2]
-local MAX_VALUES, PORTION, MAX_BYTES, FAR_US = 6000, 25, 1048576, 2 ^ 52
+local MAX_VALUES, PORTION, MAX_BYTES = 6000, 25, 1048576
+-- 100 years: `schedule` accepts no later due time. A later score, which somebody else wrote, is returned as this.
+local FAR_US = 36500 * 24 * 3600 * 1000000
 
 if token ~= '' and redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')

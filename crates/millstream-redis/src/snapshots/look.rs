@@ -34,6 +34,7 @@ pub(crate) struct GroupLook {
     pub(crate) name: Bytes,
     pub(crate) position: MessageId,
     pub(crate) pending: u64,
+    /// Oldest pending entry that exists: a ghost is skipped, unless there were too many to skip in one call.
     pub(crate) oldest_pending: Option<MessageId>,
     pub(crate) first_unread: Option<MessageId>,
     /// The server's figure of the lag.
@@ -47,8 +48,8 @@ impl Look {
 }
 
 impl GroupLook {
-    /// Returns the id below which nothing is unread or pending. The position may be below pending entries if the group
-    /// was moved back.
+    /// Returns the id below which no entry is unread or pending: the script `trim` drops what is below it. The position may
+    /// be below pending entries if the group was moved back.
     pub(crate) fn watermark(&self) -> MessageId {
         let unread = self.position.next();
         self.oldest_pending.map_or(unread, |oldest| oldest.min(unread))
