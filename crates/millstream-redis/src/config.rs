@@ -311,14 +311,21 @@ impl RedisConfig {
 
     /// Returns the URL without user, password and query (which has the password of a `unix://` URL).
     pub(crate) fn redacted_url(&self) -> String {
-        let url = self.url.split('?').next().unwrap_or_default();
-        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let (scheme, rest) = self.url.split_once("://").unwrap_or(("", &self.url));
+        // A text with other characters is no scheme: a user and a password may stand in it.
+        let is_scheme = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte));
+        let scheme = if is_scheme { scheme } else { "" };
         // A question mark or a slash may be part of an unescaped password: everything in front of the last @ of the
-        // whole text is left out.
+        // whole text is left out. Behind a question mark an @ may also be a part of the query, and then it stands in front
+        // of the rest of a password.
         let hidden = self.url.rsplit_once('@');
-        let host = hidden.map_or(rest, |(_, host)| host.split('?').next().unwrap_or_default());
         let mask = if hidden.is_some() { "***@" } else { "" };
-        format!("{scheme}://{mask}{host}")
+        let host = match hidden {
+            Some((before, _)) if before.contains('?') => "***",
+            Some((_, host)) => host,
+            None => rest,
+        };
+        format!("{scheme}://{mask}{}", host.split('?').next().unwrap_or_default())
     }
 }
 
@@ -354,6 +361,10 @@ mod tests {
             "unix:///run/redis.sock?user=u&pass=hunter2",
             "nonsense://:hunter2@host",
             "user:hunter2@host",
+            "user:hunter2@redis://host",
+            "redis:hunter2://host",
+            "unix:///run/redis.sock?user=u&pass=x@hunter2",
+            "redis://host/0?pass=x@hunter2&user=u",
         ];
         for url in urls {
             let config = RedisConfig::new(url);
@@ -365,6 +376,7 @@ mod tests {
         }
         assert_eq!(RedisConfig::new("redis://u:p@host:1/2").redacted_url(), "redis://***@host:1/2");
         assert_eq!(RedisConfig::new("redis://host:1/2").redacted_url(), "redis://host:1/2");
+        assert_eq!(RedisConfig::new("unix:///run/s?pass=p").redacted_url(), "unix:///run/s");
     }
 
     #[test]

@@ -443,8 +443,12 @@ impl Builder {
                 self.redis(namespace).await?
             }
             other => {
+                // What has other characters is no scheme: a user and a password may stand in it.
+                let is_scheme =
+                    other.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte));
+                let shown = if is_scheme { format!(" {other:?}") } else { String::new() };
                 let message = format!(
-                    "unknown URL scheme {other:?}: memory://, redis://, redis+cluster://, redis+sentinel:// and \
+                    "unknown URL scheme{shown}: memory://, redis://, redis+cluster://, redis+sentinel:// and \
                      redis+unix:// are known"
                 );
                 return Err(Error::new(ErrorKind::InvalidConfig, message));

@@ -43,6 +43,8 @@ fn a_url_that_is_none_is_told() {
     }
     let scheme = said("http://u:hunter2@h", "topic list");
     assert!(scheme.contains("unknown URL scheme \"http\"") && !scheme.contains("hunter2"), "{scheme}");
+    let user = said("u:hunter2@redis://h", "topic list");
+    assert!(user.contains("unknown URL scheme") && !user.contains("hunter2"), "{user}");
     let none = said("redis://", "topic list");
     assert!(none.contains("url \"redis://\" cannot be used"), "{none}");
 }
