@@ -42,6 +42,8 @@ pub(in crate::consumer) struct Settler {
     gone: Vec<(Receipt, u64)>,
     /// Whether some of what waits must not be sent yet.
     unconfirmed: bool,
+    /// Whether the reader has started over since the request under way was sent.
+    in_doubt: bool,
     /// When the next request may be sent, after one that failed.
     not_before: Option<Instant>,
     request: Slot<Request>,
@@ -89,6 +91,7 @@ impl Settler {
             serials: Serials::new(),
             gone: Vec::new(),
             unconfirmed: false,
+            in_doubt: false,
             not_before: None,
             request: Slot::default(),
         }
@@ -110,6 +113,13 @@ impl Settler {
     /// Whether settlements wait for the reader to find their entries again.
     pub(in crate::consumer) fn is_unconfirmed(&self) -> bool {
         self.unconfirmed
+    }
+
+    /// Records that the reader starts over. A fail-over may be the reason, and may have undone the request under way whose answer is
+    /// still to come: then the pending list shows entries that are taken for being in flight, until the answer says that they are
+    /// settled. So the list is read once more after such an answer.
+    pub(in crate::consumer) fn reader_starts_over(&mut self) {
+        self.in_doubt |= !self.request.is_empty();
     }
 
     /// Whether there are notes for [`take_gone`](Self::take_gone).
@@ -202,6 +212,9 @@ impl Settler {
         in_flight: &mut InFlight,
     ) -> Progress {
         let Request { serials, stored, mut left, doubtful, result } = request;
+        if std::mem::take(&mut self.in_doubt) && !stored.is_empty() {
+            in_flight.look_again();
+        }
         let mut written = Vec::new();
         for (batch, settled, elapsed) in stored {
             if let WorkerLease::Entries(entries) = &self.lease {

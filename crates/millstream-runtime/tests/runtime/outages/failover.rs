@@ -55,3 +55,29 @@ async fn a_new_message_under_a_lost_id_is_handled_and_no_old_ack_takes_it() {
     assert_eq!((bench.told.lines("Assigned"), bench.told.lines("Revoked")), (2, 1));
     consumer.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_the_former_primary_ends_nothing_that_the_new_one_shows() {
+    let bench = bench();
+    let seen = Seen::default();
+    *bench.log.late_settle_reply.lock().expect("lock") = Duration::from_secs(2);
+    let consumer = bench.consumer(NUMBERS, "g").start({
+        let seen = seen.clone();
+        move |delivery: Delivery<u64>| {
+            note(&seen, &delivery);
+            async { sleep(MS(100)).await }
+        }
+    });
+    let consumer = consumer.await.expect("started");
+    send(&bench, 0..1).await;
+    until(&seen, 1).await;
+    let pending = bench.memory.operator().snapshot();
+    // The acknowledgement is executed, and its answer is on its way when the server loses it.
+    sleep(MS(500)).await;
+    bench.memory.operator().restore(&pending);
+    // Long before anything that would have the list read anyway.
+    until(&seen, 2).await;
+    eventually(|| consumer.health().in_flight == 0, || format!("{:?}", consumer.health())).await;
+    let report = consumer.shutdown().await;
+    assert_eq!(report.handed_back, 0, "nothing is left pending: {report:?}");
+}

@@ -45,6 +45,8 @@ pub struct Scripted {
     pub dead_letters_fail: Mutex<Option<ErrorKind>>,
     /// Settles are applied and then fail: a lost reply.
     pub lose_settle_replies: Mutex<usize>,
+    /// The answer to the next settlement arrives so much later.
+    pub late_settle_reply: Mutex<Duration>,
     pub largest_fetch: Mutex<usize>,
     pub length_failures: Mutex<VecDeque<ErrorKind>>,
     /// How many poison candidates were noted as begun.
@@ -106,6 +108,8 @@ impl Log for Shared {
         *self.candidates.lock().expect("lock") +=
             batch.iter().filter(|(_, settlement)| noted(settlement)).count();
         *self.settled.lock().expect("lock") += settled.applied;
+        let late = std::mem::take(&mut *self.late_settle_reply.lock().expect("lock"));
+        tokio::time::sleep(late).await;
         let mut lose = self.lose_settle_replies.lock().expect("lock");
         if *lose > 0 {
             *lose -= 1;
@@ -310,6 +314,7 @@ pub fn bench() -> Bench {
         seek_results: Mutex::default(),
         dead_letters_fail: Mutex::default(),
         lose_settle_replies: Mutex::default(),
+        late_settle_reply: Mutex::default(),
         largest_fetch: Mutex::default(),
         length_failures: Mutex::default(),
         candidates: Mutex::default(),

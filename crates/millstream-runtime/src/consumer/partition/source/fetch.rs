@@ -201,6 +201,7 @@ impl Fetcher {
             Err(error) => {
                 // A reply with entries may have been lost: the reader starts over with the pending list.
                 in_flight.begin_rewind();
+                settler.reader_starts_over();
                 if error.kind() == ErrorKind::GroupMissing && !restoring {
                     self.gone = Some(error);
                 } else {
@@ -226,6 +227,7 @@ impl Fetcher {
             if let Some(tools) = &mut self.tools {
                 start_over(tools, in_flight);
             }
+            settler.reader_starts_over();
             fetched.entries.clear();
             fetched.ghosts.clear();
             return self.hand_on(fetched, in_flight, settler);
