@@ -6,7 +6,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::run::{program, root};
+use crate::run::{program, target};
 
 /// A line of servers, and where it comes from.
 pub(crate) struct Line {
@@ -132,8 +132,7 @@ pub(crate) fn newest_valkey() -> Result<String> {
 
 /// `servers` in cargo's target folder.
 pub(crate) fn folder() -> PathBuf {
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    root().join(target).join("servers")
+    target().join("servers")
 }
 
 fn version(path: &Path) -> Option<String> {
