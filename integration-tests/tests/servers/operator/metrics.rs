@@ -21,7 +21,9 @@ use integration_tests::eventually;
 use integration_tests::scrape::{Scrape, get};
 use integration_tests::server::{Server as Redis, shared_url};
 use millstream::metrics::{Metrics, MetricsConfig, SamplerConfig, Server, ServerConfig};
-use millstream::{Consumer, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition};
+use millstream::{
+    Consumer, DeadLetterRetention, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition,
+};
 use millstream_core::keys::Keys;
 use millstream_core::log::Append;
 use millstream_core::{Envelope, wire};
@@ -396,10 +398,7 @@ async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
     let mut redis = Redis::start();
     let config = MetricsConfig::default().max_series(2);
     let scene = Fixture::with(&redis.url(), &config).await;
-    let mails = millstream::delay::DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
-    let mails = mails.open(scene.mq.backend()).await.expect("a queue");
-    let worker = mails.worker().start(async |_: millstream::delay::Task<u64>| {}).await.expect("a worker");
-    mails.schedule(&1).await.expect("scheduled");
+    let worker = queues::one_dead_task_is_dropped(&scene).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     let consumer = scene.mq.consumer(ORDERS, "billing").start(async |it: Delivery<u64>| match it.payload {
         0 => Outcome::dead_letter("no use"),

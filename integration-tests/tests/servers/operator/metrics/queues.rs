@@ -1,7 +1,7 @@
 //! Delay queues, what recurs, and what has lost its body when it is due.
 
 use millstream::DeadLetterRetention;
-use millstream::delay::{DelayQueue, Shard, Task};
+use millstream::delay::{DelayQueue, Shard, Task, Worker};
 use millstream_core::tasks::ClaimRequest;
 use millstream_core::{Backend, Timestamp};
 
@@ -15,6 +15,22 @@ const HOUR: Duration = Duration::from_secs(3_600);
 async fn mails(scene: &Fixture) -> DelayQueue<u64> {
     let mails = DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
     mails.open(scene.mq.backend()).await.expect("a queue")
+}
+
+/// A worker handles one task, and drops one of two dead ones.
+pub(super) async fn one_dead_task_is_dropped(scene: &Fixture) -> Worker {
+    let mails = DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
+    let mails = mails.dead_letter_retention(DeadLetterRetention::length(1));
+    let mails = mails.open(scene.mq.backend()).await.expect("a queue");
+    let worker = mails.worker().start(async |task: Task<u64>| match task.payload {
+        0 => Outcome::dead_letter("no use"),
+        _ => Outcome::Ack,
+    });
+    let worker = worker.await.expect("a worker");
+    for number in [1, 0, 0] {
+        mails.schedule(&number).await.expect("scheduled");
+    }
+    worker
 }
 
 fn shard() -> Shard {
