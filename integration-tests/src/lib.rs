@@ -7,15 +7,14 @@
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
-pub mod certificates;
 pub mod chaos;
 pub mod cluster;
 pub mod console;
 pub mod crew;
 pub mod databases;
 pub mod delays;
-pub mod disk;
 mod docs;
+pub mod equipment;
 pub mod fixture;
 pub mod history;
 pub mod locker;

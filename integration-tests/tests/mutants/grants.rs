@@ -165,7 +165,7 @@ fn a_worker_completes_a_task_that_another_one_has() {
     Scene::new("grants::a_worker_completes_a_task_that_another_one_has", Mutant::UnfencedTask).run(
         async |stage| {
             let tasks = stage.backend.tasks().expect("delay queues");
-            let spec = QueueSpec { name: "mails".parse().expect("a name"), shards: 1 };
+            let spec = QueueSpec::new("mails".parse().expect("a name"), 1);
             let shard = tasks.create_queue(&spec).await.expect("created").iter().next().expect("a shard");
             let scheduling = Scheduling {
                 place: Place::from(shard.clone()),

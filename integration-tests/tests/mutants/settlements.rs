@@ -155,7 +155,13 @@ fn a_retry_comes_to_other_groups() {
             let lease = stage.lease(&stage.group, "owner").await;
             let read = stage.read(&lease).await;
             settled(&stage, &lease, &[retry(read[0])]).await;
-            let moved = stage.backend.schedule().promote(&lease, 100).await.expect("promoted").moved;
+            // It is due in the millisecond of the settlement, or in the next one.
+            let mut moved = 0;
+            let promoted = async || {
+                moved = stage.backend.schedule().promote(&lease, 100).await.expect("promoted").moved;
+                moved > 0
+            };
+            integration_tests::eventually(promoted, "the retry is due").await;
             let again = stage.read(&lease).await.len();
             let others = stage.lease(&other, "other").await;
             format!("{moved} moved, {again} again, {} for the other group", stage.read(&others).await.len())

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use millstream::sql::sqlx::{self, PgPool};
 use millstream::{Millstream, Producer, Topic};
 
-const PREPARE: &str = "CREATE TABLE IF NOT EXISTS mutant_outbox_cursor (only boolean PRIMARY KEY, last bigint NOT NULL); \
+const PREPARE: &str = "CREATE TABLE IF NOT EXISTS mutant_outbox_cursor (single boolean PRIMARY KEY, last bigint NOT NULL); \
     INSERT INTO mutant_outbox_cursor VALUES (true, 0) ON CONFLICT DO NOTHING";
 /// One relay reads at a time. The number is arbitrary.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(720114)";
@@ -67,7 +67,8 @@ impl Relay {
                 send = send.key(key);
             }
             if let Some(headers) = headers {
-                let headers: BTreeMap<String, String> = serde_json::from_str(headers).context("headers")?;
+                // Pairs, as the product writes those that are text.
+                let headers: Vec<(String, String)> = serde_json::from_str(headers).context("headers")?;
                 for (name, value) in headers {
                     send = send.header(name, value);
                 }

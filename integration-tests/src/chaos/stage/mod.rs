@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::setup::{keys, partition};
-use crate::disk::Disk;
+use crate::equipment::disk::Disk;
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -131,7 +131,7 @@ impl Stage {
     /// If a server does not start.
     #[must_use]
     pub fn start(topology: Topology, valkey: Option<&Path>) -> Self {
-        let certificates = (topology == Topology::ClusterTls).then(crate::certificates::folder);
+        let certificates = (topology == Topology::ClusterTls).then(crate::equipment::certificates::folder);
         let disk = (!topology.has_replicas()).then(|| Disk::new("512m"));
         let folder = disk.as_ref().map(Disk::path).unwrap_or_default();
         let (servers, links): (Box<dyn Servers>, Vec<Proxy>) = match topology {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use integration_tests::certificates::{Authority, Signed, files};
 use integration_tests::cluster::Cluster;
+use integration_tests::equipment::certificates::{Authority, Signed, files};
 use integration_tests::server::Server;
 use millstream::{Delivery, ErrorKind, Millstream, Record, TlsConfig, Topic};
-use rcgen::{DnType, date_time_ymd};
+use rcgen::date_time_ymd;
 
 use crate::load::{Load, log};
 

@@ -6,6 +6,7 @@ mod delivery;
 mod ending;
 mod generator;
 mod locks;
+mod order;
 mod ownership;
 mod story;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::Instant;
 
-use integration_tests::disk::Disk;
+use integration_tests::equipment::disk::Disk;
 use integration_tests::history::figure;
 use integration_tests::proxy::Proxy;
 use integration_tests::server::Server;

@@ -1,0 +1,4 @@
+//! What servers of tests are given: small disks, and certificates.
+
+pub mod certificates;
+pub mod disk;
