@@ -21,9 +21,7 @@ use integration_tests::eventually;
 use integration_tests::scrape::{Scrape, get};
 use integration_tests::server::{Server as Redis, shared_url};
 use millstream::metrics::{Metrics, MetricsConfig, SamplerConfig, Server, ServerConfig};
-use millstream::{
-    Consumer, DeadLetterRetention, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition,
-};
+use millstream::{Consumer, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition};
 use millstream_core::keys::Keys;
 use millstream_core::log::Append;
 use millstream_core::{Envelope, wire};
