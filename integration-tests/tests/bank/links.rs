@@ -53,7 +53,7 @@ impl Links {
 
     /// Sends transfers. The reply to every eighth or so is lost, and it is sent again. Returns the numbers of those.
     pub(crate) async fn send(&self, bank: &Bank, transfers: &[Transfer]) -> Result<Vec<i64>> {
-        let mq = Millstream::at(&self.of_sender.url()).namespace(&bank.setup.namespace).await?;
+        let mq = Millstream::at(self.of_sender.url()).namespace(&bank.setup.namespace).await?;
         let (mut chosen, mut lost, mut seen) = (None, Vec::new(), 0);
         let mut note = |chosen: Option<i64>| {
             let swallowed = self.of_sender.swallowed();

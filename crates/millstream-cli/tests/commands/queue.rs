@@ -164,7 +164,8 @@ async fn dead_tasks_are_dropped_by_age_and_number() {
     assert_eq!((&nothing["dropped"], &nothing["retention"]), (&json!(0), &month), "{nothing}");
     let dry = cli.json("queue dead trim mails --retention length:1 --dry-run");
     assert_eq!((&dry["dropped"], &dry["aged"], &dry["excess"]), (&json!(4), &json!(0), &json!(4)), "{dry}");
-    let shards: u64 = dry["shards"].as_object().expect("shards").values().filter_map(|it| it.as_u64()).sum();
+    let shards: u64 =
+        dry["shards"].as_object().expect("shards").values().filter_map(serde_json::Value::as_u64).sum();
     assert_eq!((shards, &dry["dry_run"]), (4, &json!(true)));
     assert!(cli.fails(2, "queue dead trim mails --retention length:1").contains("--yes"));
     assert_eq!(cli.json("queue counts mails")["dead"], 6);

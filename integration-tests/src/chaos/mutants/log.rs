@@ -166,6 +166,9 @@ impl Log for Mutated {
     }
 }
 
+/// A batch that is sent again.
+type Again = Pin<Box<dyn Future<Output = Vec<Result<MessageId>>> + Send>>;
+
 /// An appender that sends a batch again if one of its entries failed.
 struct Resending {
     log: Arc<dyn Log>,
@@ -173,7 +176,7 @@ struct Resending {
     /// Batches that are not reported, oldest first.
     begun: VecDeque<Arc<Vec<Append>>>,
     /// The second time of the oldest one.
-    again: Option<Pin<Box<dyn Future<Output = Vec<Result<MessageId>>> + Send>>>,
+    again: Option<Again>,
 }
 
 #[async_trait]

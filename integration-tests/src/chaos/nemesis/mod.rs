@@ -109,9 +109,8 @@ impl Kind {
             Self::FailOver | Self::KillPrimary | Self::LoseTail => topology.has_replicas(),
             Self::MoveSlots => topology.is_cluster(),
             // With replicas, one of them takes over: that is `KillPrimary`.
-            Self::RestartServer | Self::DiskFull => !topology.has_replicas(),
-            // Where there are several servers, processes share the links to them.
-            Self::Isolate => !topology.has_replicas(),
+            // And where there are several servers, processes share the links to them.
+            Self::RestartServer | Self::DiskFull | Self::Isolate => !topology.has_replicas(),
             _ => true,
         }
     }

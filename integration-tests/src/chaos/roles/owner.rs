@@ -77,11 +77,9 @@ pub(super) async fn handle(
         tokio::time::sleep(Duration::from_millis(job.work_ms)).await;
     }
     let end = match job.fate {
-        Fate::Ack => End::Acked,
         Fate::Flaky if handling.attempt == 1 && fails_here(handling.number) => End::Failed,
-        Fate::Flaky => End::Acked,
         Fate::Fail(times) if handling.attempt <= times => End::Failed,
-        Fate::Fail(_) => End::Acked,
+        Fate::Ack | Fate::Flaky | Fate::Fail(_) => End::Acked,
         Fate::Reject => End::Rejected,
         Fate::Hopeless => End::Failed,
     };
@@ -99,7 +97,7 @@ pub(super) async fn handle(
 
 /// Whether this process is one of those in which the first attempt of a flaky message fails.
 fn fails_here(number: u64) -> bool {
-    (number + u64::from(std::process::id())) % 2 == 0
+    (number + u64::from(std::process::id())).is_multiple_of(2)
 }
 
 /// Tries until it works: a process may start while the servers are away.

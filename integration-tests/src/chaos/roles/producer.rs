@@ -106,7 +106,7 @@ impl Sender {
         let durability = if waits { Durability::Replicated(replicas) } else { Durability::Stored };
         let send = self.producer.send(&job).key(key.to_string()).durability(durability);
         // A quarter is sent by an id, so that a lost answer is repeated, and stored once.
-        let sent = if key % 4 == 0 { send.dedup(number.to_string()).await } else { send.await };
+        let sent = if key.is_multiple_of(4) { send.dedup(number.to_string()).await } else { send.await };
         let sent = sent.map(|sent| Outcome::Stored { partition: sent.partition.0, id: sent.id.to_string() });
         self.end(number, sent);
     }

@@ -70,7 +70,7 @@ impl QueueUnderTest {
 
     /// Makes tasks with these numbers dead, in this order.
     async fn bury_numbers(&self, numbers: std::ops::Range<usize>) -> Verdict {
-        let numbered = |n: usize| scheduling(&self.place, &format!("t{n:04}"), Due::NOW);
+        let numbered = |n: usize| scheduling(&self.place, format!("t{n:04}"), Due::NOW);
         self.bury(numbers.map(numbered).collect::<Result<_, _>>()?).await
     }
 
@@ -321,7 +321,7 @@ async fn large_dead_tasks_are_dropped(h: Harness) -> Verdict {
     const COUNT: usize = 14;
     let queue = QueueUnderTest::new(h).await?;
     for n in 0..COUNT {
-        let task = scheduling(&queue.place, &format!("large {n}"), Due::NOW)?;
+        let task = scheduling(&queue.place, format!("large {n}"), Due::NOW)?;
         queue.bury(vec![Scheduling { fields: large(n), ..task }]).await?;
     }
     let ids = queue.ids(COUNT).await?;

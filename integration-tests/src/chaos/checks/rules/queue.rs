@@ -102,9 +102,8 @@ fn as_told(story: &Story<'_>, limits: &Limits, delivery: &Delivery<'_>, report: 
     let handling = delivery.handling;
     let (Some(finish), Some(sent)) = (delivery.finish, story.messages.get(&handling.number)) else { return };
     let end = match sent.message.fate {
-        Fate::Ack => End::Acked,
         Fate::Flaky if handling.attempt == 1 && finish.end == End::Failed => End::Failed,
-        Fate::Flaky => End::Acked,
+        Fate::Ack | Fate::Flaky => End::Acked,
         Fate::Fail(attempts) if handling.attempt > attempts => End::Acked,
         Fate::Fail(_) | Fate::Hopeless => End::Failed,
         Fate::Reject => End::Rejected,

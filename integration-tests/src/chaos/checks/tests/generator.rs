@@ -215,7 +215,7 @@ impl Generator {
     fn end(&mut self, pid: u32, handling: &Handling, item: Item, part: &mut Partition) {
         let end = match item.message.fate {
             Fate::Fail(attempts) if item.attempt <= attempts => End::Failed,
-            Fate::Flaky if item.attempt == 1 && pid % 2 == 0 => End::Failed,
+            Fate::Flaky if item.attempt == 1 && pid.is_multiple_of(2) => End::Failed,
             Fate::Hopeless => End::Failed,
             Fate::Ack | Fate::Fail(_) | Fate::Flaky => End::Acked,
             Fate::Reject => End::Rejected,
