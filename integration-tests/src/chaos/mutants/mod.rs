@@ -2,7 +2,7 @@
 //!
 //! A run that nothing fails proves nothing. So runs are repeated with every [`Mutant`]: each process calls
 //! [`arm`](Mutant::arm) before it connects, and passes its backend through [`wrap`](Mutant::wrap). Most mistakes are changes of
-//! scripts ([`patches`]); others are made around a role, some by two requests where the product makes one ([`gap`]).
+//! scripts ([`patches`]); others are made around a role, some by two requests where the product makes one (`gap`).
 //!
 //! They are not those of `millstream_testkit::broken`, which the conformance suite finds within one process: these are the
 //! same for all processes of a run, and nearly all of them are invisible as long as nothing fails.
