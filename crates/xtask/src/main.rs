@@ -39,7 +39,7 @@ cargo xtask test --matrix [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
                            user with few rights, and print a table
 cargo xtask check          formatting, clippy, few features, documentation: all without warnings
-cargo xtask package        package every published crate and build it from its package
+cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey
 cargo xtask ci             test, newer, check, package and the example of the README, with a summary
 cargo xtask lock           accept the present Lua scripts: rewrite lua/scripts.lock

@@ -1,49 +1,83 @@
-//! Packages every published crate and builds each from its package, as a user would get it.
+//! Packages every published crate and checks what is in the packages, as a user would get it.
 
 use std::path::{Path, PathBuf};
-use std::{env, fs, io};
+use std::{fs, io};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::run::{cargo, in_ci, root};
+use crate::run::{cargo, in_ci, program, root, target};
 
-/// Packages are built apart from everything else; see [`forget_former_packages`].
-const TARGET: &str = "target/verify";
+/// Packages are made and unpacked apart from everything else.
+const FOLDER: &str = "target/verify";
 
+/// Packages all, unpacks them beside each other, and checks them as one workspace. `cargo package` would build each from its own
+/// package with dependencies of its own, which takes ten times as long and finds no more: what one feature needs of another is
+/// a step of its own.
 pub(crate) fn run() -> Result<()> {
-    forget_former_packages()?;
+    let folder = root().join(FOLDER);
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    }
     let unpublished = unpublished()?;
-    let mut args = vec!["package", "--workspace", "--target-dir", TARGET];
+    let mut args = vec!["package", "--workspace", "--no-verify", "--target-dir", FOLDER];
     for name in &unpublished {
         args.extend(["--exclude", name]);
     }
     if !in_ci() {
         args.push("--allow-dirty");
     }
-    // What matters is that it builds.
-    args.extend(["--config", r#"profile.dev.package."*".opt-level=0"#]);
-    cargo(args).env("CARGO_PROFILE_DEV_DEBUG", "0").run()
+    cargo(args).run()?;
+
+    let unpacked = folder.join("unpacked");
+    fs::create_dir(&unpacked)?;
+    let mut members = Vec::new();
+    for package in
+        entries(&folder.join("package"))?.filter(|path| path.extension().is_some_and(|end| end == "crate"))
+    {
+        let (file, to) = (text(&package)?, text(&unpacked)?);
+        program("tar", ["-xzf", file, "-C", to]).run()?;
+        members.push(name(&package).trim_end_matches(".crate").to_owned());
+    }
+    ensure!(!members.is_empty(), "there are no packages in {}", folder.display());
+    fs::write(
+        unpacked.join("Cargo.toml"),
+        workspace(&members, &fs::read_to_string(root().join("Cargo.toml"))?),
+    )?;
+    // The same dependencies as everything else, of which most are checked already.
+    fs::copy(root().join("Cargo.lock"), unpacked.join("Cargo.lock"))?;
+    let (manifest, target) = (unpacked.join("Cargo.toml"), target());
+    cargo(["check", "--workspace", "--manifest-path", text(&manifest)?, "--target-dir", text(&target)?]).run()
 }
 
-/// `cargo package` lets the packages depend on each other through a temporary registry. For cargo a version in a
-/// registry never changes, so it would go on to build against the sources and artifacts of an earlier run: a crate could
-/// be verified against a neighbour as it was last week. Both are thrown away first.
-fn forget_former_packages() -> Result<()> {
-    let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let cargo_home = cargo_home.or_else(|| Some(env::home_dir()?.join(".cargo"))).context("no home")?;
-    // A registry without a host, which is one on this disk, is named `-` and a hash.
-    for registry in entries(&cargo_home.join("registry/src"))?.filter(|path| name(path).starts_with('-')) {
-        remove_ours(&registry)?;
+/// The manifest of a workspace of these packages, `name-version`, in which each is the one that the others depend on. Profiles
+/// are those of the root's manifest.
+fn workspace(members: &[String], root: &str) -> String {
+    let list: Vec<String> = members.iter().map(|member| format!("{member:?}")).collect();
+    let mut manifest =
+        format!("[workspace]\nresolver = \"3\"\nmembers = [{}]\n\n[patch.crates-io]\n", list.join(", "));
+    for member in members {
+        // The version begins with the first digit behind a hyphen.
+        let version = member
+            .match_indices('-')
+            .find(|(at, _)| member[at + 1..].starts_with(|first: char| first.is_ascii_digit()));
+        let name = version.map_or(member.as_str(), |(at, _)| &member[..at]);
+        manifest += &format!("{name} = {{ path = {member:?} }}\n");
     }
-    remove_ours(&root().join(TARGET).join("debug/.fingerprint"))?;
-    remove_ours(&root().join(TARGET).join("package"))
+    let mut is_profile = false;
+    for line in root.lines() {
+        if line.starts_with('[') {
+            is_profile = line.starts_with("[profile.");
+        }
+        if is_profile {
+            manifest += line;
+            manifest.push('\n');
+        }
+    }
+    manifest
 }
 
-fn remove_ours(from: &Path) -> Result<()> {
-    for path in entries(from)?.filter(|path| path.is_dir() && name(path).starts_with("millstream")) {
-        fs::remove_dir_all(&path).with_context(|| path.display().to_string())?;
-    }
-    Ok(())
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().with_context(|| format!("{} is not valid UTF-8", path.display()))
 }
 
 /// The names of the members that say `publish = false`.
@@ -73,4 +107,19 @@ fn entries(dir: &Path) -> Result<impl Iterator<Item = PathBuf> + use<>> {
 
 fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::workspace;
+
+    #[test]
+    fn packages_depend_on_each_other_and_have_the_profiles_of_the_root() {
+        let members = ["some-core-0.1.0".to_owned(), "some-0.1.0-rc.1".to_owned()];
+        let root = "[workspace]\nmembers = [\"x\"]\n\n[profile.dev]\ndebug = 0\n\n[lints]\na = 1\n";
+        let expected = "[workspace]\nresolver = \"3\"\nmembers = [\"some-core-0.1.0\", \"some-0.1.0-rc.1\"]\n\n[patch.crates-io]\n\
+                        some-core = { path = \"some-core-0.1.0\" }\nsome = { path = \"some-0.1.0-rc.1\" }\n\
+                        [profile.dev]\ndebug = 0\n\n";
+        assert_eq!(workspace(&members, root), expected);
+    }
 }
