@@ -299,6 +299,6 @@ fn told(answer: io::Result<String>) -> String {
 fn has_slot(line: &str, slot: u16) -> bool {
     line.split(' ').skip(8).any(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
+        matches!((first.parse::<u16>(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
     })
 }

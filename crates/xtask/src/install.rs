@@ -1,4 +1,4 @@
-//! Makes sure that there are a `redis-server` and a PostgreSQL for the tests.
+//! Makes sure that there are a `redis-server`, a PostgreSQL and packet filters for the tests.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -46,6 +46,20 @@ pub(crate) fn ensure_postgres() -> Result<String> {
         found.into_os_string().into_string().ok().context("the folder of PostgreSQL is not valid UTF-8")?;
     println!("PostgreSQL in {found}");
     Ok(found)
+}
+
+/// Makes sure that tests can have a network of their own that drops packets.
+pub(crate) fn ensure_packet_filters() -> Result<()> {
+    for (package, command) in [("nftables", "nft"), ("iproute2", "ip")] {
+        if !program(command, ["-V"]).works() {
+            let otherwise = format!(
+                "{command} is missing, which the tests use to drop packets in a network of their own. Install it (Debian, Ubuntu: \
+                 `apt-get install {package}`), or run this as root on Debian"
+            );
+            install(package, &otherwise)?;
+        }
+    }
+    Ok(())
 }
 
 fn accept(path: String, version: (u32, u32)) -> Result<String> {

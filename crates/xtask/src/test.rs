@@ -6,7 +6,7 @@ use std::{env, thread};
 use anyhow::{Result, bail, ensure};
 
 use crate::cluster::Cluster;
-use crate::install::{ensure_postgres, ensure_server};
+use crate::install::{ensure_packet_filters, ensure_postgres, ensure_server};
 use crate::postgres::Postgres;
 use crate::run::{cargo, root};
 use crate::server::Server;
@@ -53,6 +53,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     println!("the shared PostgreSQL is {database}");
 
     let valkey = servers::newest_valkey()?;
+    ensure_packet_filters()?;
 
     let (config, threads) = (nextest_config(), nextest_threads());
     let nextest = cargo(["nextest", "--version"]).works();

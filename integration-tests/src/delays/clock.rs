@@ -4,9 +4,8 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::Command;
 
-use tempfile::TempDir;
+use crate::equipment::preload::Library;
 
 /// The shift in seconds is stored in a file that the library maps, so that it can change while the process runs.
 const SOURCE: &str = r#"
@@ -56,7 +55,7 @@ time_t time(time_t *out) {
 /// A clock that can be set.
 #[derive(Debug)]
 pub struct Clock {
-    folder: TempDir,
+    library: Library,
     file: fs::File,
 }
 
@@ -64,29 +63,20 @@ impl Clock {
     /// Creates a clock without a shift.
     ///
     /// # Panics
-    /// If there is no C compiler `cc`, which Rust also uses as linker.
+    /// As [`Library::new`].
     #[must_use]
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let source = folder.path().join("shift.c");
-        fs::write(&source, SOURCE).expect("written");
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .args([&folder.path().join("shift.so"), &source])
-            .output()
-            .expect("cc starts");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let shift = folder.path().join("shift");
+        let library = Library::new(SOURCE);
+        let shift = library.path("shift");
         fs::write(&shift, 0_i64.to_ne_bytes()).expect("written");
         let file = fs::OpenOptions::new().write(true).open(shift).expect("opened");
-        Self { folder, file }
+        Self { library, file }
     }
 
     /// Returns the environment variables of a process that is to use this clock.
     #[must_use]
     pub fn env(&self) -> [(&'static str, PathBuf); 2] {
-        let path = |name| self.folder.path().join(name);
-        [("LD_PRELOAD", path("shift.so")), ("SHIFT_FILE", path("shift"))]
+        [self.library.env(), ("SHIFT_FILE", self.library.path("shift"))]
     }
 
     /// Sets the clock this many seconds ahead of the true time, or behind it if negative.

@@ -1,4 +1,22 @@
-//! What servers of tests are given: small disks, and certificates.
+//! What servers of tests are given: small disks, certificates, networks that lose packets, and loss of power.
 
 pub mod certificates;
 pub mod disk;
+pub mod network;
+pub mod power;
+pub mod preload;
+
+use std::path::{Path, PathBuf};
+
+/// Returns the path of a Valkey server: that of `MILLSTREAM_TEST_VALKEY`, which `cargo xtask test` sets, or the one that
+/// `cargo xtask servers` fetches.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn valkey() -> PathBuf {
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/valkey-9");
+    let path = std::env::var_os("MILLSTREAM_TEST_VALKEY").map_or(fetched, PathBuf::from);
+    assert!(path.exists(), "there is no Valkey server: `cargo xtask servers` fetches one");
+    path
+}

@@ -4,4 +4,6 @@ pub(crate) mod cluster;
 pub(crate) mod cluster_sharing;
 pub(crate) mod connections;
 pub(crate) mod durability;
+pub(crate) mod packets;
+pub(crate) mod power;
 pub(crate) mod sentinel;
