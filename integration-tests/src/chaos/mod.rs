@@ -7,6 +7,7 @@
 //! file, and nothing else.
 
 pub mod checks;
+pub mod deployment;
 pub mod mutants;
 pub mod nemesis;
 pub mod proof;
@@ -14,4 +15,4 @@ pub mod record;
 pub mod roles;
 pub mod run;
 pub mod setup;
-pub mod stage;
+mod usage;

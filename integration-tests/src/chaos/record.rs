@@ -40,16 +40,20 @@ pub enum Phase {
 /// What a fault may excuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scope {
-    /// One process, by its id: it was killed, stopped, or asked to shut down.
+    /// One process, by its id: it was killed, stopped, or cut off.
     Process(u32),
-    /// The links of all processes, or the server behind them: requests fail, or their outcome is not known. What the
-    /// server has confirmed stays.
+    /// One process, by its id, was asked to shut down. It ends in good order, so nothing is repeated.
+    Leaving(u32),
+    /// The links of all processes: requests are late, or lost with their connections, of some processes for longer than of
+    /// others. What the server has confirmed stays.
+    Links,
+    /// A server, for all processes alike: requests fail, or their outcome is not known. What the server has confirmed stays.
     Server,
     /// The data: a fail-over, or a server that came back with an earlier state. What the server has confirmed without
     /// waiting for replicas may be undone.
     Data,
-    /// Consumers of one group were moved by an operator: its group was destroyed, or its lease deleted.
-    Group,
+    /// A partition, by its number, where partitions are owned: its group was destroyed, or its lease deleted.
+    Partition(u32),
     /// Nothing: whoever keeps the rules does not notice it.
     Nothing,
 }
@@ -165,8 +169,15 @@ pub enum What {
         /// What it may excuse.
         scope: Scope,
     },
+    /// A fault has another scope than was to be feared: no replica was promoted.
+    Kept {
+        /// The number of the fault.
+        fault: u32,
+        /// Its scope.
+        scope: Scope,
+    },
     /// A fault has ended.
-    Mended(u32),
+    FaultEnded(u32),
     /// A process of this name runs, with the id of the line.
     Runs {
         /// The name, which stays when a process is replaced.
@@ -228,6 +239,8 @@ pub enum What {
     },
     /// A loop met an error.
     Failing(String),
+    /// A process did not do what it must: it ended by itself, or did not shut down when it was asked to.
+    Disobeyed(String),
 
     /// The store of effects got a write of a handler. It refuses one whose epoch is lower than one that it has seen
     /// for the partition.
@@ -258,6 +271,13 @@ pub enum What {
         /// Its ttl in milliseconds.
         ttl_ms: u64,
     },
+    /// A process is about to release the lock.
+    Releasing {
+        /// Its name.
+        lock: String,
+        /// The fence of the grant.
+        fence: u64,
+    },
     /// A process no longer holds the lock.
     Unlocked {
         /// Its name.
@@ -280,7 +300,9 @@ pub enum What {
         /// What is left.
         rest: Rest,
     },
-    /// How the servers and processes stand: at the beginning of the calm phase, and at the end.
+    /// The tasks that a process has at work, of its handlers and of ours; every few seconds.
+    Tasks(u64),
+    /// What servers and processes use: at the end of the calm phase, before nothing more is sent, and when all is handled.
     Usage {
         /// Memory that the servers use for data, in bytes.
         server_bytes: u64,

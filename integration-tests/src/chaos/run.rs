@@ -12,15 +12,16 @@ use millstream::admin::{Standing, VerifyOptions};
 use millstream::delay::DelayQueue;
 use millstream::{Event, GroupName, Limits as MessageLimits, Millstream};
 
-use super::checks::{KeyOrder, Limits, PlaceLimits};
+use super::checks::{Endurance, KeyOrder, Limits, PlaceLimits};
+use super::deployment::{Deployment, Topology};
 use super::mutants::Mutant;
-use super::nemesis::{Kind, Troupe, servers};
+use super::nemesis::{Kind, Processes, servers};
 use super::record::{Line, Phase, Place, Rest, What};
 use super::setup::{
     ATTEMPTS, BACK_OFF, Job, ORDERS, OWNERS, PARTITIONS, PER_PARTITION, PER_PROCESS, Role, SHARDS, SHARERS,
     Setup, TASKS, connect, orders, partition, place_of,
 };
-use super::stage::{Stage, Topology};
+use super::usage;
 use crate::history::{History, Sink, now_us};
 
 /// Pause between two audits.
@@ -42,9 +43,13 @@ pub struct Plan {
     /// The kinds of faults; chosen by the seed if there are none.
     pub kinds: Vec<Kind>,
     /// The roles of the processes that have faults; all but the store's if there are none.
-    pub victims: Vec<&'static str>,
+    pub targets: Vec<&'static str>,
     /// Whether handlers are slow, and messages few.
     pub slow: bool,
+    /// Mean pause between two sends of each of the 40 keys.
+    pub pause: Duration,
+    /// Whether there are no faults, no message is given up, and nothing may grow.
+    pub steady: bool,
     /// The mistake that all processes make, if any.
     pub mutant: Option<Mutant>,
     /// The path of the `chaos` binary.
@@ -66,8 +71,10 @@ impl Plan {
             drain: Duration::from_secs(30),
             ttl: Duration::from_millis(1_500),
             kinds: Vec::new(),
-            victims: Vec::new(),
+            targets: Vec::new(),
             slow: false,
+            pause: Duration::from_millis(80),
+            steady: false,
             mutant: None,
             bin: bin.to_owned(),
             valkey: None,
@@ -78,6 +85,9 @@ impl Plan {
     /// Returns the kinds of faults of this run.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
+        if self.steady {
+            return Vec::new();
+        }
         if self.kinds.is_empty() {
             return Kind::choose(self.topology, &mut fastrand::Rng::with_seed(self.seed));
         }
@@ -88,7 +98,13 @@ impl Plan {
     #[must_use]
     pub fn limits(&self) -> Limits {
         let place = PlaceLimits { attempts: ATTEMPTS, back_off: BACK_OFF, ..PlaceLimits::default() };
-        let owners = PlaceLimits { per_partition: PER_PARTITION, group_faults_lose: true, ..place.clone() };
+        // The fourth end, at the earliest, of which one may have come before its handler began.
+        let owners = PlaceLimits {
+            per_partition: PER_PARTITION,
+            group_faults_lose: true,
+            fewest_crashes: 3,
+            ..place.clone()
+        };
         let sharing = PlaceLimits { order: KeyOrder::Free, per_process: PER_PROCESS, ..place.clone() };
         let places = [
             (place_of(ORDERS, OWNERS), owners),
@@ -105,8 +121,33 @@ impl Plan {
             notice: Duration::from_millis(500),
             // One process that got no time from the machine for a ttl.
             unexplained_losses: usize::try_from(PARTITIONS).expect("few"),
+            endurance: self.steady.then(Endurance::default),
             ..Limits::new(self.ttl)
         }
+    }
+
+    /// Returns the command that repeats the run, with `--keep` and `--valkey` left out.
+    #[must_use]
+    pub fn command(&self) -> String {
+        let (topology, seed, seconds) = (self.topology, self.seed, self.length.as_secs());
+        let mut command = format!("chaos run --topology {topology} --seed {seed} --seconds {seconds}");
+        let defaults = Self::new(topology, seed, &self.bin, &self.folder);
+        if !self.kinds.is_empty() {
+            let kinds: Vec<String> = self.kinds.iter().map(ToString::to_string).collect();
+            command += &format!(" --faults {}", kinds.join(","));
+        }
+        if self.pause != defaults.pause {
+            command += &format!(" --pause {}", self.pause.as_millis());
+        }
+        for (option, is_set) in [("slow", self.slow), ("steady", self.steady)] {
+            if is_set {
+                command += &format!(" --{option} true");
+            }
+        }
+        if let Some(mutant) = self.mutant {
+            command += &format!(" --mutant {mutant}");
+        }
+        command
     }
 
     /// Returns the file of the history.
@@ -124,76 +165,88 @@ impl Plan {
 /// # Panics
 /// If servers do not agree in time.
 pub fn run(plan: &Plan) -> Result<Vec<Line>> {
-    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let sink = Sink::open(&plan.history()).context("the history")?;
     let phase = |phase| sink.write(What::Phase(phase));
     phase(Phase::Starting);
-    let mut stage = Stage::start(plan.topology, plan.valkey.as_deref());
-    let mut troupe = start(plan, &stage, &sink)?;
-    let mq = threads.block_on(connect(&stage.url(), stage.ca.as_deref(), |_: &Event<'_>| {}))?;
+    let mut deployment = Deployment::start(plan.topology, plan.valkey.as_deref());
+    // After that: the servers are in a network of which threads that started before are no part.
+    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut processes = start(plan, &deployment, &sink)?;
+    let mq = threads.block_on(connect(&deployment.url(), deployment.ca.as_deref(), |_: &Event<'_>| {}))?;
     threads.block_on(all_at_work(&plan.history()))?;
 
     let (kinds, mut random) = (plan.kinds(), fastrand::Rng::with_seed(plan.seed));
     let audits = Audits::start(&threads, mq.clone(), &plan.history())?;
     phase(Phase::Calm);
     thread::sleep(plan.length / 5);
+    sink.write(usage::of(&deployment, &processes));
     phase(Phase::Faults);
     let end = Instant::now() + plan.length / 2;
     let (of_processes, of_servers): (Vec<Kind>, Vec<Kind>) =
         kinds.iter().partition(|kind| kind.is_of_processes());
     let mut other = random.fork();
     thread::scope(|scope| {
-        let (stage, sink) = (&mut stage, &sink);
-        scope.spawn(move || servers::suffer(stage, &of_servers, plan.ttl, end, &mut other, sink));
-        troupe.suffer(&of_processes, &plan.victims, end, &mut random, sink);
+        let (deployment, sink) = (&mut deployment, &sink);
+        scope.spawn(move || servers::inject(deployment, &of_servers, plan.ttl, end, &mut other, sink));
+        processes.inject(&of_processes, &plan.targets, end, &mut random, sink);
     });
-    let dead = troupe.replace_dead(&sink);
-    dead.iter().for_each(|name| sink.write(What::Failing(format!("{name} had ended by itself"))));
+    // There may be no faults.
+    thread::sleep(end.saturating_duration_since(Instant::now()));
+    processes.replace_dead(&sink);
     phase(Phase::Healed);
     thread::sleep(plan.length * 3 / 10);
+    sink.write(usage::of(&deployment, &processes));
 
     phase(Phase::Draining);
-    let ended = troupe.end(|role| matches!(role, Role::Producer(_) | Role::Locker));
+    let ended = processes.end(|role| matches!(role, Role::Producer(_) | Role::Locker));
     let mut wrong = ended.err().unwrap_or_default();
     let rests = threads.block_on(drain(&mq, plan.drain))?;
     rests.into_iter().for_each(|(place, rest)| sink.write(What::Left { place, rest }));
     audits.stop();
-    wrong.extend(troupe.end(|role| role != Role::Store).err().unwrap_or_default());
-    wrong.iter().for_each(|name| sink.write(What::Failing(format!("{name} did not end well"))));
+    let findings = threads.block_on(audit(&mq)).context("the last audit")?;
+    sink.write(What::Audit { findings });
+    sink.write(usage::of(&deployment, &processes));
+    wrong.extend(processes.end(|role| role != Role::Store).err().unwrap_or_default());
+    wrong.iter().for_each(|name| sink.write(What::Disobeyed(format!("{name} did not end well"))));
     phase(Phase::Ended);
-    drop(troupe);
+    drop(processes);
     Ok(std::mem::take(&mut read(&plan.history())?.lines))
 }
 
-/// Opens the history of a run.
-fn read(path: &Path) -> Result<History<What>> {
+/// Reads the history of a run.
+///
+/// # Errors
+/// If there is no such file.
+pub fn read(path: &Path) -> Result<History<What>> {
     let mut history = History::open(path).context("the history")?;
     history.read();
     Ok(history)
 }
 
 /// Starts all processes.
-fn start(plan: &Plan, stage: &Stage, sink: &Sink) -> Result<Troupe> {
+fn start(plan: &Plan, deployment: &Deployment, sink: &Sink) -> Result<Processes> {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let true_us = i64::try_from(wall.as_micros())? - now_us().cast_signed();
     let bin = plan.bin.to_str().context("the path of the binary")?.to_owned();
-    let mut troupe = Troupe::new(bin);
+    let mut processes = Processes::new(bin);
     let setup = |name: String, role: Role, number: u64| Setup {
         name,
         life: 0,
         role,
-        url: stage.url(),
-        ca: stage.ca.clone(),
+        url: deployment.url(),
+        ca: deployment.ca.clone(),
         history: plan.history(),
         store: plan.folder.join("store"),
         ttl_ms: u64::try_from(plan.ttl.as_millis()).expect("small"),
         replicas: plan.topology.replicas(),
         seed: plan.seed.wrapping_mul(1_000).wrapping_add(number),
         slow: plan.slow,
+        pause_ms: u64::try_from(plan.pause.as_millis()).expect("small"),
+        steady: plan.steady,
         mutant: plan.mutant,
         true_us,
     };
-    troupe.start(setup("store".to_owned(), Role::Store, 0), false, None);
+    processes.start(setup("store".to_owned(), Role::Store, 0), false, None);
     let deadline = Instant::now() + Duration::from_secs(30);
     while !plan.folder.join("store").exists() {
         anyhow::ensure!(Instant::now() < deadline, "the store does not start");
@@ -207,14 +260,14 @@ fn start(plan: &Plan, stage: &Stage, sink: &Sink) -> Result<Troupe> {
         // Of each kind, the first has a clock of its own, and so it is with both producers.
         let own_clock = matches!(at, 0 | 3 | 5 | 7) || matches!(role, Role::Producer(_));
         let mut setup = setup(format!("{}-{number}", role.name()), role, number);
-        let link = stage.link();
+        let link = deployment.link();
         if let Some(link) = &link {
             setup.url = link.url();
         }
-        troupe.start(setup, own_clock, link);
+        processes.start(setup, own_clock, link);
     }
     sink.write(What::Phase(Phase::Starting));
-    Ok(troupe)
+    Ok(processes)
 }
 
 /// Waits until messages are handled at every place.

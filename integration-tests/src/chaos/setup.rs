@@ -60,6 +60,10 @@ pub struct Setup {
     pub seed: u64,
     /// Whether handlers are slow, and messages few.
     pub slow: bool,
+    /// Mean pause between two sends of a key, in milliseconds.
+    pub pause_ms: u64,
+    /// Whether no message is given up, as dead letters stay.
+    pub steady: bool,
     /// The mistake that the process makes, if any.
     pub mutant: Option<Mutant>,
     /// The true time of day less [`now_us`], in microseconds: the process may have a wrong clock.

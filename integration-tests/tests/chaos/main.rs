@@ -3,14 +3,15 @@
 //! `MILLSTREAM_CHAOS_SEED` is the seed, and `MILLSTREAM_CHAOS_SECONDS` the length; `cargo run -p integration-tests --bin chaos`
 //! repeats one run with options.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use integration_tests::chaos::checks::check;
+use integration_tests::chaos::deployment::Topology;
 use integration_tests::chaos::mutants::Mutant;
 use integration_tests::chaos::proof::{look_for, provoked_by};
 use integration_tests::chaos::run::{Plan, run};
-use integration_tests::chaos::stage::Topology;
+use integration_tests::equipment::valkey;
 
 const BIN: &str = env!("CARGO_BIN_EXE_chaos");
 
@@ -19,14 +20,6 @@ fn from_env(name: &str, otherwise: u64) -> u64 {
     value.map_or(otherwise, |value| {
         value.parse().unwrap_or_else(|_| panic!("{name} is not a number: {value}"))
     })
-}
-
-/// The Valkey server that `cargo xtask test` has fetched, or the one that `cargo xtask servers` fetches.
-fn valkey() -> PathBuf {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/valkey-9");
-    let path = std::env::var_os("MILLSTREAM_TEST_VALKEY").map_or(fetched, PathBuf::from);
-    assert!(path.exists(), "there is no Valkey server: `cargo xtask servers` fetches one");
-    path
 }
 
 /// One run, with the faults that the seed chooses. A failure keeps the history, and prints the line that repeats the run.
@@ -40,7 +33,7 @@ fn survives(topology: Topology) {
         ..Plan::new(topology, seed, Path::new(BIN), folder.path())
     };
     let kinds: Vec<String> = plan.kinds().iter().map(ToString::to_string).collect();
-    println!("chaos run --topology {topology} --seed {seed} --seconds {seconds}: {}", kinds.join(", "));
+    println!("{}: {}", plan.command(), kinds.join(", "));
     let report = check(&run(&plan).expect("a run"), &plan.limits());
     println!("{report}");
     if !report.is_clean() {

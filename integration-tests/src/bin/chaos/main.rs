@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use integration_tests::chaos::checks::check;
+use integration_tests::chaos::deployment::Topology;
 use integration_tests::chaos::mutants::Mutant;
-use integration_tests::chaos::run::{Plan, run};
-use integration_tests::chaos::stage::Topology;
+use integration_tests::chaos::run::{Plan, read, run};
 use integration_tests::chaos::{nemesis, proof, roles};
 
 const HELP: &str = "\
@@ -17,9 +17,14 @@ chaos run [options]      one run under faults, and the checks of its history
   --seed NUMBER          [default: random, and printed]
   --seconds NUMBER       without start and drain  [default: 30]
   --faults A,B,C         the kinds of faults  [default: chosen by the seed]
+  --pause NUMBER         mean milliseconds between two sends of each of the 40 keys  [default: 80]
+  --steady true          no faults, and a check that nothing grows: for runs of some minutes
+  --slow true            handlers of up to a ttl, and few messages
   --mutant NAME          a mistake that all processes make, to see whether the checks find it
   --valkey PATH          a Valkey server, for the topology `valkey`
   --keep FOLDER          where the history is kept  [default: a temporary folder, kept when a check fails]
+
+chaos check HISTORY [--steady true]   the checks of the history of a run that was kept
 
 chaos mutants [NAME ..]  short runs with each mistake: one without it, three with it, and which check found it after
                          how long";
@@ -40,6 +45,8 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
     match &words[..] {
         [setup] if setup.starts_with('{') => roles::run(setup).map(|()| ExitCode::SUCCESS),
         ["run", options @ ..] => one(options),
+        ["check", history, "--steady", "true"] => check_again(history, true),
+        ["check", history] => check_again(history, false),
         ["mutants", options @ ..] => mutants(options),
         _ => {
             println!("{HELP}");
@@ -61,6 +68,8 @@ fn one(mut options: &[&str]) -> Result<ExitCode> {
                 let kinds = value.split(',').map(str::parse::<nemesis::Kind>);
                 plan.kinds = kinds.collect::<Result<_, _>>().map_err(anyhow::Error::msg)?;
             }
+            "--pause" => plan.pause = Duration::from_millis(value.parse().context("--pause")?),
+            "--steady" => plan.steady = value.parse().context("--steady")?,
             "--slow" => plan.slow = value.parse().context("--slow")?,
             "--mutant" => plan.mutant = Some(value.parse().map_err(anyhow::Error::msg)?),
             "--valkey" => plan.valkey = Some(PathBuf::from(value)),
@@ -73,7 +82,7 @@ fn one(mut options: &[&str]) -> Result<ExitCode> {
         bail!("{name} needs a value\n\n{HELP}");
     }
     let kinds: Vec<String> = plan.kinds().iter().map(ToString::to_string).collect();
-    println!("{} --seed {}: {}", plan.topology, plan.seed, kinds.join(", "));
+    println!("{}: {}", plan.command(), kinds.join(", "));
     let report = check(&run(&plan)?, &plan.limits());
     print!("{report}");
     if report.is_clean() {
@@ -83,6 +92,14 @@ fn one(mut options: &[&str]) -> Result<ExitCode> {
         println!("the history is in {}", folder.keep().display());
     }
     Ok(ExitCode::FAILURE)
+}
+
+fn check_again(history: &str, steady: bool) -> Result<ExitCode> {
+    let path = std::path::Path::new(history);
+    let plan = Plan { steady, ..Plan::new(Topology::Standalone, 0, path, path) };
+    let report = check(&read(path)?.lines, &plan.limits());
+    print!("{report}");
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs with mistakes, and prints a row for each.

@@ -32,7 +32,7 @@ pub struct PlaceLimits {
     pub per_process: usize,
     /// Minimum time between the failure of an attempt and the next attempt. Default: zero.
     pub back_off: Duration,
-    /// Whether a fault of scope `Group` may lose messages: while a group is destroyed, trims by other groups of its
+    /// Whether a fault of scope `Partition` may lose messages: while a group is destroyed, trims by other groups of its
     /// topic do not keep what only it had not read. Such messages count as lost by the server. Default: no.
     pub group_faults_lose: bool,
     /// Whether each handler writes its effect to the store before it acknowledges. Default: yes.
@@ -67,6 +67,8 @@ pub struct Endurance {
     pub keys: u64,
     /// Further threads of a process. Default: 2.
     pub threads: u64,
+    /// Further tasks of a process: handlers at work among them. Default: 64.
+    pub tasks: u64,
     /// Growth of the resident memory of a process, as a share of the first value. Default: 0.2.
     pub resident_share: f64,
     /// Growth of the resident memory of a process in bytes, beyond that share. Default: 8 MiB.
@@ -81,6 +83,7 @@ impl Default for Endurance {
             connections: 4,
             keys: 16,
             threads: 2,
+            tasks: 64,
             resident_share: 0.2,
             resident_bytes: 8 << 20,
         }
@@ -99,7 +102,7 @@ pub struct Limits {
     /// Time before a fault of scope `Data` from which confirmed writes may be undone: the lag of replicas or of the
     /// file. Default: 5 s.
     pub tail: Duration,
-    /// Time before a fault of scope `Group` from which settled messages may be handled again: the group starts again
+    /// Time before a fault of scope `Partition` from which settled messages may be handled again: the group starts again
     /// with the oldest unsettled entry, and entries behind it may have been settled. Default: 30 s.
     pub group_tail: Duration,
     /// Whether a partition that is given back in good order excuses repetitions. Default: no.
@@ -164,6 +167,12 @@ impl Limits {
             places: BTreeMap::new(),
             endurance: None,
         }
+    }
+
+    /// Returns the shortest time for which a client that lives must be away to lose a lease or claim: it renews after a third of
+    /// a ttl, others get it a ttl after the last renewal, and lines may be late.
+    pub(crate) fn shortest_loss_us(&self) -> u64 {
+        us(self.ttl * 3 / 5)
     }
 
     /// Returns the configuration of a place.

@@ -69,6 +69,8 @@ impl fmt::Display for Spread {
 pub struct PlaceFigures {
     /// Messages that were confirmed.
     pub stored: usize,
+    /// Of these, messages that no fault may undo: their sends waited for all replicas, or there are none.
+    pub safe: usize,
     /// Messages that were handled to the end.
     pub acked: usize,
     /// Handlers that began.
@@ -100,7 +102,7 @@ pub struct Figures {
     pub faults: BTreeMap<String, usize>,
     /// Figures by place: `topic/group`, or the name of a delay queue.
     pub places: BTreeMap<String, PlaceFigures>,
-    /// Handlings that repeat an attempt, by cause: `process`, `moved`, `server`, `data`, `group`.
+    /// Handlings that repeat an attempt, by cause: `process`, `moved`, `links`, `data`, `partition`.
     pub repeated: BTreeMap<&'static str, usize>,
     /// Handlings that repeat an attempt without a cause. Each is a violation.
     pub unexplained: usize,
@@ -124,7 +126,7 @@ pub struct Figures {
     pub lateness: Spread,
     /// The same, where a fault was near.
     pub lateness_in_faults: Spread,
-    /// Time from the end of a fault of scope `Server`, `Data` or `Group` until a handler began.
+    /// Time from the end of a fault of links, servers, data or a partition until a handler began.
     pub outages: Spread,
     /// Time from the beginning of a fault of scope `Process` until a handler began at a partition that the process had
     /// owned, under a later epoch.
@@ -172,9 +174,10 @@ impl fmt::Display for Report {
         for (place, it) in &it.places {
             writeln!(
                 f,
-                "{place}: {} stored, {} acked, {} begun, {} failed, {} dead, {} recovered, {} lost, \
+                "{place}: {} stored, {} of them safe, {} acked, {} begun, {} failed, {} dead, {} recovered, {} lost, \
                  {} lost by the server, {} left",
                 it.stored,
+                it.safe,
                 it.acked,
                 it.begun,
                 it.failed,

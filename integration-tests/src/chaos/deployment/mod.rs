@@ -7,12 +7,14 @@ mod sentinel;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::setup::{keys, partition};
 use crate::equipment::disk::Disk;
+use crate::equipment::network::Network;
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -80,6 +82,9 @@ impl FromStr for Topology {
     }
 }
 
+/// Time in which servers that watch each other begin a fail-over, if they do.
+const SETTLES: Duration = Duration::from_secs(2);
+
 /// What only some topologies can do. Each method waits until the change is complete.
 ///
 /// All methods are called from a thread that may block.
@@ -105,12 +110,20 @@ pub trait Servers: Send {
     /// Returns when all servers run and follow each other as they should.
     fn wait_whole(&self);
 
+    /// Returns when no fail-over follows any more from a fault that has ended: whoever watches a server may find only now that
+    /// it did not answer for long, as TCP sends again what was dropped with pauses that grow.
+    fn wait_settled(&self) {
+        self.wait_whole();
+        std::thread::sleep(SETTLES);
+        self.wait_whole();
+    }
+
     /// Moves a slot to another primary.
     fn move_slot(&mut self, slot: u16);
 }
 
 /// The servers and their links.
-pub struct Stage {
+pub struct Deployment {
     /// The way in which they are set up.
     pub topology: Topology,
     /// The servers.
@@ -121,16 +134,22 @@ pub struct Stage {
     pub ca: Option<PathBuf>,
     /// The disk of the data, where there is one server.
     pub disk: Option<Disk>,
+    /// The network of this thread and of all that it starts, if it has one of its own.
+    pub network: Option<Network>,
     _certificates: Option<TempDir>,
 }
 
-impl Stage {
-    /// Starts the servers. `valkey` is the path of a Valkey server, for the topology that has one.
+impl Deployment {
+    /// Starts the servers, in a network of their own where the system allows it. `valkey` is the path of a Valkey server, for the topology that has one.
     ///
     /// # Panics
     /// If a server does not start.
     #[must_use]
     pub fn start(topology: Topology, valkey: Option<&Path>) -> Self {
+        let network = Network::private();
+        if let Err(error) = &network {
+            println!("there are no faults of packets: {error}");
+        }
         let certificates = (topology == Topology::ClusterTls).then(crate::equipment::certificates::folder);
         let disk = (!topology.has_replicas()).then(|| Disk::new("512m"));
         let folder = disk.as_ref().map(Disk::path).unwrap_or_default();
@@ -143,7 +162,14 @@ impl Stage {
             }
         };
         let ca = certificates.as_ref().map(|folder| folder.path().join("ca.pem"));
-        Self { topology, servers, links, ca, disk, _certificates: certificates }
+        Self { topology, servers, links, ca, disk, network: network.ok(), _certificates: certificates }
+    }
+
+    /// Waits until no fail-over follows any more from a fault that has ended, where there are replicas.
+    pub fn settle(&self) {
+        if self.topology.has_replicas() {
+            self.servers.wait_settled();
+        }
     }
 
     /// Returns the slot of a partition of the topic.

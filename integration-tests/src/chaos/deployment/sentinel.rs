@@ -127,7 +127,11 @@ impl Servers for Service {
                 let known = sentinel.try_cli(&["SENTINEL", "REPLICAS", "main"]).unwrap_or_default();
                 let others = sentinel.try_cli(&["SENTINEL", "SENTINELS", "main"]).unwrap_or_default();
                 let lines = |text: &str, line: &str| text.lines().filter(|other| *other == line).count();
-                lines(&known, "name") == REPLICAS
+                // Neither down nor about to be replaced.
+                let main = sentinel.try_cli(&["SENTINEL", "MASTER", "main"]).unwrap_or_default();
+                let is_up = main.lines().skip_while(|line| *line != "flags").nth(1) == Some("master");
+                is_up
+                    && lines(&known, "name") == REPLICAS
                     && lines(&others, "name") == SENTINELS - 1
                     && ["s_down", "disconnected", "o_down"].iter().all(|flag| !known.contains(flag))
             };

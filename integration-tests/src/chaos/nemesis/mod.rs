@@ -1,7 +1,7 @@
 //! What goes wrong in a run. The seed decides which kinds of faults there are, when each begins, on what, and for how long.
 //!
-//! Two threads cause faults at the same time, each one after the other: [`Troupe`] is the processes, and [`servers`] has
-//! faults of servers and links. A fault is recorded before it has an effect, and mended before the next one begins.
+//! Two threads cause faults at the same time, each one after the other: [`Processes`] is the processes, and [`servers`] has
+//! faults of servers and links. A fault is recorded before it has an effect, and ended before the next one begins.
 
 mod processes;
 pub mod servers;
@@ -10,10 +10,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-pub use processes::{Actor, Troupe};
+pub use processes::{Managed, Processes};
 
+use super::deployment::Topology;
 use super::record::{Scope, What};
-use super::stage::Topology;
 use crate::history::Sink;
 
 /// A kind of fault.
@@ -34,6 +34,8 @@ pub enum Kind {
     Delay,
     /// All links are slow.
     Slow,
+    /// The network drops packets to the servers. Needs a network of its own.
+    DropPackets,
     /// A link is cut, and refuses connections.
     Cut,
     /// A link is silent in both directions.
@@ -70,7 +72,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Kill,
         Self::Stop,
         Self::Leave,
@@ -78,6 +80,7 @@ impl Kind {
         Self::ShiftClock,
         Self::Delay,
         Self::Slow,
+        Self::DropPackets,
         Self::Cut,
         Self::HalfOpen,
         Self::LostReplies,
@@ -116,7 +119,7 @@ impl Kind {
     }
 
     /// Chooses the kinds of a run: each of those that can occur with a chance of one half, at least two of processes and
-    /// three of servers and links.
+    /// three of servers and links, and at most [`MOST`] of either, so that even a short run causes each.
     #[must_use]
     pub fn choose(topology: Topology, random: &mut fastrand::Rng) -> Vec<Self> {
         let mut chosen = Vec::new();
@@ -126,7 +129,7 @@ impl Kind {
                 .filter(|kind| kind.is_of_processes() == of_processes && kind.occurs_on(topology))
                 .collect();
             random.shuffle(&mut kinds);
-            let count = (0..kinds.len()).filter(|_| random.bool()).count().max(fewest);
+            let count = (0..kinds.len()).filter(|_| random.bool()).count().clamp(fewest, MOST);
             chosen.extend(kinds.into_iter().take(count));
         }
         chosen
@@ -156,6 +159,33 @@ impl FromStr for Kind {
     }
 }
 
+/// Most kinds of faults of processes, and of servers and links, that are chosen for a run.
+const MOST: usize = 4;
+
+/// Kinds of faults in turn, each round in another order.
+#[derive(Debug)]
+pub struct Turns<'a> {
+    kinds: &'a [Kind],
+    left: Vec<Kind>,
+}
+
+impl<'a> Turns<'a> {
+    /// Returns the turns of these kinds.
+    #[must_use]
+    pub fn new(kinds: &'a [Kind]) -> Self {
+        Self { kinds, left: Vec::new() }
+    }
+
+    /// Returns the next kind; `None` if there are none.
+    pub fn next(&mut self, random: &mut fastrand::Rng) -> Option<Kind> {
+        if self.left.is_empty() {
+            self.left = self.kinds.to_vec();
+            random.shuffle(&mut self.left);
+        }
+        self.left.pop()
+    }
+}
+
 /// Records faults and gives them their numbers.
 #[derive(Debug)]
 pub struct Log<'a> {
@@ -171,7 +201,7 @@ impl<'a> Log<'a> {
         Self { sink, next: u32::from(of_processes) }
     }
 
-    /// Records that a fault begins. Returns its number, for [`mended`](Self::mended).
+    /// Records that a fault begins. Returns its number, for [`ended`](Self::ended).
     pub fn begins(&mut self, kind: Kind, on: &str, scope: Scope) -> u32 {
         let fault = self.next;
         self.next += 2;
@@ -179,9 +209,14 @@ impl<'a> Log<'a> {
         fault
     }
 
+    /// Records that a fault turned out to have another scope.
+    pub fn kept(&self, fault: u32, scope: Scope) {
+        self.sink.write(What::Kept { fault, scope });
+    }
+
     /// Records that a fault has ended.
-    pub fn mended(&self, fault: u32) {
-        self.sink.write(What::Mended(fault));
+    pub fn ended(&self, fault: u32) {
+        self.sink.write(What::FaultEnded(fault));
     }
 }
 

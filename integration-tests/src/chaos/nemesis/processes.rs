@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Kind, Log, Scope, What, sleep_until};
+use super::{Kind, Log, Scope, Turns, What, sleep_until};
 use crate::chaos::record::Line;
 use crate::chaos::setup::{Role, Setup};
 use crate::delays::clock::Clock;
@@ -13,7 +13,7 @@ use crate::proxy::{Proxy, Way};
 
 /// A process with a name, which is replaced when it has ended.
 #[derive(Debug)]
-pub struct Actor {
+pub struct Managed {
     /// The settings of its next life.
     pub setup: Setup,
     /// Its present life.
@@ -26,16 +26,16 @@ pub struct Actor {
 
 /// All processes, by name.
 #[derive(Debug)]
-pub struct Troupe {
+pub struct Processes {
     bin: String,
-    actors: BTreeMap<String, Actor>,
+    all: BTreeMap<String, Managed>,
 }
 
-impl Troupe {
-    /// Creates a troupe without processes. `bin` is the path of the `chaos` binary.
+impl Processes {
+    /// Creates it without processes. `bin` is the path of the `chaos` binary.
     #[must_use]
     pub fn new(bin: String) -> Self {
-        Self { bin, actors: BTreeMap::new() }
+        Self { bin, all: BTreeMap::new() }
     }
 
     /// Starts a process. `own_clock` gives it a clock that can be set, and `own_link` is its link to the servers, if it has
@@ -43,14 +43,14 @@ impl Troupe {
     pub fn start(&mut self, setup: Setup, own_clock: bool, own_link: Option<Proxy>) {
         let name = setup.name.clone();
         let clock = own_clock.then(Clock::new);
-        let mut actor = Actor { setup, process: None, clock, link: own_link };
-        actor.start(&self.bin);
-        self.actors.insert(name, actor);
+        let mut managed = Managed { setup, process: None, clock, link: own_link };
+        managed.start(&self.bin);
+        self.all.insert(name, managed);
     }
 
     /// Returns the processes that run, by name.
     pub fn running(&self) -> impl Iterator<Item = (&str, &Process)> {
-        self.actors.iter().filter_map(|(name, actor)| Some((name.as_str(), actor.process.as_ref()?)))
+        self.all.iter().filter_map(|(name, managed)| Some((name.as_str(), managed.process.as_ref()?)))
     }
 
     /// Asks all processes of a role to shut down, and waits until they have.
@@ -58,12 +58,12 @@ impl Troupe {
     /// # Errors
     /// The names of those that did not end well.
     pub fn end(&mut self, is_meant: impl Fn(Role) -> bool) -> Result<(), Vec<String>> {
-        let meant = self.actors.values_mut().filter(|actor| is_meant(actor.setup.role));
+        let meant = self.all.values_mut().filter(|managed| is_meant(managed.setup.role));
         let mut ending: Vec<(String, Process)> = meant
-            .filter_map(|actor| {
-                let process = actor.process.take()?;
+            .filter_map(|managed| {
+                let process = managed.process.take()?;
                 process.terminate();
-                Some((actor.setup.name.clone(), process))
+                Some((managed.setup.name.clone(), process))
             })
             .collect();
         let wrong = ending.iter_mut().filter_map(|(name, process)| {
@@ -74,51 +74,44 @@ impl Troupe {
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
-    /// Starts every process that has ended although nobody made it. Returns their names.
-    pub fn replace_dead(&mut self, sink: &Sink) -> Vec<String> {
-        let mut dead = Vec::new();
-        for (name, actor) in &mut self.actors {
-            if let Some(process) = &mut actor.process
-                && !process.is_alive()
-            {
-                gone(sink, process.pid());
-                dead.push(name.clone());
-                actor.start(&self.bin);
-            }
+    /// Starts every process that has ended although nobody made it, and records that.
+    pub fn replace_dead(&mut self, sink: &Sink) {
+        for managed in self.all.values_mut() {
+            managed.replace_dead(&self.bin, sink);
         }
-        dead
     }
 
     /// Causes faults of these kinds until `end`, to processes of these roles, or of all. Afterwards all processes run.
-    pub fn suffer(
+    pub fn inject(
         &mut self,
         kinds: &[Kind],
-        victims: &[&str],
+        targets: &[&str],
         end: Instant,
         random: &mut fastrand::Rng,
         sink: &Sink,
     ) {
         let mut log = Log::new(sink, true);
-        let is_victim = |actor: &&Actor| match actor.setup.role {
+        let is_target = |managed: &&Managed| match managed.setup.role {
             Role::Store => false,
-            role => victims.is_empty() || victims.contains(&role.name()),
+            role => targets.is_empty() || targets.contains(&role.name()),
         };
         let names: Vec<String> =
-            self.actors.values().filter(is_victim).map(|actor| actor.setup.name.clone()).collect();
-        while Instant::now() < end && !kinds.is_empty() {
+            self.all.values().filter(is_target).map(|managed| managed.setup.name.clone()).collect();
+        let mut turns = Turns::new(kinds);
+        while Instant::now() < end {
             sleep_until(end, Duration::from_millis(random.u64(100..800)));
-            let kind = kinds[random.usize(..kinds.len())];
+            let Some(kind) = turns.next(random) else { return };
             let name = &names[random.usize(..names.len())];
-            let Some(actor) = self.actors.get_mut(name) else { continue };
-            if actor.process.is_none() {
+            let Some(managed) = self.all.get_mut(name) else { continue };
+            if managed.replace_dead(&self.bin, sink) {
                 continue;
             }
-            actor.suffer(kind, &self.bin, end, random, &mut log, sink);
+            managed.inject(kind, &self.bin, end, random, &mut log, sink);
         }
     }
 }
 
-impl Actor {
+impl Managed {
     fn start(&mut self, bin: &str) {
         let process = match &self.clock {
             Some(clock) => Process::start_in(bin, &self.setup, clock.env()),
@@ -129,14 +122,27 @@ impl Actor {
         self.process = Some(process);
     }
 
+    /// Starts the process if it has ended although nobody made it, and records that. Returns whether it cannot have a fault
+    /// now.
+    fn replace_dead(&mut self, bin: &str, sink: &Sink) -> bool {
+        let Some(process) = &mut self.process else { return true };
+        if process.is_alive() {
+            return false;
+        }
+        gone(sink, process.pid());
+        sink.write(What::Disobeyed(format!("{} had ended by itself", self.setup.name)));
+        self.start(bin);
+        true
+    }
+
     /// Returns how long a process does not answer: up to two ttls; where handlers are slow, so long that others take their
     /// messages over and are still at them.
     fn pause(&self, random: &mut fastrand::Rng) -> Duration {
-        let (least, most) = if self.setup.slow { (0.9, 1.7) } else { (0.0, 2.0) };
+        let (least, most) = if self.setup.slow { (1.05, 1.5) } else { (0.1, 2.0) };
         self.setup.ttl().mul_f64(least + random.f64() * (most - least))
     }
 
-    fn suffer(
+    fn inject(
         &mut self,
         kind: Kind,
         bin: &str,
@@ -155,7 +161,7 @@ impl Actor {
                 gone(sink, pid);
                 sleep_until(end, Duration::from_millis(random.u64(..1_500)));
                 self.start(bin);
-                log.mended(fault);
+                log.ended(fault);
             }
             Kind::Stop => {
                 let fault = log.begins(kind, &name, Scope::Process(pid));
@@ -163,7 +169,7 @@ impl Actor {
                 // Also past the end of the faults, so that no stop is cut short: what comes after it counts.
                 std::thread::sleep(pause);
                 process.resume();
-                log.mended(fault);
+                log.ended(fault);
             }
             Kind::Isolate => {
                 let Some(link) = &self.link else { return };
@@ -171,26 +177,26 @@ impl Actor {
                 link.freeze(Way::Up);
                 std::thread::sleep(pause);
                 link.thaw();
-                log.mended(fault);
+                log.ended(fault);
             }
             Kind::Leave => {
-                let fault = log.begins(kind, &name, Scope::Process(pid));
+                let fault = log.begins(kind, &name, Scope::Leaving(pid));
                 process.terminate();
                 let ended = wait(process, Duration::from_secs(30));
                 if !ended {
                     process.kill();
                     gone(sink, pid);
-                    sink.write(What::Failing(format!("{name} did not shut down in good order")));
+                    sink.write(What::Disobeyed(format!("{name} did not shut down in good order")));
                 }
                 self.start(bin);
-                log.mended(fault);
+                log.ended(fault);
             }
             _ => {
                 let Some(clock) = &self.clock else { return };
                 let seconds = [-3_600, -60, -3, 3, 60, 3_600][random.usize(..6)];
                 let fault = log.begins(Kind::ShiftClock, &format!("{name} by {seconds} s"), Scope::Nothing);
                 clock.shift(seconds);
-                log.mended(fault);
+                log.ended(fault);
             }
         }
     }

@@ -2,20 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use millstream::{GroupName, TopicPartition};
-use millstream_core::keys::{Key, Keys};
+use millstream::GroupName;
+use millstream_core::keys::Key;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Kind, Log, Scope, sleep_until};
+use super::{Kind, Log, Scope, Turns, sleep_until};
+use crate::chaos::deployment::Deployment;
 use crate::chaos::setup::{OWNERS, PARTITIONS, keys, partition};
-use crate::chaos::stage::Stage;
 use crate::history::Sink;
 use crate::proxy::Way;
 use crate::server::Server;
 
 /// Causes faults of these kinds until `end`. Afterwards all servers run, and all links are good.
-pub fn suffer(
-    stage: &mut Stage,
+pub fn inject(
+    deployment: &mut Deployment,
     kinds: &[Kind],
     ttl: Duration,
     end: Instant,
@@ -23,180 +23,221 @@ pub fn suffer(
     sink: &Sink,
 ) {
     let mut log = Log::new(sink, false);
-    while Instant::now() < end && !kinds.is_empty() {
+    let mut turns = Turns::new(kinds);
+    while Instant::now() < end {
         sleep_until(end, Duration::from_millis(random.u64(100..1_000)));
         if Instant::now() >= end {
             break;
         }
-        let kind = kinds[random.usize(..kinds.len())];
-        cause(stage, kind, ttl, random, &mut log);
+        let Some(kind) = turns.next(random) else { return };
+        cause(deployment, kind, ttl, random, &mut log);
     }
 }
 
 /// Causes one fault and mends it.
-fn cause(stage: &mut Stage, kind: Kind, ttl: Duration, random: &mut fastrand::Rng, log: &mut Log<'_>) {
-    let primaries = stage.servers.primaries();
-    let Some(at) = random.choice(primaries).filter(|_| !stage.links.is_empty()) else { return };
+fn cause(
+    deployment: &mut Deployment,
+    kind: Kind,
+    ttl: Duration,
+    random: &mut fastrand::Rng,
+    log: &mut Log<'_>,
+) {
+    let primaries = deployment.servers.primaries();
+    let Some(at) = random.choice(primaries).filter(|_| !deployment.links.is_empty()) else { return };
     let on = format!("node {at}");
-    let long = ttl.mul_f64(random.f64() * 2.0);
+    let long = ttl.mul_f64(0.1 + random.f64() * 1.9);
     let short = Duration::from_millis(random.u64(50..400));
-    // Where there are replicas, a server that does not answer is replaced.
-    let away = if stage.topology.has_replicas() { Scope::Data } else { Scope::Server };
+    // Where there are replicas, a server that does not answer may be replaced.
+    let away = |scope| if deployment.topology.has_replicas() { Scope::Data } else { scope };
+    let (cut_off, stopped) = (away(Scope::Links), away(Scope::Server));
+    let before = deployment.servers.primaries();
     match kind {
         Kind::Delay => {
-            let fault = log.begins(kind, "all links", Scope::Server);
-            stage.links.iter().for_each(|link| link.delay(short / 4));
+            let fault = log.begins(kind, "all links", Scope::Links);
+            deployment.links.iter().for_each(|link| link.delay(short / 4));
             std::thread::sleep(long);
-            stage.links.iter().for_each(|link| link.delay(Duration::ZERO));
-            log.mended(fault);
+            deployment.links.iter().for_each(|link| link.delay(Duration::ZERO));
+            log.ended(fault);
         }
         Kind::Slow => {
             let rate = random.u64(100_000..2_000_000);
-            let fault = log.begins(kind, &format!("all links: {rate} bytes/s"), Scope::Server);
-            stage.links.iter().for_each(|link| link.rate(Some(rate)));
+            let fault = log.begins(kind, &format!("all links: {rate} bytes/s"), Scope::Links);
+            deployment.links.iter().for_each(|link| link.rate(Some(rate)));
             std::thread::sleep(long);
-            stage.links.iter().for_each(|link| link.rate(None));
-            log.mended(fault);
+            deployment.links.iter().for_each(|link| link.rate(None));
+            log.ended(fault);
+        }
+        Kind::DropPackets => {
+            let Some(network) = &deployment.network else { return };
+            let percent = random.u32(5..40);
+            let fault = log.begins(kind, &format!("{on}: {percent} of 100"), cut_off);
+            let node = deployment.servers.nodes()[at];
+            network.drop_packets(node.tls_port().unwrap_or(node.port()), percent);
+            std::thread::sleep(long);
+            network.drop_nothing();
+            deployment.settle();
+            if deployment.servers.primaries() == before {
+                log.kept(fault, Scope::Links);
+            }
+            log.ended(fault);
         }
         Kind::Cut => {
-            let fault = log.begins(kind, &on, away);
-            stage.links[at].cut();
+            let fault = log.begins(kind, &on, cut_off);
+            deployment.links[at].cut();
             std::thread::sleep(long);
-            stage.links[at].heal();
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.links[at].heal();
+            deployment.settle();
+            if deployment.servers.primaries() == before {
+                log.kept(fault, Scope::Links);
+            }
+            log.ended(fault);
         }
         Kind::HalfOpen => {
-            let fault = log.begins(kind, &on, away);
-            stage.links[at].freeze(Way::Up);
-            stage.links[at].freeze(Way::Down);
+            let fault = log.begins(kind, &on, cut_off);
+            deployment.links[at].freeze(Way::Up);
+            deployment.links[at].freeze(Way::Down);
             std::thread::sleep(long);
             // Nobody hears of the end: the connections are gone.
-            stage.links[at].reset();
-            stage.links[at].heal();
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.links[at].reset();
+            deployment.links[at].heal();
+            deployment.settle();
+            if deployment.servers.primaries() == before {
+                log.kept(fault, Scope::Links);
+            }
+            log.ended(fault);
         }
         Kind::LostReplies => {
-            let fault = log.begins(kind, &on, Scope::Server);
+            let fault = log.begins(kind, &on, Scope::Links);
             for _ in 0..random.u32(1..6) {
-                stage.links[at].freeze(Way::Down);
+                deployment.links[at].freeze(Way::Down);
                 std::thread::sleep(Duration::from_millis(random.u64(5..80)));
-                stage.links[at].reset();
-                stage.links[at].thaw();
+                deployment.links[at].reset();
+                deployment.links[at].thaw();
                 std::thread::sleep(Duration::from_millis(random.u64(20..200)));
             }
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.servers.wait_whole();
+            log.ended(fault);
         }
         Kind::KillClients => {
             let fault = log.begins(kind, &on, Scope::Server);
-            ask(stage, at, &["CLIENT", "KILL", "TYPE", "normal"]);
-            log.mended(fault);
+            ask(deployment, at, &["CLIENT", "KILL", "TYPE", "normal"]);
+            log.ended(fault);
         }
         Kind::PauseClients => {
             let fault = log.begins(kind, &on, Scope::Server);
             let ms = long.as_millis().to_string();
-            ask(stage, at, &["CLIENT", "PAUSE", &ms, "ALL"]);
+            ask(deployment, at, &["CLIENT", "PAUSE", &ms, "ALL"]);
             std::thread::sleep(long);
-            log.mended(fault);
+            log.ended(fault);
         }
         Kind::FlushScripts => {
             let fault = log.begins(kind, &on, Scope::Server);
-            ask(stage, at, &["SCRIPT", "FLUSH"]);
-            log.mended(fault);
+            ask(deployment, at, &["SCRIPT", "FLUSH"]);
+            log.ended(fault);
         }
         Kind::StopServer => {
-            let fault = log.begins(kind, &on, away);
-            stage.servers.nodes()[at].pause();
+            let fault = log.begins(kind, &on, stopped);
+            deployment.servers.nodes()[at].pause();
             std::thread::sleep(long);
-            stage.servers.nodes()[at].resume();
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.servers.nodes()[at].resume();
+            deployment.settle();
+            if deployment.servers.primaries() == before {
+                log.kept(fault, Scope::Server);
+            }
+            log.ended(fault);
         }
         Kind::RestartServer => {
             let fault = log.begins(kind, &on, Scope::Server);
-            stage.servers.nodes_mut()[at].kill();
+            deployment.servers.nodes_mut()[at].kill();
             std::thread::sleep(short);
-            stage.servers.nodes_mut()[at].restart();
-            log.mended(fault);
+            deployment.servers.nodes_mut()[at].restart();
+            log.ended(fault);
         }
         Kind::OutOfMemory => {
             let fault = log.begins(kind, &on, Scope::Server);
-            ask(stage, at, &["CONFIG", "SET", "maxmemory", "1mb"]);
+            ask(deployment, at, &["CONFIG", "SET", "maxmemory", "1mb"]);
             std::thread::sleep(long / 2);
-            ask(stage, at, &["CONFIG", "SET", "maxmemory", "0"]);
-            log.mended(fault);
+            ask(deployment, at, &["CONFIG", "SET", "maxmemory", "0"]);
+            log.ended(fault);
         }
         Kind::DiskFull => {
-            let Some(disk) = &stage.disk else { return };
+            let Some(disk) = &deployment.disk else { return };
             let fault = log.begins(kind, &on, Scope::Server);
             disk.fill();
             std::thread::sleep(long / 2);
             disk.free();
             // The server tries its file again with the next second.
             std::thread::sleep(Duration::from_millis(1_100));
-            log.mended(fault);
+            log.ended(fault);
         }
         Kind::DeleteLeases => {
-            let fault = log.begins(kind, "leases", Scope::Server);
-            for _ in 0..3 {
-                on_partition(stage, random, |keys, tp, group| {
-                    vec!["DEL".to_owned(), text(&keys.lease(tp, group))]
-                });
-            }
+            let mut partitions: Vec<u32> = (0..PARTITIONS).collect();
+            random.shuffle(&mut partitions);
+            let faults: Vec<u32> = partitions[..3]
+                .iter()
+                .map(|number| {
+                    let fault = log.begins(kind, &format!("partition {number}"), Scope::Partition(*number));
+                    let lease = keys().lease(&partition(*number), &owners());
+                    ask_all(deployment, &["DEL", lease.as_str()]);
+                    fault
+                })
+                .collect();
             std::thread::sleep(ttl);
-            log.mended(fault);
+            faults.into_iter().for_each(|fault| log.ended(fault));
         }
         Kind::DestroyGroup => {
-            let fault = log.begins(kind, OWNERS, Scope::Group);
-            on_partition(stage, random, |keys, tp, group| {
-                vec!["XGROUP".to_owned(), "DESTROY".to_owned(), text(&keys.log(tp)), group.to_string()]
-            });
-            std::thread::sleep(ttl);
-            log.mended(fault);
+            let number = random.u32(..PARTITIONS);
+            let fault = log.begins(kind, &format!("partition {number}"), Scope::Partition(number));
+            let key = keys().log(&partition(number));
+            ask_all(deployment, &["XGROUP", "DESTROY", key.as_str(), OWNERS]);
+            // Its owner creates it again, or the next one does. Until then it keeps nothing from being trimmed.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !has_group(deployment, &key) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            log.ended(fault);
         }
         Kind::FailOver => {
             let fault = log.begins(kind, &on, Scope::Data);
-            stage.servers.fail_over(at);
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.servers.fail_over(at);
+            deployment.servers.wait_whole();
+            log.ended(fault);
         }
         Kind::KillPrimary => {
             let fault = log.begins(kind, &on, Scope::Data);
-            stage.servers.nodes_mut()[at].kill();
-            stage.servers.wait_replaced(at);
-            stage.servers.nodes_mut()[at].restart();
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.servers.nodes_mut()[at].kill();
+            deployment.servers.wait_replaced(at);
+            deployment.servers.nodes_mut()[at].restart();
+            deployment.servers.wait_whole();
+            log.ended(fault);
         }
         Kind::LoseTail => {
             let fault = log.begins(kind, &on, Scope::Data);
-            let primaries = stage.servers.primaries();
+            let primaries = deployment.servers.primaries();
             let replicas = |nodes: Vec<&Server>| {
                 let all = nodes.into_iter().enumerate();
                 all.filter(|(at, _)| !primaries.contains(at)).map(|(_, node)| node.pid()).collect::<Vec<_>>()
             };
-            let pids = replicas(stage.servers.nodes());
+            let pids = replicas(deployment.servers.nodes());
             pids.iter().for_each(|pid| signal(*pid, Signal::STOP));
             // What is sent from now on is not even on its way.
-            ask(stage, at, &["CLIENT", "KILL", "TYPE", "replica"]);
+            ask(deployment, at, &["CLIENT", "KILL", "TYPE", "replica"]);
             // Less than it takes until the others count them as dead.
             std::thread::sleep(Duration::from_millis(random.u64(200..700)));
-            stage.servers.nodes_mut()[at].kill();
+            deployment.servers.nodes_mut()[at].kill();
             pids.iter().for_each(|pid| signal(*pid, Signal::CONT));
-            stage.servers.wait_replaced(at);
-            stage.servers.nodes_mut()[at].restart();
-            stage.servers.wait_whole();
-            log.mended(fault);
+            deployment.servers.wait_replaced(at);
+            deployment.servers.nodes_mut()[at].restart();
+            deployment.servers.wait_whole();
+            log.ended(fault);
         }
         Kind::MoveSlots => {
             let fault = log.begins(kind, "slots", Scope::Server);
             for _ in 0..3 {
-                let slot = stage.slot_of(random.u32(..PARTITIONS));
-                stage.servers.move_slot(slot);
+                let slot = deployment.slot_of(random.u32(..PARTITIONS));
+                deployment.servers.move_slot(slot);
             }
-            log.mended(fault);
+            log.ended(fault);
         }
         Kind::Kill | Kind::Stop | Kind::Leave | Kind::Isolate | Kind::ShiftClock => {}
     }
@@ -208,23 +249,24 @@ fn signal(pid: u32, signal: Signal) {
 }
 
 /// Sends a command to a server, past the links. A server that does not run is left alone.
-fn ask(stage: &Stage, at: usize, command: &[&str]) {
-    let node: &Server = stage.servers.nodes()[at];
+fn ask(deployment: &Deployment, at: usize, command: &[&str]) {
+    let node: &Server = deployment.servers.nodes()[at];
     let _ = node.try_cli(command);
 }
 
-/// Sends a command that concerns a partition of the owners to the server that has it: the others refuse it.
-fn on_partition(
-    stage: &Stage,
-    random: &mut fastrand::Rng,
-    command: impl Fn(&Keys, &TopicPartition, &GroupName) -> Vec<String>,
-) {
-    let group = GroupName::new(OWNERS).expect("a name");
-    let command = command(&keys(), &partition(random.u32(..PARTITIONS)), &group);
-    let command: Vec<&str> = command.iter().map(String::as_str).collect();
-    stage.servers.primaries().into_iter().for_each(|at| ask(stage, at, &command));
+/// Sends a command to all primaries: those that do not have its key refuse it.
+fn ask_all(deployment: &Deployment, command: &[&str]) {
+    deployment.servers.primaries().into_iter().for_each(|at| ask(deployment, at, command));
 }
 
-fn text(key: &Key) -> String {
-    key.as_str().to_owned()
+fn owners() -> GroupName {
+    GroupName::new(OWNERS).expect("a name")
+}
+
+/// Whether the group of owners exists on a log.
+fn has_group(deployment: &Deployment, log: &Key) -> bool {
+    deployment.servers.primaries().into_iter().any(|at| {
+        let groups = deployment.servers.nodes()[at].try_cli(&["XINFO", "GROUPS", log.as_str()]);
+        groups.is_ok_and(|groups| groups.lines().any(|line| line == OWNERS))
+    })
 }

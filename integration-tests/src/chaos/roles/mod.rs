@@ -9,9 +9,11 @@ mod worker;
 
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use millstream::{Event, Observer};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use store::Client as StoreClient;
@@ -19,6 +21,9 @@ pub use store::Client as StoreClient;
 use super::record::{Place, What};
 use super::setup::{Role, Setup};
 use crate::history::Sink;
+
+/// Pause between two statements of the tasks at work.
+const TASKS: Duration = Duration::from_secs(2);
 
 /// Does the work of a process until it is told to end.
 ///
@@ -46,6 +51,13 @@ pub fn run(setup: &str) -> Result<()> {
             let mut terminate = terminate;
             terminate.recv().await;
         };
+        let tasks = sink.clone();
+        tokio::spawn(async move {
+            loop {
+                tasks.write(What::Tasks(Handle::current().metrics().num_alive_tasks() as u64));
+                tokio::time::sleep(TASKS).await;
+            }
+        });
         match setup.role {
             Role::Store => {}
             Role::Producer(number) => producer::run(&setup, number, &sink, ended).await?,
@@ -86,6 +98,16 @@ fn observer(place: Place, sink: Arc<Sink>) -> impl Observer + 'static {
                 sink.write(What::Failing(format!("{operation}: {error}")));
             }
             _ => {}
+        }
+    }
+}
+
+/// Tries until it works: a process may start while the servers are away.
+async fn retried<T, E: std::fmt::Debug>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use millstream::{Concurrency, Delivery, Fixed, Outcome, Sharing};
 
 use super::store::{Client, Request};
-use super::{Setup, Sink, What, observer};
+use super::{Setup, Sink, What, observer, retried};
 use crate::chaos::record::{End, Fate, Handling};
 use crate::chaos::setup::{
     ATTEMPTS, BACK_OFF, Job, ORDERS, OWNERS, PER_PARTITION, PER_PROCESS, SHARERS, orders, place_of,
@@ -77,7 +77,7 @@ pub(super) async fn handle(
         tokio::time::sleep(Duration::from_millis(job.work_ms)).await;
     }
     let end = match job.fate {
-        Fate::Flaky if handling.attempt == 1 && fails_here(handling.number) => End::Failed,
+        Fate::Flaky if handling.attempt == 1 && fails_here(setup, handling.number) => End::Failed,
         Fate::Fail(times) if handling.attempt <= times => End::Failed,
         Fate::Ack | Fate::Flaky | Fate::Fail(_) => End::Acked,
         Fate::Reject => End::Rejected,
@@ -95,17 +95,7 @@ pub(super) async fn handle(
     }
 }
 
-/// Whether this process is one of those in which the first attempt of a flaky message fails.
-fn fails_here(number: u64) -> bool {
-    (number + u64::from(std::process::id())).is_multiple_of(2)
-}
-
-/// Tries until it works: a process may start while the servers are away.
-pub(super) async fn retried<T, E: std::fmt::Debug>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
-    loop {
-        match attempt().await {
-            Ok(done) => return done,
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-        }
-    }
+/// Whether the first attempt of a flaky message fails in this process: half of them do, in each process another half.
+fn fails_here(setup: &Setup, number: u64) -> bool {
+    fastrand::Rng::with_seed(setup.seed ^ number.rotate_left(32)).bool()
 }

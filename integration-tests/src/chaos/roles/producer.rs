@@ -8,15 +8,12 @@ use anyhow::Result;
 use millstream::delay::DelayQueue;
 use millstream::{Durability, ErrorKind, Event, Producer};
 
-use super::owner::retried;
-use super::{Setup, Sink, What};
+use super::{Setup, Sink, What, retried};
 use crate::chaos::record::{Fate, Message, Outcome};
 use crate::chaos::setup::{Job, ORDERS, SHARDS, TASKS, orders};
 
 /// Keys of a producer.
 const KEYS: u64 = 20;
-/// Mean pause between two sends of a key, in milliseconds.
-const PAUSE_MS: u64 = 80;
 
 struct Sender {
     setup: Setup,
@@ -36,7 +33,9 @@ pub(super) async fn run(
     let mq = retried(|| setup.connect(|_: &Event<'_>| {})).await;
     let producer = retried(async || {
         // A send that is not answered is not known to be stored: the run has to see that.
-        mq.producer(orders()).delivery_timeout(Duration::from_secs(3)).await
+        let producer = mq.producer(orders()).delivery_timeout(Duration::from_secs(3));
+        // Ten times that: so long ids are kept, and a run in which nothing grows begins after it.
+        producer.dedup_window(Duration::from_secs(30)).await
     })
     .await;
     let queue = retried(async || DelayQueue::<Job>::new(TASKS).shards(SHARDS).open(mq.backend()).await).await;
@@ -50,9 +49,10 @@ pub(super) async fn run(
         next: AtomicU64::new(first),
         ends: AtomicBool::new(false),
     });
+    let mut random = fastrand::Rng::with_seed(setup.seed);
     let keys = (0..KEYS).map(|key| {
-        let (sender, seed) = (sender.clone(), setup.seed.wrapping_add(key));
-        tokio::spawn(async move { sender.send_key(u64::from(number) * KEYS + key, seed).await })
+        let (sender, random) = (sender.clone(), random.fork());
+        tokio::spawn(async move { sender.send_key(u64::from(number) * KEYS + key, random).await })
     });
     let keys: Vec<_> = keys.collect();
     ended.await;
@@ -65,12 +65,12 @@ pub(super) async fn run(
 
 impl Sender {
     /// Sends until the process ends: messages of this key, and now and then a delayed one, or a task.
-    async fn send_key(&self, key: u64, seed: u64) {
-        let mut random = fastrand::Rng::with_seed(seed);
+    async fn send_key(&self, key: u64, mut random: fastrand::Rng) {
         while !self.ends.load(Ordering::Relaxed) {
             let fate = match random.u32(..1_000) {
                 0..50 => Fate::Fail(1),
                 50..60 => Fate::Fail(2),
+                60..75 if self.setup.steady => Fate::Ack,
                 60..70 => Fate::Reject,
                 70..75 => Fate::Hopeless,
                 75..105 => Fate::Flaky,
@@ -78,7 +78,11 @@ impl Sender {
                 _ => Fate::Ack,
             };
             let work_ms = match random.u32(..1_000) {
-                0..300 if self.setup.slow => random.u64(self.setup.ttl_ms / 5..self.setup.ttl_ms),
+                // Of these it matters which process fails: each takes long enough to be taken over.
+                _ if self.setup.slow && fate == Fate::Flaky => {
+                    random.u64(self.setup.ttl_ms / 4..self.setup.ttl_ms)
+                }
+                0..50 if self.setup.slow => random.u64(self.setup.ttl_ms / 5..self.setup.ttl_ms),
                 0..2 => self.setup.ttl_ms * 3 / 2,
                 2..20 => random.u64(50..300),
                 _ => random.u64(..4),
@@ -90,7 +94,7 @@ impl Sender {
                 2..5 if self.setup.slow => self.delayed(number, delay_ms, fate, work_ms, true).await,
                 _ => self.plain(number, key, fate, work_ms).await,
             }
-            let pause_ms = if self.setup.slow { 5 * PAUSE_MS } else { PAUSE_MS };
+            let pause_ms = if self.setup.slow { 5 * self.setup.pause_ms } else { self.setup.pause_ms }.max(1);
             tokio::time::sleep(Duration::from_millis(random.u64(1..2 * pause_ms))).await;
         }
     }

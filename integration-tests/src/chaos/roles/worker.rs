@@ -6,9 +6,9 @@ use anyhow::Result;
 use millstream::Fixed;
 use millstream::delay::{DelayQueue, Task};
 
-use super::owner::{handle, retried};
+use super::owner::handle;
 use super::store::Client;
-use super::{Setup, Sink, observer};
+use super::{Setup, Sink, observer, retried};
 use crate::chaos::record::Handling;
 use crate::chaos::setup::{ATTEMPTS, BACK_OFF, Job, PER_PROCESS, SHARDS, TASKS, place_of};
 

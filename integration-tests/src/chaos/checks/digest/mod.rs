@@ -2,13 +2,15 @@
 
 mod read;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::chaos::record::{End, Handling, Line, Message, Phase, Place, Rest, Scope};
 
-/// Index of a place in [`Story::places`].
+use super::limits::Limits;
+
+/// Index of a place in [`Digest::places`].
 pub(crate) type PlaceId = usize;
-/// Index of a life in [`Story::lives`].
+/// Index of a life in [`Digest::lives`].
 pub(crate) type LifeId = usize;
 
 /// Moment of a line.
@@ -81,7 +83,7 @@ pub(crate) struct Life<'a> {
     pub(crate) named: Option<(&'a str, &'a str)>,
     /// Its end, and whether it was orderly.
     pub(crate) gone: Option<(Moment, bool)>,
-    /// Last line that it wrote.
+    /// Last line that shows it at work.
     pub(crate) last: Moment,
 }
 
@@ -114,6 +116,17 @@ impl Fault<'_> {
     pub(crate) fn hits(&self, life: LifeId) -> bool {
         self.life == Some(life)
     }
+
+    /// Whether it is a fault of the partition of a handling, at a place whose partitions are owned.
+    pub(crate) fn is_of(&self, delivery: &Delivery<'_>) -> bool {
+        let Handling { partition, epoch, .. } = delivery.handling;
+        *epoch > 0 && self.scope == Scope::Partition(*partition)
+    }
+
+    /// Whether it lasted for so long that a lease or claim could run out meanwhile.
+    pub(crate) fn is_long(&self, limits: &Limits) -> bool {
+        self.to.is_none_or(|to| to.us.saturating_sub(self.from.us) >= limits.shortest_loss_us())
+    }
 }
 
 /// A grant of a partition.
@@ -128,7 +141,7 @@ pub(crate) struct Grant {
 
 /// Digest of a history.
 #[derive(Clone, Debug)]
-pub(crate) struct Story<'a> {
+pub(crate) struct Digest<'a> {
     pub(crate) lines: &'a [Line],
     pub(crate) messages: BTreeMap<u64, Sent<'a>>,
     pub(crate) places: Vec<&'a Place>,
@@ -138,7 +151,7 @@ pub(crate) struct Story<'a> {
     /// Deliveries of each message at each place, in the order of their begin.
     pub(crate) by_message: BTreeMap<(PlaceId, u64), Vec<usize>>,
     /// Ends of handlers that never began, and outcomes of sends that never began.
-    pub(crate) strays: Vec<usize>,
+    pub(crate) unmatched: Vec<usize>,
     /// Grants by partition, in the order of their lines.
     pub(crate) grants: BTreeMap<(PlaceId, u32), Vec<Grant>>,
     pub(crate) lives: Vec<Life<'a>>,
@@ -148,11 +161,13 @@ pub(crate) struct Story<'a> {
     pub(crate) left: BTreeMap<PlaceId, (Moment, &'a Rest)>,
     /// The life of each line.
     pub(crate) life_of: Vec<LifeId>,
+    /// Handlings whose effect the store refused.
+    pub(crate) refused: HashSet<&'a Handling>,
     /// Time of the phase `Ended`, or of the last line.
     pub(crate) end_us: u64,
 }
 
-impl<'a> Story<'a> {
+impl<'a> Digest<'a> {
     /// Returns the digest of a history.
     pub(crate) fn of(lines: &'a [Line]) -> Self {
         read::read(lines)

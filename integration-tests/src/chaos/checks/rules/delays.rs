@@ -14,19 +14,21 @@
 
 use crate::chaos::record::{End, Phase};
 
+use super::super::digest::{Delivery, Digest};
 use super::super::limits::{Limits, us};
 use super::super::report::{Report, Spread, seconds};
-use super::super::story::{Delivery, Story};
 
 const NAME: &str = "delays";
 
-pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+pub(super) fn check(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
     let (mut calm, mut disturbed) = (Vec::new(), Vec::new());
-    for (index, delivery) in story.deliveries.iter().enumerate() {
-        retry(story, limits, delivery, report);
+    for (index, delivery) in digest.deliveries.iter().enumerate() {
+        retry(digest, limits, delivery, report);
         let number = delivery.handling.number;
-        let Some(sent) = story.messages.get(&number).filter(|sent| sent.message.due_ms > 0) else { continue };
-        let (at, place) = (delivery.at.us, story.label(delivery.place));
+        let Some(sent) = digest.messages.get(&number).filter(|sent| sent.message.due_ms > 0) else {
+            continue;
+        };
+        let (at, place) = (delivery.at.us, digest.label(delivery.place));
         if delivery.handling.attempt > 1 {
             continue;
         }
@@ -34,14 +36,14 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
             let what = format!("begins at {place} {} ms early", delivery.early_ms);
             report.add(NAME, at, Some(number), what);
         }
-        if story.by_message[&(delivery.place, number)].first() != Some(&index) {
+        if digest.by_message[&(delivery.place, number)].first() != Some(&index) {
             continue;
         }
         let late = u64::try_from(-delivery.early_ms).unwrap_or(0).saturating_mul(1_000);
         let sent = sent.to.unwrap_or(sent.from).us.min(at);
         let due = at.saturating_sub(late).max(sent);
-        let starting = story.began(Phase::Calm).is_some_and(|calm| due < calm.us);
-        if starting || story.disturbed(due, at, us(limits.recovery), |_| true) {
+        let starting = digest.began(Phase::Calm).is_some_and(|calm| due < calm.us);
+        if starting || digest.disturbed(due, at, us(limits.recovery), |_| true) {
             disturbed.push(at - due);
             continue;
         }
@@ -59,13 +61,13 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     report.figures.lateness_in_faults = Spread::of(disturbed);
 }
 
-fn retry(story: &Story<'_>, limits: &Limits, delivery: &Delivery<'_>, report: &mut Report) {
-    let back_off = us(limits.of(story.places[delivery.place]).back_off);
+fn retry(digest: &Digest<'_>, limits: &Limits, delivery: &Delivery<'_>, report: &mut Report) {
+    let back_off = us(limits.of(digest.places[delivery.place]).back_off);
     let (number, attempt) = (delivery.handling.number, delivery.handling.attempt);
     if back_off == 0 || attempt < 2 {
         return;
     }
-    let before = story.deliveries_of(delivery.place, number).filter(|before| {
+    let before = digest.deliveries_of(delivery.place, number).filter(|before| {
         before.handling.attempt + 1 == attempt
             && before.at.index < delivery.at.index
             && before.ended(End::Failed)
@@ -75,7 +77,7 @@ fn retry(story: &Story<'_>, limits: &Limits, delivery: &Delivery<'_>, report: &m
     };
     let waited = delivery.at.us.saturating_sub(failed);
     if waited + back_off / 1_000 + 1_000 < back_off {
-        let (place, back_off) = (story.label(delivery.place), back_off / 1_000);
+        let (place, back_off) = (digest.label(delivery.place), back_off / 1_000);
         let what = format!(
             "attempt {attempt} begins at {place} {} ms after attempt {} failed, of {back_off} ms",
             waited / 1_000,

@@ -14,9 +14,9 @@ use std::collections::HashMap;
 
 use crate::chaos::record::{End, Place, What};
 
+use super::super::digest::{Digest, PlaceId};
 use super::super::limits::Limits;
 use super::super::report::{Report, seconds};
-use super::super::story::{PlaceId, Story};
 
 const NAME: &str = "effects";
 
@@ -25,24 +25,24 @@ pub(super) fn is_once(place: &Place) -> bool {
     place.name.ends_with("-once") || place.group.ends_with("-once")
 }
 
-pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+pub(super) fn check(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
     // Numbers of begun handlers and accepted effects, by place, message, attempt and epoch.
     type Handled = (PlaceId, u64, u32, u64);
     let mut begun: HashMap<Handled, usize> = HashMap::new();
     let mut effects: HashMap<Handled, usize> = HashMap::new();
     let mut of_message: HashMap<(PlaceId, u64), u64> = HashMap::new();
-    for line in story.lines {
+    for line in digest.lines {
         let (What::Begun { handling, .. } | What::Ended { handling, .. } | What::Effect { handling, .. }) =
             &line.what
         else {
             continue;
         };
-        let Some(place) = story.place(&handling.place) else { continue };
+        let Some(place) = digest.place(&handling.place) else { continue };
         if !limits.of(&handling.place).has_effects {
             continue;
         }
         let handled = (place, handling.number, handling.attempt, handling.epoch);
-        let label = story.label(place);
+        let label = digest.label(place);
         let mut wrong = |what: String| {
             let attempt = handling.attempt;
             let what = format!("{label}, attempt {attempt}, epoch {}: {what}", handling.epoch);

@@ -4,7 +4,8 @@
 //!
 //! - *increase*: the epochs of the grants of a partition strictly increase in the order of their lines. Behind a fault of
 //!   scope `Data` they may decrease: this is counted. A process that was stopped between the grant and its line may
-//!   write it too late.
+//!   write it too late, and behind a fault of scope `Data` the answers of two servers come in any order within a ttl; but no two grants have
+//!   one epoch.
 //! - *single*: no two processes handle messages of a partition under one epoch, but behind a fault of scope `Data`.
 //! - *granted*: a handler that shows an epoch belongs to a process that was granted it.
 //! - *known loss*: no handler begins under an epoch later than `notice` after its process recorded that it no longer owns
@@ -13,35 +14,36 @@
 //!   refuses none without a reason; and behind one that it refused it accepts none of the same epoch. (At places whose
 //!   name ends in `-once` the store also refuses what it has already.)
 //! - *losses*: a partition is lost, or granted to another while its owner lives and has not given it back, only if a fault
-//!   is near, with its aftermath, of any scope and process. `unexplained_losses` are allowed.
+//!   is near, with its aftermath: of its owner, of the partition, of links, of a server or of data. One process may lose up to
+//!   `unexplained_losses` within one ttl without: the machine gave it no time.
+//! - *epochs*: where partitions are owned, in an order, each handler shows an epoch.
 //!
-//! **Limits.** That two processes believe to own a partition is no breach: one of them may be stopped. Which partition a
-//! fault of a process may move is not known, so it excuses a loss by any process.
+//! **Limits.** That two processes believe to own a partition is no breach: one of them may be stopped.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::chaos::record::{Scope, What};
 
-use super::super::limits::{Limits, us};
+use super::super::digest::{Digest, Fault, Grant, Moment, PlaceId};
+use super::super::limits::{KeyOrder, Limits, us};
 use super::super::report::{Report, seconds};
-use super::super::story::{Fault, Grant, Moment, PlaceId, Story};
 use super::effects::is_once;
 
 const NAME: &str = "leases";
 
-pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
-    increase(story, limits, report);
-    handlers(story, limits, report);
-    fenced(story, report);
-    losses(story, limits, report);
+pub(super) fn check(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
+    increase(digest, limits, report);
+    handlers(digest, limits, report);
+    fenced(digest, report);
+    losses(digest, limits, report);
 }
 
 fn is_data(fault: &Fault<'_>) -> bool {
     fault.scope == Scope::Data
 }
 
-fn increase(story: &Story<'_>, limits: &Limits, report: &mut Report) {
-    for ((place, partition), grants) in &story.grants {
+fn increase(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
+    for ((place, partition), grants) in &digest.grants {
         let mut highest: Option<&Grant> = None;
         for grant in grants {
             let Some(before) = highest.filter(|before| before.epoch >= grant.epoch) else {
@@ -49,19 +51,22 @@ fn increase(story: &Story<'_>, limits: &Limits, report: &mut Report) {
                 continue;
             };
             let from = before.at.us.saturating_sub(us(limits.tail));
-            if limits.epochs_may_regress && story.disturbed(from, grant.at.us, us(limits.aftermath), is_data)
+            if limits.epochs_may_regress && digest.disturbed(from, grant.at.us, us(limits.aftermath), is_data)
             {
                 report.figures.epochs_regressed += 1;
                 highest = Some(grant);
                 continue;
             }
-            let stopped = |fault: &Fault<'_>| fault.hits(grant.life);
-            let late = before.epoch > grant.epoch && story.disturbed(before.at.us, grant.at.us, 0, stopped);
+            // See the same rule of `locks`.
+            let late = digest.disturbed(before.at.us, grant.at.us, 0, |fault| fault.hits(grant.life))
+                || grant.at.us - before.at.us <= us(limits.ttl)
+                    && digest.disturbed(from, grant.at.us, us(limits.aftermath), is_data);
+            let late = late && before.epoch > grant.epoch;
             if !late {
-                let (first, second) = (story.lives[before.life].label(), story.lives[grant.life].label());
+                let (first, second) = (digest.lives[before.life].label(), digest.lives[grant.life].label());
                 let what = format!(
                     "{}, partition {partition}: {second} is granted epoch {}, {first} was granted {} at {}",
-                    story.label(*place),
+                    digest.label(*place),
                     grant.epoch,
                     before.epoch,
                     seconds(before.at.us)
@@ -72,28 +77,35 @@ fn increase(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     }
 }
 
-fn handlers(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+fn handlers(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
+    for delivery in digest.deliveries.iter().filter(|delivery| delivery.handling.epoch == 0) {
+        let is_owned = limits.of(digest.places[delivery.place]).order != KeyOrder::Free;
+        if is_owned && digest.grants.contains_key(&(delivery.place, delivery.handling.partition)) {
+            let what = format!("handled at {} without an epoch", digest.label(delivery.place));
+            report.add(NAME, delivery.at.us, Some(delivery.handling.number), what);
+        }
+    }
     let mut owners: HashMap<(PlaceId, u32, u64), usize> = HashMap::new();
     let mut reported: HashSet<(PlaceId, u32, u64)> = HashSet::new();
-    for delivery in story.deliveries.iter().filter(|delivery| delivery.handling.epoch > 0) {
+    for delivery in digest.deliveries.iter().filter(|delivery| delivery.handling.epoch > 0) {
         let (partition, epoch) = (delivery.handling.partition, delivery.handling.epoch);
         let (number, at) = (delivery.handling.number, delivery.at.us);
         let term = (delivery.place, partition, epoch);
-        let life = &story.lives[delivery.life];
-        let name = format!("{}, partition {partition}, epoch {epoch}", story.label(delivery.place));
+        let life = &digest.lives[delivery.life];
+        let name = format!("{}, partition {partition}, epoch {epoch}", digest.label(delivery.place));
 
         let owner = *owners.entry(term).or_insert(delivery.life);
         let from = at.saturating_sub(us(limits.aftermath));
         if owner != delivery.life
-            && !story.disturbed(from.min(at), at, us(limits.aftermath), is_data)
+            && !digest.disturbed(from.min(at), at, us(limits.aftermath), is_data)
             && reported.insert(term)
         {
             let what =
-                format!("{name}: {} handles it, and so did {}", life.label(), story.lives[owner].label());
+                format!("{name}: {} handles it, and so did {}", life.label(), digest.lives[owner].label());
             report.add(NAME, at, Some(number), what);
         }
 
-        let Some(grant) = story.grant_of(delivery) else {
+        let Some(grant) = digest.grant_of(delivery) else {
             // A process that is killed right after the grant may not have written it down.
             let dies = life.gone.is_some_and(|(gone, _)| gone.us <= at.saturating_add(us(limits.notice)));
             if !dies {
@@ -112,10 +124,10 @@ fn handlers(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     }
 }
 
-fn fenced(story: &Story<'_>, report: &mut Report) {
+fn fenced(digest: &Digest<'_>, report: &mut Report) {
     let mut highest: BTreeMap<(PlaceId, u32), u64> = BTreeMap::new();
     let mut refused: HashMap<(PlaceId, u32, u64), u64> = HashMap::new();
-    for line in story.lines {
+    for line in digest.lines {
         let What::Effect { handling, accepted } = &line.what else { continue };
         let count = if *accepted {
             &mut report.figures.effects_accepted
@@ -123,10 +135,10 @@ fn fenced(story: &Story<'_>, report: &mut Report) {
             &mut report.figures.effects_refused
         };
         *count += 1;
-        let Some(place) = story.place(&handling.place).filter(|_| handling.epoch > 0) else { continue };
+        let Some(place) = digest.place(&handling.place).filter(|_| handling.epoch > 0) else { continue };
         let is_once = is_once(&handling.place);
         let (partition, epoch, number) = (handling.partition, handling.epoch, handling.number);
-        let name = format!("{}, partition {partition}, epoch {epoch}", story.label(place));
+        let name = format!("{}, partition {partition}, epoch {epoch}", digest.label(place));
         let seen = highest.entry((place, partition)).or_default();
         let mut wrong = |what: String| {
             report.add(NAME, line.at_us, Some(number), format!("{name}: an effect is {what}"));
@@ -144,21 +156,34 @@ fn fenced(story: &Story<'_>, report: &mut Report) {
     }
 }
 
-fn losses(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+fn losses(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
     let mut unexplained = Vec::new();
-    for ((place, partition), grants) in &story.grants {
+    for ((place, partition), grants) in &digest.grants {
         for (nth, grant) in grants.iter().enumerate() {
-            let Some(at) = lost_at(story, limits, grant, &grants[nth + 1..]) else { continue };
+            let Some(at) = lost_at(digest, limits, grant, &grants[nth + 1..]) else { continue };
             report.figures.losses += 1;
             let from = at.us.saturating_sub(us(limits.ttl)).max(grant.at.us.min(at.us));
-            if !story.disturbed(from, at.us, us(limits.aftermath), |_| true) {
+            let explains = |fault: &Fault<'_>| match fault.scope {
+                Scope::Process(_) => fault.hits(grant.life),
+                Scope::Partition(of) => of == *partition,
+                Scope::Links | Scope::Server | Scope::Data => true,
+                Scope::Leaving(_) | Scope::Nothing => false,
+            };
+            if !digest.disturbed(from, at.us, us(limits.aftermath), explains) {
                 unexplained.push((at, *place, *partition, grant));
             }
         }
     }
     unexplained.sort_by_key(|(at, ..)| *at);
-    for (at, place, partition, grant) in unexplained.into_iter().skip(limits.unexplained_losses) {
-        let (name, owner) = (story.label(place), story.lives[grant.life].label());
+    let stalled = unexplained.first().map(|(at, _, _, grant)| (at.us, grant.life));
+    let is_stall = |at: Moment, grant: &Grant| {
+        stalled.is_some_and(|(first, life)| grant.life == life && at.us - first <= us(limits.ttl))
+    };
+    for (nth, (at, place, partition, grant)) in unexplained.into_iter().enumerate() {
+        if nth < limits.unexplained_losses && is_stall(at, grant) {
+            continue;
+        }
+        let (name, owner) = (digest.label(place), digest.lives[grant.life].label());
         let what = format!(
             "{name}, partition {partition}: {owner} lost epoch {}, granted at {}, without a fault",
             grant.epoch,
@@ -169,10 +194,10 @@ fn losses(story: &Story<'_>, limits: &Limits, report: &mut Report) {
 }
 
 /// Returns when a partition was lost: its owner said so, or was alive and another one was granted it.
-fn lost_at(story: &Story<'_>, limits: &Limits, grant: &Grant, later: &[Grant]) -> Option<Moment> {
+fn lost_at(digest: &Digest<'_>, limits: &Limits, grant: &Grant, later: &[Grant]) -> Option<Moment> {
     let taken = later.iter().find(|next| next.epoch > grant.epoch).map(|next| next.at).filter(|taken| {
         let until = taken.us.saturating_add(us(limits.notice));
-        let gone = story.lives[grant.life].gone.is_some_and(|(gone, _)| gone.us <= until);
+        let gone = digest.lives[grant.life].gone.is_some_and(|(gone, _)| gone.us <= until);
         let ended = grant.end.is_some_and(|(end, _)| end.us <= until);
         !gone && !ended
     });

@@ -13,12 +13,12 @@ mod order;
 mod queue;
 mod slots;
 
+use super::digest::Digest;
 use super::limits::Limits;
 use super::report::Report;
-use super::story::Story;
 
 /// A rule adds its violations and figures to the report.
-type Rule = fn(&Story<'_>, &Limits, &mut Report);
+type Rule = fn(&Digest<'_>, &Limits, &mut Report);
 
 /// All rules.
 pub(super) const ALL: [Rule; 12] = [

@@ -8,19 +8,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::super::digest::{Digest, LifeId, PlaceId};
 use super::super::limits::Limits;
 use super::super::report::Report;
-use super::super::story::{LifeId, PlaceId, Story};
 
 const NAME: &str = "slots";
 
 /// A process at a place, and a partition and epoch there; none for all of them.
 type Room = (LifeId, PlaceId, Option<(u32, u64)>);
 
-pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
+pub(super) fn check(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
     // Begins and ends, in the order of their lines.
     let mut moments: BTreeMap<usize, (usize, bool)> = BTreeMap::new();
-    for (nth, delivery) in story.deliveries.iter().enumerate() {
+    for (nth, delivery) in digest.deliveries.iter().enumerate() {
         if let Some(finish) = delivery.finish {
             moments.insert(delivery.at.index, (nth, true));
             moments.insert(finish.at.index, (nth, false));
@@ -28,8 +28,8 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
     }
     let mut running: HashMap<Room, usize> = HashMap::new();
     for (nth, begins) in moments.into_values() {
-        let delivery = &story.deliveries[nth];
-        let place = limits.of(story.places[delivery.place]);
+        let delivery = &digest.deliveries[nth];
+        let place = limits.of(digest.places[delivery.place]);
         let (partition, epoch) = (delivery.handling.partition, delivery.handling.epoch);
         let rooms = [(None, place.per_process), (Some((partition, epoch)), place.per_partition)];
         for (room, limit) in rooms {
@@ -43,8 +43,8 @@ pub(super) fn check(story: &Story<'_>, limits: &Limits, report: &mut Report) {
                 let of = room.map_or(String::new(), |_| format!(", partition {partition}, epoch {epoch}"));
                 let what = format!(
                     "{}{of}: {} runs {count} handlers at once, of at most {limit}",
-                    story.label(delivery.place),
-                    story.lives[delivery.life].label()
+                    digest.label(delivery.place),
+                    digest.lives[delivery.life].label()
                 );
                 report.add(NAME, delivery.at.us, Some(delivery.handling.number), what);
             }

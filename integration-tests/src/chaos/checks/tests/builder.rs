@@ -149,13 +149,13 @@ impl History {
     }
 
     /// The last fault ends.
-    pub(super) fn mend(&mut self) -> &mut Self {
-        self.push(RUNNER, What::Mended(self.faults))
+    pub(super) fn fault_ends(&mut self) -> &mut Self {
+        self.push(RUNNER, What::FaultEnded(self.faults))
     }
 
     /// A process is killed.
     pub(super) fn kill(&mut self, pid: u32) -> &mut Self {
-        self.fault(Scope::Process(pid)).push(pid, What::Gone { orderly: false }).mend()
+        self.fault(Scope::Process(pid)).push(pid, What::Gone { orderly: false }).fault_ends()
     }
 
     /// The end of the run: nothing is left at the place but dead letters.
@@ -164,13 +164,20 @@ impl History {
         self.finish_with(place, Rest { dead, ..Rest::default() })
     }
 
-    /// The end of the run, with this at the place. Every process that lives has a last sign of life.
+    /// The lines, and that nothing is left at the place.
+    pub(super) fn finish_lines(&self, place: Place) -> Vec<Line> {
+        let mut it = self.clone();
+        it.push(RUNNER, What::Left { place, rest: Rest::default() });
+        it.lines
+    }
+
+    /// The end of the run, with this at the place. Every process that lives has worked last.
     pub(super) fn finish_with(&self, place: Place, rest: Rest) -> Vec<Line> {
         let mut it = self.clone().phase(Phase::Healed);
         for pid in [10, 20, 21] {
             let is_gone = |line: &Line| line.pid == pid && matches!(line.what, What::Gone { .. });
             if !it.lines.iter().any(is_gone) {
-                it.push(pid, What::Failing("a sign of life".to_owned()));
+                it.push(pid, What::Audit { findings: Vec::new() });
             }
         }
         it = it.phase(Phase::Draining).phase(Phase::Ended);

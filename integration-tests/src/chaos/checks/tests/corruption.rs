@@ -244,14 +244,15 @@ const CORRUPTIONS: &[(&str, &str, Corruption)] = &[
     }),
     ("a lock is not released", "locks", |lines, rng| {
         let Some(at) = pick(lines, rng, |lines, at| {
-            matches!(lines[at].what, What::Unlocked { .. }) && is_calm(lines, at)
+            matches!(lines[at].what, What::Releasing { .. }) && is_calm(lines, at)
         }) else {
             return false;
         };
         let granted =
             lines[at..].iter().position(|line| matches!(line.what, What::Locked { .. })).map(|it| at + it);
         let granted = granted.filter(|granted| is_calm(lines, *granted));
-        lines.remove(at);
+        // It is said before and after.
+        lines.drain(at..at + 2);
         granted.is_some()
     }),
     ("a write of a former holder is accepted", "locks", |lines, rng| {

@@ -1,4 +1,4 @@
-//! Histories for what is delivered: `queue`, `duplicates`, `delays`, `slots`.
+//! Histories for what is delivered: `queue`, `delays`, `slots`.
 
 use std::time::Duration;
 
@@ -29,12 +29,31 @@ mod queues {
     #[test]
     fn a_group_that_is_destroyed_protects_nothing_where_the_limits_say_so() {
         let mut it = History::with_faults();
-        it.assign(20, 5).fault(Scope::Group).send(Message { safe: true, ..message(1) }).mend();
+        it.assign(20, 5).fault(Scope::Partition(0)).send(Message { safe: true, ..message(1) }).fault_ends();
         let lines = it.finish(topic(), &[]);
         rejected(&lines, "queue", "lost");
         let place = PlaceLimits { group_faults_lose: true, ..PlaceLimits::default() };
         let report = accepted_with(&lines, &Limits { place, ..limits() });
         assert_eq!(report.figures.places["orders/billing"].lost_by_server, 1);
+    }
+
+    #[test]
+    fn a_group_that_is_destroyed_elsewhere_loses_nothing_here() {
+        let mut it = History::with_faults();
+        it.assign(20, 5).fault(Scope::Partition(1)).send(message(1)).fault_ends();
+        let place = PlaceLimits { group_faults_lose: true, ..PlaceLimits::default() };
+        rejected_with(&it.finish(topic(), &[]), &Limits { place, ..limits() }, "queue", "lost");
+    }
+
+    #[test]
+    fn a_message_is_handled_under_the_id_that_was_confirmed() {
+        let other = Handling { origin: "9-0".to_owned(), ..handling(1, 5) };
+        let mut it = one_sent();
+        it.fault(Scope::Server).fault_ends().handle(20, &other);
+        rejected(&it.finish(topic(), &[]), "queue", "as 9-0, and it was confirmed as 1-0");
+        let mut it = one_sent();
+        it.fault(Scope::Data).fault_ends().handle(20, &other);
+        accepted(&it.finish(topic(), &[]));
     }
 
     #[test]
@@ -77,7 +96,7 @@ mod queues {
     #[test]
     fn a_fail_over_loses_what_was_sent_shortly_before_without_waiting() {
         let mut it = one_sent();
-        it.wait(1_000).fault(Scope::Data).wait(100).mend();
+        it.wait(1_000).fault(Scope::Data).wait(100).fault_ends();
         let report = accepted(&it.finish(topic(), &[]));
         assert_eq!(report.figures.places["orders/billing"].lost_by_server, 1);
     }
@@ -85,16 +104,16 @@ mod queues {
     #[test]
     fn a_fail_over_loses_nothing_that_was_safe_nor_what_was_sent_long_before_or_after() {
         let mut safe = History::with_faults();
-        safe.assign(20, 5).send(Message { safe: true, ..message(1) }).fault(Scope::Data).mend();
+        safe.assign(20, 5).send(Message { safe: true, ..message(1) }).fault(Scope::Data).fault_ends();
         rejected(&safe.finish(topic(), &[]), "queue", "lost at");
         let mut before = one_sent();
-        before.wait(5_001).fault(Scope::Data).mend();
+        before.wait(5_001).fault(Scope::Data).fault_ends();
         rejected(&before.finish(topic(), &[]), "queue", "lost at");
         let mut after = History::with_faults();
-        after.assign(20, 5).fault(Scope::Data).mend().send(message(1));
+        after.assign(20, 5).fault(Scope::Data).fault_ends().send(message(1));
         rejected(&after.finish(topic(), &[]), "queue", "lost at");
         let mut server = one_sent();
-        server.fault(Scope::Server).mend();
+        server.fault(Scope::Server).fault_ends();
         rejected(&server.finish(topic(), &[]), "queue", "lost at");
     }
 
@@ -149,7 +168,7 @@ mod queues {
             let mut it = one_sent();
             it.handle(20, &handling(1, 5));
             if is_data {
-                it.fault(Scope::Data).mend();
+                it.fault(Scope::Data).fault_ends();
             }
             it.sending(message(2)).sent(2, Outcome::Stored { partition: 0, id: "1-0".to_owned() });
             it.handle(20, &handling(2, 5)).finish(topic(), &[])
@@ -166,161 +185,6 @@ mod queues {
         let mut it = one_sent();
         it.end(20, &handling(1, 5), End::Acked);
         rejected(&it.finish(topic(), &[]), "queue", "ends without a begin");
-    }
-}
-
-mod duplicates {
-    use super::*;
-
-    /// Message 1 is handled by 20 under epoch 5 and by 21 under epoch 6, with this in between and before.
-    fn twice(before: impl FnOnce(&mut History), between: impl FnOnce(&mut History)) -> History {
-        let mut it = one_sent();
-        before(&mut it);
-        it.handle(20, &handling(1, 5));
-        between(&mut it);
-        it.assign(21, 6).handle(21, &handling(1, 6));
-        it
-    }
-
-    #[test]
-    fn a_second_delivery_without_a_cause_is_rejected() {
-        let mut it = one_sent();
-        it.handle(20, &handling(1, 5)).handle(20, &handling(1, 5));
-        let report = rejected(&it.finish(topic(), &[]), "duplicates", "without a cause");
-        assert_eq!(report.figures.unexplained, 1);
-    }
-
-    #[test]
-    fn a_kill_explains_a_redelivery() {
-        let mut it = one_sent();
-        it.begin(20, &handling(1, 5)).kill(20).wait(900).assign(21, 6).handle(21, &handling(1, 6));
-        let report = accepted(&it.finish(topic(), &[]));
-        assert_eq!(report.figures.repeated["process"], 1);
-        assert!(report.figures.redeliveries.p100 >= 900_000 && report.figures.takeovers.count == 1);
-        // It may have died before the acknowledgement had an effect.
-        let report = accepted(&twice(|_| {}, |it| _ = it.kill(20)).finish(topic(), &[]));
-        assert_eq!(report.figures.repeated["process"], 1);
-    }
-
-    #[test]
-    fn a_kill_of_another_process_explains_nothing() {
-        let mut it = one_sent();
-        it.handle(20, &handling(1, 5)).kill(21).handle(20, &handling(1, 5));
-        rejected(&it.finish(topic(), &[]), "duplicates", "without a cause");
-    }
-
-    #[test]
-    fn what_happens_long_after_an_acknowledgement_explains_nothing() {
-        let late = twice(|_| {}, |it| _ = it.wait(3_001).kill(20).wait(1_000));
-        rejected(&late.finish(topic(), &[]), "duplicates", "without a cause");
-        let late = twice(|_| {}, |it| _ = it.wait(3_001).fault(Scope::Process(20)).unassign(20, 5, true));
-        rejected(&late.finish(topic(), &[]), "duplicates", "without a cause");
-        let mut long_before = one_sent();
-        long_before
-            .fault(Scope::Server)
-            .mend()
-            .wait(3_001)
-            .handle(20, &handling(1, 5))
-            .handle(20, &handling(1, 5));
-        rejected(&long_before.finish(topic(), &[]), "duplicates", "without a cause");
-        let long_after = twice(|_| {}, |it| _ = it.wait(8_001).fault(Scope::Data).mend());
-        rejected(&long_after.finish(topic(), &[]), "duplicates", "without a cause");
-    }
-
-    #[test]
-    fn a_lost_partition_explains_it_and_one_that_was_given_back_does_not() {
-        let mut it = twice(|it| _ = it.kill(10), |it| _ = it.unassign(20, 5, true));
-        let report = accepted(&it.finish(topic(), &[]));
-        assert_eq!(report.figures.repeated["moved"], 1);
-        it = twice(|_| {}, |it| _ = it.unassign(20, 5, false));
-        rejected(&it.finish(topic(), &[]), "duplicates", "without a cause");
-        let lenient = Limits { orderly_moves_repeat: true, ..limits() };
-        accepted_with(&it.finish(topic(), &[]), &lenient);
-    }
-
-    #[test]
-    fn faults_of_the_server_its_data_and_the_group_explain_it() {
-        for (scope, name) in [(Scope::Server, "server"), (Scope::Data, "data"), (Scope::Group, "group")] {
-            let mut it = one_sent();
-            it.handle(20, &handling(1, 5)).fault(scope).wait(500).mend().handle(20, &handling(1, 5));
-            let report = accepted(&it.finish(topic(), &[]));
-            assert_eq!(report.figures.repeated[name], 1);
-        }
-    }
-
-    #[test]
-    fn a_fail_over_undoes_the_tail_of_acknowledgements() {
-        let history = |ms: u64| {
-            let mut it = one_sent();
-            it.handle(20, &handling(1, 5)).wait(ms).fault(Scope::Data).mend().handle(20, &handling(1, 5));
-            it.finish(topic(), &[])
-        };
-        accepted(&history(7_900));
-        rejected(&history(8_100), "duplicates", "without a cause");
-    }
-
-    #[test]
-    fn a_process_that_was_stopped_may_begin_under_an_old_epoch() {
-        let history = |ms| {
-            let (new, stale) = (handling(1, 6), handling(1, 5));
-            let mut it = one_sent();
-            it.fault(Scope::Process(20)).wait(1_200).assign(21, 6).handle(21, &new).mend().wait(ms);
-            it.begin(20, &stale).effect(&stale, false).end(20, &stale, End::Failed).unassign(20, 5, true);
-            it.finish(topic(), &[])
-        };
-        accepted(&history(200));
-        rejected(&history(300), "duplicates", "without a cause");
-    }
-
-    #[test]
-    fn nothing_is_repeated_in_the_calm_phase() {
-        let mut it = History::new();
-        it.assign(20, 5).send(message(1)).begin(20, &handling(1, 5)).kill(20);
-        it.assign(21, 6).handle(21, &handling(1, 6));
-        rejected(&it.finish(topic(), &[]), "duplicates", "in the calm phase");
-    }
-
-    #[test]
-    fn a_retry_needs_a_failure() {
-        let failing = Message { fate: Fate::Fail(1), ..message(1) };
-        let second = Handling { attempt: 2, ..handling(1, 5) };
-        let mut it = History::with_faults();
-        it.assign(20, 5).send(failing).begin(20, &handling(1, 5)).end(20, &handling(1, 5), End::Failed);
-        accepted(&it.handle(20, &second).finish(topic(), &[]));
-        let lines = one_sent().handle(20, &second).finish(topic(), &[]);
-        rejected(&lines, "duplicates", "no attempt 1 failed");
-    }
-
-    #[test]
-    fn a_failure_of_a_former_owner_is_no_reason_for_another_attempt() {
-        let flaky = Message { fate: Fate::Flaky, ..message(1) };
-        let (old, new) = (handling(1, 5), handling(1, 6));
-        let history = |fault: Scope, again: &Handling| {
-            let mut it = History::with_faults();
-            it.assign(20, 5).send(flaky.clone()).begin(20, &old).fault(fault).end(20, &old, End::Failed);
-            it.wait(1_200).assign(21, 6).handle(21, &new).mend().unassign(20, 5, true).handle(21, again);
-            it.finish(topic(), &[])
-        };
-        let second = Handling { attempt: 2, ..new.clone() };
-        rejected(&history(Scope::Process(20), &second), "duplicates", "no attempt 1 failed");
-        // A fail-over may have undone that the other one was granted the partition.
-        accepted(&history(Scope::Data, &second));
-    }
-
-    #[test]
-    fn a_message_is_stored_once() {
-        let copy = Handling { origin: "9-0".to_owned(), ..handling(1, 5) };
-        let history = |fault: Option<Scope>| {
-            let mut it = one_sent();
-            it.handle(20, &handling(1, 5));
-            if let Some(scope) = fault {
-                it.fault(scope).mend();
-            }
-            it.handle(20, &copy).finish(topic(), &[])
-        };
-        rejected(&history(Some(Scope::Server)), "duplicates", "stored twice");
-        rejected(&history(None), "duplicates", "stored twice");
-        accepted(&history(Some(Scope::Data)));
     }
 }
 
@@ -354,10 +218,10 @@ mod delays {
         let report = accepted(&delayed(500, -900, |_| {}).finish(queue(), &[]));
         assert_eq!(report.figures.lateness.count, 1);
         rejected(&delayed(500, -1_010, |_| {}).finish(queue(), &[]), "delays", "ms late");
-        let fault = |it: &mut History| _ = it.fault(Scope::Server).mend();
+        let fault = |it: &mut History| _ = it.fault(Scope::Server).fault_ends();
         let report = accepted(&delayed(500, -1_010, fault).finish(queue(), &[]));
         assert_eq!(report.figures.lateness_in_faults.count, 1);
-        let long_ago = |it: &mut History| _ = it.fault(Scope::Server).mend().wait(10_100);
+        let long_ago = |it: &mut History| _ = it.fault(Scope::Server).fault_ends().wait(10_100);
         let lines = delayed(500, -1_010, long_ago).finish(queue(), &[]);
         rejected(&lines, "delays", "ms late");
     }

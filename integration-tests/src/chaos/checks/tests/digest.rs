@@ -2,7 +2,7 @@
 
 use crate::chaos::record::{End, Outcome, Phase, Scope};
 
-use super::super::story::{Known, Story};
+use super::super::digest::{Digest, Known};
 use super::super::{Spread, check};
 use super::builder::{History, handling, message};
 use super::limits;
@@ -11,21 +11,21 @@ use super::limits;
 fn a_process_id_can_have_two_lives() {
     let mut it = History::with_faults();
     it.kill(20).runs(20, "worker-3", "worker").begin(20, &handling(1, 5));
-    let story = Story::of(&it.lines);
-    let names: Vec<_> = story.lives.iter().filter_map(|life| life.named).map(|(name, _)| name).collect();
+    let digest = Digest::of(&it.lines);
+    let names: Vec<_> = digest.lives.iter().filter_map(|life| life.named).map(|(name, _)| name).collect();
     assert_eq!(names, ["producer-1", "worker-1", "worker-2", "worker-3"]);
-    let of = story.deliveries[0].life;
-    assert!(story.lives[of].gone.is_none() && story.lives[of].named == Some(("worker-3", "worker")));
-    assert!(!story.faults[0].hits(of), "the fault hit the one before");
+    let of = digest.deliveries[0].life;
+    assert!(digest.lives[of].gone.is_none() && digest.lives[of].named == Some(("worker-3", "worker")));
+    assert!(!digest.faults[0].hits(of), "the fault hit the one before");
 }
 
 #[test]
 fn an_end_belongs_to_the_begin_of_its_process() {
     let mut it = History::with_faults();
     it.begin(20, &handling(1, 5)).begin(21, &handling(1, 5)).end(20, &handling(1, 5), End::Failed);
-    let story = Story::of(&it.lines);
-    assert!(story.deliveries[0].ended(End::Failed) && story.deliveries[1].finish.is_none());
-    assert!(story.strays.is_empty());
+    let digest = Digest::of(&it.lines);
+    assert!(digest.deliveries[0].ended(End::Failed) && digest.deliveries[1].finish.is_none());
+    assert!(digest.unmatched.is_empty());
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn a_confirmation_outweighs_other_outcomes() {
         let mut it = History::new();
         it.sending(message(1));
         outcomes.into_iter().for_each(|outcome| _ = it.sent(1, outcome));
-        assert_eq!(Story::of(&it.lines).messages[&1].known, known);
+        assert_eq!(Digest::of(&it.lines).messages[&1].known, known);
     }
 }
 
@@ -51,17 +51,17 @@ fn a_phase_lasts_until_the_next() {
     let mut it = History::new();
     it.wait(500);
     let lines = it.phase(Phase::Healed).lines;
-    let story = Story::of(&lines);
-    let (from, to) = story.span(Phase::Calm).expect("a calm phase");
-    assert_eq!((to - from, story.span(Phase::Faults)), (501_000, None));
+    let digest = Digest::of(&lines);
+    let (from, to) = digest.span(Phase::Calm).expect("a calm phase");
+    assert_eq!((to - from, digest.span(Phase::Faults)), (501_000, None));
 }
 
 #[test]
 fn a_fault_lasts_until_it_is_mended() {
     let mut it = History::new();
-    it.fault(Scope::Server).wait(100).mend().fault(Scope::Server);
-    let story = Story::of(&it.lines);
-    let [first, second] = &story.faults[..] else { panic!("{:?}", story.faults) };
+    it.fault(Scope::Server).wait(100).fault_ends().fault(Scope::Server);
+    let digest = Digest::of(&it.lines);
+    let [first, second] = &digest.faults[..] else { panic!("{:?}", digest.faults) };
     let (from, to) = (first.from.us, first.to.expect("an end").us);
     assert!(first.overlaps(to, to + 1, 0, 0) && !first.overlaps(to + 1, to + 2, 0, 0));
     assert!(first.overlaps(to + 1, to + 2, 0, 1) && first.overlaps(from - 2, from - 1, 1, 0));

@@ -22,6 +22,24 @@ mod dead_letters {
         it
     }
 
+    #[test]
+    fn a_letter_of_a_message_of_unknown_outcome_may_be_undone_with_it() {
+        let history = |safe: bool, outcome: Outcome| {
+            let mut it = History::with_faults();
+            it.assign(20, 5).fault(Scope::Data);
+            it.sending(Message { fate: Fate::Reject, safe, ..message(1) });
+            it.begin(20, &handling(1, 5))
+                .end(20, &handling(1, 5), End::Rejected)
+                .sent(1, outcome)
+                .fault_ends();
+            it.finish(topic(), &[])
+        };
+        accepted(&history(true, Outcome::Unknown("no answer".to_owned())));
+        let stored = || Outcome::Stored { partition: 0, id: "1-0".to_owned() };
+        accepted(&history(false, stored()));
+        rejected(&history(true, stored()), "dead_letters", "not a dead letter");
+    }
+
     /// All attempts fail, up to this one.
     fn failing(attempts: u32) -> History {
         let mut it = sent(Fate::Hopeless);
@@ -64,7 +82,7 @@ mod dead_letters {
         let twice = [(1, "rejected"), (1, "rejected")];
         rejected(&rejecting().finish(topic(), &twice), "dead_letters", "it is there 2 times");
         let mut it = rejecting();
-        it.fault(Scope::Data).mend().begin(20, &handling(1, 5)).end(20, &handling(1, 5), End::Rejected);
+        it.fault(Scope::Data).fault_ends().begin(20, &handling(1, 5)).end(20, &handling(1, 5), End::Rejected);
         accepted(&it.finish(topic(), &twice));
         accepted(&it.finish(topic(), &twice[..1]));
     }
@@ -88,7 +106,7 @@ mod dead_letters {
         let mut it = sent(Fate::Ack);
         it.begin(20, &handling(1, 5)).kill(20).wait(900).assign(21, 6);
         let mut once = it.clone();
-        once.fault(Scope::Process(21)).mend();
+        once.fault(Scope::Process(21)).fault_ends();
         rejected(&once.finish(topic(), &[(1, "crashed")]), "dead_letters", "1 processes died");
         it.begin(21, &handling(1, 6)).kill(21).wait(900);
         accepted(&it.finish(topic(), &[(1, "crashed")]));
@@ -116,11 +134,11 @@ mod dead_letters {
     #[test]
     fn a_fail_over_may_lose_a_letter_with_its_message() {
         let mut it = rejecting();
-        it.fault(Scope::Data).mend();
+        it.fault(Scope::Data).fault_ends();
         let report = accepted(&it.finish(topic(), &[]));
         assert_eq!(report.figures.places["orders/billing"].lost_by_server, 1);
         let mut it = rejecting();
-        it.wait(6_000).fault(Scope::Data).mend();
+        it.wait(6_000).fault(Scope::Data).fault_ends();
         rejected(&it.finish(topic(), &[]), "dead_letters", "not a dead letter");
     }
 }
@@ -135,8 +153,8 @@ mod conservation {
         accepted(&it.finish(topic(), &[]));
         let missing = || What::Audit { findings: vec!["group_missing at orders/1".to_owned()] };
         let mut destroyed = it.clone();
-        destroyed.fault(Scope::Group).push(RUNNER, missing());
-        destroyed.mend();
+        destroyed.fault(Scope::Partition(0)).push(RUNNER, missing());
+        destroyed.fault_ends();
         accepted(&destroyed.finish(topic(), &[]));
         it.push(RUNNER, missing());
         rejected(&it.finish(topic(), &[]), "conservation", "group_missing");
@@ -191,7 +209,7 @@ mod liveness {
         // The two that had nothing to do recorded something.
         let last = it.lines.len() - 1;
         for (pid, at) in [(10, last - 3), (21, last - 2)] {
-            it.lines[at].what = What::Failing(format!("a sign of life of {pid}"));
+            it.lines[at] = Line { pid, what: What::Audit { findings: Vec::new() }, ..it.lines[at].clone() };
         }
         it.lines
     }
@@ -213,6 +231,30 @@ mod liveness {
     }
 
     #[test]
+    fn the_usual_rate_is_there_at_the_end() {
+        accepted(&rates(9, |ms| ms < 8_000));
+        rejected(&rates(9, |ms| ms < 7_000), "liveness", "at the end");
+    }
+
+    #[test]
+    fn a_process_does_what_it_is_asked_to() {
+        let mut it = History::with_faults();
+        it.push(RUNNER, What::Disobeyed("worker-1 did not end well".to_owned()));
+        rejected(&it.finish(topic(), &[]), "liveness", "did not end well");
+    }
+
+    #[test]
+    fn a_process_whose_loops_fail_is_not_at_work() {
+        let mut it = History::with_faults().phase(Phase::Healed);
+        for pid in [10, 20] {
+            it.push(pid, What::Audit { findings: Vec::new() });
+        }
+        it.push(21, What::Failing("settle".to_owned())).push(21, What::Tasks(9));
+        it = it.phase(Phase::Draining).phase(Phase::Ended);
+        rejected(&it.finish_lines(topic()), "liveness", "has recorded nothing since");
+    }
+
+    #[test]
     fn each_place_handles_something() {
         let mut it = History::with_faults().phase(Phase::Healed);
         it.assign(20, 5).send(message(1));
@@ -225,7 +267,7 @@ mod liveness {
         let history = |ms, scope: Option<Scope>| {
             let mut it = History::with_faults();
             it.assign(20, 5).send(message(1)).begin(20, &handling(1, 5));
-            scope.into_iter().for_each(|scope| _ = it.fault(scope).mend());
+            scope.into_iter().for_each(|scope| _ = it.fault(scope).fault_ends());
             it.wait(ms);
             it.finish_with(topic(), Rest { pending: 1, ..Rest::default() })
         };
@@ -260,7 +302,7 @@ mod liveness {
         let mut it = History::with_faults();
         it.fault(Scope::Server);
         rejected(&it.finish(topic(), &[]), "liveness", "fault 1 (test) has not ended");
-        it.mend();
+        it.fault_ends();
         accepted(&it.finish(topic(), &[]));
     }
 }
@@ -304,5 +346,33 @@ mod endurance {
         }
         let none = History::with_faults().finish(topic(), &[]);
         rejected_with(&none, &limits, "endurance", "no two statements");
+    }
+
+    #[test]
+    fn what_is_left_when_all_is_handled_is_found() {
+        let limits = Limits { endurance: Some(Endurance::default()), ..limits() };
+        let history = |drained: What| {
+            let mut it = History::with_faults();
+            it.push(RUNNER, usage(100, 10, 50, 40, 8)).push(RUNNER, usage(300, 10, 90, 40, 8));
+            it.push(RUNNER, What::Phase(Phase::Draining)).push(RUNNER, drained);
+            it.finish(topic(), &[])
+        };
+        // Where nothing is sent any more, processes may have ended, and their connections with them.
+        accepted_with(&history(usage(100, 0, 50, 0, 0)), &limits);
+        rejected_with(&history(usage(300, 0, 50, 0, 0)), &limits, "endurance", "memory of the servers");
+        rejected_with(&history(usage(100, 0, 90, 0, 0)), &limits, "endurance", "keys");
+    }
+
+    #[test]
+    fn tasks_that_do_not_end_are_found() {
+        let limits = Limits { endurance: Some(Endurance::default()), ..limits() };
+        let history = |later: u64| {
+            let mut it = History::with_faults();
+            it.push(20, What::Tasks(20)).push(RUNNER, usage(100, 10, 50, 40, 8));
+            it.push(20, What::Tasks(later)).push(RUNNER, usage(100, 10, 50, 40, 8));
+            it.finish(topic(), &[])
+        };
+        accepted_with(&history(84), &limits);
+        rejected_with(&history(85), &limits, "endurance", "tasks of ");
     }
 }

@@ -247,6 +247,7 @@ impl Generator {
             Some(writer) => {
                 let fence = self.fence;
                 self.history.push(STORE, What::Write { lock: lock.clone(), fence, writer, accepted: true });
+                self.history.push(writer, What::Releasing { lock: lock.clone(), fence });
                 self.history.push(writer, What::Unlocked { lock, fence, released: true });
             }
             None => {
@@ -259,32 +260,31 @@ impl Generator {
     }
 
     fn fault(&mut self, with_data: bool) {
-        let victim = self.workers[self.rng.usize(..self.workers.len())];
+        let target = self.workers[self.rng.usize(..self.workers.len())];
         match self.rng.u32(..if with_data { 4 } else { 3 }) {
             0 => {
-                self.history.kill(victim);
-                self.workers.retain(|pid| *pid != victim);
+                self.history.kill(target);
+                self.workers.retain(|pid| *pid != target);
                 self.join();
                 self.history.wait(TTL_MS);
-                self.take_over(victim);
+                self.take_over(target);
             }
             1 => {
-                self.history.fault(Scope::Process(victim)).wait(TTL_MS + 50);
-                self.workers.retain(|pid| *pid != victim);
-                let (stale, lost) = self.take_over(victim);
-                self.history.mend();
-                self.workers.push(victim);
+                self.history.fault(Scope::Process(target)).wait(TTL_MS + 50);
+                self.workers.retain(|pid| *pid != target);
+                let (stale, lost) = self.take_over(target);
+                self.history.fault_ends();
+                self.workers.push(target);
                 // What it had in hand comes too late.
                 for handling in stale {
                     self.history.effect(&handling, false);
                 }
                 for (place, partition, epoch) in lost {
-                    self.history.push(victim, What::Unassigned { place, partition, epoch, lost: true });
+                    self.history.push(target, What::Unassigned { place, partition, epoch, lost: true });
                 }
             }
             2 => {
-                self.history.fault(Scope::Server).wait(self.rng.u64(10..300)).mend();
-                self.again(200);
+                self.history.fault(Scope::Server).wait(self.rng.u64(10..3_000)).fault_ends();
             }
             _ => {
                 let (before, rng) = (self.number, &mut self.rng);
@@ -294,7 +294,7 @@ impl Generator {
                     };
                     part.waiting.retain(|item| recent(item) || rng.bool());
                 }
-                self.history.fault(Scope::Data).wait(self.rng.u64(10..300)).mend();
+                self.history.fault(Scope::Data).wait(self.rng.u64(10..300)).fault_ends();
                 self.again(2_000);
             }
         }
@@ -318,13 +318,13 @@ impl Generator {
 
     /// The partitions and the messages of a process go to others; so does the lock. Returns the handlers that an owner
     /// was running, and the partitions.
-    fn take_over(&mut self, victim: u32) -> (Vec<Handling>, Vec<(Place, u32, u64)>) {
+    fn take_over(&mut self, target: u32) -> (Vec<Handling>, Vec<(Place, u32, u64)>) {
         let (mut running, mut lost) = (Vec::new(), Vec::new());
         let at: Vec<_> = self.parts.keys().cloned().collect();
         for (place, partition) in at {
             let part = self.parts.get_mut(&(place.clone(), partition)).expect("a partition");
-            let (is_task, is_theirs, epoch) = (place.group.is_empty(), part.owner == victim, part.epoch);
-            let in_hand = part.running.take_if(|(pid, _)| *pid == victim);
+            let (is_task, is_theirs, epoch) = (place.group.is_empty(), part.owner == target, part.epoch);
+            let in_hand = part.running.take_if(|(pid, _)| *pid == target);
             if let Some((_, item)) = &in_hand {
                 part.waiting.push_front(Item { crashes: item.crashes + 1, ..item.clone() });
             }
@@ -333,7 +333,7 @@ impl Generator {
             }
             let item = in_hand.map(|(_, item)| item);
             let handling = item.map(|item| self.handling(&place, partition, epoch, &item));
-            let others: Vec<u32> = self.workers.iter().copied().filter(|pid| *pid != victim).collect();
+            let others: Vec<u32> = self.workers.iter().copied().filter(|pid| *pid != target).collect();
             let owner = others[self.rng.usize(..others.len())];
             self.grant(&place, partition, owner);
             lost.push((place.clone(), partition, epoch));
@@ -348,7 +348,7 @@ impl Generator {
                 running.extend(newer.then_some(handling));
             }
         }
-        if self.holder == Some(victim) {
+        if self.holder == Some(target) {
             self.holder = None;
         }
         (running, lost)

@@ -9,7 +9,14 @@ fn locked(it: &mut History, pid: u32, fence: u64) -> &mut History {
     it.push(pid, What::Locked { lock: "ledger".to_owned(), fence, ttl_ms: 1_000 })
 }
 
+fn releasing(it: &mut History, pid: u32, fence: u64) -> &mut History {
+    it.push(pid, What::Releasing { lock: "ledger".to_owned(), fence })
+}
+
 fn unlocked(it: &mut History, pid: u32, fence: u64, released: bool) -> &mut History {
+    if released {
+        releasing(it, pid, fence);
+    }
     it.push(pid, What::Unlocked { lock: "ledger".to_owned(), fence, released })
 }
 
@@ -30,7 +37,7 @@ fn a_lock_goes_from_hand_to_hand() {
     unlocked(write(&mut it, 20, 5, true), 20, 5, true);
     // The next one may write its grant down before the one before writes down that it has let go.
     locked(&mut it, 21, 6);
-    locked(write(&mut it, 21, 6, true), 20, 7);
+    locked(releasing(write(&mut it, 21, 6, true), 21, 6), 20, 7);
     unlocked(&mut it, 21, 6, true);
     unlocked(write(&mut it, 20, 7, true), 20, 7, true);
     let report = accepted(&it.finish(topic(), &[]));
@@ -44,12 +51,26 @@ fn a_fence_that_does_not_increase_is_rejected_but_behind_a_fail_over() {
         locked(unlocked(&mut it, 20, 5, true), 21, fence);
         rejected(&it.finish(topic(), &[]), "locks", "worker-1 (20) was granted 5");
         let mut it = held();
-        unlocked(&mut it, 20, 5, true).fault(Scope::Data).mend();
+        unlocked(&mut it, 20, 5, true).fault(Scope::Data).fault_ends().wait(1_100);
         locked(&mut it, 21, fence);
         assert_eq!(accepted(&it.finish(topic(), &[])).figures.fences_regressed, 1);
         let of_one_clock = Limits { epochs_may_regress: false, ..limits() };
         rejected_with(&it.finish(topic(), &[]), &of_one_clock, "locks", "worker-1 (20) was granted 5");
     }
+}
+
+/// A primary that was replaced has answered too.
+#[test]
+fn the_answers_of_two_servers_come_in_any_order() {
+    let history = |fence: u64| {
+        let mut it = held();
+        unlocked(&mut it, 20, 5, true).fault(Scope::Data);
+        locked(&mut it, 21, fence);
+        it.fault_ends().finish(topic(), &[])
+    };
+    let of_one_clock = Limits { epochs_may_regress: false, ..limits() };
+    super::accepted_with(&history(4), &of_one_clock);
+    rejected_with(&history(5), &of_one_clock, "locks", "worker-1 (20) was granted 5");
 }
 
 #[test]
@@ -73,7 +94,7 @@ fn a_lock_that_is_held_is_not_granted() {
     let mut it = held();
     locked(&mut it, 21, 6);
     rejected(&it.finish(topic(), &[]), "locks", "worker-1 (20) holds it with fence 5");
-    unlocked(it.wait(300), 20, 5, true);
+    unlocked(&mut it, 20, 5, true);
     rejected(&it.finish(topic(), &[]), "locks", "and let it go at");
 }
 
@@ -90,8 +111,12 @@ fn a_holder_that_died_or_was_stopped_is_replaced_after_its_ttl() {
         accepted(&history(fault, 700));
         rejected(&history(fault, 500), "locks", "holds it with fence 5");
     }
-    rejected(&history(|it| _ = it.fault(Scope::Process(10)).mend(), 2_000), "locks", "holds it with fence 5");
-    accepted(&history(|it| _ = it.fault(Scope::Server).mend(), 100));
+    rejected(
+        &history(|it| _ = it.fault(Scope::Process(10)).fault_ends(), 2_000),
+        "locks",
+        "holds it with fence 5",
+    );
+    accepted(&history(|it| _ = it.fault(Scope::Server).fault_ends(), 100));
 }
 
 #[test]
@@ -110,7 +135,7 @@ fn the_store_accepts_no_earlier_fence_and_refuses_no_other() {
     let late = |accepted: bool| {
         let mut it = held();
         it.fault(Scope::Process(20)).wait(900);
-        write(locked(&mut it, 21, 6), 21, 6, true).mend();
+        write(locked(&mut it, 21, 6), 21, 6, true).fault_ends();
         write(&mut it, 20, 5, accepted);
         unlocked(&mut it, 20, 5, false);
         it.finish(topic(), &[])

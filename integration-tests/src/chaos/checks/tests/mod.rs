@@ -3,12 +3,13 @@
 mod builder;
 mod corruption;
 mod delivery;
+mod digest;
+mod duplicates;
 mod ending;
 mod generator;
 mod locks;
 mod order;
 mod ownership;
-mod story;
 
 use std::time::Duration;
 

@@ -58,7 +58,7 @@ fn a_suffix_is_not_repeated_within_an_epoch() {
     it.handle(20, &handling(1, 5)).handle(20, &handling(2, 5)).handle(20, &handling(1, 5));
     rejected(&it.finish(topic(), &[]), "order", "both in epoch 5");
     let mut it = two_sent();
-    it.handle(20, &handling(1, 5)).handle(20, &handling(2, 5)).fault(Scope::Data).mend();
+    it.handle(20, &handling(1, 5)).handle(20, &handling(2, 5)).fault(Scope::Data).fault_ends();
     it.handle(20, &handling(1, 5)).handle(20, &handling(2, 5));
     accepted(&it.finish(topic(), &[]));
 }

@@ -24,7 +24,7 @@ mod leases {
     #[test]
     fn a_fail_over_may_take_epochs_back() {
         let mut it = History::with_faults();
-        it.assign(20, 5).fault(Scope::Data).mend().unassign(20, 5, true).assign(21, 4);
+        it.assign(20, 5).fault(Scope::Data).fault_ends().wait(1_100).unassign(20, 5, true).assign(21, 4);
         let report = accepted(&it.finish(topic(), &[]));
         assert_eq!((report.figures.epochs_regressed, report.figures.losses), (1, 1));
         let of_one_clock = Limits { epochs_may_regress: false, ..limits() };
@@ -34,10 +34,10 @@ mod leases {
     #[test]
     fn a_stopped_process_may_write_its_grant_down_late() {
         let mut it = History::with_faults();
-        it.fault(Scope::Process(20)).mend().assign(21, 6).assign(20, 5);
+        it.fault(Scope::Process(20)).fault_ends().assign(21, 6).assign(20, 5);
         rejected(&it.finish(topic(), &[]), "leases", "is granted epoch 5");
         let mut it = History::with_faults();
-        it.fault(Scope::Process(20)).wait(1_000).assign(21, 6).wait(10).mend().assign(20, 5);
+        it.fault(Scope::Process(20)).wait(1_000).assign(21, 6).wait(10).fault_ends().assign(20, 5);
         accepted(&it.finish(topic(), &[]));
     }
 
@@ -57,7 +57,7 @@ mod leases {
     fn a_process_that_knows_its_loss_begins_nothing() {
         let history = |wait| {
             let mut it = History::with_faults();
-            it.assign(20, 5).send(message(1)).fault(Scope::Process(20)).mend().unassign(20, 5, true);
+            it.assign(20, 5).send(message(1)).fault(Scope::Process(20)).fault_ends().unassign(20, 5, true);
             it.wait(wait).handle(20, &handling(1, 5)).assign(21, 6);
             it.finish(topic(), &[])
         };
@@ -69,7 +69,7 @@ mod leases {
     fn the_store_refuses_an_old_epoch() {
         let mut it = History::with_faults();
         it.assign(20, 5).send(message(1)).send(message(2)).begin(20, &handling(1, 5));
-        it.fault(Scope::Process(20)).wait(1_000).assign(21, 6).handle(21, &handling(1, 6)).mend();
+        it.fault(Scope::Process(20)).wait(1_000).assign(21, 6).handle(21, &handling(1, 6)).fault_ends();
         it.handle(21, &handling(2, 6));
         let mut refused = it.clone();
         refused.effect(&handling(1, 5), false).unassign(20, 5, true);
@@ -103,7 +103,15 @@ mod leases {
         it.assign(20, 5).kill(20).wait(900).assign(21, 6);
         assert_eq!(accepted(&it.finish(topic(), &[])).figures.losses, 0);
         let mut it = History::with_faults();
-        it.assign(20, 5).fault(Scope::Server).wait(2_000).mend().unassign(20, 5, true).assign(21, 6);
+        it.assign(20, 5)
+            .fault(Scope::Process(21))
+            .wait(2_000)
+            .fault_ends()
+            .unassign(20, 5, true)
+            .assign(21, 6);
+        rejected(&it.finish(topic(), &[]), "leases", "lost epoch 5");
+        let mut it = History::with_faults();
+        it.assign(20, 5).fault(Scope::Server).wait(2_000).fault_ends().unassign(20, 5, true).assign(21, 6);
         accepted(&it.finish(topic(), &[]));
     }
 }
