@@ -30,7 +30,7 @@ pub struct PromoterConfig {
     /// Maximum number of messages moved per call, 1 to [`MAX_PROMOTE`]. The server is blocked meanwhile: 200 take about
     /// 1 ms. Default: [`MAX_PROMOTE`].
     pub limit: usize,
-    /// Longest sleep, which is the maximum delay that a lost wake-up can cause; at most a day. Default: 30 s.
+    /// Longest sleep, which is the maximum delay that a lost wake-up can cause; 10 ms to a day. Default: 30 s.
     pub longest_sleep: Duration,
 }
 
@@ -52,7 +52,9 @@ impl PromoterConfig {
         problems.require((1..=MAX_PROMOTE).contains(&self.limit), || {
             format!("limit is {}, 1 to {MAX_PROMOTE} are allowed", self.limit)
         });
-        problems.require(!self.longest_sleep.is_zero(), || "longest_sleep is zero".into());
+        problems.require(self.longest_sleep >= Duration::from_millis(10), || {
+            format!("longest_sleep is {:?}, at least 10ms are needed", self.longest_sleep)
+        });
         problems.require(self.longest_sleep <= LONGEST_SLEEP, || {
             format!("longest_sleep is {:?}, at most a day is allowed", self.longest_sleep)
         });

@@ -20,11 +20,14 @@ pub use letter::{DeadLetterOutcome, DeadLetterReport, IntoDeadLetterOutcome, Let
 use letter::Counts;
 use worker::DeadLetterWorker;
 
+/// Shortest [`poll`](DeadLetterConfig::poll): each sends a request for each partition.
+const SHORTEST_POLL: Duration = Duration::from_millis(10);
+
 /// Settings of a dead-letter consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeadLetterConfig {
-    /// Interval at which the consumer reads new letters. Default: 5 s.
+    /// Interval at which the consumer reads new letters. Default: 5 s; at least 10 ms.
     pub poll: Duration,
     /// Interval at which the consumer reads all letters again. This finds letters that were left for long enough, and
     /// those of consumers that died. Default: 60 s.
@@ -61,7 +64,9 @@ impl DeadLetterConfig {
         problems.require(self.hold >= Duration::from_secs(1), || {
             format!("hold is {:?}, at least 1s is needed to renew it in time", self.hold)
         });
-        problems.require(!self.poll.is_zero(), || "poll is zero: that is a busy loop".into());
+        problems.require(self.poll >= SHORTEST_POLL, || {
+            format!("poll is {:?}, at least {SHORTEST_POLL:?} are needed: less is a busy loop", self.poll)
+        });
         problems.require(self.sweep >= self.poll, || {
             format!("sweep is {:?}, shorter than poll {:?}", self.sweep, self.poll)
         });

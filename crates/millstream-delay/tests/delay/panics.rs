@@ -242,8 +242,11 @@ async fn sleeps_without_end_are_refused_and_long_ones_do_no_harm() {
     let backend = memory();
     let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
     let config = PromoterConfig::default().with_longest_sleep(std::time::Duration::MAX);
-    let error = DelayedPromoter::new(&backend, spec, config).expect_err("too long");
+    let error = DelayedPromoter::new(&backend, spec.clone(), config).expect_err("too long");
     assert!(error.to_string().contains("at most a day"), "{error}");
+    let config = PromoterConfig::default().with_longest_sleep(std::time::Duration::from_nanos(1));
+    let error = DelayedPromoter::new(&backend, spec, config).expect_err("too short");
+    assert!(error.to_string().contains("at least 10ms"), "{error}");
     let queue = open(&backend, 1).await;
     let worker = queue.worker().longest_sleep(std::time::Duration::MAX);
     let error = worker.start(async |_: Task<u64>| ()).await.expect_err("too long");

@@ -9,6 +9,15 @@ use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
 use millstream_core::{Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RetryPolicy, Start};
 
+/// Shortest [`max_wait`](ConsumerConfig::max_wait): a server waits for whole milliseconds, and a reader that waits for less
+/// sends one request after the other.
+const SHORTEST_WAIT: Duration = Duration::from_millis(10);
+/// Longest [`lease_ttl`](ConsumerConfig::lease_ttl): a day. Leases are renewed, so that a longer one only makes others wait
+/// after a crash.
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3_600);
+/// Longest [`rejoin_timeout`](ConsumerConfig::rejoin_timeout): 30 days.
+const LONGEST_REJOIN: Duration = Duration::from_secs(30 * 24 * 3_600);
+
 /// How many messages of one partition are handled at once, and in which order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,13 +82,13 @@ pub struct ConsumerConfig {
     /// Position at which a new group starts reading. Default: [`Start::Earliest`].
     pub start: Start,
     /// How long a partition stays owned without a renewal, and therefore how long its messages wait when its owner dies.
-    /// The lease is renewed three times in this period. Default: 10 s.
+    /// The lease is renewed three times in this period. Default: 10 s; 100 ms to a day.
     pub lease_ttl: Duration,
     /// Maximum number of messages of one partition that are read and not yet settled. With [`Sharing::Shared`] the
     /// maximum of this consumer over all partitions; other members do not get these messages. Default: 512.
     pub prefetch: usize,
     /// Maximum time that one request waits for messages. Waiting costs nothing; a shorter time costs more commands. If
-    /// the connection dies silently meanwhile, TCP detects it within half a minute. Default: 60 s.
+    /// the connection dies silently meanwhile, TCP detects it within half a minute. Default: 60 s; 10 ms to an hour.
     pub max_wait: Duration,
     /// How many messages of one partition are handled at once; with [`Sharing::Shared`], of all partitions together.
     /// Default: [`Concurrency::Serial`].
@@ -106,7 +115,7 @@ pub struct ConsumerConfig {
     /// restart that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.
     pub member_id: Option<MemberId>,
     /// How long the partitions of an instance with a [`member_id`](Self::member_id) are kept for it while it is away.
-    /// Default: 45 s, as in Kafka.
+    /// Default: 45 s, as in Kafka; at least [`lease_ttl`](Self::lease_ttl), and at most 30 days.
     pub rejoin_timeout: Duration,
     /// Maximum number of partitions of a topic that this instance takes. Default: no limit.
     pub max_partitions: Option<u32>,
@@ -164,6 +173,9 @@ impl ConsumerConfig {
         problems.require(self.lease_ttl >= Duration::from_millis(100), || {
             format!("lease_ttl is {:?}, at least 100ms are needed to renew it in time", self.lease_ttl)
         });
+        problems.require(self.lease_ttl <= LONGEST_LEASE, || {
+            format!("lease_ttl is {:?}, at most a day is allowed", self.lease_ttl)
+        });
         problems.require((1..=10_000).contains(&self.prefetch), || {
             format!("prefetch is {}, 1 to 10000 are allowed", self.prefetch)
         });
@@ -206,7 +218,15 @@ impl ConsumerConfig {
                 self.rejoin_timeout, self.lease_ttl
             )
         });
-        problems.require(!self.max_wait.is_zero(), || "max_wait is zero: that is a busy loop".into());
+        problems.require(self.rejoin_timeout <= LONGEST_REJOIN, || {
+            format!("rejoin_timeout is {:?}, at most 30 days are allowed", self.rejoin_timeout)
+        });
+        problems.require(self.max_wait >= SHORTEST_WAIT, || {
+            format!(
+                "max_wait is {:?}, at least {SHORTEST_WAIT:?} are needed: less is a busy loop",
+                self.max_wait
+            )
+        });
         problems.require(self.max_wait <= Duration::from_secs(3600), || {
             format!("max_wait is {:?}, at most an hour is allowed", self.max_wait)
         });

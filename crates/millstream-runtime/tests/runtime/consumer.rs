@@ -12,6 +12,7 @@ pub(crate) mod retries;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::support::*;
 use bytes::Bytes;
@@ -19,7 +20,7 @@ use millstream_core::catalog::Start;
 use millstream_core::log::Append;
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::{ErrorKind, Outcome, Reason, Topic};
-use millstream_runtime::{Concurrency, Delivery, Sharing};
+use millstream_runtime::{Concurrency, ConsumerConfig, Delivery, Sharing};
 
 #[tokio::test(start_paused = true)]
 async fn messages_are_handled_once_in_order_and_leave_nothing_behind() {
@@ -246,6 +247,59 @@ async fn never_more_is_read_than_there_is_room_for() {
     }
     assert!(*bench.log.largest_fetch.lock().expect("lock") <= 8);
     assert_eq!(consumer.shutdown().await.acked, 100);
+}
+
+/// Times are added to the clock: the longest ones must not overflow it, and longer ones are refused.
+#[tokio::test(start_paused = true)]
+async fn a_lease_lasts_up_to_a_day_and_a_name_is_kept_up_to_a_month() {
+    let day = Duration::from_secs(86_400);
+    for (ttl, rejoin, allowed) in [
+        (day, day, true),
+        (day, 30 * day, true),
+        (day + Duration::from_nanos(1), 30 * day, false),
+        (day, 30 * day + Duration::from_nanos(1), false),
+        (Duration::MAX, Duration::MAX, false),
+    ] {
+        let bench = bench();
+        let mut config = ConsumerConfig::default();
+        (config.lease_ttl, config.rejoin_timeout) = (ttl, rejoin);
+        config.member_id = Some("one".parse().expect("a name"));
+        let builder = bench.consumer(Topic::<u64>::new("numbers"), "g").config(config);
+        match builder.start(|_: Delivery<u64>| async {}).await {
+            Ok(consumer) => {
+                assert!(allowed, "{ttl:?}, {rejoin:?}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                consumer.shutdown().await;
+            }
+            Err(error) => {
+                assert!(!allowed && error.kind() == ErrorKind::InvalidConfig, "{error}");
+                let named =
+                    |problem: &String| problem.contains("lease_ttl") || problem.contains("rejoin_timeout");
+                assert!(error.problems().iter().all(named), "{error}");
+            }
+        }
+    }
+}
+
+/// The reader would send one request after the other, and time would not pass.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_is_a_busy_loop_is_refused() {
+    for (wait, allowed) in
+        [(Duration::ZERO, false), (Duration::from_nanos(1), false), (MS(9), false), (MS(10), true)]
+    {
+        let bench = bench();
+        let mut config = ConsumerConfig::default();
+        config.max_wait = wait;
+        let started = bench.consumer(Topic::<u64>::new("numbers"), "g").config(config);
+        match started.start(|_: Delivery<u64>| async {}).await {
+            Ok(consumer) => {
+                assert!(allowed, "{wait:?}");
+                tokio::time::sleep(MS(100)).await;
+                consumer.shutdown().await;
+            }
+            Err(error) => assert!(!allowed && error.to_string().contains("max_wait"), "{error}"),
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

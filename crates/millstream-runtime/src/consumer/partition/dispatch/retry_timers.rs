@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
+use millstream_core::Due;
 use millstream_core::log::Receipt;
 use tokio::time::Instant;
 
@@ -29,8 +30,9 @@ struct RetryTimer {
 }
 
 impl RetryTimers {
-    /// Adds a wait of `after`, counted from the moment that the note is written.
+    /// Adds a wait of `after`, counted from the moment that the note is written; at most [`Due::FAR`], as on the server.
     pub(in crate::consumer) fn after_note(&mut self, receipt: Receipt, after: Duration) {
+        let after = after.min(Due::FAR);
         self.waiting.insert(receipt, RetryTimer { after, due: None, queue: None });
     }
 
@@ -99,6 +101,15 @@ mod tests {
 
     fn receipt(ms: u64) -> Receipt {
         Receipt { source: Source::Log, id: MessageId::new(ms, 0) }
+    }
+
+    #[test]
+    fn the_longest_wait_is_that_of_the_server() {
+        let mut timers = RetryTimers::default();
+        let start = Instant::now();
+        timers.for_rest(receipt(1), Duration::MAX, start);
+        assert!(!timers.is_over(receipt(1), || start + S(60)));
+        assert!(timers.is_over(receipt(1), || start + Due::FAR));
     }
 
     #[test]
