@@ -114,12 +114,13 @@ impl Jitter {
     fn apply(self, delay: Duration, entropy: u64) -> Duration {
         // 53 bits make every f64 in [0, 1) of that precision equally likely.
         let random = (entropy >> 11) as f64 / (1u64 << 53) as f64;
-        // `min`: rounding must not make a delay longer than the computed one.
-        match self {
-            Self::None => delay,
-            Self::Equal => delay.mul_f64(random.mul_add(0.5, 0.5)).min(delay),
-            Self::Full => delay.mul_f64(random).min(delay),
-        }
+        let factor = match self {
+            Self::None => return delay,
+            Self::Equal => random.mul_add(0.5, 0.5),
+            Self::Full => random,
+        };
+        // Rounding must not make a delay longer than the computed one, nor than the longest duration.
+        Duration::try_from_secs_f64(delay.as_secs_f64() * factor).unwrap_or(delay).min(delay)
     }
 }
 
@@ -454,6 +455,17 @@ mod tests {
             &ByError::otherwise(Exponential::default()),
         ];
         assert!(fine.iter().all(|policy| policy.check().is_ok()));
+    }
+
+    #[test]
+    fn no_delay_is_too_long_for_its_jitter() {
+        for jitter in [Jitter::None, Jitter::Equal, Jitter::Full] {
+            for entropy in [0, 1, u64::MAX / 2, u64::MAX] {
+                assert!(jitter.apply(Duration::MAX, entropy) <= Duration::MAX, "{jitter:?}");
+            }
+            assert_eq!(jitter.apply(Duration::ZERO, u64::MAX), Duration::ZERO);
+        }
+        assert_eq!(Jitter::Equal.apply(Duration::MAX, u64::MAX), Duration::MAX, "rounded up");
     }
 
     #[test]

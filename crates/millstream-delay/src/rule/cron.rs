@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeZone, Utc};
 use chrono_tz::Tz;
 use millstream_core::error::{Problems, Result};
 
@@ -15,11 +15,15 @@ const MAX_LEN: usize = 512;
 /// Maximum number of single-time patterns that one pattern is split into.
 const MAX_PARTS: usize = 64;
 
+/// Years in which each date of the calendar falls on each weekday: the leap years among them are seven in a row.
+const ALL_DATES: (i32, &str) = (2000, "2000-2027");
+
 /// Cron pattern, with the time zone it is evaluated in.
 #[derive(Clone)]
 pub(super) struct Cron {
     zone: Tz,
     pattern: String,
+    /// Empty if no date matches.
     parts: Vec<croner::Cron>,
 }
 
@@ -80,10 +84,33 @@ fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
     };
     // The whole pattern is parsed first, so that the error quotes the pattern as it was written.
     let whole = parse(&pattern.to_owned())?;
+    if !has_date(pattern) {
+        return Ok(Vec::new());
+    }
     match take_apart(pattern) {
         Some(parts) => parts.iter().map(parse).collect(),
         None => Ok(vec![whole]),
     }
+}
+
+/// Returns whether a date matches the pattern in any year. A search for one like the 31st of February goes through 3,000
+/// years, each time that an occurrence is wanted; this one ends after 28.
+fn has_date(pattern: &str) -> bool {
+    let fields: Vec<_> = pattern.split(' ').collect();
+    let days = match fields.len() {
+        5 => &fields[2..5],
+        6 | 7 => &fields[3..6],
+        // A name like `@daily`, which has dates.
+        _ => return true,
+    };
+    let (first, years) = ALL_DATES;
+    let midnights = croner::Cron::from_str(&format!("0 0 0 {} {years}", days.join(" ")));
+    let begin = Utc.with_ymd_and_hms(first, 1, 1, 0, 0, 0).single();
+    // A pattern that cannot be tried is not one without dates.
+    midnights
+        .ok()
+        .zip(begin)
+        .is_none_or(|(midnights, begin)| midnights.find_next_occurrence(&begin, true).is_ok())
 }
 
 /// Splits a list of times of day: `0 2,14 * * *` into `0 2 * * *` and `0 14 * * *`. When clocks change, the crate fires

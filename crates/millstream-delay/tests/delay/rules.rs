@@ -1,6 +1,6 @@
 //! Rules: text, times, time zones, missed times. Pure functions.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use chrono::{DateTime, TimeZone};
 use chrono_tz::Tz;
@@ -119,6 +119,40 @@ fn cron_goes_by_the_clock_on_the_wall() {
     assert_eq!(rule.next_after(utc("2026-01-01T00:00:00Z")), Some(utc("2028-02-29T00:00:00Z")));
     assert_eq!(cron("0 0 30 2 *", "UTC").next_after(t(0)), None, "never, and not for ever");
     assert_eq!(cron("0 0 0 1 1 * 2026", "UTC").next_after(utc("2026-01-01T00:00:00Z")), None, "over");
+}
+
+/// A search for such a date must not go through all years of the calendar, again for each time of day.
+#[test]
+fn a_date_that_never_comes_is_known_at_once() {
+    let times = (0..60).map(|minute| minute.to_string()).collect::<Vec<_>>().join(",");
+    let begun = Instant::now();
+    for days in ["31 2 *", "30 2 *", "31 4,6,9,11 *", "30,31 FEB +MON", "31 2 * 2030-4000"] {
+        let seconds = if days.contains('-') { "0 " } else { "" };
+        for rule in
+            [cron(&format!("{seconds}{times} 0 {days}"), "UTC"), cron(&format!("0 */5 * {days}"), "UTC")]
+        {
+            for second in 0..20 {
+                assert_eq!(rule.next_after(t(second * 1_000)), None, "{rule}");
+            }
+            assert_eq!(rule.plan(t(0), t(SECS(86_400).as_millis() as u64)).next, None);
+        }
+    }
+    // Against a hang.
+    assert!(begun.elapsed() < SECS(60), "{:?}", begun.elapsed());
+    // Dates that come seldom are found.
+    let leap = cron("0 0 29 2 +MON", "UTC");
+    assert_eq!(leap.next_after(utc("2026-01-01T00:00:00Z")), Some(utc("2044-02-29T00:00:00Z")));
+    assert_eq!(leap.next_after(utc("2072-03-01T00:00:00Z")), Some(utc("2112-02-29T00:00:00Z")));
+    for (pattern, next) in [
+        ("0 0 31 4,5 *", "2026-05-31T00:00:00Z"),
+        ("0 0 L 2 *", "2026-02-28T00:00:00Z"),
+        ("0 0 * 2 MON#5", "2044-02-29T00:00:00Z"),
+        ("0 0 0 29 2 * 2048", "2048-02-29T00:00:00Z"),
+        ("@yearly", "2027-01-01T00:00:00Z"),
+    ] {
+        let found = cron(pattern, "UTC").next_after(utc("2026-01-01T00:00:00Z"));
+        assert_eq!(found, Some(utc(next)), "{pattern}");
+    }
 }
 
 #[test]
