@@ -9,7 +9,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
-use crate::message::dead_letter_retention::{DeadLetterRetention, whole_ms};
+use crate::message::dead_letter_retention::{DeadLetterRetention, shown, whole_ms};
 use crate::name::TopicName;
 
 pub use crate::partition::{Partition, TopicPartition};
@@ -74,9 +74,13 @@ impl Retention {
             ("age", Some(Some(ms))) => Self::Age(Duration::from_millis(ms)),
             ("length", Some(Some(entries))) => Self::Length(entries),
             ("consumed" | "keep" | "consumed-after" | "age" | "length", _) => {
-                return Err(Error::new(ErrorKind::Protocol, format!("the retention {text:?} is invalid")));
+                let why = format!("the retention {:?} is invalid", shown(text));
+                return Err(Error::new(ErrorKind::Protocol, why));
             }
-            _ => return Err(Error::new(ErrorKind::Unsupported, format!("unknown retention {text:?}"))),
+            _ => {
+                let why = format!("unknown retention {:?}", shown(text));
+                return Err(Error::new(ErrorKind::Unsupported, why));
+            }
         })
     }
 
@@ -460,6 +464,14 @@ mod tests {
             ("keep:1", ErrorKind::Protocol),
         ] {
             assert_eq!(Retention::parse(text).expect_err(text).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_shows_the_beginning_of_a_text() {
+        for text in ["x".repeat(10_000), format!("age:{}", "9".repeat(10_000))] {
+            let error = Retention::parse(&text).expect_err("no retention").to_string();
+            assert!(error.len() < 200 && error.contains(&text[..64]), "{} bytes", error.len());
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::leases::Lease;
+use millstream_core::wire;
 use redis::{RedisError, ServerError};
 
 use crate::address::Address;
@@ -159,9 +160,10 @@ pub(crate) fn answered(error: ServerError) -> Error {
     translate(&RedisError::from(error), Phase::Sent)
 }
 
-/// Returns the error for an answer that the protocol does not allow.
-pub(crate) fn unexpected(what: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Protocol, format!("unexpected answer of the server: {what}"))
+/// Returns the error for an answer that the protocol does not allow. What it quotes of the answer is cut to 1,024 bytes.
+pub(crate) fn unexpected(what: impl fmt::Display) -> Error {
+    let what = what.to_string();
+    Error::new(ErrorKind::Protocol, format!("unexpected answer of the server: {}", wire::cut(&what)))
 }
 
 fn classify(error: &RedisError, phase: Phase) -> ErrorKind {
@@ -238,6 +240,12 @@ mod tests {
     use std::io;
 
     use super::*;
+
+    #[test]
+    fn an_answer_is_quoted_up_to_a_length() {
+        let error = unexpected(format_args!("{:?} instead of a score", "é".repeat(10_000))).to_string();
+        assert!(error.contains("éé") && error.len() < 1_100, "{} bytes", error.len());
+    }
 
     /// Parses an error line as the client does.
     fn wire(line: &str) -> RedisError {

@@ -11,6 +11,8 @@ const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 /// Longest time of a retention, in milliseconds: the range in which Lua counts exactly. It is 285,000 years.
 const MAX_MS: u64 = 1 << 53;
+/// Maximum number of characters of a stored text in an error.
+const MAX_SHOWN: usize = 64;
 
 /// Rule by which a group's dead letters are dropped: by age, by number, by both, or, by default, not at all.
 ///
@@ -118,12 +120,13 @@ impl DeadLetterRetention {
         if text == "keep" {
             return Ok(Self::KEEP);
         }
-        let invalid = || Error::new(ErrorKind::Protocol, format!("the retention {text:?} is invalid"));
+        let shown = shown(text);
+        let invalid = || Error::new(ErrorKind::Protocol, format!("the retention {shown:?} is invalid"));
         let mut parsed = Self::KEEP;
         for rule in text.split(',') {
             let (word, figure) = rule.split_once(':').unwrap_or((rule, ""));
             if !matches!(word, "age" | "length" | "keep") {
-                let message = format!("unknown retention of dead letters {text:?}");
+                let message = format!("unknown retention of dead letters {shown:?}");
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             let figure = figure.parse().ok().filter(|figure| *figure > 0).ok_or_else(invalid)?;
@@ -170,6 +173,11 @@ impl Overdue {
             Self::Length => "length",
         }
     }
+}
+
+/// Returns the beginning of a stored text, for an error: the text may be large, since others can write it.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN).collect()
 }
 
 /// Returns whole milliseconds, rounded up, at most 2^53.
@@ -229,6 +237,14 @@ mod tests {
             ("age:1,age:2", ErrorKind::Protocol),
         ] {
             assert_eq!(DeadLetterRetention::parse(text).expect_err(text).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_shows_the_beginning_of_a_text() {
+        for text in ["x".repeat(10_000), format!("age:{}", "9".repeat(10_000))] {
+            let error = DeadLetterRetention::parse(&text).expect_err("no retention").to_string();
+            assert!(error.len() < 200 && error.contains(&text[..64]), "{} bytes", error.len());
         }
     }
 

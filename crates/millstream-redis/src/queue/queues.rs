@@ -14,7 +14,7 @@ use crate::scripts::script;
 /// Fields of a queue's meta hash.
 const META: [&str; 3] = ["shards", "format", "deadLetterRetention"];
 
-fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
+pub(crate) fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
     let [shards, format, of_dead] = reply::tuple(meta)?;
     if shards == Value::Nil && format == Value::Nil {
         return Err(unknown(name));

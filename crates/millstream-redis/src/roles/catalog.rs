@@ -25,6 +25,8 @@ use crate::conn::replies::reply;
 use crate::scripts::script;
 use count_range::{Walk, above};
 pub(crate) use groups::gone;
+#[cfg(feature = "fuzzing")]
+pub(crate) use settings::read as read_settings;
 
 /// Maximum number of partitions of one pipeline: a topic may have 16,384.
 const CHUNK: usize = 500;

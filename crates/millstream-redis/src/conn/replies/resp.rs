@@ -13,6 +13,9 @@ const MAX_LINE: usize = 64 << 10;
 const MAX_STRING: usize = 512 << 20;
 /// Maximum number of values in an array.
 const MAX_ARRAY: usize = 1 << 30;
+/// Maximum length of a number in bytes, with its sign: that of `i64::MIN`. It bounds what is scanned again when more bytes
+/// of an unfinished number arrive.
+const MAX_NUMBER: usize = 20;
 
 /// Head of an array, or a complete value of any other type.
 #[derive(Debug, PartialEq)]
@@ -89,6 +92,7 @@ fn number(bytes: &[u8]) -> Result<Option<(i64, usize)>> {
     loop {
         match bytes.get(at) {
             None => return Ok(None),
+            Some(b'0'..=b'9') if at == MAX_NUMBER => return Err(unexpected("a number that is too long")),
             Some(digit @ b'0'..=b'9') => {
                 let digit = i64::from(digit - b'0');
                 let next = n.checked_mul(10).and_then(|n| n.checked_add(if minus { -digit } else { digit }));
@@ -220,6 +224,19 @@ mod tests {
         b"*0\r\n",
         b"*2\r\n*2\r\n$1\r\na\r\n*1\r\n*0\r\n+x\r\n",
     ];
+
+    #[test]
+    fn a_number_without_an_end_is_an_error_after_its_longest_form() {
+        for begin in [":", "$", "*", ":-", "$-", "*-"] {
+            let endless = format!("{begin}{}", "0".repeat(MAX_NUMBER + 1));
+            let mut scanner = Scanner::default();
+            scanner.begin(1);
+            assert!(scanner.scan(endless.as_bytes()).is_err(), "{endless}");
+        }
+        let least = format!(":{}\r\n", i64::MIN);
+        assert_eq!(least.len(), ":\r\n".len() + MAX_NUMBER);
+        assert_eq!(scan(least.as_bytes(), 1, &[1]).expect("a number"), [least.into_bytes()]);
+    }
 
     #[test]
     fn what_is_no_reply_is_an_error_at_once() {

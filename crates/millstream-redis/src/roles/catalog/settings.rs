@@ -104,7 +104,7 @@ impl RedisBackend {
     }
 }
 
-fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
+pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let [partitions, format, retention, max_length, deleting, generation, of_dead, earlier] =
         reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
