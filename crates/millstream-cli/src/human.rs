@@ -172,10 +172,10 @@ mod tests {
     fn a_retention_reads_as_it_is_typed() {
         for text in ["consumed", "keep", "length:5", "age:7d", "consumed-after:90m", "age:25h", "age:1500ms"]
         {
-            assert_eq!(crate::parse::retention(text).map(retention).as_deref(), Ok(text));
+            assert_eq!(super::super::parse::retention(text).map(retention).as_deref(), Ok(text));
         }
         for text in ["keep", "age:90m", "length:5", "age:1500ms,length:7"] {
-            let parsed = crate::parse::dead_letter_retention(text);
+            let parsed = super::super::parse::dead_letter_retention(text);
             assert_eq!(parsed.map(dead_letter_retention).as_deref(), Ok(text));
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDate, NaiveTime};
 use millstream::{DeadLetterRetention, MessageId, Retention, Start, Timestamp};
 
-use crate::human;
+use super::human;
 
 /// Parses a duration: `500ms`, `30s`, `5m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -113,10 +113,14 @@ impl fmt::Display for Position {
             Self::Earliest => f.write_str("earliest"),
             Self::Latest => f.write_str("latest"),
             Self::Id(id) => id.fmt(f),
-            Self::When(When::At(time)) => f.write_str(&human::time(*time)),
-            Self::When(When::Ago(time)) => write!(f, "{} ago", human::duration(*time)),
+            Self::When(When::At(time)) => {
+                let shown = human::time(*time);
+                // A year above 9999 has no date that can be typed.
+                if when(&shown).is_ok() { f.write_str(&shown) } else { time.as_millis().fmt(f) }
+            }
+            Self::When(When::Ago(time)) => write!(f, "{} ago", human::exact(*time)),
             Self::When(When::In(Duration::ZERO)) => f.write_str("now"),
-            Self::When(When::In(time)) => write!(f, "in {}", human::duration(*time)),
+            Self::When(When::In(time)) => write!(f, "in {}", human::exact(*time)),
         }
     }
 }
@@ -270,6 +274,24 @@ mod tests {
         assert_eq!(at("1970-01-01T00:00:05Z"), Ok(Start::At(Timestamp::from_millis(5_000))));
         for wrong in ["", "first", "7", "7-", "1s"] {
             assert!(position(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_position_is_shown_as_it_can_be_typed() {
+        for (typed, shown) in [
+            ("end", "latest"),
+            ("7-3", "7-3"),
+            ("now", "now"),
+            ("2h ago", "2h ago"),
+            ("1h30m ago", "90m ago"),
+            ("in 200s", "in 200s"),
+            ("2026-01-31", "2026-01-31T00:00:00.000Z"),
+            ("18446744073709551615", "18446744073709551615"),
+        ] {
+            let read = position(typed).expect(typed);
+            assert_eq!(read.to_string(), shown);
+            assert_eq!(position(shown), Ok(read), "{typed}");
         }
     }
 
