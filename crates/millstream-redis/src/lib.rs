@@ -22,6 +22,10 @@ mod entries;
 mod queue;
 mod roles;
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use acl::{Access, acl};
 pub use backend::RedisBackend;
 #[cfg(feature = "tls")]

@@ -31,7 +31,7 @@ impl<'a> Cursor<'a> {
         Self { bytes, at: 0 }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
