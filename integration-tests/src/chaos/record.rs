@@ -175,6 +175,8 @@ pub enum What {
         fault: u32,
         /// Its scope.
         scope: Scope,
+        /// When it ended: that no fail-over follows is known later.
+        ended_us: u64,
     },
     /// A fault has ended.
     FaultEnded(u32),

@@ -165,13 +165,6 @@ impl Deployment {
         Self { topology, servers, links, ca, disk, network: network.ok(), _certificates: certificates }
     }
 
-    /// Waits until no fail-over follows any more from a fault that has ended, where there are replicas.
-    pub fn settle(&self) {
-        if self.topology.has_replicas() {
-            self.servers.wait_settled();
-        }
-    }
-
     /// Returns the slot of a partition of the topic.
     ///
     /// # Panics

@@ -209,9 +209,9 @@ impl<'a> Log<'a> {
         fault
     }
 
-    /// Records that a fault turned out to have another scope.
-    pub fn kept(&self, fault: u32, scope: Scope) {
-        self.sink.write(What::Kept { fault, scope });
+    /// Records that a fault, which has ended at this time, turned out to have another scope.
+    pub fn kept(&self, fault: u32, scope: Scope, ended_us: u64) {
+        self.sink.write(What::Kept { fault, scope, ended_us });
     }
 
     /// Records that a fault has ended.

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Kind, Log, Scope, Turns, sleep_until};
 use crate::chaos::deployment::Deployment;
 use crate::chaos::setup::{OWNERS, PARTITIONS, keys, partition};
-use crate::history::Sink;
+use crate::history::{Sink, now_us};
 use crate::proxy::Way;
 use crate::server::Server;
 
@@ -47,67 +47,66 @@ fn cause(
     let on = format!("node {at}");
     let long = ttl.mul_f64(0.1 + random.f64() * 1.9);
     let short = Duration::from_millis(random.u64(50..400));
-    // Where there are replicas, a server that does not answer may be replaced.
-    let away = |scope| if deployment.topology.has_replicas() { Scope::Data } else { scope };
-    let (cut_off, stopped) = (away(Scope::Links), away(Scope::Server));
+    // Where servers watch each other, whatever keeps one from answering may lead to a fail-over.
+    let watched = deployment.topology.has_replicas();
+    let feared = |scope| if watched { Scope::Data } else { scope };
+    let (links, server) = (feared(Scope::Links), feared(Scope::Server));
     let before = deployment.servers.primaries();
+    let settle = |deployment: &Deployment, log: &Log<'_>, fault: u32, scope: Scope| {
+        let ended_us = now_us();
+        if watched {
+            deployment.servers.wait_settled();
+            if deployment.servers.primaries() == before {
+                log.kept(fault, scope, ended_us);
+            }
+        }
+        log.ended(fault);
+    };
     match kind {
         Kind::Delay => {
-            let fault = log.begins(kind, "all links", Scope::Links);
+            let fault = log.begins(kind, "all links", links);
             deployment.links.iter().for_each(|link| link.delay(short / 4));
             std::thread::sleep(long);
             deployment.links.iter().for_each(|link| link.delay(Duration::ZERO));
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Links);
         }
         Kind::Slow => {
             let rate = random.u64(100_000..2_000_000);
-            let fault = log.begins(kind, &format!("all links: {rate} bytes/s"), Scope::Links);
+            let fault = log.begins(kind, &format!("all links: {rate} bytes/s"), links);
             deployment.links.iter().for_each(|link| link.rate(Some(rate)));
             std::thread::sleep(long);
             deployment.links.iter().for_each(|link| link.rate(None));
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Links);
         }
         Kind::DropPackets => {
             let Some(network) = &deployment.network else { return };
             let percent = random.u32(5..40);
-            let fault = log.begins(kind, &format!("{on}: {percent} of 100"), cut_off);
+            let fault = log.begins(kind, &format!("{on}: {percent} of 100"), links);
             let node = deployment.servers.nodes()[at];
             network.drop_packets(node.tls_port().unwrap_or(node.port()), percent);
             std::thread::sleep(long);
             network.drop_nothing();
-            deployment.settle();
-            if deployment.servers.primaries() == before {
-                log.kept(fault, Scope::Links);
-            }
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Links);
         }
         Kind::Cut => {
-            let fault = log.begins(kind, &on, cut_off);
+            let fault = log.begins(kind, &on, links);
             deployment.links[at].cut();
             std::thread::sleep(long);
             deployment.links[at].heal();
-            deployment.settle();
-            if deployment.servers.primaries() == before {
-                log.kept(fault, Scope::Links);
-            }
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Links);
         }
         Kind::HalfOpen => {
-            let fault = log.begins(kind, &on, cut_off);
+            let fault = log.begins(kind, &on, links);
             deployment.links[at].freeze(Way::Up);
             deployment.links[at].freeze(Way::Down);
             std::thread::sleep(long);
             // Nobody hears of the end: the connections are gone.
             deployment.links[at].reset();
             deployment.links[at].heal();
-            deployment.settle();
-            if deployment.servers.primaries() == before {
-                log.kept(fault, Scope::Links);
-            }
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Links);
         }
         Kind::LostReplies => {
-            let fault = log.begins(kind, &on, Scope::Links);
+            let fault = log.begins(kind, &on, links);
             for _ in 0..random.u32(1..6) {
                 deployment.links[at].freeze(Way::Down);
                 std::thread::sleep(Duration::from_millis(random.u64(5..80)));
@@ -115,20 +114,20 @@ fn cause(
                 deployment.links[at].thaw();
                 std::thread::sleep(Duration::from_millis(random.u64(20..200)));
             }
-            deployment.servers.wait_whole();
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Links);
         }
         Kind::KillClients => {
-            let fault = log.begins(kind, &on, Scope::Server);
+            let fault = log.begins(kind, &on, server);
             ask(deployment, at, &["CLIENT", "KILL", "TYPE", "normal"]);
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Server);
         }
         Kind::PauseClients => {
-            let fault = log.begins(kind, &on, Scope::Server);
+            // Those that watch the server are clients as well.
+            let fault = log.begins(kind, &on, server);
             let ms = long.as_millis().to_string();
             ask(deployment, at, &["CLIENT", "PAUSE", &ms, "ALL"]);
             std::thread::sleep(long);
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Server);
         }
         Kind::FlushScripts => {
             let fault = log.begins(kind, &on, Scope::Server);
@@ -136,15 +135,11 @@ fn cause(
             log.ended(fault);
         }
         Kind::StopServer => {
-            let fault = log.begins(kind, &on, stopped);
+            let fault = log.begins(kind, &on, server);
             deployment.servers.nodes()[at].pause();
             std::thread::sleep(long);
             deployment.servers.nodes()[at].resume();
-            deployment.settle();
-            if deployment.servers.primaries() == before {
-                log.kept(fault, Scope::Server);
-            }
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Server);
         }
         Kind::RestartServer => {
             let fault = log.begins(kind, &on, Scope::Server);
@@ -154,11 +149,11 @@ fn cause(
             log.ended(fault);
         }
         Kind::OutOfMemory => {
-            let fault = log.begins(kind, &on, Scope::Server);
+            let fault = log.begins(kind, &on, server);
             ask(deployment, at, &["CONFIG", "SET", "maxmemory", "1mb"]);
             std::thread::sleep(long / 2);
             ask(deployment, at, &["CONFIG", "SET", "maxmemory", "0"]);
-            log.ended(fault);
+            settle(deployment, log, fault, Scope::Server);
         }
         Kind::DiskFull => {
             let Some(disk) = &deployment.disk else { return };

@@ -62,13 +62,14 @@ impl<'a> Reader<'a> {
                 let fault = Fault { number: *fault, kind, scope: *scope, life: hit, from: at, to: None };
                 self.digest.faults.push(fault);
             }
-            What::Kept { fault, scope } => {
+            What::Kept { fault, scope, ended_us } => {
                 let of = self.digest.faults.iter_mut().rev().find(|one| one.number == *fault);
-                of.into_iter().for_each(|fault| fault.scope = *scope);
+                let to = Some(Moment { us: *ended_us, ..at });
+                of.into_iter().for_each(|fault| (fault.scope, fault.to) = (*scope, to));
             }
             What::FaultEnded(number) => {
                 let open = self.digest.faults.iter_mut().rev().find(|fault| fault.number == *number);
-                open.into_iter().for_each(|fault| fault.to = Some(at));
+                open.into_iter().for_each(|fault| _ = fault.to.get_or_insert(at));
             }
             What::Runs { name, role } => self.digest.lives[life].named = Some((name, role)),
             What::Gone { orderly } => {

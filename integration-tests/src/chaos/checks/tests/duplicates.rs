@@ -94,7 +94,9 @@ fn a_server_that_is_away_a_shutdown_and_another_partition_explain_nothing() {
     // What was taken for a loss of data may have been none.
     it = one_sent();
     it.handle(20, &handling(1, 5)).fault(Scope::Data);
-    it.push(RUNNER, What::Kept { fault: 1, scope: Scope::Server }).fault_ends().handle(20, &handling(1, 5));
+    it.push(RUNNER, What::Kept { fault: 1, scope: Scope::Server, ended_us: 0 })
+        .fault_ends()
+        .handle(20, &handling(1, 5));
     rejected(&it.finish(topic(), &[]), "duplicates", "without a cause");
 }
 
