@@ -58,14 +58,14 @@ pub fn missing(bytes: &[u8], wanted: usize) -> Result<usize> {
 pub fn read(reply: &[u8]) -> Result<String> {
     let cursor = || Cursor::new(reply);
     let _ = (cursor().streams(), cursor().id(), cursor().array(), cursor().ok());
-    cursor().value().map(convert)
+    cursor().value().map(|value| convert(&value))
 }
 
 /// Reads one reply as the client does, in either version of the protocol, and returns its value as text; `None` if it is
 /// none.
 #[must_use]
 pub fn read_by_client(reply: &[u8]) -> Option<String> {
-    redis::parse_redis_value(reply).ok().map(convert)
+    redis::parse_redis_value(reply).ok().map(|value| convert(&value))
 }
 
 /// Returns the errors of the ways in which a reply can be read that cannot read this one.
@@ -98,7 +98,7 @@ pub fn errors(reply: &[u8]) -> Vec<Error> {
 }
 
 /// Converts a value in every way in which replies are converted, and returns it as text.
-fn convert(value: Value) -> String {
+fn convert(value: &Value) -> String {
     let _ = (reply::entries(value.clone()), reply::streams(value.clone()), reply::deliveries(value.clone()));
     let _ = (reply::group(value.clone(), "g"), reply::pairs(value.clone()), reply::tuple::<2>(value.clone()));
     let _ = (reply::int(value.clone()), reply::count(value.clone()), reply::maybe_bytes(value.clone()));
