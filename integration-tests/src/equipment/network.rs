@@ -33,7 +33,8 @@ impl Network {
     /// If the filter does not accept it.
     pub fn drop_packets(&self, port: u16, percent: u32) {
         // A comparison that is always true is none that `nft` accepts.
-        let chance = if percent < 100 { format!("numgen random mod 100 < {percent} ") } else { String::new() };
+        let chance =
+            if percent < 100 { format!("numgen random mod 100 < {percent} ") } else { String::new() };
         for side in ["dport", "sport"] {
             let rule = format!("tcp {side} {port} {chance}drop");
             call("nft", &["add", "rule", "inet", "faults", "input", &rule]).expect("a rule");

@@ -82,7 +82,7 @@ pub(super) async fn locks_and_calls(input: &mut Input<'_>) {
             next.release().await.expect("released");
         }
         Err(error) => {
-            assert!(error.to_string().contains("ttl") || error.to_string().contains("fence"), "{error}")
+            assert!(error.to_string().contains("ttl") || error.to_string().contains("fence"), "{error}");
         }
     }
     let (ttl, kept, wait) = (time(input), time(input), time(input));
