@@ -37,7 +37,7 @@ fn sender(
 
 /// With `appendfsync everysec`, `Fsynced` loses nothing, and `Stored` what came after the last sync.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "8 of 25 confirmed messages were missing in the first of three rounds: is it the simulation, or the promise?"]
+#[ignore = "fails on Valkey, which answers WAITAOF before the file is synced; other servers are not fetched"]
 async fn what_waited_for_the_disk_survives_the_loss_of_power_and_what_did_not_may_be_lost() {
     let power = Power::new();
     let (name, library) = power.env();
