@@ -1,5 +1,7 @@
 //! A server per test, a namespace per test, and short words for raw commands.
 
+pub(crate) mod slow;
+
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

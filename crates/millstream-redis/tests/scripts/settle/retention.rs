@@ -1,5 +1,6 @@
 //! Retention on a real server: what a stopped group keeps, and that the memory comes back.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millstream_core::catalog::{Catalog, Start};
@@ -9,6 +10,7 @@ use millstream_core::name::GroupName;
 use millstream_core::topic::Retention;
 use millstream_core::{ErrorKind, Log, MessageId};
 
+use crate::server::slow::Slow;
 use crate::server::{Bench, fetch, fields, grant};
 
 const ENTRIES: usize = 20_000;
@@ -177,24 +179,28 @@ async fn large_entries_are_dropped_few_at_a_time() {
 /// The lease changes hands in the middle of it: entries dropped by then are lost for every group, and reported.
 #[tokio::test]
 async fn what_was_dropped_before_an_error_is_told() {
-    let bench = Bench::private(&[]).await;
+    let mut bench = Bench::private(&[]).await;
     append_large(&bench, 1_000).await;
-    let (log, fence) = (bench.log(), bench.fence());
-    let taken = async {
-        let mut raw = bench.raw.clone();
-        loop {
-            let left: usize =
-                redis::cmd("XLEN").arg(log.as_str()).query_async(&mut raw).await.expect("a length");
-            if left < 1_000 {
-                let set = redis::cmd("HSET").arg(fence.as_str()).arg(&["token", "another"]).clone();
-                return set.exec_async(&mut raw).await.expect("taken");
-            }
+    let slow = Slow::new(&bench).await;
+    slow.gate.left.store(0, Ordering::SeqCst);
+    let (backend, lease) = (slow.backend.clone(), bench.lease.clone());
+    let trims = tokio::spawn(async move { backend.trim(&lease, Retention::Length(1)).await });
+    let length = format!("XLEN {}", bench.log());
+    // Every request is held up, until something is dropped.
+    let left = loop {
+        slow.gate.here.notified().await;
+        let left = bench.int(&length).await;
+        if left < 1_000 {
+            break left;
         }
+        slow.gate.left.store(0, Ordering::SeqCst);
+        slow.gate.go.notify_one();
     };
-    let (trimmed, ()) = tokio::join!(bench.backend.trim(&bench.lease, Retention::Length(1)), taken);
-    let trimmed = trimmed.expect("what was done is told");
-    let left: usize =
-        redis::cmd("XLEN").arg(log.as_str()).query_async(&mut bench.raw.clone()).await.expect("a length");
+    bench.cmd(&format!("HSET {} token another", bench.fence())).await;
+    slow.gate.go.notify_one();
+    let trimmed = trims.await.expect("no panic").expect("what was done is told");
+    assert_eq!(bench.int(&length).await, left, "dropped without the lease");
+    let left = usize::try_from(left).expect("a length");
     assert_eq!(trimmed.dropped, 1_000 - left);
     let unread: u64 = trimmed.lost.iter().map(|lost| lost.unread).sum();
     assert_eq!(unread, trimmed.dropped as u64, "{trimmed:?}");
