@@ -119,7 +119,7 @@ impl Kind {
     }
 
     /// Chooses the kinds of a run: each of those that can occur with a chance of one half, at least two of processes and
-    /// three of servers and links, and at most [`MOST`] of either, so that even a short run causes each.
+    /// three of servers and links, and at most four of either, so that even a short run causes each.
     #[must_use]
     pub fn choose(topology: Topology, random: &mut fastrand::Rng) -> Vec<Self> {
         let mut chosen = Vec::new();
