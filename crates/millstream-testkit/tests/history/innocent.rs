@@ -112,6 +112,35 @@ fn an_assignment_leaves_a_living_member_out() {
     }
 }
 
+#[test]
+fn a_member_is_dropped_before_an_outage_and_left_out_after_it() {
+    let left_out = |apart, back| {
+        let mut story = lived();
+        story.handle(1, 1);
+        story.handle(2, 1);
+        story.tell(Event::Apart("i2".into()));
+        story.wait(MS(apart));
+        if back {
+            story.tell(Event::Together("i2".into()));
+            story.wait(MS(500));
+        }
+        story.tell(Event::OutageBegan);
+        story.wait(MS(750));
+        if !back {
+            story.tell(Event::Together("i2".into()));
+        }
+        story.wait(MS(750));
+        story.tell(Event::OutageEnded);
+        story.wait(MS(100));
+        publish(&mut story, &["i1"]);
+        story
+    };
+    holds(lives(false), &left_out(1_000, false));
+    // Its ttl passes during the outage, or it is heard again before.
+    breaks_under(lives(false), "KEPT", &left_out(500, false));
+    breaks_under(lives(false), "KEPT", &left_out(1_000, true));
+}
+
 fn hand(story: &mut Story, id: u64, to: &str, how: Handing) {
     story.tell(Event::Handed { origin: origin(id), to: to.into(), how });
 }

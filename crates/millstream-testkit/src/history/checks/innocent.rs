@@ -90,6 +90,11 @@ pub(super) fn published(
         if shares.iter().any(|(name, _)| name == process) {
             continue;
         }
+        // A member that was apart for its ttl may be dropped before an outage, and the next assignment follow after it.
+        let back = story.processes.back_since(lives.lease_ttl);
+        if back.is_some_and(|back| story.processes.may_expire_before(process, back, lives.member_ttl)) {
+            continue;
+        }
         let heard = report.at.saturating_sub(lives.member_ttl + 2 * lives.lease_ttl);
         if let Some(why) = is_innocent(story, process, heard, lives, report.at) {
             report.breach("KEPT", format!("the assignment of {group} leaves a member out: {why}"));

@@ -160,6 +160,19 @@ impl Processes {
         })
     }
 
+    /// Whether the ttl of a process may have passed before the outage that ended then, since it was stopped or cut off
+    /// alone, and may not have been heard again by the beginning of the outage.
+    pub(crate) fn may_expire_before(&self, instance: &str, back: Duration, ttl: Duration) -> bool {
+        let Some((began, _)) = self.outages.iter().find(|(_, end)| *end == Some(back)) else { return false };
+        // The last heartbeat before the fault is up to a third of a ttl older, the first one after it as much later.
+        let third = ttl / 3;
+        self.known.get(instance).is_some_and(|process| {
+            let expires =
+                |(from, to): &Span| *from + 2 * third <= *began && to.is_none_or(|to| to + third > *began);
+            process.apart.iter().any(expires)
+        })
+    }
+
     /// Whether a process of this name is known.
     pub(crate) fn knows(&self, instance: &str) -> bool {
         self.known.contains_key(instance)
