@@ -30,6 +30,15 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum time to keep working after we announced that we leave, until our partitions are assigned to others.
 const LONGEST_LEAVE: Duration = Duration::from_secs(1);
 
+/// When the next heartbeat follows.
+enum Next {
+    /// After this time, or when the group changes.
+    Beat(Duration),
+    /// After this time, whatever happens. A change of the group that no heartbeat has answered yet is there each time that it is
+    /// looked for: it would take the place of every pause.
+    Retry(Duration),
+}
+
 /// The partitions that this instance should own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::consumer) enum Target {
@@ -102,9 +111,13 @@ impl Membership {
         let stop = self.context.stop.clone();
         let stay = async {
             self.beating.begin_round(Duration::ZERO);
-            while let Some(pause) = self.run_once().await {
+            while let Some(next) = self.run_once().await {
+                let (Next::Beat(pause) | Next::Retry(pause)) = next;
                 self.beating.begin_round(pause);
-                self.rest(pause).await;
+                match next {
+                    Next::Beat(pause) => self.rest(pause).await,
+                    Next::Retry(pause) => sleep(pause).await,
+                }
             }
         };
         tokio::select! {
@@ -116,9 +129,9 @@ impl Membership {
         self.target.send_replace(Target::Left);
     }
 
-    /// Sends one heartbeat and acts on the reply. Returns the maximum pause to the next one; `None` if another process
-    /// has taken our member id, or the topic or group was deleted.
-    async fn run_once(&mut self) -> Option<Duration> {
+    /// Sends one heartbeat and acts on the reply. Returns when the next one follows; `None` if another process has taken our
+    /// member id, or the topic or group was deleted.
+    async fn run_once(&mut self) -> Option<Next> {
         let pulse = match self.beat().await {
             Ok(pulse) => pulse,
             Err(error) if error.kind() == ErrorKind::Fenced => {
@@ -131,23 +144,23 @@ impl Membership {
             }
             Err(error) => {
                 let pause = self.beating.failed(&error, &*self.context.observer);
-                return Some(self.context.retry_pause(&error, pause));
+                return Some(Next::Retry(self.context.retry_pause(&error, pause)));
             }
         };
         self.beating.succeeded(&*self.context.observer);
         let regular = self.regular(&pulse);
-        let Some(due) = self.take_in(pulse) else { return Some(regular) };
+        let Some(due) = self.take_in(pulse) else { return Some(Next::Beat(regular)) };
         let early = due.saturating_duration_since(Instant::now());
         if !early.is_zero() {
-            return Some(regular.min(early));
+            return Some(Next::Beat(regular.min(early)));
         }
-        Some(match self.assign().await {
+        Some(Next::Beat(match self.assign().await {
             Ok(()) => {
                 self.assigning.succeeded(&*self.context.observer);
                 SHORTEST_PAUSE
             }
             Err(error) => self.assigning.failed(&error, &*self.context.observer).min(regular),
-        })
+        }))
     }
 
     async fn beat(&mut self) -> Result<HeartbeatReply> {
