@@ -21,7 +21,8 @@ pub enum Outcome {
     /// policy's last attempt is the last.
     RetryAt(Timestamp, BoxError),
     /// Not now: redelivered after this time as the same attempt. This is no failure: no attempt is used, no error is
-    /// recorded and the policy is not called, so a message can be postponed for ever.
+    /// recorded and the policy is not called, so a message can be postponed for ever. With no time, a handler that always
+    /// returns this is called as fast as the server answers.
     Snooze(Duration),
     /// Never retried: it becomes a dead letter.
     DeadLetter(BoxError),

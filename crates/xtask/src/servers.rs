@@ -120,13 +120,12 @@ impl Line {
     }
 }
 
-/// The path of the Valkey that the runs under faults use: what `MILLSTREAM_TEST_VALKEY` names, or the newest line, which is
-/// fetched if it is missing.
-pub(crate) fn newest_valkey() -> Result<String> {
-    if let Ok(path) = env::var("MILLSTREAM_TEST_VALKEY") {
+/// The path of a server: what the environment variable names, or the one of this line, which is fetched if it is missing.
+pub(crate) fn path(variable: &str, name: &str) -> Result<String> {
+    if let Ok(path) = env::var(variable) {
         return Ok(path);
     }
-    let line = LINES.iter().rfind(|line| line.name.starts_with("valkey")).context("a line of Valkey")?;
+    let line = LINES.iter().find(|line| line.name == name).context("a line of that name")?;
     Ok(line.fetch()?.path.display().to_string())
 }
 

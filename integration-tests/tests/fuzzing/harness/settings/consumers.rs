@@ -76,8 +76,8 @@ pub(super) async fn consumer(input: &mut Input<'_>) {
     let counted = handled.clone();
     let builder = ConsumerBuilder::new(backend.clone(), NUMBERS, "g", Arc::new(Ignore)).upkeep(promoter);
     let started = builder.config(config).start(move |_: Delivery<u64>| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let outcome = outcome(of, after);
+        let number = counted.fetch_add(1, Ordering::Relaxed);
+        let outcome = outcome(of, after, number);
         async move { outcome }
     });
     let consumer = match started.await {

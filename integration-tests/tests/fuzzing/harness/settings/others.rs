@@ -42,8 +42,8 @@ pub(super) async fn worker(input: &mut Input<'_>) {
     let handled = Arc::new(AtomicU64::new(0));
     let counted = handled.clone();
     let started = queue.worker().config(config).start(move |_: Task<u64>| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let outcome = outcome(of, after);
+        let number = counted.fetch_add(1, Ordering::Relaxed);
+        let outcome = outcome(of, after, number);
         async move { outcome }
     });
     let worker = match started.await {
