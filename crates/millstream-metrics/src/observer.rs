@@ -388,6 +388,7 @@ impl Observer for MetricsObserver {
             Event::ConsumerStarted { health, .. } => self.checks.add(health.clone()),
             Event::WorkerStarted { health, .. } => self.checks.add_worker(health.clone()),
             Event::LoopsStarted { group, loops } => self.checks.add_loops(group.cloned(), loops.clone()),
+            Event::CallMarkerLost { calls } => self.rarely(&table::CALL_MARKERS_LOST, &[calls], 1),
             Event::LockAcquired { .. } | Event::LockEnded { .. } | Event::LockBusy { .. } => {
                 self.locks(event);
             }

@@ -19,6 +19,8 @@ const CONSUMER: &[&str] = &["topic", "group", "consumer"];
 const SHARD: &[&str] = &["queue", "shard"];
 /// One election. Locks have no label: their names are often made from data, and would be too many series.
 const ELECTION: &[&str] = &["election"];
+/// One name of idempotent calls.
+const CALLS: &[&str] = &["calls"];
 /// One worker of a delay queue.
 const WORKER: &[&str] = &["queue", "worker"];
 
@@ -67,6 +69,8 @@ table! {
         "Messages acknowledged without the handler, because the check before a redelivery found that they were handled.";
     MARKERS_LOST = Counter Events "millstream_markers_lost_total" GROUP,
         "Operations that another message or instance began while their handler ran: their effect may have happened twice.";
+    CALL_MARKERS_LOST = Counter Events "millstream_call_markers_lost_total" CALLS,
+        "Idempotent calls whose work another call began while it ran: its effect may have happened twice.";
     LATE_ACKS = Counter Events "millstream_late_acks_total" GROUP,
         "Settlements of messages that were no longer pending: settled before, by another owner, or deleted.";
     GHOSTS = Counter Events "millstream_ghosts_total" GROUP,

@@ -269,7 +269,7 @@ impl Millstream {
     /// # async fn charge(_: u64) -> Result<Receipt, std::io::Error> { Ok(Receipt { number: 7 }) }
     /// ```
     pub fn idempotent(&self, name: impl Into<String>) -> IdempotentCalls {
-        IdempotentCalls::new(&self.backend, name)
+        IdempotentCalls::new(&self.backend, name).with_observer(self.observer.clone())
     }
 
     /// Builds a relay of the outbox in `database`: it sends the messages that were written there in transactions.

@@ -231,6 +231,12 @@ pub enum Event<'a> {
         /// Id of the message in the partition's log.
         origin: MessageId,
     },
+    /// The marker of an idempotent call was lost while its work ran: it expired, and another call began the work. Its effect
+    /// may have happened twice.
+    CallMarkerLost {
+        /// The name of the calls.
+        calls: &'a str,
+    },
     /// This instance now owns a partition.
     Assigned {
         /// The partition.

@@ -11,9 +11,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::codec::Json;
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::{Event, Ignore};
 use millstream_core::idempotency::{Begun, MAX_RESULT_LEN, Marker, Operation, check_begin, check_complete};
-use millstream_core::panics::{decode, encode};
-use millstream_core::{Backend, GroupName, TopicName};
+use millstream_core::panics::{Careful, decode, encode};
+use millstream_core::{Backend, GroupName, Observer, TopicName};
 use millstream_loops::{ControlThread, LeaseClock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,6 +64,7 @@ pub struct IdempotentCalls {
     backend: Backend,
     control: ControlThread,
     clock: Arc<LeaseClock>,
+    observer: Arc<dyn Observer>,
     name: String,
     times: Times,
 }
@@ -102,6 +104,7 @@ impl IdempotentCalls {
             backend: backend.clone(),
             control: ControlThread::of(backend),
             clock: LeaseClock::of(backend),
+            observer: Arc::new(Ignore),
             name: name.into(),
             times: Times {
                 lease_ttl: Duration::from_secs(30),
@@ -130,6 +133,12 @@ impl IdempotentCalls {
     pub fn wait(mut self, wait: Duration) -> Self {
         self.times.wait = wait;
         self
+    }
+
+    /// Returns the same calls with an observer, which receives [`CallMarkerLost`](Event::CallMarkerLost). Default: none; calls of
+    /// a `Millstream` have its observer.
+    pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
+        Self { observer: Careful::over(Arc::new(observer)), ..self }
     }
 
     /// Runs `work`, unless a call with this key has done it: then returns the result of that one. A key has 1 to 256 bytes.
@@ -196,7 +205,7 @@ impl IdempotentCalls {
         check_complete(b"", self.times.retention)?;
         let role = self.backend.idempotency()?.clone();
         let marker = Marker::new(operation, &holder, &token, self.times.lease_ttl);
-        task::begin(role, marker, self.times, &self.control, self.clock.clone()).await
+        task::begin(role, marker, self.times, &self.control, self.clock.clone(), self.observer.clone()).await
     }
 }
 

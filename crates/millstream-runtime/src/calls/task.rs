@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::{Event, Observer};
 use millstream_core::idempotency::{Begun, Idempotency, Marker};
 use millstream_loops::{ControlThread, LeaseClock};
 use tokio::sync::oneshot;
@@ -63,10 +64,11 @@ pub(super) async fn begin(
     times: Times,
     control: &ControlThread,
     clock: Arc<LeaseClock>,
+    observer: Arc<dyn Observer>,
 ) -> Result<std::result::Result<Running, Begun>> {
     let (reply, begun) = oneshot::channel();
     let (sender, ended) = oneshot::channel();
-    let task = Task { role, marker, times, clock };
+    let task = Task { role, marker, times, clock, observer };
     // Not aborted with the call: the task ends by itself when the call has gone.
     drop(control.spawn(task.run(reply, ended)).detach());
     let gone = || Error::new(ErrorKind::Unconfirmed, "the task of the call ended abnormally");
@@ -81,6 +83,7 @@ struct Task {
     marker: Marker,
     times: Times,
     clock: Arc<LeaseClock>,
+    observer: Arc<dyn Observer>,
 }
 
 impl Task {
@@ -95,10 +98,15 @@ impl Task {
         if !is_started {
             return;
         }
-        match self.extend_until(ended).await {
+        let mut is_lost = false;
+        match self.extend_until(ended, &mut is_lost).await {
             Some(End::Complete(result, reply)) => {
+                let completed = self.complete(&result).await;
+                if !is_lost && completed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) {
+                    self.lost();
+                }
                 // Nobody receives it if the call was dropped or did not wait so long.
-                let _ = reply.send(self.complete(&result).await);
+                let _ = reply.send(completed);
             }
             Some(End::Abandon(reply)) => {
                 self.abandon().await;
@@ -160,8 +168,16 @@ impl Task {
         (self.times.lease_ttl / 3).min(PAUSES[1])
     }
 
-    /// Extends the marker, three times per ttl, until the work has ended. `None` if the call was dropped.
-    async fn extend_until(&self, mut ended: oneshot::Receiver<End>) -> Option<End> {
+    /// Reports that another call has begun the work.
+    fn lost(&self) {
+        let operation = &self.marker.operation;
+        tracing::warn!(%operation, "the marker was taken over while the work ran");
+        self.observer.observe(&Event::CallMarkerLost { calls: operation.topic.as_str() });
+    }
+
+    /// Extends the marker, three times per ttl, until the work has ended. `None` if the call was dropped. Sets `is_lost` if another
+    /// call has begun the work.
+    async fn extend_until(&self, mut ended: oneshot::Receiver<End>, is_lost: &mut bool) -> Option<End> {
         let period = self.times.lease_ttl / 3;
         let mut next = self.clock.now() + period;
         loop {
@@ -174,8 +190,8 @@ impl Task {
             next = asked + period;
             match self.role.extend(std::slice::from_ref(&self.marker)).await.pop() {
                 Some(Err(error)) if error.kind() == ErrorKind::Fenced => {
-                    let operation = &self.marker.operation;
-                    tracing::warn!(%operation, "the marker was taken over while the work ran");
+                    *is_lost = true;
+                    self.lost();
                     return ended.await.ok();
                 }
                 // One lost request does no harm: a marker that expired is revived unless another call began.

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::idempotency::{Begun, Idempotency, Marker, Operation};
-use millstream_core::{Backend, Error, ErrorKind, Result};
+use millstream_core::{Backend, Error, ErrorKind, Event, Observer, Result};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{CallError, IdempotentCalls};
 use tokio::sync::Notify;
@@ -85,6 +85,20 @@ struct Place {
     faulty: Arc<Faulty>,
     calls: IdempotentCalls,
     done: Arc<AtomicUsize>,
+    /// How often it was told that a marker was lost.
+    lost: Arc<AtomicUsize>,
+}
+
+/// Counts markers that were lost.
+struct Lost(Arc<AtomicUsize>);
+
+impl Observer for Lost {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::CallMarkerLost { calls } = event {
+            assert_eq!(*calls, "charges");
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }
 
 fn place() -> Place {
@@ -94,7 +108,9 @@ fn place() -> Place {
     let faulty = Arc::new(Faulty { inner, away, lose, begun: Notify::new(), slow });
     let backend = backend.with_idempotency(faulty.clone());
     let calls = IdempotentCalls::new(&backend, "charges").lease_ttl(TTL).retention(HOUR * 24).wait(HOUR * 2);
-    Place { faulty, calls, done: Arc::default() }
+    let lost = Arc::new(AtomicUsize::new(0));
+    let calls = calls.with_observer(Lost(lost.clone()));
+    Place { faulty, calls, done: Arc::default(), lost }
 }
 
 impl Place {
@@ -281,6 +297,28 @@ async fn a_marker_that_was_taken_over_is_reported_with_the_value() {
     let called = called.expect("the work was done");
     assert_eq!((called.value, called.is_duplicate), (1, false));
     assert_eq!(called.not_kept.map(|error| error.kind()), Some(ErrorKind::Fenced));
+    assert_eq!(place.lost.load(Ordering::SeqCst), 1, "told once");
+}
+
+/// No extension notices it: the completion does.
+#[tokio::test(start_paused = true)]
+async fn a_marker_that_was_taken_over_at_the_end_is_told_too() {
+    let place = place();
+    let operation =
+        Operation::new("charges".parse().expect("a name"), "_calls".parse().expect("a name"), "key");
+    let operation = operation.expect("an operation");
+    let taken = async || {
+        let role = &place.faulty.inner;
+        place.faulty.away_for(TTL * 2);
+        sleep(TTL + TTL / 2).await;
+        let begun = role.begin(&operation, "b", "t", HOUR).await.expect("an answer");
+        assert!(matches!(begun, Begun::Started(_)), "{begun:?}");
+        Ok::<usize, io::Error>(1)
+    };
+    let called = place.calls.run("key", taken).await.expect("the work was done");
+    // The end is not confirmed while the server is away; it is told when it answers again.
+    assert_eq!(called.not_kept.map(|error| error.kind()), Some(ErrorKind::Fenced));
+    assert_eq!(place.lost.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -127,3 +127,25 @@ async fn markers_that_are_lost_are_counted() {
         .await;
     consumer.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_whose_markers_are_lost_are_counted() {
+    let redis = Redis::start();
+    let scene = Fixture::at(&redis.url()).await;
+    let calls = scene.mq.idempotent("charges").lease_ttl(Duration::from_secs(60));
+    let operation = Operation::new("charges".parse().expect("name"), "_calls".parse().expect("name"), "7");
+    let operation = operation.expect("an operation");
+    let marker = scene.keys.marker(&operation).to_string();
+    let role = scene.mq.backend().idempotency().expect("the role");
+    let work = async || {
+        // The marker is gone, as after a fail-over that lost it, and somebody else begins the work.
+        redis.cli(&["DEL", &marker]);
+        let begun = role.begin(&operation, "another", "its-token", Duration::from_secs(60)).await;
+        assert!(matches!(begun, Ok(Begun::Started(_))), "{begun:?}");
+        Ok::<u64, Error>(7)
+    };
+    let called = calls.run("7", work).await.expect("the work was done");
+    assert_eq!(called.not_kept.map(|error| error.kind()), Some(ErrorKind::Fenced));
+    let of: [(&str, &str); 1] = [("calls", "charges")];
+    scene.sees("the loss is counted", &[("call_markers_lost_total", &of, 1.0)]).await;
+}
