@@ -2,6 +2,7 @@
 
 mod field;
 mod input;
+mod once;
 mod parse;
 mod progress;
 mod send;
@@ -39,17 +40,19 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// (json); or the whole input is one message (raw).
 ///
 /// A line of JSON: `{"payload": …, "key": "…", "headers": {"name": "value"}, "partition": 0, "delay": "10s", "at":
-/// "2026-01-31T12:00:00Z", "id": "…"}`. Only the payload is required: a string is sent as its text, any other value as
+/// "2026-01-31T12:00:00Z", "id": "…", "dedup": "…", "unique": "…"}`. Only the payload is required: a string is sent as its text, any other value as
 /// its JSON, unchanged. For bytes there are `payload_base64`, `key_base64`, and `{"base64": "…"}` as the value of a
 /// header. The output of `tail --format json` can be sent again. Values of a line take precedence over options.
 ///
 /// A line that cannot be sent is reported on stderr (the first ten of them), the others are sent, and the exit code is
 /// 1 (with --skip-bad 0). Messages are sent in the order of lines, and the input is read no faster than it is sent. If
-/// the server accepts no more messages, the command ends and prints the line at which to continue.
+/// the server accepts no more messages, the command ends and prints the line at which to continue. With --dedup-field a
+/// file can be sent again from its beginning: what is stored already is not stored again.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream produce orders --key-field customer < orders.ndjson
   echo 'hello' | millstream produce orders --key eu --header source=shell
+  millstream produce orders --dedup-field order.id --dedup-window 1d < orders.ndjson
   millstream tail orders --from earliest --format json | millstream produce copies --format json --create --ignore-partition
   millstream produce reminders --format raw --delay 2h --id trial-ends:42 reminder.json")]
 pub(crate) struct Produce {
@@ -100,6 +103,17 @@ pub(crate) struct Produce {
     /// Replaces the message that waits under the same id, at the time at which that one is due
     #[arg(long, conflicts_with_all = ["replace", "debounce"])]
     keep_last: bool,
+    /// Takes the dedup id from this field of the payload: a message is not stored if one with this id and key was stored
+    /// within the window. Lines without the field are not sent. Not with a due time
+    #[arg(long, value_name = "NAME")]
+    dedup_field: Option<String>,
+    /// The time for which dedup ids count, 100 ms to 7 days
+    #[arg(long, value_parser = options::duration, default_value = "5m", value_name = "TIME")]
+    dedup_window: Duration,
+    /// Takes the unique id from this field of the payload: a message is not stored while a group has to settle one with
+    /// this id. Lines without the field are not sent. Not with a due time
+    #[arg(long, conflicts_with = "dedup_field", value_name = "NAME")]
+    unique_field: Option<String>,
     /// Maximum rate of messages: `100/s`, `6000/m`
     #[arg(long, value_parser = rate, value_name = "N/s")]
     rate: Option<f64>,
@@ -151,6 +165,8 @@ struct Summary {
     scheduled: u64,
     /// Messages that were not sent, since a message waits under the same id.
     kept: u64,
+    /// Messages that were stored before, under the same dedup id or unique id.
+    duplicates: u64,
     /// Lines that could not be sent.
     bad: u64,
     /// Bytes of payloads that were sent.
@@ -295,7 +311,8 @@ impl Produce {
             .retention(spec.retention)
             .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
-        Ok(cx.mq.producer(topic).delivery_timeout(self.timeout).durability(self.durability).await?)
+        let producer = cx.mq.producer(topic).delivery_timeout(self.timeout).durability(self.durability);
+        Ok(producer.dedup_window(self.dedup_window).await?)
     }
 }
 
@@ -314,6 +331,9 @@ impl Summary {
         }
         if self.kept > 0 {
             text += &format!("; {} not sent, since one waits under the same id", human::count(self.kept));
+        }
+        if self.duplicates > 0 {
+            text += &format!("; {} not sent, since they were stored before", human::count(self.duplicates));
         }
         if self.bad > 0 && counts_bad {
             text += &format!("; {} could not be sent", human::of(self.bad, "line", "lines"));

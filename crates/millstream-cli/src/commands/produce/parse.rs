@@ -6,6 +6,7 @@ use millstream::{Envelope, Limits};
 
 use crate::commands::message::{content, json};
 use crate::commands::produce::field::Field;
+use crate::commands::produce::once::{Once, OnceField};
 use crate::commands::produce::{Format, MissingKey, Produce};
 
 /// A message that is ready to be sent.
@@ -19,6 +20,14 @@ pub(super) struct Outgoing {
     pub(super) due: Option<Due>,
     /// The id under which it waits.
     pub(super) id: Option<String>,
+    /// The id by which it is stored once.
+    pub(super) once: Option<Once>,
+}
+
+impl Outgoing {
+    fn new(line: u64, envelope: Envelope) -> Self {
+        Self { line, envelope, partition: None, due: None, id: None, once: None }
+    }
 }
 
 /// The options that apply to every message.
@@ -33,6 +42,7 @@ pub(super) struct Parser {
     ignore_partition: bool,
     due: Option<Due>,
     id: Option<String>,
+    once_field: Option<OnceField>,
 }
 
 impl Parser {
@@ -47,6 +57,7 @@ impl Parser {
             ignore_partition: options.ignore_partition,
             due: options.due.due(),
             id: options.id.clone(),
+            once_field: OnceField::new(options),
         }
     }
 
@@ -56,9 +67,7 @@ impl Parser {
     /// The fault in the line.
     pub(super) fn parse(&self, number: u64, line: Bytes) -> Result<Option<Outgoing>, String> {
         let mut message = match self.format {
-            Format::Lines | Format::Raw => {
-                Outgoing { line: number, envelope: Envelope::new(line), partition: None, due: None, id: None }
-            }
+            Format::Lines | Format::Raw => Outgoing::new(number, Envelope::new(line)),
             Format::Json if line.trim_ascii().is_empty() => return Ok(None),
             Format::Json => {
                 let read = json::read(&line)?;
@@ -69,7 +78,8 @@ impl Parser {
                     (None, None) => None,
                 };
                 let partition = read.partition.filter(|_| !self.ignore_partition);
-                Outgoing { line: number, envelope: read.envelope, partition, due, id: read.id }
+                let once = Once::of_line(read.dedup, read.unique)?;
+                Outgoing { partition, due, id: read.id, once, ..Outgoing::new(number, read.envelope) }
             }
         };
         self.complete(&mut message)?;
@@ -101,6 +111,14 @@ impl Parser {
                 ));
             }
             ScheduleId::new(id).map_err(|error| error.to_string())?;
+        }
+        if let (None, Some(field)) = (&message.once, &self.once_field) {
+            message.once = Some(field.of(&message.envelope.payload)?);
+        }
+        if message.once.is_some() && message.due.is_some() {
+            return Err(
+                "a dedup id or unique id, and a delay or at: what is sent for later has an id (--id)".into(),
+            );
         }
         message.envelope.check(&Limits::default()).map_err(|error| error.to_string())
     }
@@ -144,6 +162,20 @@ mod tests {
     }
 
     #[test]
+    fn an_id_by_which_it_is_stored_once_is_the_lines_or_from_a_field() {
+        let once = |options, line| parsed(options, line).map(|it| it.expect("one").once);
+        let (dedup, unique) =
+            (|id: &str| Some(Once::Dedup(id.into())), |id: &str| Some(Once::Unique(id.into())));
+        assert_eq!(once("--format json", r#"{"payload":1,"dedup":"d"}"#), Ok(dedup("d")));
+        assert_eq!(once("--format json", r#"{"payload":1,"unique":"u"}"#), Ok(unique("u")));
+        assert_eq!(once("--format json", r#"{"payload":1}"#), Ok(None));
+        assert_eq!(once("--dedup-field a.b", r#"{"a":{"b":7}}"#), Ok(dedup("7")));
+        assert_eq!(once("--unique-field a", r#"{"a":"x"}"#), Ok(unique("x")));
+        let own = r#"{"payload":{"a":"x"},"unique":"u"}"#;
+        assert_eq!(once("--format json --dedup-field a", own), Ok(unique("u")));
+    }
+
+    #[test]
     fn a_line_of_text_is_its_bytes() {
         let it = parsed("", "{\"a\": 1}\r").expect("a message").expect("one");
         assert_eq!(it.envelope, Envelope::new("{\"a\": 1}\r"));
@@ -169,6 +201,13 @@ mod tests {
             ("--format json", "{\"payload\":1,\"delay\":\"soon\"}", "\"soon\" is not a time"),
             ("--format json", "{\"payload\":1,\"at\":\"soon\"}", "\"soon\" is not a point in time"),
             ("--format json", "{\"payload\":1,\"at\":\"in 1s\",\"delay\":\"1s\"}", "both delay and at"),
+            ("--format json", "{\"payload\":1,\"dedup\":\"x\",\"unique\":\"x\"}", "both dedup and unique"),
+            (
+                "--format json --delay 1s",
+                "{\"payload\":1,\"dedup\":\"x\"}",
+                "what is sent for later has an id",
+            ),
+            ("--dedup-field a", "{\"b\":1}", "no field \"a\""),
             ("--format json", "{\"payload\":1,\"id\":\"x\"}", "only what is sent for later"),
             ("--format json", "{\"payload\":1,\"id\":\"\",\"delay\":\"1s\"}", "schedule id is empty"),
         ];

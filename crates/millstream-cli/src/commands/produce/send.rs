@@ -8,6 +8,7 @@ use millstream::delay::{Due, Placed};
 use millstream::{DelayedRecord, Error, ErrorKind, Producer, Record};
 use tokio::time::Instant;
 
+use crate::commands::produce::once::Once;
 use crate::commands::produce::parse::Outgoing;
 use crate::commands::produce::progress::Progress;
 use crate::commands::produce::{Produce, Summary};
@@ -32,6 +33,17 @@ pub(super) enum Ended {
     Interrupted(String),
 }
 
+/// What became of a message that was accepted.
+#[derive(Clone, Copy, Debug)]
+enum Accepted {
+    /// It is in the log.
+    Stored,
+    /// One with its dedup id or unique id was stored before.
+    Duplicate,
+    /// It waits for its due time, or another one does.
+    Later(Placed),
+}
+
 /// Sends messages and counts the results.
 pub(super) struct Sender<'a> {
     options: &'a Produce,
@@ -50,7 +62,8 @@ impl<'a> Sender<'a> {
 
     /// Returns the number of messages that the server has stored.
     pub(super) fn taken(&self) -> u64 {
-        self.summary.sent + self.summary.scheduled + self.summary.kept
+        let Summary { sent, scheduled, kept, duplicates, .. } = self.summary;
+        sent + scheduled + kept + duplicates
     }
 
     /// Returns the number of messages in a piece.
@@ -79,7 +92,11 @@ impl<'a> Sender<'a> {
     pub(super) async fn send(&mut self, piece: &[Outgoing], progress: &Progress) -> Option<String> {
         let outcomes = match &self.producer {
             Some(producer) => send(producer, piece, self.options).await,
-            None => piece.iter().map(|it| Ok(it.due.map(|_| Placed::New))).collect(),
+            None => {
+                let accepted =
+                    |it: &Outgoing| it.due.map_or(Accepted::Stored, |_| Accepted::Later(Placed::New));
+                piece.iter().map(|it| Ok(accepted(it))).collect()
+            }
         };
         let mut failed: Option<(u64, Error)> = None;
         let mut unclear = 0;
@@ -91,13 +108,15 @@ impl<'a> Sender<'a> {
                 Err(error) => error.kind() == ErrorKind::Unconfirmed,
             });
             match outcome {
-                Ok(Some(Placed::Kept)) => self.summary.kept += 1,
-                Ok(placed) => {
+                Ok(Accepted::Later(Placed::Kept)) => self.summary.kept += 1,
+                Ok(Accepted::Duplicate) => self.summary.duplicates += 1,
+                Ok(Accepted::Stored) => {
                     self.summary.bytes += bytes;
-                    match placed {
-                        None => self.summary.sent += 1,
-                        Some(_) => self.summary.scheduled += 1,
-                    }
+                    self.summary.sent += 1;
+                }
+                Ok(Accepted::Later(_)) => {
+                    self.summary.bytes += bytes;
+                    self.summary.scheduled += 1;
                 }
                 Err(error) if is_of_message(error.kind()) => {
                     let names_partition = message.partition.is_some() && self.options.partition.is_none();
@@ -136,12 +155,12 @@ fn is_of_message(kind: ErrorKind) -> bool {
     matches!(kind, Encode | Exists | InvalidConfig | InvalidName | TooLarge)
 }
 
-/// Returns one result per message in their order; for delayed ones with the placement.
+/// Returns one result per message in their order.
 async fn send(
     producer: &Producer<Bytes>,
     piece: &[Outgoing],
     options: &Produce,
-) -> Vec<Result<Option<Placed>, Error>> {
+) -> Vec<Result<Accepted, Error>> {
     let now = piece.iter().filter(|it| it.due.is_none()).map(record);
     let later = piece.iter().filter_map(|it| it.due.map(|due| (it, due))).map(|(it, due)| {
         let record = match due {
@@ -160,8 +179,10 @@ async fn send(
     let (mut now, mut later) = (now.into_iter(), later.into_iter());
     let unanswered = || Err(Error::new(ErrorKind::Protocol, "the producer returned no result"));
     let outcome = |it: &Outgoing| match it.due {
-        None => now.next().map_or_else(unanswered, |sent| sent.map(|_| None)),
-        Some(_) => later.next().map_or_else(unanswered, |sent| sent.map(|sent| Some(sent.placed))),
+        None => now.next().map_or_else(unanswered, |sent| {
+            sent.map(|sent| if sent.is_duplicate { Accepted::Duplicate } else { Accepted::Stored })
+        }),
+        Some(_) => later.next().map_or_else(unanswered, |sent| sent.map(|sent| Accepted::Later(sent.placed))),
     };
     piece.iter().map(outcome).collect()
 }
@@ -171,5 +192,10 @@ fn record(message: &Outgoing) -> Record<'_, Bytes> {
     let record = Record::new(&envelope.payload);
     let record = envelope.key.iter().fold(record, Record::key);
     let record = message.partition.iter().fold(record, |record, partition| record.partition(*partition));
+    let record = match &message.once {
+        Some(Once::Dedup(id)) => record.dedup(id),
+        Some(Once::Unique(id)) => record.unique(id),
+        None => record,
+    };
     envelope.headers.iter().fold(record, |record, (name, value)| record.header(name, value))
 }

@@ -60,6 +60,32 @@ async fn lines_of_json_say_what_a_message_is() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_sent_again_is_stored_once() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    topic(&mq, "orders", 4).await;
+    let counts = |args: &[&str], lines: &str| {
+        let args = [&["produce", "orders", "--json"], args].concat();
+        let said: Value = serde_json::from_str(&fed(&cli, &args, lines)).expect("JSON");
+        ["sent", "duplicates", "bad"].map(|name| said[name].as_u64().expect("a number"))
+    };
+    let (first, all) = ("{\"id\": 1}\n{\"id\": 2}\n", "{\"id\": 1}\n{\"id\": 2}\n{\"id\": 3}\n");
+    let by_field = ["--dedup-field", "id", "--dedup-window", "1h"];
+    assert_eq!(counts(&by_field, first), [2, 0, 0]);
+    assert_eq!(counts(&by_field, all), [1, 2, 0]);
+    assert_eq!(stored(&mq, "orders").await.len(), 3);
+    let text = fed(&cli, &["produce", "orders", "--dedup-field", "id"], all);
+    assert!(text.contains("; 3 not sent, since they were stored before"), "{text}");
+    // A unique id ends when all groups have settled its message; here none has.
+    let unique = "{\"payload\": 1, \"unique\": \"u\"}\n";
+    assert_eq!(counts(&["--format", "json"], unique), [1, 0, 0]);
+    assert_eq!(counts(&["--format", "json"], unique), [0, 1, 0]);
+    let lacks = feed(&cli, &["produce", "orders", "--dedup-field", "id"], b"{}\n");
+    assert_eq!(lacks.code, Some(1), "{lacks:?}");
+    assert!(lacks.stderr.contains("line 1: no field \"id\""), "{lacks:?}");
+}
+
+#[tokio::test]
 async fn bad_lines_are_named_and_the_others_are_sent() {
     let cli = Cli::new();
     let mq = cli.mq().await;

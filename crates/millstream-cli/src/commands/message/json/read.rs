@@ -20,6 +20,10 @@ pub(crate) struct Read {
     pub(crate) at: Option<String>,
     /// The id under which it waits.
     pub(crate) id: Option<String>,
+    /// The id by which a send that is repeated is recognised.
+    pub(crate) dedup: Option<String>,
+    /// The id with which no second message is stored while one has to be settled.
+    pub(crate) unique: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -37,6 +41,8 @@ struct Line {
     #[serde(alias = "due")]
     at: Option<String>,
     id: Option<String>,
+    dedup: Option<String>,
+    unique: Option<String>,
     // Other fields of a shown message, which cannot be sent.
     #[serde(rename = "topic")]
     _topic: Option<IgnoredAny>,
@@ -75,7 +81,8 @@ pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
         // own id.
         line.delay.is_some() || line.at.is_some() || id.parse::<MessageId>().is_err()
     });
-    Ok(Read { envelope, partition: line.partition, delay: line.delay, at: line.at, id })
+    let Line { partition, delay, at, dedup, unique, .. } = line;
+    Ok(Read { envelope, partition, delay, at, id, dedup, unique })
 }
 
 /// Converts a string to its text, and any other value to its JSON, unchanged.
