@@ -241,7 +241,8 @@ pub enum What {
     },
     /// A loop met an error.
     Failing(String),
-    /// A process did not do what it must: it ended by itself, or did not shut down when it was asked to.
+    /// A process did not do what it must: it ended by itself, did not shut down when it was asked to, caught a panic, or was
+    /// fenced by another one with its member id.
     Disobeyed(String),
 
     /// The store of effects got a write of a handler. It refuses one whose epoch is lower than one that it has seen

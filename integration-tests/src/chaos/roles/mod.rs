@@ -72,7 +72,7 @@ pub fn run(setup: &str) -> Result<()> {
     Ok(())
 }
 
-/// Records what happens to the leases of a place, and what fails.
+/// Records what happens to the leases of a place, what fails, and what must never happen.
 fn observer(place: Place, sink: Arc<Sink>) -> impl Observer + 'static {
     move |event: &Event<'_>| {
         let place = || place.clone();
@@ -96,6 +96,13 @@ fn observer(place: Place, sink: Arc<Sink>) -> impl Observer + 'static {
             }),
             Event::Failing { operation, error, .. } => {
                 sink.write(What::Failing(format!("{operation}: {error}")));
+            }
+            // No fault of a run explains these.
+            Event::Panicked { code, text } => {
+                sink.write(What::Disobeyed(format!("code of {} panicked: {text}", code.as_str())));
+            }
+            Event::MemberFenced { member, .. } => {
+                sink.write(What::Disobeyed(format!("another process has its member id {member}")));
             }
             _ => {}
         }
