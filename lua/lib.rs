@@ -149,7 +149,7 @@ macro_rules! script {
 
 script!(
     /// Grants a lease unless another owner holds it; a request with the same nonce returns the same grant.
-    ACQUIRE, "leases", "acquire", ["lease", "fence"], ["owner", "nonce", "ttl_ms", "heard"]
+    ACQUIRE, "leases", "acquire", ["lease", "fence"], ["owner", "nonce", "ttl_ms", "continuity"]
 );
 script!(
     /// Extends a lease by another ttl; a lease that merely expired is revived as long as no other owner
@@ -164,7 +164,7 @@ script!(
     /// Grants a lock to the first client in its queue once it is free, and gives the others a place there.
     ACQUIRE_LOCK, "locks", "acquire_lock",
     ["lock", "queue", "places", "changes", "epoch", "index"],
-    ["owner", "nonce", "ttl_ms", "heard", "above", "mode", "arrived", "min_up_s", "name"]
+    ["owner", "nonce", "ttl_ms", "continuity", "above", "mode", "arrived", "min_up_s", "name"]
 );
 script!(
     /// Extends a lock by another ttl; one that merely expired is revived unless another client was granted it.
@@ -316,7 +316,7 @@ script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
     CLAIM_TASKS, "tasks", "claim_tasks",
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
-    ["worker", "limit", "hold_us", "crash_limit", "patience_us", "queue", "shard", "heard"]
+    ["worker", "limit", "hold_us", "crash_limit", "longest_sleep_us", "queue", "shard", "continuity"]
 );
 script!(
     /// Settles tasks of a worker: completed, to be tried again, or dead.
@@ -346,14 +346,14 @@ script!(
     /// Takes over entries of consumers that are not alive, and removes such consumers without entries.
     CLAIM, "shared", "claim",
     ["fence", "log", "retry_log", "held"],
-    ["mode", "who", "group", "idle_ms", "limit", "heard", "names..."]
+    ["mode", "who", "group", "idle_ms", "limit", "continuity", "names..."]
 );
 
 script!(
     /// Records the heartbeat of a member, drops dead members, and returns the member's assignment.
     HEARTBEAT, "members", "heartbeat",
     ["members", "member", "assignment", "changes", "meta", "state"],
-    ["id", "incarnation", "ttl_ms", "wishes", "joining", "reborn", "heard"]
+    ["id", "incarnation", "ttl_ms", "wishes", "joining", "reborn", "continuity"]
 );
 script!(
     /// Removes a member from its group, unless another instance has its id by now.

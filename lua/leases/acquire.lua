@@ -4,10 +4,10 @@
 -- ARGV[1] owner name of the caller, for people to read
 -- ARGV[2] nonce unique to this request
 -- ARGV[3] ttl_ms validity of the lease
--- ARGV[4] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[4] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
 -- returns {1, epoch, ends} if granted, {0, owner, epoch, pttl} if it is held
 local lease, fence = KEYS[1], KEYS[2]
-local owner, nonce, ttl_ms, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, nonce, ttl_ms, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_ENDS = 32
 
 local time = redis.call('TIME')
@@ -34,9 +34,9 @@ end
 -- caller for one ttl without a gap of half a ttl. Only then has every client that survived an outage had time to
 -- reconnect. A restarted process, or a replica that became primary, is another server.
 local function judges_in()
-  local ttl, since, till, server = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
+  local ttl, since, till, server = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
   if not ttl then
-    return heard == '*' and 0 or tonumber(ttl_ms)
+    return continuity == '*' and 0 or tonumber(ttl_ms)
   end
   local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
   local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')

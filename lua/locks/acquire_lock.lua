@@ -8,7 +8,7 @@
 -- ARGV[1] owner name of the caller, for people to read
 -- ARGV[2] nonce unique to this attempt
 -- ARGV[3] ttl_ms validity of the grant
--- ARGV[4] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[4] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
 -- ARGV[5] above the epoch is higher than this: what the guarded store has seen, or 0
 -- ARGV[6] mode letters: 'q' to wait in the queue, 'a' to announce the grant; or ''
 -- ARGV[7] arrived arrival in microseconds as an earlier reply returned it, or ''
@@ -17,7 +17,7 @@
 -- returns {1, epoch} if granted; {2, uptime_s} if the server is too young; else
 -- {0, owner or '', epoch, left_ms, retry_ms, ahead, arrived, revision, server or '', now_ms}
 local lock, queue, places, changes, epoch, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local owner, nonce, ttl_ms, heard, above, mode, arrived, min_up_s, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local owner, nonce, ttl_ms, continuity, above, mode, arrived, min_up_s, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local PLACE_MS, CALL_MS, RECORD_MS, KEPT_MS = 3000, 500, 600000, 86400000
 
 local time = redis.call('TIME')
@@ -63,9 +63,9 @@ end
 -- Only a caller that this server has answered without a gap of half a ttl takes silence for an end, and only after the
 -- longer one of both ttls: by then every client that survived an outage has reconnected. A restarted process, or a
 -- replica that became primary, is another server.
-local ttl, since, before, known = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
-local heard_ms, assured, gap_ms, server = tonumber(ttl or ttl_ms), heard == '*', now - (before or 0), ''
-local unbroken = ttl and gap_ms >= 0 and gap_ms < heard_ms / 2
+local ttl, since, before, known = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
+local answered_ms, assured, gap_ms, server = tonumber(ttl or ttl_ms), continuity == '*', now - (before or 0), ''
+local unbroken = ttl and gap_ms >= 0 and gap_ms < answered_ms / 2
 -- INFO is as expensive as the rest of this script: it is read only if it decides something, and six times per ttl.
 local function identify()
   local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
@@ -85,7 +85,7 @@ if last_token ~= '' then
   local anew = (tonumber(before) or 0) == 0
   if left_ms == 0 and not assured and not (anew and till + RECORD_MS <= now) then
     identify()
-    local longest = math.max(heard_ms, last_ttl)
+    local longest = math.max(answered_ms, last_ttl)
     left_ms = (unbroken and since or now) + longest - now
     left_ms = math.max(left_ms, far and 0 or till - last_ttl + longest - now, 0)
   end
@@ -128,7 +128,7 @@ if string.find(mode, 'q') then
     redis.call('ZADD', index, 'GT', string.format('%.0f', now + 2 * PLACE_MS), name)
   end
   ahead = redis.call('ZRANK', queue, nonce)
-  if server == '' and not assured and (not unbroken or gap_ms >= heard_ms / 6) then
+  if server == '' and not assured and (not unbroken or gap_ms >= answered_ms / 6) then
     identify()
   end
 end

@@ -11,12 +11,12 @@
 -- ARGV[4] wishes 'max pins': a number or '-', ranges like '0-3,7' or '-'
 -- ARGV[5] joining '1' to join, and to take the id over from its previous holder
 -- ARGV[6] reborn generation of the topic that it works on: its 'reborn' or 0; '' for the present one
--- ARGV[7] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[7] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
 -- returns {version, revision, members, partitions, next_ms, ranges or nil, 1 if the group is paused or 0, server,
 --   now_ms}, or the error FENCED, NOMEMBER if it is not in the group and does not join, NOTOPIC, or DELETED if the
 --   group was deleted, or the topic, also if it was created again
 local members, member, assignment, changes, meta, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local id, incarnation, ttl_ms, wishes, joining, reborn, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local id, incarnation, ttl_ms, wishes, joining, reborn, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local MAX_DROPPED = 1000
 
 local topic = redis.call('HMGET', meta, 'partitionCount', 'reborn')
@@ -56,9 +56,9 @@ local server = run and replica and run .. '.' .. replica or '-'
 -- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered it for one
 -- ttl without a gap of half a ttl. Only then has every member that survived an outage had time to reconnect.
 local function judges_in()
-  local ttl, since, till, of = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
+  local ttl, since, till, of = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
   if not ttl then
-    return heard == '*' and 0 or tonumber(ttl_ms)
+    return continuity == '*' and 0 or tonumber(ttl_ms)
   end
   local gap = now_ms - till
   return (of ~= server or gap < 0 or gap >= ttl / 2) and tonumber(ttl) or math.max(since + ttl - now_ms, 0)

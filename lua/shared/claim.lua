@@ -8,13 +8,13 @@
 -- ARGV[3] group that reads
 -- ARGV[4] idle_ms the idle time that an entry, or a consumer that is removed, must have at least
 -- ARGV[5] limit maximum number of entries, up to 100
--- ARGV[6] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[6] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
 -- ARGV[7] names... of consumers: first the one that gets the entries, then those that are alive
 -- returns {next_ms, removed, now_ms, entries, ghosts}: milliseconds until more may be free, or -1; entries as
 -- {source, id, deliveries, idle_ms, note or ''}, without their bodies; ghosts as {source, id, idle_ms}; the source is
 -- 'log' or 'retry'; or the errors FENCED or NOGROUP
 local fence, log, retry_log, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local mode, who, group, idle_ms, limit, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local mode, who, group, idle_ms, limit, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local GIVEN_BACK_MS = 2 ^ 35
 
 -- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
@@ -36,9 +36,9 @@ end
 -- ttl without a gap of half a ttl, as for a lease. Computed once, and only if needed, since INFO is expensive.
 local known_in_ms
 local function judges_in()
-  local ttl, since, till, server = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
+  local ttl, since, till, server = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
   if not ttl then
-    return heard == '*' and 0 or tonumber(idle_ms)
+    return continuity == '*' and 0 or tonumber(idle_ms)
   end
   local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
   local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')

@@ -11,19 +11,19 @@
 -- ARGV[2] limit maximum number of tasks, up to 100; 0 to stop watching
 -- ARGV[3] hold_us for how long the claims hold
 -- ARGV[4] crash_limit how many claims of a task may expire before it is dead; 0 for any number
--- ARGV[5] patience_us upper limit of next_us
+-- ARGV[5] longest_sleep_us upper limit of next_us
 -- ARGV[6] queue for dead tasks
 -- ARGV[7] shard for dead tasks
--- ARGV[8] heard continuity of the worker: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[8] continuity answers to the worker: 'ttl since until server' in milliseconds, or '*'
 -- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, expired tokens or '', server or ''}
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local worker, limit, hold_us, crash_limit, patience_us, queue, shard, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local worker, limit, hold_us, crash_limit, longest_sleep_us, queue, shard, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local STATE, GRACE_US, MAX_VALUES, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 6000, 1048576
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now, hold_ms = math.floor(now_us / 1000), math.ceil(hold_us / 1000)
 local now_ms = string.format('%.0f', now)
-limit, crash_limit, patience_us = tonumber(limit), tonumber(crash_limit), tonumber(patience_us)
+limit, crash_limit, longest_sleep_us = tonumber(limit), tonumber(crash_limit), tonumber(longest_sleep_us)
 local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
 local hold_by = string.format(' 0 %.0f %s:%.0f:', hold_ms, worker, now_us)
 -- Writes that are never refused come first: a full server then accepts all. With the reads they detect wrong types.
@@ -44,8 +44,8 @@ end
 -- A claim may have expired because its worker died, or because no client could reach the server. So only a worker that
 -- this server has answered for one ttl without a gap of half a ttl takes it over: by then every client that survived
 -- an outage has reconnected. A restarted process, or a replica that became primary, is another server.
-local ttl, since, till, known = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
-local ttl_ms, assured, gap_ms, server = tonumber(ttl or hold_ms), heard == '*', now - (till or 0), ''
+local ttl, since, till, known = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
+local ttl_ms, assured, gap_ms, server = tonumber(ttl or hold_ms), continuity == '*', now - (till or 0), ''
 local unbroken = ttl and gap_ms >= 0 and gap_ms < ttl_ms / 2
 -- INFO is as expensive as most of this script: it is read only if it decides something, and six times per ttl. In
 -- between the worker keeps its record: an old identity never returns, so comparing it later detects the change too.
@@ -144,7 +144,7 @@ local third_us, asked = hold_us / 3, tonumber(look[8]) or 0
 local open = #ids > 0 or claimed[1] or ran_out
 local near_us = (open or now_us < asked + third_us) and third_us or math.huge
 local steady = near_us == third_us and '1' or '0'
-near_us = math.min(near_us, patience_us)
+near_us = math.min(near_us, longest_sleep_us)
 local at, till_us, visit = tonumber(look[2]) or 0, tonumber(look[3]) or 0, tonumber(look[5]) or 0
 local watched = look[1] and look[1] ~= worker and till_us > now_us
 local backed = look[4] and look[4] ~= worker and visit + GRACE_US > now_us
@@ -163,7 +163,7 @@ if full then
   end
   local covered = head > now_us and (watched and at <= head or backed and visit <= head)
   calls = calls or head < math.huge and not covered
-  next_us = limit == 0 and patience_us or next_us
+  next_us = limit == 0 and longest_sleep_us or next_us
 elseif watches then
   local comes = now_us + next_us
   redis.call('HSET', watcher, 'worker', worker, 'at', string.format('%.0f', comes),
@@ -175,7 +175,7 @@ elseif not backed or till_us < visit then
   next_us = math.min(till_us - now_us, near_us)
   redis.call('HSET', watcher, 'deputy', worker, 'visit', string.format('%.0f', now_us + next_us), 'backs', steady)
 else
-  next_us = patience_us
+  next_us = longest_sleep_us
 end
 if calls and not called then
   redis.call('LPUSH', wake, '1')

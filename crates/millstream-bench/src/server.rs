@@ -18,7 +18,7 @@ use crate::args::Aof;
 use crate::measure::Secure;
 
 /// Maximum time for a server to start.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Kills the server `$1` and removes its folder `$2` when the pipe breaks, which means that this process has ended,
@@ -118,7 +118,7 @@ impl Server {
             .spawn()
             .context("sh does not start")?;
         let log = || fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         // The log confirms that *this* server has the port, which a reply on the port does not.
         while !log().contains("Ready to accept connections") {
             if server.try_wait()?.is_some() {

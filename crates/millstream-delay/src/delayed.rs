@@ -147,13 +147,13 @@ impl DelayedPromoter {
                 let (known, timeout) = (known.clone(), self.config.longest_sleep);
                 Box::pin(catch_panic(async move { schedule.wait(&topic_partition, &known, timeout).await }))
             });
-            let heard = tokio::select! {
+            let woken = tokio::select! {
                 biased;
-                heard = waiting => heard,
+                woken = waiting => woken,
                 () = &mut over => return Ok(()),
             };
             ear.waiting = None;
-            let earlier = heard?;
+            let earlier = woken?;
             if earlier != known {
                 ear.seen = Some(earlier);
                 return Ok(());

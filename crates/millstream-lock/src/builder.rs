@@ -39,7 +39,7 @@ impl LockBuilder {
         Self { client, name, owner, ttl: DEFAULT_TTL, wait: None, fence_above: 0, leads: false }
     }
 
-    /// Sets the time after which the lock ends if its holder is not heard of any more. A live holder renews it. 500 ms to
+    /// Sets the time after which the lock ends unless its holder renews it. A live holder does. 500 ms to
     /// a day; default: 30 s. All users of one lock should choose the same: of two, the longer one counts at a takeover.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;

@@ -136,7 +136,7 @@ impl LockClient {
             |holder: Option<Holder>| Busy { name: attempt.name.clone(), holder, waited: started.elapsed() };
         let (mut pause, mut waiter) = (PAUSES[0], None);
         loop {
-            request.heard = answers.continuity();
+            request.continuity = answers.continuity();
             let (asked, sent) = (shared.clock.now(), Instant::now());
             let (calling, asking) = (locks.clone(), request.clone());
             // The task keeps the claim until the request has its reply. If this future is dropped meanwhile, the claim is

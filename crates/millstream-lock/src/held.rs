@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, LockEnd};
-use millstream_core::leases::{reliable, renewal_patience};
+use millstream_core::leases::{reliable, renewal_timeout};
 use millstream_core::locks::{LockGrant, LockRelease, Locks};
 use millstream_core::{LockName, Observer};
 use millstream_loops::{ControlThread, LeaseClock};
@@ -281,7 +281,7 @@ async fn watch(state: Arc<State>, locks: Arc<dyn Locks>) {
 
 async fn renew(state: &State, locks: &dyn Locks) {
     let (ttl, name, mut asked) = (state.grant().ttl, &state.grant().name, state.granted.asked);
-    let patience = renewal_patience(ttl);
+    let limit = renewal_timeout(ttl);
     let emit = |event: Event<'_>| state.granted.observer.observe(&event);
     let mut failing = false;
     loop {
@@ -289,8 +289,8 @@ async fn renew(state: &State, locks: &dyn Locks) {
         loop {
             // Taken before the request: the ttl cannot have started earlier.
             let now = state.clock.now();
-            let late = |_| Err(Error::new(ErrorKind::Unconfirmed, format!("no answer within {patience:?}")));
-            match timeout(patience, locks.renew(state.grant())).await.unwrap_or_else(late) {
+            let late = |_| Err(Error::new(ErrorKind::Unconfirmed, format!("no answer within {limit:?}")));
+            match timeout(limit, locks.renew(state.grant())).await.unwrap_or_else(late) {
                 Ok(()) => {
                     state.renewed(now);
                     asked = now;

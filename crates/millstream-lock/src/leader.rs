@@ -34,7 +34,7 @@ impl LeaderBuilder {
         Self { client, name, lock }
     }
 
-    /// Sets the time after which a leader that is not heard of any more is replaced. 500 ms to a day; default: 15 s.
+    /// Sets the time after which a leader that sends nothing any more is replaced. 500 ms to a day; default: 15 s.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { lock: self.lock.ttl(ttl), ..self }
     }

@@ -119,16 +119,16 @@ impl RedLock {
         // Taken before the requests: no ttl can have started earlier.
         let asked = clock.now();
         // One that is away must not use up the time of the others.
-        let patience = (ttl / 10).max(Duration::from_millis(50));
+        let limit = (ttl / 10).max(Duration::from_millis(50));
         let replies = join_all(self.servers.iter().map(|server| async {
             let mut request = LockRequest::new(name.clone(), "redlock", nonce.clone(), ttl);
             (request.queued, request.min_uptime) = (false, Some(self.longest_ttl));
             // The published algorithm knows the ttl alone.
-            request.heard = Continuity::assured();
+            request.continuity = Continuity::assured();
             let locks = server.role()?.clone();
             let call = server.control().call(async move { locks.acquire(&request).await });
-            let late = |_| Error::new(ErrorKind::Unconfirmed, format!("no answer within {patience:?}"));
-            timeout(patience, call).await.map_err(late)?
+            let late = |_| Error::new(ErrorKind::Unconfirmed, format!("no answer within {limit:?}"));
+            timeout(limit, call).await.map_err(late)?
         }))
         .await;
         let mut counted = NoQuorum {

@@ -51,7 +51,7 @@ struct Stall {
     taken: u64,
     since: Instant,
     /// How long it may last.
-    patience: Duration,
+    after: Duration,
 }
 
 /// What the tasks and their owner share. Nothing is awaited while it is locked.
@@ -195,14 +195,14 @@ impl<R: Send + 'static> Runners<R> {
                 state.needed = false;
                 return None;
             }
-            let begun = Stall { taken: state.taken, since: now, patience: STALLED };
+            let begun = Stall { taken: state.taken, since: now, after: STALLED };
             let mut stall = self.stall.filter(|stall| stall.taken == state.taken).unwrap_or(begun);
             let mut start = 0;
-            if now.duration_since(stall.since) >= stall.patience {
+            if now.duration_since(stall.since) >= stall.after {
                 // The running jobs block, or this machine has no time for us. The idle tasks are not counted: they may be in
                 // the queue of a thread that is blocked. Those that are too many end at once, and the longer it takes,
                 // the fewer there are.
-                stall = Stall { since: now, patience: stall.patience * 2, ..stall };
+                stall = Stall { since: now, after: stall.after * 2, ..stall };
                 state.blocked += 1;
                 (state.running, state.quick) = (0, false);
                 start = state.queue.len();
@@ -210,7 +210,7 @@ impl<R: Send + 'static> Runners<R> {
                 start = state.queue.len().saturating_sub(state.idle);
             }
             self.stall = Some(stall);
-            (start, Some(stall.since + stall.patience))
+            (start, Some(stall.since + stall.after))
         };
         self.start(start);
         at

@@ -38,14 +38,14 @@ impl Membership {
         let mut member = member.clone();
         // The generation is only for the check before, and is not stored.
         member.generation = None;
-        let heard = std::mem::replace(&mut member.heard, Continuity::new(member.ttl));
+        let continuity = std::mem::replace(&mut member.continuity, Continuity::new(member.ttl));
         in_order(&mut member.pinned);
         let known = self.members.get(&member.id);
         let mut changed = known.is_none_or(|(known, _)| !same_wishes(known, &member));
         changed |= std::mem::replace(&mut self.partitions, partitions) != partitions;
         let id = member.id.clone();
         self.remember(member, now);
-        let left = heard.left(server, now.timestamp());
+        let left = continuity.left(server, now.timestamp());
         if left.is_zero() {
             changed |= self.drop_dead(now);
         }

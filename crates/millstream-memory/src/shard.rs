@@ -81,7 +81,7 @@ impl Shard {
         let (mut ran_out, mut due, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, None);
         for (deadline, id) in self.overdue(now) {
             let Some(claim) = self.timetable.claimed.get(&id) else { continue };
-            let free_at = ask.heard.free_at(server, now.timestamp(), deadline, claim.hold);
+            let free_at = ask.continuity.free_at(server, now.timestamp(), deadline, claim.hold);
             if free_at > now.timestamp() {
                 next = next.into_iter().chain([free_at]).min();
             } else if ran_out.len() == limit || bytes >= MAX_BYTES {
@@ -165,7 +165,7 @@ impl Shard {
     }
 
     /// Returns when a worker must come again: one comes for the head, one in case the first does not, and all others
-    /// when their patience ends. While claims are open, those two come three times per hold time, so that they may take
+    /// when their longest sleep ends. While claims are open, those two come three times per hold time, so that they may take
     /// over claims that run out. A claiming worker ensures that another worker is one of the two, with one call per
     /// third of a hold; a call that reaches itself is passed on.
     fn come(&mut self, ask: &ClaimRequest, claims: bool, full: bool, head: Now, now: Now) -> Duration {
@@ -173,7 +173,7 @@ impl Shard {
         let open = !self.deadlines.is_empty();
         let asked = self.asked.take().filter(|(at, _)| now < at.plus(third));
         let steady = open || asked.is_some();
-        let near = if steady { ask.patience.min(third) } else { ask.patience };
+        let near = if steady { ask.longest_sleep.min(third) } else { ask.longest_sleep };
         let stays = |visit: &Visit| visit.worker != ask.worker && visit.at.plus(GRACE) > now && visit.steady;
         let alone = open && !self.watcher.iter().chain(&self.deputy).any(stays);
         let calls = alone
@@ -189,7 +189,7 @@ impl Shard {
         let next = head.since(now).min(near);
         if full {
             self.look_away(&ask.worker, calls, head, now);
-            return if ask.limit == 0 { ask.patience } else { next };
+            return if ask.limit == 0 { ask.longest_sleep } else { next };
         }
         let mine = |at| Some(Visit { worker: ask.worker.clone(), at, steady });
         let another = |visit: &&Visit| visit.worker != ask.worker && visit.at.plus(GRACE) > now;
@@ -197,7 +197,7 @@ impl Shard {
             Some(watcher) if head >= watcher.at => {
                 let until = watcher.at.plus(GRACE);
                 if self.deputy.as_ref().filter(another).is_some_and(|deputy| deputy.at <= until) {
-                    ask.patience
+                    ask.longest_sleep
                 } else {
                     let next = until.since(now).min(near);
                     self.deputy = mine(now.plus(next));

@@ -223,7 +223,7 @@ impl Cursor {
     /// Hands out up to `max` new entries.
     pub(crate) fn read_new(&mut self, stream: &Stream, reading: Reading<'_>, max: usize, out: &mut Fetched) {
         let Reading { by, source, now } = reading;
-        self.heard_of(by, now);
+        self.record_request(by, now);
         for (id, fields) in stream.above(self.delivered).take(max) {
             self.delivered = *id;
             let pending =
@@ -243,7 +243,7 @@ impl Cursor {
         max: usize,
         out: &mut Fetched,
     ) -> MessageId {
-        self.heard_of(reading.by, reading.now);
+        self.record_request(reading.by, reading.now);
         let mut last = after;
         let above = self.pending.range_mut((Bound::Excluded(after), Bound::Unbounded));
         for (id, pending) in above.filter(|(_, pending)| pending.by == *reading.by).take(max) {
@@ -253,7 +253,7 @@ impl Cursor {
         last
     }
 
-    fn heard_of(&mut self, by: &By, now: Now) {
+    fn record_request(&mut self, by: &By, now: Now) {
         match self.consumers.get_mut(by) {
             Some(last) => *last = now,
             None => drop(self.consumers.insert(by.clone(), now)),
@@ -262,7 +262,7 @@ impl Cursor {
 
     /// Extends an entry that a consumer is working on. Returns false if the entry is not pending for it.
     pub(crate) fn extend(&mut self, stream: &Stream, by: &By, id: MessageId, now: Now) -> bool {
-        self.heard_of(by, now);
+        self.record_request(by, now);
         let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) else {
             return false;
         };
@@ -293,7 +293,7 @@ impl Cursor {
         out: &mut Claimed,
     ) -> usize {
         let Reading { by, now, .. } = reading;
-        self.heard_of(by, now);
+        self.record_request(by, now);
         let (mut claimed, mut ghosts) = (0, Vec::new());
         for (id, pending) in &mut self.pending {
             if pending.by == *by || alive(&pending.by) {
@@ -352,11 +352,11 @@ impl Cursor {
         let mut readings: Vec<_> = self
             .consumers
             .iter()
-            .map(|(by, heard)| inspect::Reading {
+            .map(|(by, last)| inspect::Reading {
                 source,
                 consumer: name(by),
                 pending: self.pending.values().filter(|pending| pending.by == *by).count() as u64,
-                idle: now.since(*heard),
+                idle: now.since(*last),
                 inactive: None,
             })
             .collect();
@@ -365,7 +365,7 @@ impl Cursor {
     }
 
     /// Returns the time of the last request for entries.
-    pub(crate) fn last_heard(&self) -> Option<Now> {
+    pub(crate) fn last_request(&self) -> Option<Now> {
         self.consumers.values().copied().max()
     }
 

@@ -269,11 +269,11 @@ impl Bench {
             limit,
             hold: Duration::from_micros(hold),
             crash_limit: CRASH_LIMIT,
-            patience: Duration::from_secs(5),
-            heard: millstream_core::Continuity::assured(),
+            longest_sleep: Duration::from_secs(5),
+            continuity: millstream_core::Continuity::assured(),
         };
         let claimed = self.backend.tasks().expect("delay queues").claim(&self.shard, &ask).await.unwrap();
-        assert!(claimed.next <= ask.patience);
+        assert!(claimed.next <= ask.longest_sleep);
         let (mut tasks, mut crashed) = (claimed.tasks.into_iter(), 0);
         let model = &mut self.model;
         for (n, ran_out) in model.due().into_iter().take(limit) {

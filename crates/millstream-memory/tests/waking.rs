@@ -85,8 +85,8 @@ impl Bench {
             limit,
             hold: 30 * SECOND,
             crash_limit: 0,
-            patience: 10 * SECOND,
-            heard: millstream_core::Continuity::assured(),
+            longest_sleep: 10 * SECOND,
+            continuity: millstream_core::Continuity::assured(),
         }
     }
 
@@ -206,18 +206,18 @@ async fn a_call_wakes_one_and_one_call_is_kept() {
 #[tokio::test(start_paused = true)]
 async fn one_worker_comes_for_the_head_another_if_it_does_not_and_the_rest_stay_away() {
     let bench = Bench::new();
-    let (patience, ms) = (10 * SECOND, Duration::from_millis(1));
+    let (longest_sleep, ms) = (10 * SECOND, Duration::from_millis(1));
     bench.schedule(bench.shard.clone(), "a", 3 * SECOND).await;
     assert!(about(bench.claim("w1", 5).await.1, 3 * SECOND));
     assert!(about(bench.claim("w2", 5).await.1, 3 * SECOND + GRACE));
-    assert_eq!(bench.claim("w3", 5).await, (0, patience));
+    assert_eq!(bench.claim("w3", 5).await, (0, longest_sleep));
     assert!(about(bench.claim("w2", 5).await.1, 3 * SECOND + GRACE), "it is the deputy still");
     assert!(about(bench.claim("w1", 5).await.1, 3 * SECOND), "it is the watcher still");
     // Something earlier: the worker that is called becomes the watcher, and the deputy comes too late.
     bench.schedule(bench.shard.clone(), "b", SECOND).await;
     assert!(about(bench.claim("w4", 5).await.1, SECOND));
     assert!(about(bench.claim("w3", 5).await.1, SECOND + GRACE));
-    assert_eq!(bench.claim("w1", 5).await, (0, patience));
+    assert_eq!(bench.claim("w1", 5).await, (0, longest_sleep));
     // The watcher never comes: the deputy does.
     sleep(SECOND + GRACE + ms).await;
     let (got, next) = bench.claim("w3", 5).await;
@@ -225,7 +225,7 @@ async fn one_worker_comes_for_the_head_another_if_it_does_not_and_the_rest_stay_
     assert!(bench.claim("w2", 5).await.1 < 2 * SECOND + GRACE, "somebody else is the deputy");
     // Neither comes: any worker that claims gets it.
     sleep(2 * SECOND + GRACE + GRACE).await;
-    assert_eq!(bench.claim("w1", 5).await, (1, patience), "nothing comes as soon as that");
+    assert_eq!(bench.claim("w1", 5).await, (1, longest_sleep), "nothing comes as soon as that");
 }
 
 #[tokio::test(start_paused = true)]
@@ -327,7 +327,7 @@ async fn commands_per_task_do_not_grow_with_the_number_of_workers() {
     const TASKS: usize = 1_000;
     let few = commands(2, TASKS).await;
     let many = commands(64, TASKS).await;
-    // Those who have nothing to do ask when their patience ends: 64 each 10 s, over 37 s and once at the start.
+    // Those who have nothing to do ask when their longest_sleep ends: 64 each 10 s, over 37 s and once at the start.
     let idle = 64 * 5;
     println!("{few} claims with 2 workers, {many} with 64, of {TASKS} tasks");
     assert!(few <= 4 * TASKS, "{few} claims for {TASKS} tasks");

@@ -40,7 +40,7 @@ pub struct ServerConfig {
     /// Number of consumers that must have started before the process is ready. Default: 0.
     pub consumers: usize,
     /// Time limit of requests to the backend: after it the process is not ready, and a lag is unknown. Default: 2 s.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for ServerConfig {
@@ -49,7 +49,7 @@ impl Default for ServerConfig {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 9464)),
             sampler: SamplerConfig::default(),
             consumers: 0,
-            patience: Duration::from_secs(2),
+            timeout: Duration::from_secs(2),
         }
     }
 }
@@ -69,8 +69,8 @@ impl ServerConfig {
 
     /// Returns the settings with another time limit of requests to the backend.
     #[must_use]
-    pub fn patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Returns the settings with the number of consumers that must have started before the process is ready.

@@ -21,7 +21,7 @@ use crate::sampling::sample::{self, GroupSample, QueueSample, TopicSample};
 use crate::table;
 
 /// Number of intervals without an answer after which values are no longer shown.
-const PATIENCE: u32 = 3;
+const KEPT_ROUNDS: u32 = 3;
 /// Minimum interval between reads of the retention pins of a topic.
 const PINS_EVERY: Duration = Duration::from_secs(60);
 /// Scope of the sampler's own gauge.
@@ -270,9 +270,9 @@ impl Sampler {
     /// Removes scopes that no longer exist, or have had no answer for too long.
     fn forget(&self, known: &[String], all: bool) {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        let patience = self.config.interval * PATIENCE;
+        let kept = self.config.interval * KEPT_ROUNDS;
         answered.retain(|scope, at| {
-            let stays = at.elapsed() < patience && (!all || known.contains(scope));
+            let stays = at.elapsed() < kept && (!all || known.contains(scope));
             if !stays {
                 self.observer.gauges.forget(&self.observer.registry, scope);
             }

@@ -20,7 +20,7 @@ use crate::config::RedisConfig;
 use crate::conn::appends::dedup::Script;
 use crate::conn::appends::node_appender::NodeAppenders;
 use crate::conn::bulk::Bulk;
-use crate::conn::cluster::heard::{Heard, question};
+use crate::conn::cluster::node_answers::{NodeAnswers, question};
 use crate::conn::cluster::routed::Routed;
 use crate::conn::cluster::servers::Servers;
 use crate::conn::cluster::slots::slot_of;
@@ -89,7 +89,7 @@ pub(crate) struct Inner {
     /// Connections for waits that take what they wait for.
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
-    pub(crate) heard: Arc<Heard>,
+    pub(crate) node_answers: Arc<NodeAnswers>,
 }
 
 impl RedisBackend {
@@ -103,9 +103,9 @@ impl RedisBackend {
     /// of a cluster with several nodes while the URL names one server.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let servers = Arc::new(Servers::new(&config)?);
-        let patience = config.response_timeout;
+        let limit = config.response_timeout;
         let messages = |dial: &Arc<Dial>| Ok(Shared::new(dial.clone(), "messages"));
-        let messages = Routed::new(&servers, patience, messages)?;
+        let messages = Routed::new(&servers, limit, messages)?;
         // A lease or a heartbeat that a node does not take must not delay those at other nodes.
         let leases = Routed::new(&servers, Duration::ZERO, |dial| Ok(Shared::new(dial.clone(), "leases")))?;
         let max_readers = config.max_reader_connections;
@@ -118,25 +118,25 @@ impl RedisBackend {
             dedup: Arc::new(Script::new(scripts.append_dedup.code())),
             scripts,
             leases: OnThread::new(leases),
-            pool: Routed::new(&servers, patience, move |dial| Pooled::new(&for_pool, dial))?,
-            bulk: Routed::new(&servers, patience, move |dial| {
+            pool: Routed::new(&servers, limit, move |dial| Pooled::new(&for_pool, dial))?,
+            bulk: Routed::new(&servers, limit, move |dial| {
                 let (size, limit) = (pages.pool_size, pages.connect_timeout + pages.response_timeout);
                 Ok(Bulk::new(dial.clone(), size, limit))
             })?,
-            appenders: Routed::new(&servers, patience, move |dial| {
+            appenders: Routed::new(&servers, limit, move |dial| {
                 Ok(NodeAppenders::new(&for_appenders, dial))
             })?,
-            readers: Routed::new(&servers, patience, move |dial| {
+            readers: Routed::new(&servers, limit, move |dial| {
                 Ok(ReaderConnections::new(dial.clone(), max_readers))
             })?,
-            changes: Routed::new(&servers, patience, |dial| Ok(Changes::new(dial.clone(), "changes")))?,
-            watches: Routed::new(&servers, patience, |dial| Ok(Changes::new(dial.clone(), "watch")))?,
-            waiters: Routed::new(&servers, patience, move |dial| {
+            changes: Routed::new(&servers, limit, |dial| Ok(Changes::new(dial.clone(), "changes")))?,
+            watches: Routed::new(&servers, limit, |dial| Ok(Changes::new(dial.clone(), "watch")))?,
+            waiters: Routed::new(&servers, limit, move |dial| {
                 Ok(Waiters::new(dial.clone(), (*line.line(dial)?).clone()))
             })?,
             messages,
             counted: LagCache::default(),
-            heard: Arc::default(),
+            node_answers: Arc::default(),
             servers,
             config,
         };
@@ -212,20 +212,20 @@ impl Inner {
         answers.inspect_err(|error| self.servers.learn(error))
     }
 
-    /// Asks every node of a cluster who it is, beside everything else, so that [`heard_of`](Self::heard_of) knows.
-    pub(crate) fn listen(self: &Arc<Self>, heard: &Continuity) {
+    /// Asks every node of a cluster who it is, beside everything else, so that [`continuity_of`](Self::continuity_of) knows.
+    pub(crate) fn ask_nodes(self: &Arc<Self>, continuity: &Continuity) {
         if self.servers.cluster().is_none() {
             return;
         }
-        let (inner, ttl) = (self.clone(), heard.ttl());
+        let (inner, ttl) = (self.clone(), continuity.ttl());
         tokio::spawn(async move {
             let asked = Instant::now();
-            let (heard, servers) = (inner.heard.clone(), inner.servers.clone());
+            let (node_answers, servers) = (inner.node_answers.clone(), inner.servers.clone());
             let answered = move |node: Address, answers| {
                 // Makes a record with this ttl, if there is none.
-                let _ = heard.begin_question(&node, ttl);
+                let _ = node_answers.begin_question(&node, ttl);
                 match answers {
-                    Ok(answers) => heard.answered(&node, asked, answers),
+                    Ok(answers) => node_answers.answered(&node, asked, answers),
                     Err(error) => servers.learn(&error),
                 }
             };
@@ -235,16 +235,16 @@ impl Inner {
     }
 
     /// Returns the continuity for a request to the server of a key: on a cluster that of its node.
-    pub(crate) fn heard_of(self: &Arc<Self>, key: &Key, heard: &Continuity) -> Continuity {
-        let Some(cluster) = self.servers.cluster().filter(|_| !heard.is_assured()) else {
-            return heard.clone();
+    pub(crate) fn continuity_of(self: &Arc<Self>, key: &Key, continuity: &Continuity) -> Continuity {
+        let Some(cluster) = self.servers.cluster().filter(|_| !continuity.is_assured()) else {
+            return continuity.clone();
         };
         let node = cluster.hop(slot_of(key.as_str().as_bytes())).ok().and_then(|hop| hop.dial.address());
-        let Some(node) = node else { return Continuity::new(heard.ttl()) };
-        if self.heard.begin_question(&node, heard.ttl()) {
-            self.listen(heard);
+        let Some(node) = node else { return Continuity::new(continuity.ttl()) };
+        if self.node_answers.begin_question(&node, continuity.ttl()) {
+            self.ask_nodes(continuity);
         }
-        self.heard.of(&node, heard)
+        self.node_answers.of(&node, continuity)
     }
 
     /// Checks the server, or the nodes of a cluster that can be reached: at least one, and all that can be.

@@ -266,8 +266,8 @@ impl Client {
         caller::of(lock(&self.0.name).clone(), request)
     }
 
-    /// Waits while the server hangs; returns `false` if that takes longer than `patience`.
-    async fn answers(&self, patience: Duration) -> bool {
+    /// Waits while the server hangs; returns `false` if that takes longer than `limit`.
+    async fn answers(&self, limit: Duration) -> bool {
         let hangs = |link: &Link| link.outage == Some(Outage::Hung);
         if !hangs(&lock(&self.0.link)) {
             return true;
@@ -275,7 +275,7 @@ impl Client {
         tokio::select! {
             biased;
             () = self.until(|link| !hangs(link)) => true,
-            () = sleep(patience) => false,
+            () = sleep(limit) => false,
         }
     }
 

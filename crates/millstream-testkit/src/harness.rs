@@ -171,9 +171,9 @@ impl Harness {
 
     /// Waits until the server's clock has reached `time`.
     pub(crate) async fn reaches(&self, time: Timestamp) -> Verdict {
-        let mut patience = self.patience("the server's clock to go on");
+        let mut deadline = self.wait_for("the server's clock to go on");
         while self.now().await? < time {
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         Ok(())
     }
@@ -264,9 +264,9 @@ impl Harness {
     /// # Errors
     /// If the clock does not get there within the deadline.
     pub async fn clock_passes(&self, tp: &TopicPartition, time: Timestamp) -> Verdict {
-        let mut patience = self.patience("the server's clock to go on");
+        let mut deadline = self.wait_for("the server's clock to go on");
         while self.clock(tp).await? <= time {
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         Ok(())
     }
@@ -338,12 +338,12 @@ impl Harness {
     /// # Errors
     /// If it is not granted within the deadline.
     pub async fn eventually_granted(&self, resource: &Resource, ttl: Duration) -> Result<Lease, Violation> {
-        let mut patience = self.patience("a lease to run out");
+        let mut deadline = self.wait_for("a lease to run out");
         loop {
             if let Acquired::Granted(lease) = self.acquire(resource, ttl).await? {
                 return Ok(lease);
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     }
 
@@ -379,7 +379,7 @@ impl Harness {
 
     /// Starts to wait for a condition.
     #[must_use]
-    pub fn patience(&self, what: &str) -> Deadline {
+    pub fn wait_for(&self, what: &str) -> Deadline {
         Deadline { until: Instant::now() + self.deadline, what: what.to_owned() }
     }
 }

@@ -548,7 +548,7 @@ sabotages! {
     /// Members are listed newest first.
     RosterUnsorted,
     /// All members report the time of the first one's last heartbeat.
-    HeardOfTogether,
+    HeartbeatsTogether,
     /// Members whose ttl has passed are hidden.
     RosterHidesTheOverdue,
     /// An assignment is confirmed and forgotten.
@@ -854,7 +854,7 @@ sabotages! {
     /// Only the first idle worker receives the next due time; the others always wait for their longest time.
     WatcherNeverReplaced,
     /// The longest wait that a worker requests is ignored.
-    PatienceIgnored,
+    LongestSleepIgnored,
     /// The next due time ignores expiring claims.
     NextForgetsClaims,
     /// Recurring messages are not reported.

@@ -49,10 +49,10 @@ fn memory_passes_every_case_by_a_real_clock() {
 #[tokio::test(start_paused = true)]
 async fn the_deadline_is_kept() {
     let harness = Harness::new(MemoryBackend::new()).with_deadline(Duration::from_millis(100));
-    let mut patience = harness.patience("the end of the world");
+    let mut deadline = harness.wait_for("the end of the world");
     let started = tokio::time::Instant::now();
     let violation: Violation = loop {
-        if let Err(violation) = patience.pause().await {
+        if let Err(violation) = deadline.pause().await {
             break violation;
         }
     };

@@ -110,8 +110,8 @@ async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>)
                     limit: MAX_CLAIM,
                     hold: Duration::from_secs(3_600),
                     crash_limit: 3,
-                    patience: Duration::from_secs(15),
-                    heard: millstream_core::Continuity::assured(),
+                    longest_sleep: Duration::from_secs(15),
+                    continuity: millstream_core::Continuity::assured(),
                 };
                 let tasks = mq
                     .backend()

@@ -13,12 +13,12 @@ use crate::monitor::parse;
 #[derive(Debug)]
 pub struct Ear {
     stream: TcpStream,
-    thread: JoinHandle<Heard>,
+    thread: JoinHandle<Commands>,
 }
 
 /// The counts of commands, by name and, for those with keys, the kind of the first key; a script by its own name.
 #[derive(Clone, Debug, Default)]
-pub struct Heard(pub BTreeMap<String, u64>);
+pub struct Commands(pub BTreeMap<String, u64>);
 
 impl Ear {
     /// Starts to listen to the server on a local port.
@@ -32,14 +32,14 @@ impl Ear {
         let mut lines = BufReader::new(stream.try_clone().expect("a second handle")).lines();
         assert_eq!(lines.next().expect("an answer").expect("read"), "+OK");
         let thread = std::thread::spawn(move || {
-            let mut heard = Heard::default();
+            let mut commands = Commands::default();
             for line in lines.map_while(Result::ok) {
                 let Some((address, words)) = parse(line.trim_start_matches('+')) else { continue };
                 if address != "lua" {
-                    *heard.0.entry(kind(&words)).or_default() += 1;
+                    *commands.0.entry(kind(&words)).or_default() += 1;
                 }
             }
-            heard
+            commands
         });
         Self { stream, thread }
     }
@@ -49,9 +49,9 @@ impl Ear {
     /// # Panics
     /// If listening failed.
     #[must_use]
-    pub fn close(self) -> Heard {
+    pub fn close(self) -> Commands {
         self.stream.shutdown(Shutdown::Both).expect("closed");
-        self.thread.join().expect("heard")
+        self.thread.join().expect("the monitor")
     }
 }
 
@@ -78,7 +78,7 @@ fn script(hash: &str) -> String {
     ALL.iter().find(is).map_or("EVALSHA", |script| script.name).to_owned()
 }
 
-impl Heard {
+impl Commands {
     /// Returns the number of commands whose kind fulfils a condition.
     #[must_use]
     pub fn count(&self, of: impl Fn(&str) -> bool) -> u64 {

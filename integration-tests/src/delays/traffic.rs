@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use millstream::{Delivery, Millstream, Record, Timestamp, Topic};
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
-use super::monitor::{Ear, Heard};
+use super::monitor::{Commands, Ear};
 use super::{Engine, wall_ms_in, wall_us};
 use crate::server::Server;
 
@@ -24,7 +24,7 @@ pub struct Idle {
     /// number of partitions.
     pub group: f64,
     /// The counts of all commands.
-    pub heard: Heard,
+    pub commands: Commands,
 }
 
 /// Whether a command is for the membership of a group. `CLIENT SETNAME` is sent too, on the connections of the
@@ -81,7 +81,7 @@ pub async fn idle(engine: Engine, places: u32, workers: usize, listen: Duration)
     let ear = Ear::open(server.port());
     let began = Instant::now();
     tokio::time::sleep(listen).await;
-    let heard = ear.close();
+    let commands = ear.close();
     let seconds = began.elapsed().as_secs_f64();
     for consumer in consumers {
         consumer.shutdown().await;
@@ -89,10 +89,10 @@ pub async fn idle(engine: Engine, places: u32, workers: usize, listen: Duration)
     end(pools).await;
     let each = |count: u64| count as f64 / seconds / f64::from(places);
     Idle {
-        engine: each(heard.count(is_of_the_engine)),
-        place: each(heard.count(|kind| !is_for_the_group(kind))),
-        group: heard.count(is_for_the_group) as f64 / seconds,
-        heard,
+        engine: each(commands.count(is_of_the_engine)),
+        place: each(commands.count(|kind| !is_for_the_group(kind))),
+        group: commands.count(is_for_the_group) as f64 / seconds,
+        commands,
     }
 }
 
@@ -102,7 +102,7 @@ pub struct Herd {
     /// Commands per task.
     pub per_task: f64,
     /// The counts of all commands.
-    pub heard: Heard,
+    pub commands: Commands,
     /// The time from due to the handler, in microseconds.
     pub late_us: Vec<i64>,
 }
@@ -127,11 +127,11 @@ pub async fn herd(workers: usize, tasks: u64, per_second: u64) -> Herd {
     crate::eventually(async || came.times.load(Ordering::Relaxed) >= tasks, "all tasks are done").await;
     // The last settlements of the workers.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let heard = ear.close();
+    let commands = ear.close();
     end(pools).await;
     assert_eq!(came.times.load(Ordering::Relaxed), tasks, "each task is done once");
     let late_us = came.late_us.lock().expect("lock").clone();
-    Herd { per_task: heard.count(|_| true) as f64 / tasks as f64, heard, late_us }
+    Herd { per_task: commands.count(|_| true) as f64 / tasks as f64, commands, late_us }
 }
 
 #[derive(Default)]

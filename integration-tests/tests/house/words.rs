@@ -21,6 +21,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("Grasp", "EntryLease"),
     ("Heart", "ControlThread"),
     ("Keeper", "ControlThread"),
+    ("Heard", "NodeAnswers, or ShardAnswers"),
     ("HeldAs", "HandleLease"),
     ("Lanes", "KeyQueues"),
     ("Lasting", "GuardState"),
@@ -31,6 +32,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("Seat", "SharedMember"),
     ("Teller", "EventSink, or ProgressSink"),
     ("Witness", "Recorder, or HandlerLog"),
+    ("heard", "continuity, or last_heartbeats"),
 ];
 
 /// Files on one level of a folder: more, and it has two subjects.

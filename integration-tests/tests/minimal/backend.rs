@@ -51,9 +51,9 @@ impl Leases for Minimal {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
-        Ok(match self.0.acquire(resource, owner, nonce, ttl, heard).await? {
+        Ok(match self.0.acquire(resource, owner, nonce, ttl, continuity).await? {
             // Ends are not claimed.
             Acquired::Granted(lease) => Acquired::Granted(lease.after_ends(Vec::new())),
             held => held,

@@ -154,8 +154,8 @@ async fn claim(stage: &Stage, shard: &Shard, worker: &str) -> Vec<ClaimedTask> {
         limit: 10,
         hold: Duration::from_millis(1),
         crash_limit: 0,
-        patience: Duration::from_secs(1),
-        heard: Continuity::assured(),
+        longest_sleep: Duration::from_secs(1),
+        continuity: Continuity::assured(),
     };
     stage.backend.tasks().expect("delay queues").claim(shard, &request).await.expect("claimed").tasks
 }

@@ -85,8 +85,8 @@ fn the_entries_of_a_dead_consumer_go_with_it() {
             let mut reader = shared.shared_reader(&dead, &[partition]).await.expect("a reader");
             let read = reader.fetch(10, Duration::from_secs(5)).await.expect("read");
             let read: usize = read.iter().map(|(_, fetched)| fetched.entries.len()).sum();
-            let (alive, heard) = ([next.consumer.clone()], Continuity::assured());
-            let claimed = shared.claim(&next, partition, &alive, Duration::ZERO, 10, &heard).await;
+            let (alive, continuity) = ([next.consumer.clone()], Continuity::assured());
+            let claimed = shared.claim(&next, partition, &alive, Duration::ZERO, 10, &continuity).await;
             let claimed = claimed.expect("claimed");
             format!("{read} read, {} claimed", claimed.abandoned.entries.len())
         },

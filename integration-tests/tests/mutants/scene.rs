@@ -140,8 +140,9 @@ impl Stage {
     /// Acquires the first partition for a group.
     pub(crate) async fn lease(&self, group: &GroupName, owner: &str) -> Lease {
         let resource = Resource::partition(self.tp.clone(), group.clone());
-        let (nonce, heard) = (uuid::Uuid::new_v4().to_string(), Continuity::assured());
-        match self.backend.leases().acquire(&resource, owner, &nonce, TTL, &heard).await.expect("asked") {
+        let (nonce, continuity) = (uuid::Uuid::new_v4().to_string(), Continuity::assured());
+        match self.backend.leases().acquire(&resource, owner, &nonce, TTL, &continuity).await.expect("asked")
+        {
             Acquired::Granted(lease) => lease,
             Acquired::Held(holder) => panic!("{holder:?} has it"),
         }

@@ -45,12 +45,12 @@ async fn connect(url: &str) -> Result<MultiplexedConnection> {
     connect_within(url, None).await
 }
 
-async fn connect_within(url: &str, patience: Option<Duration>) -> Result<MultiplexedConnection> {
+async fn connect_within(url: &str, limit: Option<Duration>) -> Result<MultiplexedConnection> {
     if url.starts_with(CLUSTER) {
         bail!("the baseline, and what counts requests, know no cluster");
     }
     let client = redis::Client::open(url).context("--url")?;
-    let config = AsyncConnectionConfig::new().set_response_timeout(patience);
+    let config = AsyncConnectionConfig::new().set_response_timeout(limit);
     let connected = client.get_multiplexed_async_connection_with_config(&config).await;
     connected.context("cannot connect to the server")
 }

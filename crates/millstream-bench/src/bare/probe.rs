@@ -10,7 +10,7 @@ use redis::cmd;
 use crate::bare::{CLUSTER, connect_within};
 
 /// Maximum time for the server to return its state, or to delete some keys.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Connections for queries of the server's state: to the server, or to every primary of a cluster.
 #[derive(Clone)]
@@ -30,18 +30,19 @@ pub(crate) struct Counted {
 impl Probe {
     pub(crate) async fn connect(url: &str) -> Result<Self> {
         let Some(nodes) = url.strip_prefix(CLUSTER) else {
-            return Ok(Self(vec![connect_within(url, Some(PATIENCE)).await?]));
+            return Ok(Self(vec![connect_within(url, Some(REPLY_TIMEOUT)).await?]));
         };
         let (login, addresses) = match nodes.rsplit_once('@') {
             Some((login, addresses)) => (format!("{login}@"), addresses),
             None => (String::new(), nodes),
         };
         let first = addresses.split([',', '/', '?']).next().unwrap_or_default();
-        let mut any = connect_within(&format!("redis://{login}{first}"), Some(PATIENCE)).await?;
+        let mut any = connect_within(&format!("redis://{login}{first}"), Some(REPLY_TIMEOUT)).await?;
         let slots: Vec<_> = cmd("CLUSTER").arg("SLOTS").query_async(&mut any).await?;
         let mut primaries = Vec::new();
         for (host, port) in primaries_of(&slots)? {
-            primaries.push(connect_within(&format!("redis://{login}{host}:{port}"), Some(PATIENCE)).await?);
+            primaries
+                .push(connect_within(&format!("redis://{login}{host}:{port}"), Some(REPLY_TIMEOUT)).await?);
         }
         Ok(Self(primaries))
     }

@@ -37,7 +37,7 @@ const PORTION: u64 = 50_000;
 /// Interval between two checks whether everything is done.
 const POLL: Duration = Duration::from_millis(1);
 /// Maximum time without progress. Longer than the retry delay of a failed message.
-const PATIENCE: Duration = Duration::from_secs(120);
+const STALL_LIMIT: Duration = Duration::from_secs(120);
 /// Maximum time for a consumer to trim after everything is settled.
 const TRIM: Duration = Duration::from_secs(10);
 
@@ -72,8 +72,8 @@ impl<R: PartialEq + fmt::Debug> Stall<R> {
     fn check(&mut self, now: R) -> Result<()> {
         if self.last != now {
             *self = Self::new(now);
-        } else if self.since.elapsed() > PATIENCE {
-            bail!("nothing has been done for {PATIENCE:?}; so far: {now:?}");
+        } else if self.since.elapsed() > STALL_LIMIT {
+            bail!("nothing has been done for {STALL_LIMIT:?}; so far: {now:?}");
         }
         Ok(())
     }
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn only_a_report_that_never_changes_is_a_stall() {
         let mut stall = Stall::new(1);
-        stall.since = Instant::now().checked_sub(2 * PATIENCE).unwrap();
+        stall.since = Instant::now().checked_sub(2 * STALL_LIMIT).unwrap();
         stall.check(2).unwrap();
         stall.check(2).unwrap();
-        stall.since = stall.since.checked_sub(2 * PATIENCE).unwrap();
+        stall.since = stall.since.checked_sub(2 * STALL_LIMIT).unwrap();
         assert!(stall.check(2).unwrap_err().to_string().contains("so far: 2"));
     }
 }

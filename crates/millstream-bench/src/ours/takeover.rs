@@ -14,7 +14,7 @@ use tokio::process::Command;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::{GROUP, PATIENCE, topic, until};
+use super::{GROUP, STALL_LIMIT, topic, until};
 use crate::args::{General, Spread, Takeover, Victim};
 use crate::measure::{Measured, Stage};
 use crate::pacer::Clock;
@@ -57,13 +57,13 @@ pub(crate) async fn takeover(stage: &Stage, of: &Takeover) -> Result<Measured> {
         it.health().is_ready() && it.health().topics.iter().any(|topic| topic.members == 2)
     })
     .await?;
-    let patience = PATIENCE + Duration::from_millis(of.lease.into());
+    let limit = STALL_LIMIT + Duration::from_millis(of.lease.into());
     let (killed, meter) = (Instant::now(), stage.meter().await?);
     victim.kill().await.context("kill")?;
     let (mut latency, mut partitions) = (Clock::histogram()?, BTreeSet::new());
     while partitions.len() < of.partitions as usize {
-        let next = timeout(patience, handled.recv()).await;
-        let next = next.with_context(|| format!("nothing was taken over within {patience:?}"))?;
+        let next = timeout(limit, handled.recv()).await;
+        let next = next.with_context(|| format!("nothing was taken over within {limit:?}"))?;
         let (partition, at) = next.context("the successor ended")?;
         if partitions.insert(partition) {
             latency.record(Clock::nanos(at.saturating_duration_since(killed)))?;

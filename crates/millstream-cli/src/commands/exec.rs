@@ -212,9 +212,9 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(60));
         let pid: i32 = std::fs::read_to_string(&file).expect("it was started").trim().parse().expect("a pid");
         let pid = Pid::from_raw(pid).expect("a pid");
-        let patience = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         while is_running(pid) {
-            assert!(Instant::now() < patience, "it goes on");
+            assert!(Instant::now() < deadline, "it goes on");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

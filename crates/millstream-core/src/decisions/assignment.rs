@@ -27,15 +27,23 @@ pub struct Member {
     /// visible to other members.
     pub generation: Option<u64>,
     /// Continuity of the member's connection: without it the member drops no other member. Not visible to other members.
-    pub heard: Continuity,
+    pub continuity: Continuity,
 }
 
 impl Member {
     /// Creates a member without preferences.
     #[must_use]
     pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
-        let (max_partitions, pinned, heard) = (None, Vec::new(), Continuity::new(ttl));
-        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, generation: None, heard }
+        let (max_partitions, pinned, continuity) = (None, Vec::new(), Continuity::new(ttl));
+        Self {
+            id,
+            incarnation: incarnation.into(),
+            ttl,
+            max_partitions,
+            pinned,
+            generation: None,
+            continuity,
+        }
     }
 
     /// Returns the same member, with at most this many partitions.
@@ -52,8 +60,8 @@ impl Member {
 
     /// Returns the same member with this continuity.
     #[must_use]
-    pub fn hearing(self, heard: Continuity) -> Self {
-        Self { heard, ..self }
+    pub fn with_continuity(self, continuity: Continuity) -> Self {
+        Self { continuity, ..self }
     }
 
     /// Returns the same member, which always wants these partitions.

@@ -22,17 +22,17 @@ use crate::timestamp::Timestamp;
 /// use millstream_core::{Continuity, Timestamp};
 ///
 /// let ttl = Duration::from_secs(9);
-/// let mut heard = Continuity::new(ttl);
+/// let mut continuity = Continuity::new(ttl);
 /// let start = Timestamp::from_millis(1_700_000_000_000);
 /// let at = |seconds| start.saturating_add(Duration::from_secs(seconds));
-/// heard.advance("server-1", at(0));
-/// assert!(!heard.judges("server-1", at(0)), "who joins judges nobody at first");
+/// continuity.advance("server-1", at(0));
+/// assert!(!continuity.judges("server-1", at(0)), "who joins judges nobody at first");
 /// for seconds in [3, 6, 9] {
-///     heard.advance("server-1", at(seconds));
+///     continuity.advance("server-1", at(seconds));
 /// }
-/// assert!(heard.judges("server-1", at(9)));
-/// assert!(!heard.judges("server-2", at(9)), "a restart begins a new ttl");
-/// assert!(!heard.judges("server-1", at(14)), "and so does a gap, before the answer behind it is known");
+/// assert!(continuity.judges("server-1", at(9)));
+/// assert!(!continuity.judges("server-2", at(9)), "a restart begins a new ttl");
+/// assert!(!continuity.judges("server-1", at(14)), "and so does a gap, before the answer behind it is known");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuity {
@@ -185,10 +185,10 @@ mod tests {
         Timestamp::from_millis(ms)
     }
 
-    fn heard(times: &[(&str, u64)]) -> Continuity {
-        let mut heard = Continuity::new(Duration::from_millis(100));
-        times.iter().for_each(|(server, now)| heard.advance(server, ms(*now)));
-        heard
+    fn continuity(times: &[(&str, u64)]) -> Continuity {
+        let mut continuity = Continuity::new(Duration::from_millis(100));
+        times.iter().for_each(|(server, now)| continuity.advance(server, ms(*now)));
+        continuity
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
             (&[("a", 500), ("a", 549), ("a", 598), ("a", 597)], 610, false),
         ];
         for (times, now, judges) in cases {
-            assert_eq!(heard(times).judges("a", ms(now)), judges, "{times:?} at {now}");
+            assert_eq!(continuity(times).judges("a", ms(now)), judges, "{times:?} at {now}");
         }
         assert!(Continuity::assured().judges("a", ms(0)));
     }
@@ -214,15 +214,15 @@ mod tests {
     #[test]
     fn how_long_is_left_is_told() {
         let left = Duration::from_millis;
-        assert_eq!(heard(&[("a", 500)]).left("a", ms(540)), left(60));
-        assert_eq!(heard(&[("a", 500)]).left("a", ms(550)), left(100), "it begins anew");
-        assert_eq!(heard(&[]).left("a", ms(550)), left(100));
-        assert_eq!(heard(&[("a", 500), ("a", 540), ("a", 580)]).left("a", ms(600)), left(0));
+        assert_eq!(continuity(&[("a", 500)]).left("a", ms(540)), left(60));
+        assert_eq!(continuity(&[("a", 500)]).left("a", ms(550)), left(100), "it begins anew");
+        assert_eq!(continuity(&[]).left("a", ms(550)), left(100));
+        assert_eq!(continuity(&[("a", 500), ("a", 540), ("a", 580)]).left("a", ms(600)), left(0));
     }
 
     #[test]
     fn a_claim_is_free_when_it_and_the_record_are_as_old_as_the_longer_of_both_holds() {
-        let whole = heard(&[("a", 500), ("a", 540), ("a", 580), ("a", 620)]);
+        let whole = continuity(&[("a", 500), ("a", 540), ("a", 580), ("a", 620)]);
         // Deadline, hold, and the time at which it is free.
         for (deadline, hold, free) in [(630, 100, 630), (590, 100, 600), (630, 30, 700), (630, 200, 700)] {
             assert_eq!(
@@ -241,8 +241,8 @@ mod tests {
 
     #[test]
     fn it_is_written_as_text() {
-        assert_eq!(heard(&[("a b", 500), ("a b", 540)]).to_string(), "100 500 540 a b");
-        assert_eq!(heard(&[]).to_string(), "100 0 0 -");
+        assert_eq!(continuity(&[("a b", 500), ("a b", 540)]).to_string(), "100 500 540 a b");
+        assert_eq!(continuity(&[]).to_string(), "100 0 0 -");
         assert_eq!(Continuity::assured().to_string(), "*");
     }
 
@@ -253,17 +253,17 @@ mod tests {
             away in 50u64..1_000,
             after in 0u64..100,
         ) {
-            let mut heard = Continuity::new(Duration::from_millis(100));
+            let mut continuity = Continuity::new(Duration::from_millis(100));
             let mut now: u64 = 1_000;
-            heard.advance("a", ms(now));
+            continuity.advance("a", ms(now));
             for beat in beats {
                 now += beat;
-                heard.advance("a", ms(now));
+                continuity.advance("a", ms(now));
             }
             now += away;
-            prop_assert!(!heard.judges("a", ms(now)));
-            heard.advance("a", ms(now));
-            prop_assert!(!heard.judges("a", ms(now + after.min(49))));
+            prop_assert!(!continuity.judges("a", ms(now)));
+            continuity.advance("a", ms(now));
+            prop_assert!(!continuity.judges("a", ms(now + after.min(49))));
         }
     }
 }

@@ -51,7 +51,7 @@ impl ServerTime {
     /// is more than `margin`: the upper limit of the time that was not counted. A server clock that was set forward looks
     /// the same and has the same effect: leases expire by that clock. The caller adds the returned time to its clock, and
     /// passes later times by the corrected clock.
-    pub fn heard(
+    pub fn record_answer(
         &mut self,
         asked: Duration,
         answered: Duration,
@@ -99,19 +99,23 @@ mod tests {
     fn slow_answers_are_no_suspension_and_a_pause_is_counted_at_its_longest() {
         let mut time = ServerTime::default();
         let margin = MS(50);
-        assert_eq!(time.heard(MS(0), MS(400), at(10_000), margin), None, "the first");
+        assert_eq!(time.record_answer(MS(0), MS(400), at(10_000), margin), None, "the first");
         // The server read its clock early in the first request and late in the second.
-        assert_eq!(time.heard(MS(1_000), MS(3_000), at(12_900), margin), None);
+        assert_eq!(time.record_answer(MS(1_000), MS(3_000), at(12_900), margin), None);
         // 10 s on the server, 1 to 3.1 s here.
-        assert_eq!(time.heard(MS(4_000), MS(4_100), at(22_900), margin), Some(MS(9_000)));
-        assert_eq!(time.heard(MS(14_000), MS(14_100), at(23_900), margin), None, "told once");
-        assert_eq!(time.heard(MS(15_000), MS(15_100), at(26_000), margin), Some(MS(1_200)), "and again");
+        assert_eq!(time.record_answer(MS(4_000), MS(4_100), at(22_900), margin), Some(MS(9_000)));
+        assert_eq!(time.record_answer(MS(14_000), MS(14_100), at(23_900), margin), None, "told once");
         assert_eq!(
-            time.heard(MS(17_000), MS(17_100), at(3_900), margin),
+            time.record_answer(MS(15_000), MS(15_100), at(26_000), margin),
+            Some(MS(1_200)),
+            "and again"
+        );
+        assert_eq!(
+            time.record_answer(MS(17_000), MS(17_100), at(3_900), margin),
             None,
             "the server's clock was set back"
         );
         time.forget();
-        assert_eq!(time.heard(MS(18_000), MS(18_100), at(90_000), margin), None, "another server");
+        assert_eq!(time.record_answer(MS(18_000), MS(18_100), at(90_000), margin), None, "another server");
     }
 }

@@ -157,7 +157,7 @@ impl Holder {
 
 /// Returns the time limit of a renewal of leases with this ttl: a tenth of it, at least 350 ms, at most a quarter of it.
 #[must_use]
-pub fn renewal_patience(ttl: Duration) -> Duration {
+pub fn renewal_timeout(ttl: Duration) -> Duration {
     (ttl / 10).max(LEAST_PATIENCE).min(ttl / 4)
 }
 
@@ -192,7 +192,7 @@ pub trait Leases: Send + Sync {
     /// `nonce` is unique to this request and makes it idempotent: a request that is repeated with the same nonce after a
     /// lost reply returns the same lease. `owner` is shown to people and has no effect.
     ///
-    /// A lease that expired and was never released is granted only if `heard` [judges](Continuity::judges); until then it
+    /// A lease that expired and was never released is granted only if `continuity` [judges](Continuity::judges); until then it
     /// counts as held. A resource that was released, or never owned, is granted to any caller.
     ///
     /// The epoch is larger than every epoch granted for this resource before, also if the store lost its newest writes in
@@ -208,13 +208,13 @@ pub trait Leases: Send + Sync {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired>;
 
     /// Extends leases by another ttl. Returns one result per lease, [`ErrorKind::Fenced`] if another owner was granted
     /// the resource since. A lease that merely expired is revived as long as no other owner took it.
     ///
-    /// The caller waits for [`renewal_patience`] and then counts all of them as not renewed. A backend of several servers
+    /// The caller waits for [`renewal_timeout`] and then counts all of them as not renewed. A backend of several servers
     /// returns earlier, with errors for the leases at those that have not answered.
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>>;
 

@@ -61,7 +61,7 @@ pub struct LockRequest {
     /// Validity of the grant.
     pub ttl: Duration,
     /// Continuity of the caller: whether the silence of a holder counts as its end.
-    pub heard: Continuity,
+    pub continuity: Continuity,
     /// The epoch is higher than this, the highest number that the guarded store has seen; at most [`MAX_FENCE`].
     /// Default: 0.
     pub fence_above: u64,
@@ -84,7 +84,7 @@ impl LockRequest {
             name,
             owner: owner.into(),
             nonce: nonce.into(),
-            heard: Continuity::new(ttl),
+            continuity: Continuity::new(ttl),
             ttl,
             fence_above: 0,
             queued: true,

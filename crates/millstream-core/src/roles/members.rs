@@ -81,7 +81,7 @@ pub struct GroupMembers {
     /// come back from an outage that affected all of them. See [`living`](Self::living).
     pub members: Vec<Member>,
     /// Time since the last heartbeat of each member, by the server's clock.
-    pub heard: BTreeMap<MemberId, Duration>,
+    pub last_heartbeats: BTreeMap<MemberId, Duration>,
     /// The version that `assignment` was published for.
     pub assigned: Option<Version>,
     /// The last published assignment.
@@ -98,7 +98,7 @@ impl GroupMembers {
     /// sends a heartbeat before.
     #[must_use]
     pub fn is_overdue(&self, member: &Member) -> bool {
-        self.heard.get(&member.id).is_some_and(|ago| *ago >= member.ttl)
+        self.last_heartbeats.get(&member.id).is_some_and(|ago| *ago >= member.ttl)
     }
 }
 
@@ -108,7 +108,7 @@ pub trait Members: Send + Sync {
     /// Records a heartbeat of `member`, and returns the state of the group.
     ///
     /// The same call drops members whose ttl has passed, if the sender [judges](crate::Continuity::judges) by its
-    /// [`Member::heard`]: after an outage of the server nobody is dropped before all have had a ttl to come back.
+    /// [`Member::continuity`]: after an outage of the server nobody is dropped before all have had a ttl to come back.
     ///
     /// With `joining`, an instance joins the group, and takes the id over from any instance that has it. Without
     /// `joining`, it is an error if another incarnation has taken the id, or if the id is not in the group: a heartbeat

@@ -138,7 +138,7 @@ pub trait Shared: Send + Sync {
     /// back](Self::give_back). The claimer itself always counts as alive. The number of deliveries of each entry grows by
     /// one.
     ///
-    /// Unless `heard` [judges](Continuity::judges), only entries that were given back are taken, and no consumer is
+    /// Unless `continuity` [judges](Continuity::judges), only entries that were given back are taken, and no consumer is
     /// removed: an idle time may have grown because the server was unreachable.
     ///
     /// A consumer that is not alive and has sent no request for `idle` is removed once no entry is pending under its name,
@@ -158,21 +158,27 @@ pub trait Shared: Send + Sync {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed>;
 
     /// Takes over entries for the owner of a partition, in the mode in which partitions have owners: entries that are
     /// pending under any other name, left there by consumers that shared the partition, or by hand. It removes those
     /// names. A [reader](crate::Log::reader) that is opened after this finds the entries among the pending ones.
     ///
-    /// Returns the number of entries (up to `max`) that were taken over. Unless `heard` [judges](Continuity::judges),
+    /// Returns the number of entries (up to `max`) that were taken over. Unless `continuity` [judges](Continuity::judges),
     /// only entries that were given back are taken, as in [`claim`](Self::claim).
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if the lease is lost: nothing was done.
     /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing);
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize>;
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize>;
 }
 
 /// Reads many partitions on behalf of one consumer.

@@ -126,10 +126,10 @@ pub struct ClaimRequest {
     /// being claimed again, if a handler had begun under the last claim that ended in a crash; 0 for never.
     pub crash_limit: u32,
     /// Longest time after which this worker claims again in any case: upper limit of [`Claimed::next`].
-    pub patience: Duration,
+    pub longest_sleep: Duration,
     /// Continuity of the worker, with a ttl of `hold`. Expired claims are taken over only when it makes them
     /// [free](Continuity::free_at): they may have expired because no worker could reach the server.
-    pub heard: Continuity,
+    pub continuity: Continuity,
 }
 
 /// Task that a worker has claimed.
@@ -344,7 +344,7 @@ pub trait Tasks: Send + Sync {
     /// Transient ones.
     async fn queues(&self) -> Result<Vec<QueueName>>;
 
-    /// Claims due tasks in one step: tasks whose claims expired and are [free](ClaimRequest::heard), then the others by
+    /// Claims due tasks in one step: tasks whose claims expired and are [free](ClaimRequest::continuity), then the others by
     /// due time. No task is claimed early, and each by one worker at a time. A task whose body has been deleted is
     /// claimed as well, without fields. With large bodies fewer tasks may be claimed than are due, about 1 MiB but at
     /// least one; then `next` is zero.

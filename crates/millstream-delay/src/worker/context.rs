@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::sleep::Sleep;
 use crate::worker::WorkerConfig;
-use crate::worker::claims::heard::Heard;
+use crate::worker::claims::answers::ShardAnswers;
 use crate::worker::claims::held::Held;
 use crate::worker::handler::Call;
 use crate::worker::report::Counts;
@@ -37,7 +37,7 @@ pub(super) struct Context {
     /// Number of shards that want permits now.
     pub(super) hungry: AtomicUsize,
     pub(super) held: Arc<Held>,
-    pub(super) heard: Heard,
+    pub(super) answers: ShardAnswers,
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
     pub(super) status: ShardStatus,
@@ -49,7 +49,7 @@ pub(super) struct Context {
     pub(super) kill: CancellationToken,
     pub(super) ended: CancellationToken,
     /// Time that running handlers have left to end, once the worker stops.
-    patience: Mutex<Duration>,
+    shutdown_timeout: Mutex<Duration>,
 }
 
 impl Context {
@@ -68,7 +68,7 @@ impl Context {
             permits: Arc::new(Semaphore::new(config.concurrency)),
             hungry: AtomicUsize::new(0),
             held: Held::new(config.hold, LeaseClock::of(&backend)),
-            heard: Heard::new(shards.len(), config.hold),
+            answers: ShardAnswers::new(shards.len(), config.hold),
             handlers: TaskTracker::new(),
             counts: Counts::default(),
             status: ShardStatus::new(shards.len()),
@@ -77,7 +77,7 @@ impl Context {
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
             ended: CancellationToken::new(),
-            patience: Mutex::new(config.shutdown_timeout),
+            shutdown_timeout: Mutex::new(config.shutdown_timeout),
             backend,
             queue,
             shards,
@@ -96,7 +96,7 @@ impl Context {
 
     /// Stops the worker; the shutdown may take `timeout`.
     pub(super) fn stop_within(&self, timeout: Duration) {
-        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        *self.shutdown_timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
         self.stop.cancel();
     }
 
@@ -111,8 +111,8 @@ impl Context {
         }
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn shutdown_timeout(&self) -> Duration {
+        *self.shutdown_timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -164,10 +164,10 @@ async fn run(context: Arc<Context>) {
     tokio::pin!(work);
     let handlers_are_over = async {
         context.stop.cancelled().await;
-        let patience = context.patience();
+        let timeout = context.shutdown_timeout();
         // Handlers have all of the time except the part reserved for the last settlements.
-        let last = LAST_SETTLEMENTS.min(patience / 5);
-        tokio::time::sleep(patience - last).await;
+        let last = LAST_SETTLEMENTS.min(timeout / 5);
+        tokio::time::sleep(timeout - last).await;
         last.max(LEAST_SETTLEMENTS)
     };
     let last = tokio::select! {

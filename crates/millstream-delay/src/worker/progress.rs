@@ -24,7 +24,7 @@ pub struct Progress {
     pub failing: Vec<Failing>,
     /// Time since the server last answered a claim, by shard; `None` before the first answer. A worker without free
     /// capacity does not send claims.
-    pub heard: Vec<(Shard, Option<Duration>)>,
+    pub last_answers: Vec<(Shard, Option<Duration>)>,
     /// Whether it has ended, or is shutting down.
     pub ending: bool,
 }
@@ -50,13 +50,13 @@ impl Progress {
             let shard = state.scope.shard().cloned();
             Some(Failing { operation: state.operation, shard, since: since.elapsed(), error })
         });
-        let heard = |(nth, shard): (usize, &Shard)| (shard.clone(), context.status.last(nth));
+        let last = |(nth, shard): (usize, &Shard)| (shard.clone(), context.status.last(nth));
         Self {
             running: context.held.len(),
             concurrency: context.config.concurrency,
             report: context.counts.report(),
             failing: failing.collect(),
-            heard: context.shards.iter().enumerate().map(heard).collect(),
+            last_answers: context.shards.iter().enumerate().map(last).collect(),
             ending: context.stop.is_cancelled(),
         }
     }
@@ -65,7 +65,7 @@ impl Progress {
     /// answered a claim for each shard.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.ending && self.failing.is_empty() && self.heard.iter().all(|(_, heard)| heard.is_some())
+        !self.ending && self.failing.is_empty() && self.last_answers.iter().all(|(_, last)| last.is_some())
     }
 }
 
@@ -84,12 +84,12 @@ pub(super) fn check(context: &Arc<Context>) -> Arc<dyn WorkerCheck> {
 
 fn health(context: &Context) -> WorkerHealth {
     let now = Instant::now();
-    let heard = (0..context.shards.len()).all(|shard| context.status.last(shard).is_some());
+    let has_answered = (0..context.shards.len()).all(|shard| context.status.last(shard).is_some());
     let state = if context.ended.is_cancelled() {
         ConsumerState::Ended
     } else if context.stop.is_cancelled() {
         ConsumerState::Leaving
-    } else if heard {
+    } else if has_answered {
         ConsumerState::Running
     } else {
         ConsumerState::Joining

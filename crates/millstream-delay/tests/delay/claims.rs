@@ -31,8 +31,8 @@ async fn claim(backend: &Backend) -> ClaimedTask {
         limit: 1,
         hold: SECS(9),
         crash_limit: 0,
-        patience: SECS(1),
-        heard: millstream_core::Continuity::assured(),
+        longest_sleep: SECS(1),
+        continuity: millstream_core::Continuity::assured(),
     };
     for _ in 0..60_000 {
         if let Some(task) =
@@ -57,7 +57,7 @@ async fn an_id_that_is_used_again_before_its_settlement_was_heard_of_is_a_task_o
     link.lose_settlements.store(1, Ordering::Relaxed);
     let (worker, seen) = noting(&queue, SECS(30)).await;
     queue.schedule(&1).id("daily").await.expect("scheduled");
-    eventually(|| link.calls("settle") > 0, "done, and not heard of").await;
+    eventually(|| link.calls("settle") > 0, "done, and not answered").await;
     let placed = queue.schedule(&2).id("daily").await.expect("scheduled").placed;
     assert_eq!(placed, Placed::New);
     seen.reach(2).await;
@@ -122,7 +122,7 @@ async fn no_handler_begins_when_its_claim_has_run_out() {
         async {}
     });
     let slow = slow.await.expect("starts");
-    eventually(|| link.calls("claim") > 0, "claimed, and not heard of").await;
+    eventually(|| link.calls("claim") > 0, "claimed, and not answered").await;
     let (other, seen) = noting(&plain, SECS(30)).await;
     tokio::time::sleep(SECS(100)).await;
     assert_eq!((seen.all(), late.len()), (vec![(1, 1)], 0));

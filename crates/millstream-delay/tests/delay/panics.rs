@@ -183,8 +183,8 @@ async fn a_task_whose_job_panics_comes_back() {
         limit: 1,
         hold: SECS(3),
         crash_limit: 0,
-        patience: SECS(1),
-        heard: Continuity::assured(),
+        longest_sleep: SECS(1),
+        continuity: Continuity::assured(),
     };
     assert_eq!(
         backend.tasks().expect("delay queues").claim(&shard, &ask).await.expect("claims").tasks.len(),

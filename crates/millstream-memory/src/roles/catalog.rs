@@ -251,7 +251,7 @@ fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin>
         pin.bytes += fields.iter().map(|(name, value)| count(name.len() + value.len())).sum::<u64>();
     }
     pin.exact = stay.next().is_none();
-    pin.idle = cursor.last_heard().map(|last| now.since(last));
+    pin.idle = cursor.last_request().map(|last| now.since(last));
     Some(pin)
 }
 

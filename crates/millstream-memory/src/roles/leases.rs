@@ -20,7 +20,7 @@ impl Leases for MemoryBackend {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
         breathe().await;
         let mut state = self.lock();
@@ -39,9 +39,9 @@ impl Leases for MemoryBackend {
                 }
                 let mut ends = fence.ends.clone();
                 if fence.token.is_some() && fence.nonce != nonce {
-                    if !heard.judges(&server, now.timestamp()) {
+                    if !continuity.judges(&server, now.timestamp()) {
                         let (owner, epoch) = (fence.owner.clone(), fence.epoch);
-                        let expires_in = heard.left(&server, now.timestamp());
+                        let expires_in = continuity.left(&server, now.timestamp());
                         return Ok(Acquired::Held(Holder::new(owner, epoch, expires_in)));
                     }
                     ends.push(fence.epoch);

@@ -203,7 +203,7 @@ mod tests {
         let mut request = LockRequest::new(name.clone(), "me", "dead", second);
         assert!(matches!(memory.acquire(&request).await, Ok(LockReply::Granted(_))));
         tokio::time::advance(second + RECORD_TTL).await;
-        (request.nonce, request.heard) = ("next".into(), Continuity::new(second));
+        (request.nonce, request.continuity) = ("next".into(), Continuity::new(second));
         let granted = memory.acquire(&request).await;
         assert!(
             matches!(granted, Ok(LockReply::Granted(_))),

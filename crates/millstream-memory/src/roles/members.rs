@@ -72,8 +72,8 @@ impl Members for MemoryBackend {
         let Some(membership) = state.peek_membership(topic, group) else { return Ok(roster) };
         (roster.version, roster.revision) = (membership.version, membership.revision);
         for (member, expires) in membership.members.values() {
-            let heard = (member.ttl + now.since(*expires)).saturating_sub(expires.since(now));
-            roster.heard.insert(member.id.clone(), heard);
+            let last = (member.ttl + now.since(*expires)).saturating_sub(expires.since(now));
+            roster.last_heartbeats.insert(member.id.clone(), last);
             roster.members.push(member.clone());
         }
         roster.assigned = membership.assigned;

@@ -112,12 +112,12 @@ impl Shared for MemoryBackend {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed> {
         breathe().await;
         let (mut state, by) = (self.lock(), Some(member.consumer.clone()));
         let now = self.now();
-        let judges_in = heard.left(&state.server(), now.timestamp());
+        let judges_in = continuity.left(&state.server(), now.timestamp());
         let topic_partition = member.partition(partition);
         let mut claimed = Claimed::default();
         let is_alive = |by: &By| by.as_ref().is_some_and(|name| alive.contains(name));
@@ -135,11 +135,17 @@ impl Shared for MemoryBackend {
         Ok(claimed)
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let judges_in = heard.left(&state.server(), now.timestamp());
+        let judges_in = continuity.left(&state.server(), now.timestamp());
         let (place, name) = state.owned(lease)?;
         let Some(group) = place.groups.get_mut(name) else { return Err(missing_of(lease)) };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else {

@@ -100,14 +100,14 @@ impl Record {
             return self.expires.since(now);
         }
         // A client that comes anew does not wait for a holder that ended long ago.
-        let anew = request.heard.last().is_none() && !request.heard.is_assured();
+        let anew = request.continuity.last().is_none() && !request.continuity.is_assured();
         if anew && !far && self.expires.plus(RECORD_TTL) <= now {
             return Duration::ZERO;
         }
         let expired = if far { now } else { self.expires };
-        let longest = request.heard.ttl().max(self.ttl);
+        let longest = request.continuity.ttl().max(self.ttl);
         let deadline = if far { now.timestamp().saturating_sub(longest) } else { expired.timestamp() };
-        let free = request.heard.free_at(server, now.timestamp(), deadline, self.ttl);
+        let free = request.continuity.free_at(server, now.timestamp(), deadline, self.ttl);
         now.until(free)
     }
 }

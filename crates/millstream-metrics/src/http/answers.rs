@@ -49,10 +49,10 @@ pub(super) async fn lag(
 
 /// Limits the time of an answer: autoscalers do not wait long, and one request that hangs must not block all others.
 async fn within<T>(app: &App, answer: impl Future<Output = Result<T>>) -> Result<T> {
-    match timeout(app.config.patience, answer).await {
+    match timeout(app.config.timeout, answer).await {
         Ok(answer) => answer,
         Err(_) => {
-            let why = format!("the backend gave no answer within {:?}", app.config.patience);
+            let why = format!("the backend gave no answer within {:?}", app.config.timeout);
             Err(Error::new(ErrorKind::Unavailable, why))
         }
     }

@@ -19,10 +19,10 @@ pub(super) async fn livez(State(app): State<Arc<App>>) -> Response {
 
 /// Returns whether the process is ready: Redis answers, every consumer has joined its group, and every worker works.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
-    let reached = match timeout(app.config.patience, probe::reach(&app.backend)).await {
+    let reached = match timeout(app.config.timeout, probe::reach(&app.backend)).await {
         Ok(Ok(())) => Backend::Reached,
         Ok(Err(error)) => Backend::Failed(error.to_string()),
-        Err(_) => Backend::Failed(format!("no answer within {:?}", app.config.patience)),
+        Err(_) => Backend::Failed(format!("no answer within {:?}", app.config.timeout)),
     };
     let observer = &app.observer;
     let (consumers, workers, loops) = (observer.consumers(), observer.workers(), observer.loops());

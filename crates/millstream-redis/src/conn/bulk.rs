@@ -23,7 +23,7 @@ pub(crate) struct Bulk {
     idle: Mutex<Vec<Socket>>,
     permits: Semaphore,
     /// Maximum wait for a free connection.
-    patience: Duration,
+    limit: Duration,
 }
 
 /// Replies to a request, their size in bytes, and how long they took to arrive.
@@ -35,8 +35,8 @@ pub(crate) struct Weighed {
 
 impl Bulk {
     /// Creates a set of at most `size` connections.
-    pub(crate) fn new(dial: Arc<Dial>, size: usize, patience: Duration) -> Self {
-        Self { dial, idle: Mutex::default(), permits: Semaphore::new(size), patience }
+    pub(crate) fn new(dial: Arc<Dial>, size: usize, limit: Duration) -> Self {
+        Self { dial, idle: Mutex::default(), permits: Semaphore::new(size), limit }
     }
 
     /// Returns an idle connection, or opens one. Idle connections that the server has closed are dropped.
@@ -52,9 +52,8 @@ impl Bulk {
     }
 
     pub(crate) async fn weigh(&self, pipe: &Pipeline) -> Result<Weighed> {
-        let Ok(permit) = timeout(self.patience, self.permits.acquire()).await else {
-            let why =
-                format!("the server cannot be reached: no connection was free within {:?}", self.patience);
+        let Ok(permit) = timeout(self.limit, self.permits.acquire()).await else {
+            let why = format!("the server cannot be reached: no connection was free within {:?}", self.limit);
             return Err(Error::new(ErrorKind::Unavailable, why));
         };
         // If this future is dropped, the connection is dropped too: it may still receive replies to this request.

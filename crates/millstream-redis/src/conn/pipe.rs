@@ -181,7 +181,7 @@ mod tests {
 
     impl Peer {
         /// The commands that have arrived.
-        async fn heard(&mut self) -> Vec<Vec<String>> {
+        async fn received(&mut self) -> Vec<Vec<String>> {
             self.1.reserve(4_096);
             self.0.read_buf(&mut self.1).await.expect("something");
             commands(&mut self.1)
@@ -203,7 +203,7 @@ mod tests {
             peer.write_all(b"+OK\r\n+OK\r\n+OK\r\n").await.expect("said");
         });
         let mut peer = Peer(peer, Vec::new());
-        assert_eq!(peer.heard().await.len(), 3, "the names");
+        assert_eq!(peer.received().await.len(), 3, "the names");
         (Pipe::new(socket.expect("open")), peer)
     }
 
@@ -240,19 +240,19 @@ mod tests {
         pipe.put(echo("b"));
         pipe.put(echo("c"));
         send(&mut pipe).await;
-        assert_eq!(peer.heard().await, [["ECHO", "a"]]);
+        assert_eq!(peer.received().await, [["ECHO", "a"]]);
         peer.say("+a\r\n").await;
         assert_eq!(reply(&mut pipe).await, Value::SimpleString("a".into()));
         send(&mut pipe).await;
-        assert_eq!(peer.heard().await, [["AUTH", "p1"]]);
+        assert_eq!(peer.received().await, [["AUTH", "p1"]]);
         assert_eq!(pipe.begun(), 0, "a log-in is no request of a user");
         peer.say("-WRONGPASS no\r\n").await;
-        let (b, heard) = tokio::join!(reply(&mut pipe), async {
-            let heard = peer.heard().await;
+        let (b, received) = tokio::join!(reply(&mut pipe), async {
+            let received = peer.received().await;
             peer.say("+b\r\n+c\r\n").await;
-            heard
+            received
         });
-        assert_eq!(heard[0], ["ECHO", "b"]);
+        assert_eq!(received[0], ["ECHO", "b"]);
         let values = [b, reply(&mut pipe).await];
         assert_eq!(values, ["b", "c"].map(|word| Value::SimpleString(word.into())));
         assert!(!pipe.is_over(), "a refused log-in leaves the connection as it was");

@@ -139,13 +139,13 @@ impl Socket {
     }
 
     /// Waits for bytes that come without a request. Returns whether some came in this time.
-    pub(crate) async fn hear(&mut self, limit: Duration) -> Result<bool> {
+    pub(crate) async fn wait_readable(&mut self, limit: Duration) -> Result<bool> {
         self.received.clear();
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
         match timeout(limit, self.stream.read_buf(&mut self.received)).await {
             Err(_) => Ok(false),
             Ok(Ok(0)) => Err(failed(io::Error::from(io::ErrorKind::UnexpectedEof))),
-            Ok(heard) => heard.map(|_| true).map_err(failed),
+            Ok(found) => found.map(|_| true).map_err(failed),
         }
     }
 
@@ -280,25 +280,25 @@ mod tests {
         let port = listener.local_addr().expect("an address").port();
         let words: Vec<Vec<Vec<u8>>> =
             words.iter().map(|pieces| pieces.iter().map(|piece| piece.to_vec()).collect()).collect();
-        let heard = tokio::spawn(async move {
+        let received = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a client");
             stream.set_nodelay(true).expect("set");
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for pieces in words {
-                heard.reserve(4_096);
-                stream.read_buf(&mut heard).await.expect("a request");
+                received.reserve(4_096);
+                stream.read_buf(&mut received).await.expect("a request");
                 for piece in pieces {
                     stream.write_all(&piece).await.expect("said");
                     tokio::task::yield_now().await;
                 }
             }
             if !hang_up {
-                while stream.read_buf(&mut heard).await.is_ok_and(|read| read > 0) {}
+                while stream.read_buf(&mut received).await.is_ok_and(|read| read > 0) {}
             }
-            heard
+            received
         });
         let info = format!("redis://127.0.0.1:{port}").into_connection_info().expect("an address");
-        (info, heard)
+        (info, received)
     }
 
     /// Connects with the credentials of `url`.
@@ -316,21 +316,21 @@ mod tests {
     }
 
     async fn refused(words: &[u8], url: &str) -> Error {
-        let (info, _heard) = server(&[&[words]], true).await;
+        let (info, _received) = server(&[&[words]], true).await;
         open(&info, url, "t").await.map(drop).expect_err("refused")
     }
 
     #[tokio::test]
     async fn the_log_in_is_said_in_one_go_and_names_may_be_refused() {
         let no: &[u8] = b"-NOPERM no\r\n-NOPERM no\r\n-ERR unknown subcommand\r\n";
-        let (info, heard) = server(&[&[b"+OK\r\n+OK\r\n", no]], true).await;
+        let (info, received) = server(&[&[b"+OK\r\n+OK\r\n", no]], true).await;
         open(&info, "redis://ann:pw@h/3", "reader").await.map(drop).expect("open");
         let mut expected = redis::pipe();
         expected.cmd("AUTH").arg("ann").arg("pw").cmd("SELECT").arg(3);
         expected.cmd("CLIENT").arg("SETNAME").arg("millstream:reader");
         expected.cmd("CLIENT").arg("SETINFO").arg("LIB-NAME").arg("millstream");
         expected.cmd("CLIENT").arg("SETINFO").arg("LIB-VER").arg("1");
-        assert_eq!(heard.await.expect("heard"), expected.get_packed_pipeline());
+        assert_eq!(received.await.expect("received"), expected.get_packed_pipeline());
     }
 
     #[tokio::test]
@@ -363,7 +363,7 @@ mod tests {
     async fn replies_come_however_they_are_cut_and_the_next_ones_too() {
         let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
         let cut: &[&[u8]] = &[b"+PO", b"NG\r", b"\n$3\r\nab", b"c\r\n"];
-        let (info, _heard) = server(&[hello, cut, &[b"+A\r\n"]], false).await;
+        let (info, _received) = server(&[hello, cut, &[b"+A\r\n"]], false).await;
         let mut socket = open(&info, "redis://h", "t").await.expect("open");
         socket.ask(&ping(2), Duration::ZERO, LIMIT).await.expect("replies");
         let mut replies = socket.replies();
@@ -389,7 +389,7 @@ mod tests {
             // Closed between two requests.
             (&[hello][..], true, ErrorKind::Unconfirmed),
         ] {
-            let (info, _heard) = server(words, hang_up).await;
+            let (info, _received) = server(words, hang_up).await;
             let mut socket = open(&info, "redis://h", "t").await.expect("open");
             let limit = Duration::from_millis(if hang_up { 5_000 } else { 50 });
             let error = socket.ask(&ping(1), Duration::ZERO, limit).await.expect_err("no reply");
@@ -407,10 +407,10 @@ mod tests {
             let server = tokio::spawn(async move {
                 let (mut stream, _) = listener.accept().await.expect("a client");
                 stream.set_nodelay(true).expect("set");
-                let mut heard = Vec::with_capacity(4_096);
-                stream.read_buf(&mut heard).await.expect("a log-in");
+                let mut received = Vec::with_capacity(4_096);
+                stream.read_buf(&mut received).await.expect("a log-in");
                 stream.write_all(hello[0]).await.expect("said");
-                stream.read_buf(&mut heard).await.expect("a request");
+                stream.read_buf(&mut received).await.expect("a request");
                 stream.write_all(b"$10\r\n").await.expect("said");
                 for byte in b"abcdefghij" {
                     tokio::time::sleep(LIMIT / 100).await;
@@ -438,12 +438,12 @@ mod tests {
         }
     }
 
-    /// A request that was not sent has not been done, and its sender must hear that.
+    /// A request that was not sent has not been done, and its sender must be told.
     #[tokio::test]
     async fn a_log_in_without_an_answer_says_that_the_request_was_not_sent() {
         let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
         let (login, terms) = changing().await;
-        let (info, heard) = server(&[hello], false).await;
+        let (info, received) = server(&[hello], false).await;
         let ConnectionAddr::Tcp(host, port) = info.addr() else { panic!("{info:?} is no TCP") };
         let stream = Stream::Tcp(TcpStream::connect((&**host, *port)).await.expect("connected"));
         let settings = redis::RedisConnectionInfo::default().set_lib_name("millstream", "1");
@@ -452,15 +452,15 @@ mod tests {
         let error = socket.ask(&ping(1), LIMIT, LIMIT / 100).await.expect_err("no answer to the log-in");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         drop(socket);
-        let heard = String::from_utf8(heard.await.expect("heard")).expect("words");
-        assert!(heard.contains("AUTH") && !heard.contains("PING"), "{heard}");
+        let received = String::from_utf8(received.await.expect("received")).expect("words");
+        assert!(received.contains("AUTH") && !received.contains("PING"), "{received}");
     }
 
     #[tokio::test]
     async fn what_a_large_reply_took_is_given_back_before_a_wait() {
         let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
         let large = [&b"$1000000\r\n"[..], &[b'x'; 1_000_000], b"\r\n"].concat();
-        let (info, _heard) = server(&[hello, &[&large], &[b"+A\r\n"]], false).await;
+        let (info, _received) = server(&[hello, &[&large], &[b"+A\r\n"]], false).await;
         let mut socket = open(&info, "redis://h", "t").await.expect("open");
         socket.ask(&ping(1), Duration::ZERO, LIMIT).await.expect("a reply");
         assert!(socket.received.capacity() < 3_000_000);

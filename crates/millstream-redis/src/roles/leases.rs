@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
-use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource, renewal_patience};
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource, renewal_timeout};
 use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
@@ -50,12 +50,12 @@ impl Leases for RedisBackend {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
         let [lease, fence] = self.inner.lease_keys(resource)?;
         let call = self.inner.scripts.acquire.call([&lease, &fence]);
-        let heard = self.inner.heard_of(&fence, heard);
-        let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(heard.to_string());
+        let continuity = self.inner.continuity_of(&fence, continuity);
+        let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(continuity.to_string());
         let answer = script::run_one(&self.inner.leases, call).await;
         let answer =
             answer.map_err(|error| of(resource, error.during(format_args!("acquire {resource}"))))?;
@@ -82,7 +82,7 @@ impl Leases for RedisBackend {
         // A node that does not answer must not cost the leases at other nodes: their answers are known only when this call
         // returns, and the caller waits no longer than this.
         let ttl = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
-        let limit = ttl.map_or(Duration::MAX, |ttl| renewal_patience(ttl) * 3 / 4);
+        let limit = ttl.map_or(Duration::MAX, |ttl| renewal_timeout(ttl) * 3 / 4);
         let requests = servers.iter().map(|positions| async {
             let calls = positions.iter().map(|at| {
                 let ([key, fence], lease) = (&keys[*at], &leases[*at]);

@@ -47,7 +47,7 @@ impl Locks for RedisBackend {
         let LockKeys { lock, queue, places, changes, epoch, index } = &keys;
         let call = self.inner.scripts.acquire_lock.call([lock, queue, places, changes, epoch, index]);
         let call = call.args([&request.owner, &request.nonce]).arg(ttl_ms(request.ttl));
-        let call = call.arg(request.heard.to_string()).arg(request.fence_above);
+        let call = call.arg(request.continuity.to_string()).arg(request.fence_above);
         let queued = if request.queued { "q" } else { "" };
         let announced = if request.announced { "a" } else { "" };
         let call = call.arg(format!("{queued}{announced}"));

@@ -47,8 +47,8 @@ impl Members for RedisBackend {
         let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
         let call = call.arg(u8::from(joining));
         let call = call.arg(member.generation.map(|generation| generation.to_string()).unwrap_or_default());
-        let call = call.arg(member.heard.to_string());
-        self.inner.listen(&member.heard);
+        let call = call.arg(member.continuity.to_string());
+        self.inner.ask_nodes(&member.continuity);
         let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
                 let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
@@ -223,8 +223,8 @@ fn roster(answer: Value) -> Result<GroupMembers> {
         // version.
         if let Some(text) = said.remove(&id) {
             let member = member(&id, &text)?;
-            let heard_at = number::<u64>(expires, "milliseconds")?.saturating_sub(ttl_ms(member.ttl));
-            roster.heard.insert(id, now.saturating_duration_since(Timestamp::from_millis(heard_at)));
+            let beat_at = number::<u64>(expires, "milliseconds")?.saturating_sub(ttl_ms(member.ttl));
+            roster.last_heartbeats.insert(id, now.saturating_duration_since(Timestamp::from_millis(beat_at)));
             roster.members.push(member);
         }
     }

@@ -97,7 +97,7 @@ impl Shared for RedisBackend {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed> {
         let (tp, right) = (member.partition(partition), Right::Consumer(&member.consumer));
         let names: Vec<&str> = std::iter::once(&member.consumer).chain(alive).map(MemberId::as_str).collect();
@@ -109,7 +109,7 @@ impl Shared for RedisBackend {
             let limit = (max - taken).min(CLAIM_CHUNK);
             let limit = limit.min(pages.count(limit));
             let TakenOver { next, removed, ghosts, entries } =
-                self.take_over(right, &tp, &member.group, &names, (idle, limit, heard)).await?;
+                self.take_over(right, &tp, &member.group, &names, (idle, limit, continuity)).await?;
             (claimed.next, claimed.removed) = (next, claimed.removed + removed);
             let found = entries.len() + ghosts.len();
             taken += found;
@@ -122,9 +122,16 @@ impl Shared for RedisBackend {
         }
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize> {
         let (tp, group) = lease.partition()?;
-        let taken = self.take_over(Right::Owner(lease), tp, group, &[CONSUMER], (idle, max, heard)).await;
+        let taken =
+            self.take_over(Right::Owner(lease), tp, group, &[CONSUMER], (idle, max, continuity)).await;
         let taken = taken.map_err(|error| fenced(error, lease))?;
         Ok(taken.entries.len() + taken.ghosts.len())
     }
@@ -183,7 +190,7 @@ impl RedisBackend {
         tp: &TopicPartition,
         group: &GroupName,
         names: &[&str],
-        (idle, max, heard): (Duration, usize, &Continuity),
+        (idle, max, continuity): (Duration, usize, &Continuity),
     ) -> Result<TakenOver> {
         let inner = &self.inner;
         let (fence, held) = (inner.keys.fence(tp, group), inner.keys.held(tp, group));
@@ -192,7 +199,7 @@ impl RedisBackend {
         let call = inner.scripts.claim.call([&fence, &log, &retry_log, &held]);
         let call = call.args([mode, who, group.as_str()]);
         let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
-        call.push(inner.heard_of(&fence, heard).to_string());
+        call.push(inner.continuity_of(&fence, continuity).to_string());
         names.iter().for_each(|name| call.push(*name));
         // Calls this frequent do not use the pool, which checks a connection each time that it lends one.
         let answer = script::run_one(&inner.messages, call).await?;

@@ -190,8 +190,8 @@ impl Tasks for RedisBackend {
         let keys = keys(&self.inner, shard);
         let call = self.inner.scripts.claim_tasks.call(keys.each_ref());
         let call = call.arg(&ask.worker).arg(ask.limit.min(MAX_CLAIM)).arg(micros(ask.hold));
-        let call = call.arg(ask.crash_limit).arg(micros(ask.patience));
-        let call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(ask.heard.to_string());
+        let call = call.arg(ask.crash_limit).arg(micros(ask.longest_sleep));
+        let call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(ask.continuity.to_string());
         let (claimed, foreign) = claimed(script::run_one(&self.inner.messages, call).await?)?;
         if !foreign.is_empty() {
             tracing::warn!(%shard, ids = ?foreign, "tasks with invalid ids are skipped");

@@ -127,9 +127,9 @@ async fn an_id_is_taken_over_by_who_joins_and_by_nobody_else() {
 }
 
 /// A heartbeat of one that keeps the record of what it was answered.
-async fn beat_hearing(bench: &Bench, member: &Member, heard: &mut Continuity) -> HeartbeatReply {
-    let pulse = bench.beat(&member.clone().hearing(heard.clone()), false).await;
-    heard.advance(&pulse.server, pulse.now);
+async fn beat_with(bench: &Bench, member: &Member, continuity: &mut Continuity) -> HeartbeatReply {
+    let pulse = bench.beat(&member.clone().with_continuity(continuity.clone()), false).await;
+    continuity.advance(&pulse.server, pulse.now);
     pulse
 }
 
@@ -146,8 +146,8 @@ async fn the_dead_are_dropped_by_who_was_answered_for_a_ttl() {
     assert_eq!((roster.members.len(), roster.living().count()), (2, 0), "overdue, and not dropped");
 
     // As after an outage of the server: all were silent, one is the first to come back.
-    let mut heard = Continuity::new(SHORT);
-    let back = beat_hearing(&bench, &a, &mut heard).await;
+    let mut continuity = Continuity::new(SHORT);
+    let back = beat_with(&bench, &a, &mut continuity).await;
     assert_eq!((back.version, back.members), (before.version, 2), "nobody is dropped");
     assert_eq!(back.assigned, Some(vec![Partition(0)]));
     assert_eq!(back.next_expiry, SHORT, "until then it cannot do anything about the other");
@@ -156,7 +156,7 @@ async fn the_dead_are_dropped_by_who_was_answered_for_a_ttl() {
     assert!(info.contains(run) && info.contains(replica) && run.len() == 40 && replica.len() == 40);
     assert_eq!(bench.beat(&b, false).await.version, before.version);
     let alone = loop {
-        let pulse = beat_hearing(&bench, &a, &mut heard).await;
+        let pulse = beat_with(&bench, &a, &mut continuity).await;
         if pulse.members == 1 {
             break pulse;
         }
@@ -180,15 +180,15 @@ async fn a_server_that_was_away_lets_nobody_judge() {
     let (a, b) = (short("a"), short("b"));
     bench.beat(&a, true).await;
     bench.beat(&b, true).await;
-    let mut heard = Continuity::new(SHORT);
+    let mut continuity = Continuity::new(SHORT);
     let mut last = bench.beat(&a, false).await;
     let first = last.now;
     while last.now < first.saturating_add(Duration::from_millis(300)) {
-        last = beat_hearing(&bench, &a, &mut heard).await;
+        last = beat_with(&bench, &a, &mut continuity).await;
         bench.beat(&b, false).await;
         sleep(Duration::from_millis(10)).await;
     }
-    assert!(heard.is_whole());
+    assert!(continuity.is_whole());
     // It stands still for longer than a ttl, with a heartbeat of one that judged a moment ago in its socket.
     let sleeper = bench.url.clone();
     let still = tokio::spawn(async move {
@@ -196,11 +196,11 @@ async fn a_server_that_was_away_lets_nobody_judge() {
         redis::cmd("DEBUG").arg(&["SLEEP", "0.4"]).exec_async(&mut raw).await.expect("slept");
     });
     sleep(Duration::from_millis(50)).await;
-    let late = beat_hearing(&bench, &a, &mut heard).await;
+    let late = beat_with(&bench, &a, &mut continuity).await;
     still.await.expect("no panic");
     assert!(late.now >= last.now.saturating_add(Duration::from_millis(300)), "it was not held up: {late:?}");
-    assert_eq!(late.members, 2, "b had no chance to be heard of");
-    assert!(!heard.is_whole(), "the gap begins a new ttl");
+    assert_eq!(late.members, 2, "b had no chance to send a heartbeat");
+    assert!(!continuity.is_whole(), "the gap begins a new ttl");
     assert_eq!(bench.beat(&b, false).await.members, 2);
     // Another server may have been away, however soon it answers.
     let mut known = Continuity::new(Duration::from_millis(2));
@@ -217,13 +217,13 @@ async fn a_server_that_was_away_lets_nobody_judge() {
         elsewhere.advance("of.before", now.now.saturating_sub(Duration::from_millis(at)));
     }
     assert!(elsewhere.is_whole());
-    assert_eq!(bench.beat(&a.clone().hearing(elsewhere.clone()), false).await.members, 2);
+    assert_eq!(bench.beat(&a.clone().with_continuity(elsewhere.clone()), false).await.members, 2);
     // The same record, of this server, judges.
     let mut here = Continuity::new(SHORT);
     for at in [300, 200, 100, 0] {
         here.advance(&now.server, now.now.saturating_sub(Duration::from_millis(at)));
     }
-    assert_eq!(bench.beat(&a.clone().hearing(here), false).await.members, 1);
+    assert_eq!(bench.beat(&a.clone().with_continuity(here), false).await.members, 1);
 }
 
 #[tokio::test]
@@ -274,7 +274,7 @@ async fn a_heartbeat_drops_a_bounded_number_of_dead_members() {
     let mut last = before;
     let waits = bench.beat(&a, false).await;
     assert_eq!((waits.members, waits.next_expiry), (2_501, a.ttl), "it cannot do anything before");
-    let judge = a.clone().hearing(Continuity::assured());
+    let judge = a.clone().with_continuity(Continuity::assured());
     for left in [1_501, 501, 1] {
         let pulse = bench.beat(&judge, false).await;
         assert_eq!(pulse.members, left);
@@ -299,7 +299,7 @@ async fn a_clock_that_went_back_keeps_nobody_alive() {
     }
     assert_eq!(bench.beat(&a, false).await.members, 2);
     sleep(PAST_IT).await;
-    assert_eq!(bench.beat(&a.clone().hearing(Continuity::assured()), false).await.members, 1);
+    assert_eq!(bench.beat(&a.clone().with_continuity(Continuity::assured()), false).await.members, 1);
 }
 
 #[tokio::test]

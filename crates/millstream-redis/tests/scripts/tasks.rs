@@ -42,8 +42,8 @@ pub(crate) fn ask(worker: &str, limit: usize) -> ClaimRequest {
         limit,
         hold: LONG,
         crash_limit: 0,
-        patience: LONG,
-        heard: millstream_core::Continuity::assured(),
+        longest_sleep: LONG,
+        continuity: millstream_core::Continuity::assured(),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::codec::Json;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::event::{Event, Ignore};
+use millstream_core::event::Ignore;
 use millstream_core::idempotency::{Begun, MAX_RESULT_LEN, Marker, Operation, check_begin, check_complete};
 use millstream_core::panics::{Careful, decode, encode};
 use millstream_core::{Backend, GroupName, Observer, TopicName};
@@ -135,7 +135,7 @@ impl IdempotentCalls {
         self
     }
 
-    /// Returns the same calls with an observer, which receives [`CallMarkerLost`](Event::CallMarkerLost). Default: none; calls of
+    /// Returns the same calls with an observer, which receives [`CallMarkerLost`](millstream_core::Event::CallMarkerLost). Default: none; calls of
     /// a `Millstream` have its observer.
     pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
         Self { observer: Careful::over(Arc::new(observer)), ..self }

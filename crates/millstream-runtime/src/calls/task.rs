@@ -172,7 +172,7 @@ impl Task {
     fn lost(&self) {
         let operation = &self.marker.operation;
         tracing::warn!(%operation, "the marker was taken over while the work ran");
-        self.observer.observe(&Event::CallMarkerLost { calls: operation.topic.as_str() });
+        self.observer.observe(&Event::CallMarkerLost { calls: operation.topic().as_str() });
     }
 
     /// Extends the marker, three times per ttl, until the work has ended. `None` if the call was dropped. Sets `is_lost` if another

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::leases::renewal_patience;
+use millstream_core::leases::renewal_timeout;
 use millstream_core::panics::{Careful, Policies};
 use millstream_core::{
     Backend, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition, TopicSpec,
@@ -121,7 +121,7 @@ impl Context {
     /// more. So a member whose last answered request was a third of a ttl before an outage of up to half a ttl gets an
     /// answer again before the ttl is over.
     pub(in crate::consumer) fn renewal_timeout(&self) -> Duration {
-        renewal_patience(self.config.lease_ttl)
+        renewal_timeout(self.config.lease_ttl)
     }
 
     /// Returns the pause after a failed request that keeps us alive. `pause` is the pause of other loops.

@@ -107,8 +107,8 @@ impl Context {
     }
 
     /// Records whether the whole group of a topic is paused.
-    pub(in crate::consumer) fn hear_paused(&self, topic: &TopicName, paused: bool) {
-        if !self.pauses.hear(topic, paused) {
+    pub(in crate::consumer) fn record_group_pause(&self, topic: &TopicName, paused: bool) {
+        if !self.pauses.record_group(topic, paused) {
             return;
         }
         let group = &self.group;

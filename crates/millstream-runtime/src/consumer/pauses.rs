@@ -60,7 +60,7 @@ impl Pauses {
         self.0.send_if_modified(|state| state.partitions.remove(topic_partition))
     }
 
-    /// Stops reading of this topic until [`hear`](Self::hear) has recorded whether its group is paused.
+    /// Stops reading of this topic until [`record_group`](Self::record_group) has recorded whether its group is paused.
     pub(in crate::consumer) fn wait_for(&self, topic: &TopicName) {
         self.0.send_modify(|state| {
             state.groups.insert(topic.clone(), Group::Unheard);
@@ -68,7 +68,7 @@ impl Pauses {
     }
 
     /// Records whether the whole group of a topic is paused. True if that has changed.
-    pub(in crate::consumer) fn hear(&self, topic: &TopicName, paused: bool) -> bool {
+    pub(in crate::consumer) fn record_group(&self, topic: &TopicName, paused: bool) -> bool {
         let mut changed = false;
         self.0.send_if_modified(|state| {
             let before = state.groups.get(topic).copied();
@@ -230,13 +230,15 @@ mod tests {
         pauses.wait_for(&topic);
         one.until(true).await;
         assert!(!pauses.group(&topic), "nobody has said so");
-        assert!(!pauses.hear(&topic, false));
+        assert!(!pauses.record_group(&topic, false));
         one.until(false).await;
-        assert!(pauses.hear(&topic, true) && !pauses.hear(&topic, true) && pauses.group(&topic));
+        assert!(
+            pauses.record_group(&topic, true) && !pauses.record_group(&topic, true) && pauses.group(&topic)
+        );
         assert!(!pauses.resume() && one.is_on(), "that is another pause");
-        assert!(!pauses.hear(&other, false) && one.is_on());
+        assert!(!pauses.record_group(&other, false) && one.is_on());
         pauses.pause(Until::Resumed);
-        assert!(pauses.hear(&topic, false) && one.is_on(), "paused here as well");
+        assert!(pauses.record_group(&topic, false) && one.is_on(), "paused here as well");
         assert!(pauses.resume() && !one.is_on());
     }
 

@@ -124,7 +124,11 @@ async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours
     let (ended, told) = team.calls()[0].ended.expect("ended");
     assert!(told && ended - began < 3 * TTL + TTL, "{:?}", ended - began);
     tokio::time::sleep(3 * TTL).await;
-    assert_eq!(team.calls().iter().filter(|call| call.by == "b").count(), 0, "a is heard of: nobody robs it");
+    assert_eq!(
+        team.calls().iter().filter(|call| call.by == "b").count(),
+        0,
+        "a renews: nobody takes from it"
+    );
     b.leave().await;
 }
 

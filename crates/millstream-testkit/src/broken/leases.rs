@@ -16,7 +16,7 @@ impl Leases for Broken {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
         let mut nonce = nonce.to_owned();
         let mut granted_for = ttl;
@@ -34,12 +34,12 @@ impl Leases for Broken {
             self.memo().granted.get(resource).is_some_and(|lease| lease.token.as_str().ends_with(&nonce));
         let asked = self.renamed(resource);
         let assured = Continuity::assured();
-        let heard = match self.sabotage {
+        let continuity = match self.sabotage {
             Mutant::JudgesAtOnce => &assured,
             Mutant::NeverJudges => &Continuity::new(ttl),
-            _ => heard,
+            _ => continuity,
         };
-        let acquired = self.inner.leases().acquire(&asked, owner, &nonce, granted_for, heard).await?;
+        let acquired = self.inner.leases().acquire(&asked, owner, &nonce, granted_for, continuity).await?;
         let mut lease = match acquired {
             Acquired::Held(holder) if self.is(Mutant::TwoOwners) => {
                 return Ok(Acquired::Granted(Lease::new(resource.clone(), holder.epoch + 1, &nonce, ttl)));

@@ -37,8 +37,8 @@ impl Locks for Broken {
             Mutant::LockArrivalIgnored => asked.arrived = None,
             Mutant::LockAnnounceForgotten => asked.announced = false,
             Mutant::LockYoungServerGrants => asked.min_uptime = None,
-            Mutant::LockJudgesAtOnce => asked.heard = Continuity::assured(),
-            Mutant::LockNeverJudges => asked.heard = Continuity::new(asked.ttl),
+            Mutant::LockJudgesAtOnce => asked.continuity = Continuity::assured(),
+            Mutant::LockNeverJudges => asked.continuity = Continuity::new(asked.ttl),
             Mutant::LockNamesCollide => asked.name = LockName::new("one")?,
             Mutant::LockDeadWaiterBlocks => self.refresh_all(request).await?,
             _ => {}

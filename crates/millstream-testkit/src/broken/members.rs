@@ -46,8 +46,8 @@ impl Members for Broken {
             Mutant::DroppedForGood if first.0.incarnation == member.incarnation => {
                 self.look_for(topic, group, member).await?;
             }
-            Mutant::JudgesAtOnce => told.heard = Continuity::assured(),
-            Mutant::NeverJudges => told.heard = Continuity::new(member.ttl),
+            Mutant::JudgesAtOnce => told.continuity = Continuity::assured(),
+            Mutant::NeverJudges => told.continuity = Continuity::new(member.ttl),
             _ => {}
         }
         let pulse = match self.inner.members().heartbeat(topic, group, &told, joining).await {
@@ -85,9 +85,9 @@ impl Members for Broken {
         match self.sabotage {
             Mutant::RosterUnsorted => roster.members.reverse(),
             // All members report the time of the first one's last heartbeat.
-            Mutant::HeardOfTogether => {
-                let longest = roster.heard.values().max().copied().unwrap_or_default();
-                roster.heard.values_mut().for_each(|ago| *ago = longest);
+            Mutant::HeartbeatsTogether => {
+                let longest = roster.last_heartbeats.values().max().copied().unwrap_or_default();
+                roster.last_heartbeats.values_mut().for_each(|ago| *ago = longest);
             }
             Mutant::RosterHidesTheOverdue => roster.members = roster.living().cloned().collect(),
             Mutant::MembersNeverDie => {

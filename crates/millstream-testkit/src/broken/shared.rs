@@ -114,7 +114,7 @@ impl Shared for Broken {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed> {
         let (mut alive, mut idle, mut max) = (alive, idle, max);
         match self.sabotage {
@@ -124,19 +124,23 @@ impl Shared for Broken {
             Mutant::ClaimIgnoresMax => max = 100,
             _ => {}
         }
-        let heard = &self.heard(heard, idle);
-        let mut claimed = match self.inner.shared()?.claim(member, partition, alive, idle, max, heard).await {
-            Err(error) if self.is(Mutant::LostGroupHidden) && error.kind() == ErrorKind::GroupMissing => {
-                return Ok(Claimed::default());
-            }
-            other => other?,
-        };
+        let continuity = &self.continuity(continuity, idle);
+        let mut claimed =
+            match self.inner.shared()?.claim(member, partition, alive, idle, max, continuity).await {
+                Err(error) if self.is(Mutant::LostGroupHidden) && error.kind() == ErrorKind::GroupMissing => {
+                    return Ok(Claimed::default());
+                }
+                other => other?,
+            };
         match self.sabotage {
             Mutant::ConsumersNeverRemoved => claimed.removed = 0,
             Mutant::RemovedWithEntries => {
                 // Entries that others still hold are lost with them.
-                let gone =
-                    self.inner.shared()?.claim(member, partition, alive, Duration::ZERO, 100, heard).await?;
+                let gone = self
+                    .inner
+                    .shared()?
+                    .claim(member, partition, alive, Duration::ZERO, 100, continuity)
+                    .await?;
                 let receipts = gone.abandoned.entries.iter().chain(&gone.given_back.entries);
                 let acks: Vec<_> = receipts.map(|entry| (entry.receipt, Settlement::Ack)).collect();
                 self.inner.shared()?.settle_shared(member, partition, &acks).await?;
@@ -160,27 +164,33 @@ impl Shared for Broken {
         Ok(claimed)
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
-        let heard = &self.heard(heard, idle);
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize> {
+        let continuity = &self.continuity(continuity, idle);
         match self.sabotage {
             Mutant::AdoptForgotten => Ok(0),
-            Mutant::AdoptsAtOnce => self.inner.shared()?.adopt(lease, Duration::ZERO, max, heard).await,
+            Mutant::AdoptsAtOnce => self.inner.shared()?.adopt(lease, Duration::ZERO, max, continuity).await,
             Mutant::FenceIgnoredOnAdopt => {
                 let lease = self.unfenced(Mutant::FenceIgnoredOnAdopt, lease);
-                self.inner.shared()?.adopt(&lease, idle, max, heard).await
+                self.inner.shared()?.adopt(&lease, idle, max, continuity).await
             }
-            _ => self.inner.shared()?.adopt(lease, idle, max, heard).await,
+            _ => self.inner.shared()?.adopt(lease, idle, max, continuity).await,
         }
     }
 }
 
 impl Broken {
     /// Returns the time since which the claimer's calls are reported as answered.
-    fn heard(&self, heard: &Continuity, idle: Duration) -> Continuity {
+    fn continuity(&self, continuity: &Continuity, idle: Duration) -> Continuity {
         match self.sabotage {
             Mutant::JudgesAtOnce => Continuity::assured(),
             Mutant::NeverJudges => Continuity::new(idle),
-            _ => heard.clone(),
+            _ => continuity.clone(),
         }
     }
 

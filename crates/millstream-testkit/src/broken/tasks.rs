@@ -77,12 +77,12 @@ impl Tasks for Broken {
             Mutant::LimitIgnored if ask.limit > 0 => told.limit = MAX_CLAIM,
             Mutant::ClaimsNeverRunOut => told.hold = DAY,
             Mutant::CrashLimitIgnored => told.crash_limit = 0,
-            Mutant::OutagesIgnored => told.heard = Continuity::assured(),
-            Mutant::OutagesNeverEnd => told.heard = Continuity::new(ask.hold),
-            Mutant::PatienceIgnored => told.patience = DAY,
+            Mutant::OutagesIgnored => told.continuity = Continuity::assured(),
+            Mutant::OutagesNeverEnd => told.continuity = Continuity::new(ask.hold),
+            Mutant::LongestSleepIgnored => told.longest_sleep = DAY,
             Mutant::BusyTellsNobody if ask.limit == 0 => {
                 let mut nothing = Claimed::default();
-                nothing.next = ask.patience;
+                nothing.next = ask.longest_sleep;
                 return Ok(nothing);
             }
             _ => {}
@@ -368,16 +368,16 @@ impl Broken {
     /// Spoils the time when a worker is to come back.
     async fn spoil_next(&self, shard: &Shard, ask: &ClaimRequest, claimed: &mut Claimed) -> Result<()> {
         let place = Place::from(shard.clone());
-        let until = |at: Timestamp| at.saturating_duration_since(claimed.now).min(ask.patience);
+        let until = |at: Timestamp| at.saturating_duration_since(claimed.now).min(ask.longest_sleep);
         match self.sabotage {
             Mutant::RecurringUntold => claimed.recurring = false,
             Mutant::NextForgetsRecurring => {
                 let recurs = !self.inner.recurring()?.recurrences(&place, None, 1).await?.is_empty();
-                claimed.next = if recurs { ask.patience } else { claimed.next };
+                claimed.next = if recurs { ask.longest_sleep } else { claimed.next };
             }
             Mutant::NextForgetsClaims => {
                 let waiting = self.inner.schedule().waiting(&place).await?.total;
-                claimed.next = if waiting == 0 { ask.patience } else { claimed.next };
+                claimed.next = if waiting == 0 { ask.longest_sleep } else { claimed.next };
             }
             Mutant::EverybodyWatches => {
                 let head = self.inner.schedule().scheduled(&place, None, 1).await?.pop();
@@ -391,7 +391,7 @@ impl Broken {
                 if self.is(Mutant::HeadRemembered) {
                     claimed.next = until(first.1);
                 } else if first.0 != ask.worker {
-                    claimed.next = ask.patience;
+                    claimed.next = ask.longest_sleep;
                 }
             }
             _ => {}

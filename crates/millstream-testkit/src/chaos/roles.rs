@@ -186,10 +186,10 @@ impl Leases for Client {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
-        let heard = heard.clone();
-        call!(self, Leases, leases.acquire(resource, owner, nonce; ttl, &heard))
+        let continuity = continuity.clone();
+        call!(self, Leases, leases.acquire(resource, owner, nonce; ttl, &continuity))
     }
 
     async fn withdraw_end(&self, lease: &Lease) -> Result<()> {

@@ -80,20 +80,26 @@ impl Shared for Client {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed> {
         let (inner, member, alive) = (self.0.backend.shared()?.clone(), member.clone(), alive.to_vec());
-        let heard = heard.clone();
-        let request = async move { inner.claim(&member, partition, &alive, idle, max, &heard).await };
+        let continuity = continuity.clone();
+        let request = async move { inner.claim(&member, partition, &alive, idle, max, &continuity).await };
         let bytes = |claimed: &Result<Claimed>| {
             claimed.as_ref().map_or(0, |claimed| size(&claimed.abandoned) + size(&claimed.given_back))
         };
         self.call_for(Role::Log, request, Err, bytes).await
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
-        let heard = heard.clone();
-        call!(self, Log, shared?.adopt(lease; idle, max, &heard))
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize> {
+        let continuity = continuity.clone();
+        call!(self, Log, shared?.adopt(lease; idle, max, &continuity))
     }
 }
 

@@ -21,14 +21,14 @@ impl Harness {
 /// Returns the record of a caller to which this server has replied every third of `ttl`, over this long and up to
 /// `until`.
 pub(crate) fn answered(server: &str, until: Timestamp, ttl: Duration, long: Duration) -> Continuity {
-    let (mut heard, third) = (Continuity::new(ttl), ttl / 3);
+    let (mut continuity, third) = (Continuity::new(ttl), ttl / 3);
     let mut time = until.saturating_sub(long);
     while time < until {
-        heard.advance(server, time);
+        continuity.advance(server, time);
         time = time.saturating_add(third);
     }
-    heard.advance(server, until);
-    heard
+    continuity.advance(server, until);
+    continuity
 }
 
 /// Returns records that go back for three times `ttl` without a gap and still permit no judgement at `now`, each with

@@ -46,11 +46,11 @@ impl Owner {
         wanted: impl Fn(&Entry) -> bool,
     ) -> Result<Vec<Entry>, Violation> {
         let mut taken = Vec::new();
-        let mut patience = self.harness.patience(&format!("{count} entries to be handed out"));
+        let mut deadline = self.harness.wait_for(&format!("{count} entries to be handed out"));
         while taken.len() < count {
             let fetched = self.fetch(count - taken.len(), QUIET).await?;
             if fetched.entries.is_empty() {
-                patience.pause().await?;
+                deadline.pause().await?;
             }
             taken.extend(fetched.entries.into_iter().filter(&wanted));
         }
@@ -100,7 +100,7 @@ impl Owner {
 
     /// Promotes until `count` messages were moved.
     pub(crate) async fn promote(&mut self, count: usize) -> Verdict {
-        let mut patience = self.harness.patience("parked messages to be promoted");
+        let mut deadline = self.harness.wait_for("parked messages to be promoted");
         let mut moved = 0;
         loop {
             moved += self.harness.backend.schedule().promote(&self.lease, 100).await?.moved;
@@ -108,7 +108,7 @@ impl Owner {
             if moved == count {
                 return Ok(());
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     }
 }

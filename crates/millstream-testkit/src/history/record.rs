@@ -177,7 +177,7 @@ pub enum Event {
     },
     /// The server has accepted a heartbeat of a process for the first time, or for the first time since an assignment
     /// left the process out.
-    Heard {
+    Joined {
         /// The process.
         instance: String,
         /// Its group.

@@ -71,7 +71,7 @@ struct Known {
     /// The process that last sent a heartbeat under each id.
     processes: BTreeMap<MemberId, String>,
     /// The processes whose heartbeat is recorded.
-    heard: BTreeSet<String>,
+    beating: BTreeSet<String>,
 }
 
 impl Notes {
@@ -332,9 +332,9 @@ impl Leases for Recorder {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
-        let acquired = self.0.inner.leases().acquire(resource, owner, nonce, ttl, heard).await?;
+        let acquired = self.0.inner.leases().acquire(resource, owner, nonce, ttl, continuity).await?;
         if let Acquired::Granted(lease) = &acquired
             && let Ok((topic_partition, group)) = lease.partition()
         {
@@ -390,10 +390,10 @@ impl Members for Recorder {
             let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
             let known = members.entry(group.clone()).or_default();
             known.processes.insert(member.id.clone(), instance.clone());
-            let is_new = known.heard.insert(instance.clone());
+            let is_new = known.beating.insert(instance.clone());
             drop(members);
             if is_new {
-                self.0.history.record(Event::Heard { instance, group: group.clone() });
+                self.0.history.record(Event::Joined { instance, group: group.clone() });
             }
         }
         Ok(pulse)
@@ -423,7 +423,7 @@ impl Members for Recorder {
                 Some((process, list.iter().map(|partition| partition.0).collect::<Vec<_>>()))
             };
             let shares: Vec<_> = assignment.iter().filter_map(numbers).collect();
-            known.heard.retain(|process| shares.iter().any(|(other, _)| other == process));
+            known.beating.retain(|process| shares.iter().any(|(other, _)| other == process));
             drop(members);
             self.0.history.record(Event::Published { group: group.clone(), shares });
         }

@@ -83,9 +83,9 @@ impl Shared for Recorder {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &millstream_core::Continuity,
+        continuity: &millstream_core::Continuity,
     ) -> Result<Claimed> {
-        let claimed = self.0.inner.shared()?.claim(member, partition, alive, idle, max, heard).await?;
+        let claimed = self.0.inner.shared()?.claim(member, partition, alive, idle, max, continuity).await?;
         let share = share(member, partition);
         self.0.handed(&share, &claimed.abandoned, Handing::Claimed);
         self.0.handed(&share, &claimed.given_back, Handing::GivenBack);
@@ -97,9 +97,9 @@ impl Shared for Recorder {
         lease: &Lease,
         idle: Duration,
         max: usize,
-        heard: &millstream_core::Continuity,
+        continuity: &millstream_core::Continuity,
     ) -> Result<usize> {
-        self.0.inner.shared()?.adopt(lease, idle, max, heard).await
+        self.0.inner.shared()?.adopt(lease, idle, max, continuity).await
     }
 }
 

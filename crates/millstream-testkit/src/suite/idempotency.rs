@@ -47,12 +47,12 @@ async fn started(h: &Harness, operation: &Operation, ttl: Duration) -> Result<Ma
 
 /// Begins an operation as soon as it is free.
 async fn eventually_started(h: &Harness, operation: &Operation, ttl: Duration) -> Result<Marker, Violation> {
-    let mut patience = h.patience("a marker to run out");
+    let mut deadline = h.wait_for("a marker to run out");
     loop {
         if let Begun::Started(marker) = begin(h, operation, ttl).await? {
             return Ok(marker);
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 

@@ -54,7 +54,7 @@ async fn entries_come_in_pages_in_both_directions(h: Harness) -> Verdict {
     let mut ids = h.append_n(&tp, 25).await?;
     for newest_first in [false, true] {
         let (mut range, mut seen) = (Range { newest_first, ..Range::ALL }, Vec::new());
-        let mut patience = h.patience("the last page");
+        let mut deadline = h.wait_for("the last page");
         loop {
             let (page, more) = entries(&h, &tp, &Stream::Log, range, 10).await?;
             ensure!(page.len() <= 10, "a page of {} entries", page.len());
@@ -63,7 +63,7 @@ async fn entries_come_in_pages_in_both_directions(h: Harness) -> Verdict {
                 Some(last) if more => range = range.behind(last.id),
                 _ => break,
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         equal!(seen, ids, "all pages, the newest first: {newest_first}");
         ids.reverse();
@@ -114,13 +114,13 @@ async fn pending_entries_are_shown_with_what_is_known_of_them(h: Harness) -> Ver
     owner.ack(&entries[4..]).await?;
     owner.reopen().await?;
     owner.take(4).await?;
-    let mut patience = h.patience("some time to pass");
+    let mut deadline = h.wait_for("some time to pass");
     let shown = loop {
         let shown = pending(&h, &tp, "group").await?;
         if shown.iter().all(|it| it.idle >= Duration::from_millis(5)) {
             break shown;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     };
     equal!(shown.iter().map(|it| it.id).collect::<Vec<_>>(), ids[..4], "what is pending");
     ensure!(shown.iter().all(|it| it.deliveries == 2), "each was handed out twice: {shown:?}");
@@ -146,7 +146,7 @@ async fn parked_retries_are_shown_by_due_time(h: Harness) -> Verdict {
         owner.settle_all(std::slice::from_ref(entry), &settlement).await?;
     }
     let (mut seen, mut after) = (Vec::<Parked>::new(), None);
-    let mut patience = h.patience("the last page");
+    let mut deadline = h.wait_for("the last page");
     loop {
         let page = h.backend.inspect()?.parked(&tp, &group, after, 2).await?;
         ensure!(page.items.len() <= 2, "a page of {}", page.items.len());
@@ -155,7 +155,7 @@ async fn parked_retries_are_shown_by_due_time(h: Harness) -> Verdict {
         if !page.more {
             break;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     equal!(seen.iter().map(|it| it.origin).collect::<Vec<_>>(), [ids[1], ids[2], ids[0]], "by due time");
     ensure!(seen.is_sorted_by_key(|it| it.due), "by due time: {seen:?}");

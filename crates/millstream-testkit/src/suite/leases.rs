@@ -147,9 +147,9 @@ async fn a_lease_that_ran_out_goes_to_the_next(h: Harness) -> Verdict {
 async fn a_lease_that_ran_out_untaken_is_revived(h: Harness) -> Verdict {
     let resource = resource(&h).await?;
     let lease = h.granted(&resource, BRIEF).await?;
-    let mut patience = h.patience("the lease to run out");
+    let mut deadline = h.wait_for("the lease to run out");
     while h.backend.leases().holder(&resource).await?.is_some() {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     h.renew(&lease).await??;
     let asked = h.acquire(&resource, BRIEF).await?;
@@ -271,9 +271,9 @@ async fn a_lease_that_was_given_back_counts_no_end(h: Harness) -> Verdict {
 /// Acquires a lease for a short time and lets it expire.
 async fn ended(h: &Harness, resource: &Resource) -> Result<Lease, Violation> {
     let lease = h.granted(resource, BRIEF).await?;
-    let mut patience = h.patience("the lease to run out");
+    let mut deadline = h.wait_for("the lease to run out");
     while h.backend.leases().holder(resource).await?.is_some() {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     Ok(lease)
 }
@@ -359,9 +359,9 @@ async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Ve
         Acquired::Granted(lease) => lease,
         held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
     };
-    let mut patience = h.patience("the lease to run out");
+    let mut deadline = h.wait_for("the lease to run out");
     while h.backend.leases().holder(&resource).await?.is_some() {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     let asked = h.backend.leases().acquire(&resource, "bob", &h.unique("nonce"), LONG, &brief).await?;
     let Acquired::Held(holder) = asked else {
@@ -381,17 +381,17 @@ async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Ve
 async fn a_record_that_is_whole_but_for_one_thing_takes_nothing_over(h: Harness) -> Verdict {
     let (resource, server) = (resource(&h).await?, h.server().await?);
     ended(&h, &resource).await?;
-    let ask = async |heard: &Continuity| {
-        h.backend.leases().acquire(&resource, "bob", &h.unique("nonce"), LONG, heard).await
+    let ask = async |continuity: &Continuity| {
+        h.backend.leases().acquire(&resource, "bob", &h.unique("nonce"), LONG, continuity).await
     };
-    for (heard, why) in not_whole(&server, h.now().await?, BRIEF) {
-        let asked = ask(&heard).await?;
+    for (continuity, why) in not_whole(&server, h.now().await?, BRIEF) {
+        let asked = ask(&continuity).await?;
         ensure!(matches!(asked, Acquired::Held(_)), "taken over {why}: {asked:?}");
     }
     // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
-    let mut patience = h.patience("a lease to be granted to who was answered for a ttl");
+    let mut deadline = h.wait_for("a lease to be granted to who was answered for a ttl");
     while let Acquired::Held(_) = ask(&answered(&server, h.now().await?, BRIEF, BRIEF * 3)).await? {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     Ok(())
 }

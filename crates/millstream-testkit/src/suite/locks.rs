@@ -48,7 +48,7 @@ fn request(h: &Harness, ttl: Duration) -> Result<LockRequest, Violation> {
 
 fn another(h: &Harness, name: &LockName, ttl: Duration) -> Result<LockRequest, Violation> {
     let mut request = LockRequest::new(name.clone(), "testkit", h.unique("nonce"), ttl);
-    request.heard = Continuity::assured();
+    request.continuity = Continuity::assured();
     Ok(request)
 }
 
@@ -125,11 +125,11 @@ async fn epochs_grow_with_every_grant(h: Harness) -> Verdict {
         // Each second one expires, and is taken over.
         let ttl = if n % 4 == 3 { Duration::from_millis(1) } else { LONG };
         let request = another(&h, &name, ttl)?;
-        let mut patience = h.patience("a lock that expired");
+        let mut deadline = h.wait_for("a lock that expired");
         let grant = loop {
             match h.backend.locks()?.acquire(&request).await? {
                 LockReply::Granted(grant) => break grant,
-                _ => patience.pause().await?,
+                _ => deadline.pause().await?,
             }
         };
         ensure!(grant.epoch > last, "epoch {} after epoch {last}", grant.epoch);
@@ -187,9 +187,9 @@ async fn renewing_after_a_release_is_fenced(h: Harness) -> Verdict {
 
 /// Waits until nobody holds the lock any more.
 async fn expired(h: &Harness, name: &LockName) -> Verdict {
-    let mut patience = h.patience("the lock to expire");
+    let mut deadline = h.wait_for("the lock to expire");
     while h.backend.locks()?.holder(name).await?.is_some() {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     Ok(())
 }
@@ -226,7 +226,7 @@ async fn a_released_lock_is_free_at_once(h: Harness) -> Verdict {
     equal!(release(&h, &first).await?, LockRelease::Released, "the release");
     // By a client that judges nobody.
     let mut next = another(&h, &first.name, LONG)?;
-    next.heard = Continuity::new(LONG);
+    next.continuity = Continuity::new(LONG);
     granted(&h, &next).await?;
     equal!(release(&h, &first).await?, LockRelease::Absent, "the release, sent again");
     Ok(())
@@ -396,12 +396,12 @@ async fn a_server_that_is_too_young_grants_nothing(h: Harness) -> Verdict {
 
 async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Verdict {
     let mut held = request(&h, BRIEF)?;
-    held.heard = Continuity::new(BRIEF);
+    held.continuity = Continuity::new(BRIEF);
     // A free lock is granted to any client.
     let grant = granted(&h, &held).await?;
     expired(&h, &held.name).await?;
     let mut next = another(&h, &held.name, BRIEF)?;
-    next.heard = Continuity::new(BRIEF);
+    next.continuity = Continuity::new(BRIEF);
     let wait = waits(&h, &next).await?;
     let left = wait.retry_in;
     ensure!(left <= BRIEF && left > BRIEF / 2, "it may take it in {left:?}, if it is answered from now on");
@@ -418,20 +418,20 @@ async fn a_record_that_is_whole_but_for_one_thing_takes_nothing_over(h: Harness)
     expired(&h, &held.name).await?;
     let mut next = another(&h, &held.name, LONG)?;
     // That of the lock: on a cluster it is one of many.
-    next.heard = Continuity::new(LONG);
+    next.continuity = Continuity::new(LONG);
     let server = waits(&h, &next).await?.server;
-    for (heard, why) in not_whole(&server, h.now().await?, BRIEF) {
-        next.heard = heard;
+    for (continuity, why) in not_whole(&server, h.now().await?, BRIEF) {
+        next.continuity = continuity;
         let asked = h.backend.locks()?.acquire(&next).await?;
         ensure!(matches!(asked, LockReply::Wait(_)), "taken over {why}: {asked:?}");
     }
     // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
-    let mut patience = h.patience("a lock to be granted to who was answered for a ttl");
+    let mut deadline = h.wait_for("a lock to be granted to who was answered for a ttl");
     loop {
-        next.heard = answered(&server, h.now().await?, BRIEF, BRIEF * 3);
+        next.continuity = answered(&server, h.now().await?, BRIEF, BRIEF * 3);
         if matches!(h.backend.locks()?.acquire(&next).await?, LockReply::Granted(_)) {
             return Ok(());
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }

@@ -65,18 +65,18 @@ impl Club {
     /// Returns the group's members, without the times of their heartbeats.
     async fn roster(&self) -> Result<GroupMembers> {
         let mut roster = self.h.backend.members().roster(&self.topic, &self.group).await?;
-        roster.heard.clear();
+        roster.last_heartbeats.clear();
         Ok(roster)
     }
 
     /// Returns how long ago each member sent its last heartbeat.
-    async fn heard(&self) -> Result<BTreeMap<MemberId, Duration>> {
-        Ok(self.h.backend.members().roster(&self.topic, &self.group).await?.heard)
+    async fn last_heartbeats(&self) -> Result<BTreeMap<MemberId, Duration>> {
+        Ok(self.h.backend.members().roster(&self.topic, &self.group).await?.last_heartbeats)
     }
 
     /// Sends a heartbeat of a member whose calls were answered without a gap, which removes expired members.
     async fn judge(&self, member: &Member) -> Result<HeartbeatReply> {
-        self.beat(&member.clone().hearing(Continuity::assured())).await
+        self.beat(&member.clone().with_continuity(Continuity::assured())).await
     }
 
     /// Returns the members that are not overdue.
@@ -87,18 +87,18 @@ impl Club {
 
     /// Waits until this member is overdue.
     async fn silence_of(&self, member: &Member) -> Verdict {
-        let mut patience = self.h.patience("a member to run out");
+        let mut deadline = self.h.wait_for("a member to run out");
         while self.living().await?.iter().any(|living| living.id == member.id) {
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         Ok(())
     }
 
     /// Waits until no member is alive. There must be no heartbeats in the meantime.
     async fn silence(&self) -> Verdict {
-        let mut patience = self.h.patience("all members to run out");
+        let mut deadline = self.h.wait_for("all members to run out");
         while !self.living().await?.is_empty() {
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         Ok(())
     }

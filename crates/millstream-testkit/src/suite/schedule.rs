@@ -107,7 +107,7 @@ async fn promote_once(h: &Harness, tp: &TopicPartition, limit: usize) -> Result<
 
 /// Promotes until `count` delayed messages were moved.
 async fn promote_delayed(h: &Harness, tp: &TopicPartition, count: usize) -> Result<(), Violation> {
-    let mut patience = h.patience("delayed messages to be promoted");
+    let mut deadline = h.wait_for("delayed messages to be promoted");
     let mut moved = 0;
     loop {
         moved += promote_once(h, tp, 100).await?.moved;
@@ -115,7 +115,7 @@ async fn promote_delayed(h: &Harness, tp: &TopicPartition, count: usize) -> Resu
         if moved == count {
             return Ok(());
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 

@@ -115,12 +115,12 @@ impl Sharer {
     /// Fetches until `count` entries have arrived. Returns each with its partition and whether it was delivered
     /// before.
     async fn take_all(&mut self, count: usize) -> Result<Vec<(Partition, bool, Entry)>, Violation> {
-        let mut patience = self.harness.patience(&format!("{count} entries to be handed out"));
+        let mut deadline = self.harness.wait_for(&format!("{count} entries to be handed out"));
         let mut taken = Vec::new();
         while taken.len() < count {
             let read = self.fetch(count - taken.len(), QUIET).await?;
             if read.is_empty() {
-                patience.pause().await?;
+                deadline.pause().await?;
             }
             for (partition, fetched) in read {
                 let pending = fetched.pending;
@@ -159,19 +159,19 @@ impl Sharer {
     }
 
     async fn claim(&mut self, alive: &[&str], idle: Duration, max: usize) -> Result<Claimed, Violation> {
-        self.claim_hearing(alive, (idle, max), &Continuity::assured()).await
+        self.claim_with(alive, (idle, max), &Continuity::assured()).await
     }
 
     /// Claims with this record of answered calls.
-    async fn claim_hearing(
+    async fn claim_with(
         &mut self,
         alive: &[&str],
         (idle, max): (Duration, usize),
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed, Violation> {
         let alive: Vec<_> = alive.iter().map(MemberId::new).collect::<Result<_, _>>()?;
         let shared = self.harness.backend.shared()?;
-        Ok(shared.claim(&self.member, Partition(0), &alive, idle, max, heard).await?)
+        Ok(shared.claim(&self.member, Partition(0), &alive, idle, max, continuity).await?)
     }
 
     /// Claims until `count` abandoned entries have arrived.
@@ -181,7 +181,7 @@ impl Sharer {
         idle: Duration,
         count: usize,
     ) -> Result<Vec<Entry>, Violation> {
-        let mut patience = self.harness.patience(&format!("{count} entries to be claimed"));
+        let mut deadline = self.harness.wait_for(&format!("{count} entries to be claimed"));
         let mut entries = Vec::new();
         loop {
             let claimed = self.claim(alive, idle, count - entries.len()).await?;
@@ -192,7 +192,7 @@ impl Sharer {
             if entries.len() >= count {
                 return Ok(entries);
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     }
 }

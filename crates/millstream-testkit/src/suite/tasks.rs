@@ -65,12 +65,12 @@ impl QueueUnderTest {
 
     /// Claims until `count` tasks have been returned.
     async fn take(&self, ask: &ClaimRequest, count: usize) -> Result<Vec<ClaimedTask>, Violation> {
-        let mut patience = self.h.patience(&format!("{count} tasks to be claimed"));
+        let mut deadline = self.h.wait_for(&format!("{count} tasks to be claimed"));
         let mut tasks = Vec::new();
         while tasks.len() < count {
             let claimed = self.claim(&ClaimRequest { limit: count - tasks.len(), ..ask.clone() }).await?;
             if claimed.tasks.is_empty() {
-                patience.pause().await?;
+                deadline.pause().await?;
             }
             tasks.extend(claimed.tasks);
         }
@@ -141,8 +141,8 @@ fn ask(worker: &str, limit: usize) -> ClaimRequest {
         limit,
         hold: LONG,
         crash_limit: 0,
-        patience: HOUR,
-        heard: millstream_core::Continuity::assured(),
+        longest_sleep: HOUR,
+        continuity: millstream_core::Continuity::assured(),
     }
 }
 

@@ -9,7 +9,7 @@ fn lived() -> Story {
     let mut story = Story::default();
     for instance in ["i1", "i2"] {
         story.tell(Event::Began { instance: instance.into(), group: group() });
-        story.tell(Event::Heard { instance: instance.into(), group: group() });
+        story.tell(Event::Joined { instance: instance.into(), group: group() });
     }
     publish(&mut story, &["i1", "i2"]);
     story.send(1);
@@ -136,7 +136,7 @@ fn a_member_is_dropped_before_an_outage_and_left_out_after_it() {
         story
     };
     holds(lives(false), &left_out(1_000, false));
-    // Its ttl passes during the outage, or it is heard again before.
+    // Its ttl passes during the outage, or it sends a heartbeat before.
     breaks_under(lives(false), "KEPT", &left_out(500, false));
     breaks_under(lives(false), "KEPT", &left_out(1_000, true));
 }

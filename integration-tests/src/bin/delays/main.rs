@@ -67,7 +67,7 @@ async fn idle(share: u64) {
             idle.engine / workers as f64,
             idle.place,
             idle.group,
-            idle.heard.0
+            idle.commands.0
         );
     }
 }
@@ -79,7 +79,7 @@ async fn herd(share: u64) {
             "{workers} workers: {:.2} commands per task; {}; {:?}",
             herd.per_task,
             spread(&herd.late_us),
-            herd.heard.0
+            herd.commands.0
         );
     }
 }

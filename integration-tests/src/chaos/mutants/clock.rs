@@ -140,13 +140,19 @@ impl Shared for Clocked<dyn Shared> {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed> {
-        self.0.claim(member, partition, alive, idle, max, heard).await
+        self.0.claim(member, partition, alive, idle, max, continuity).await
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
-        self.0.adopt(lease, idle, max, heard).await
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize> {
+        self.0.adopt(lease, idle, max, continuity).await
     }
 }
 

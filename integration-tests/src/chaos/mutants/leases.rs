@@ -29,11 +29,11 @@ impl Leases for Mutated {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
         // Then the epoch alone tells tokens apart.
         let nonce = if self.mutant == Mutant::IncrEpoch { "-" } else { nonce };
-        self.inner.acquire(resource, owner, nonce, ttl, heard).await
+        self.inner.acquire(resource, owner, nonce, ttl, continuity).await
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {

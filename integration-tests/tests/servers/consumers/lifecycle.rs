@@ -210,13 +210,13 @@ async fn a_paused_group_holds_everywhere_at_once_and_costs_nothing() {
         let idle = stage.commands().await;
         let paused = Instant::now();
         assert!(stage.mq.admin().pause_group(&topic, &group).await.expect("paused"));
-        let heard = |consumer: &Consumer| consumer.health().topics[0].group_paused;
-        stage.until("it is heard", || heard(&one) && heard(&two)).await;
+        let is_paused = |consumer: &Consumer| consumer.health().topics[0].group_paused;
+        stage.until("the pause has reached it", || is_paused(&one) && is_paused(&two)).await;
         assert!(paused.elapsed() < Duration::from_secs(2), "{:?}", paused.elapsed());
         stage.send(100).await;
         let while_paused = stage.commands().await;
         let three = stage.start(sharing).await;
-        stage.until("it is heard", || heard(&three)).await;
+        stage.until("the pause has reached it", || is_paused(&three)).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(stage.handled(), 100, "nothing is taken");
         println!("{sharing:?}: {idle} commands in 4 s while idle, {while_paused} while paused");

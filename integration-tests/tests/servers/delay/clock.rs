@@ -110,8 +110,8 @@ async fn claims_of_a_dead_worker_come_back_though_the_clock_was_set_back() {
         limit: 1,
         hold: MS(2_000),
         crash_limit: 0,
-        patience: MS(1_000),
-        heard: millstream_core::Continuity::assured(),
+        longest_sleep: MS(1_000),
+        continuity: millstream_core::Continuity::assured(),
     };
     let claimed = async || {
         mq.backend().tasks().expect("delay queues").claim(&shard, &ask).await.expect("claimed").tasks.len()

@@ -15,15 +15,15 @@ async fn idle(engine: Engine, places: u32) {
         "idle",
         &format!(
             "{engine:?}, {places} places: {:.2} commands/s each of the delay engine, {:.2} of all, {:?}",
-            idle.engine, idle.place, idle.heard.0
+            idle.engine, idle.place, idle.commands.0
         ),
     );
     assert!(
-        idle.heard.count(|kind| kind.starts_with("EVALSHA")) == 0,
+        idle.commands.count(|kind| kind.starts_with("EVALSHA")) == 0,
         "scripts without names: {:?}",
-        idle.heard.0
+        idle.commands.0
     );
-    assert!(idle.engine <= IDLE, "{:.2} commands/s: {:?}", idle.engine, idle.heard.0);
+    assert!(idle.engine <= IDLE, "{:.2} commands/s: {:?}", idle.engine, idle.commands.0);
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn many_workers_ask_no_more_per_task_than_a_few() {
             format!("{workers} workers: {:.2} commands per task, {}", herd.per_task, spread(&herd.late_us));
         figure("herd", &text);
         per_task.push(herd.per_task);
-        assert!(herd.per_task <= 16.0, "{:?}", herd.heard.0);
+        assert!(herd.per_task <= 16.0, "{:?}", herd.commands.0);
     }
     assert!(per_task[1] <= 2.0 * per_task[0] + 2.0, "64 workers: {per_task:?}");
 }

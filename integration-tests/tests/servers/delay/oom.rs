@@ -77,8 +77,8 @@ async fn take(stage: &Stage, shard: &Shard) -> usize {
         limit: 10,
         hold: MS(1_000),
         crash_limit: 0,
-        patience: Duration::from_secs(15),
-        heard: millstream_core::Continuity::assured(),
+        longest_sleep: Duration::from_secs(15),
+        continuity: millstream_core::Continuity::assured(),
     };
     stage.mq.backend().tasks().expect("delay queues").claim(shard, &ask).await.expect("claimed").tasks.len()
 }

@@ -152,7 +152,7 @@ async fn a_stopped_owner_has_no_effect_after_the_takeover_and_its_handlers_are_t
     );
     figure("stopped", &format!("{handlers} handlers told, SIGCONT to cancelled {}", quantiles(&told)));
     assert_eq!((stopped, told.len()), (SCENES * ROUNDS, handlers));
-    assert!(fencing.effects > handlers, "the monitor has heard what was done");
+    assert!(fencing.effects > handlers, "the monitor has recorded what was done");
     assert!(fencing.violations.is_empty(), "by owners that were none: {:#?}", fencing.violations);
 }
 

@@ -29,7 +29,7 @@ async fn connect(url: &str) -> Millstream {
 async fn granted_to_the_dead(mq: &Millstream, ttl: Duration) -> u64 {
     let nonce = uuid::Uuid::new_v4().simple().to_string();
     let mut request = LockRequest::new(name(), "dead", nonce, ttl);
-    (request.queued, request.heard) = (false, Continuity::assured());
+    (request.queued, request.continuity) = (false, Continuity::assured());
     match mq.backend().locks().expect("locks").acquire(&request).await {
         Ok(LockReply::Granted(grant)) => grant.epoch,
         other => panic!("not granted: {other:?}"),

@@ -85,7 +85,7 @@ async fn one_leader_acts_in_each_epoch_and_a_dead_one_is_replaced_soon() {
     let leads = async || watch.clone().current().is_some();
     eventually(leads, "somebody leads").await;
     for _ in 0..kills().unwrap_or(10) {
-        // Every candidate has been heard for a ttl.
+        // Every candidate has had answers for a ttl.
         tokio::time::sleep(ttl * 2).await;
         let leader = watch.current().expect("a leader");
         let at =
@@ -171,7 +171,7 @@ async fn a_lock_is_kept_for_ten_ttl_while_all_threads_are_busy() {
 async fn ask(mq: &Millstream, nonce: &str) -> bool {
     let name = LockName::new("red").expect("name");
     let mut request = LockRequest::new(name, "test", nonce, 20 * SECOND);
-    (request.queued, request.heard) = (false, Continuity::assured());
+    (request.queued, request.continuity) = (false, Continuity::assured());
     matches!(mq.backend().locks().expect("locks").acquire(&request).await, Ok(LockReply::Granted(_)))
 }
 

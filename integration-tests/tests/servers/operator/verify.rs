@@ -288,8 +288,8 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
             limit: 10,
             hold: HOUR,
             crash_limit: 0,
-            patience: HOUR,
-            heard: millstream_core::Continuity::assured(),
+            longest_sleep: HOUR,
+            continuity: millstream_core::Continuity::assured(),
         };
         !stage
             .backend

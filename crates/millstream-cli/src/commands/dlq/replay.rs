@@ -97,7 +97,7 @@ impl Outcome<'_> {
 }
 
 /// Time for which transient errors are retried: less than the hold of a claim.
-const PATIENCE: Duration = Duration::from_secs(20);
+const OUTAGE_LIMIT: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_millis(250);
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -188,7 +188,7 @@ async fn steps(cx: &Context, replayer: &mut Replayer) -> Result<bool> {
         match replayer.run_once().await {
             // A letter that was sent and not deleted is deleted by the next step, if that runs before its claim
             // expires.
-            Err(error) if error.is_transient() && since.elapsed() < PATIENCE => {
+            Err(error) if error.is_transient() && since.elapsed() < OUTAGE_LIMIT => {
                 cx.output.note(&format!("{error}; it is tried again"));
                 tokio::time::sleep(AGAIN).await;
                 continue;

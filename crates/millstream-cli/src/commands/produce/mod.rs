@@ -32,7 +32,7 @@ use progress::Progress;
 use send::{Ended, Sender};
 
 /// Maximum wait for a reply after a signal.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Sends messages: lines, JSON or bytes, from a file or stdin
 ///
@@ -264,7 +264,7 @@ impl Produce {
                     stopped = &mut stopped => {
                         stopped?;
                         // Requests in progress get their reply, if the server still sends one.
-                        (tokio::time::timeout(PATIENCE, sending).await, true)
+                        (tokio::time::timeout(REPLY_TIMEOUT, sending).await, true)
                     }
                 };
                 match ended {

@@ -14,7 +14,7 @@ use crate::commands::message::sanitize;
 const MOST: usize = 500;
 
 /// Maximum wait for the rest of the output. A process that the command left running may keep stderr open.
-const PATIENCE: Duration = Duration::from_millis(200);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The stderr of a command.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl StderrTail {
 
     /// Returns the last line after the command has ended.
     pub(in crate::commands) async fn last(mut self) -> Option<String> {
-        let _ = tokio::time::timeout(PATIENCE, &mut self.passing).await;
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, &mut self.passing).await;
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).last_line()
     }
 }

@@ -206,9 +206,9 @@ where
             }
             other
         });
-        let patience = (self.interval * 3).max(Duration::from_secs(3)).max(model.took * 20);
+        let stale_after = (self.interval * 3).max(Duration::from_secs(3)).max(model.took * 20);
         let (state, now, theme) = (&self.state, self.started.elapsed(), self.theme);
-        self.terminal.draw(|frame| Shown { model, state, now, patience, theme }.draw(frame))?;
+        self.terminal.draw(|frame| Shown { model, state, now, stale_after, theme }.draw(frame))?;
         Ok(())
     }
 }

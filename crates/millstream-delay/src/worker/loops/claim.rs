@@ -127,7 +127,7 @@ impl Claimer {
         let Claimed { tasks, crashed, next, recurring, now, .. } = claimed;
         // A suspension of the machine may not show on any local clock. It then shortens the deadlines of all held claims.
         let margin = context.config.hold / 20;
-        if let Some(away) = self.time.heard(before, clock.elapsed(), now, margin) {
+        if let Some(away) = self.time.record_answer(before, clock.elapsed(), now, margin) {
             tracing::warn!(shard = %self.shard, ?away, "the server's clock jumped ahead of ours: deadlines are computed again");
             clock.add_missed(away);
         }
@@ -244,8 +244,8 @@ impl Claimer {
     /// Lets another worker wait for due tasks, if this one may be the one that does.
     async fn look_away(&mut self) -> Result<()> {
         // Cancelled first, so that the notification that the claim causes goes to another worker.
-        let heard = self.waiting.take().is_some();
-        if heard || !self.relieved {
+        let is_called = self.waiting.take().is_some();
+        if is_called || !self.relieved {
             let context = self.context.clone();
             tokio::select! {
                 biased;
@@ -310,12 +310,12 @@ async fn claim(context: &Context, shard: &Shard, limit: usize) -> Result<Claimed
         limit,
         hold: config.hold,
         crash_limit: config.crash_limit,
-        patience: config.longest_sleep,
-        heard: context.heard.of(shard.shard, config.hold),
+        longest_sleep: config.longest_sleep,
+        continuity: context.answers.of(shard.shard, config.hold),
     };
     let asked = Instant::now();
     let claimed = context.backend.tasks()?.claim(shard, &ask).await?;
-    context.heard.answered(shard.shard, asked, &claimed.server, claimed.now);
+    context.answers.answered(shard.shard, asked, &claimed.server, claimed.now);
     Ok(claimed)
 }
 

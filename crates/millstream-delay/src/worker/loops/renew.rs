@@ -60,7 +60,7 @@ async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: boo
         let extended = context.backend.tasks()?.extend(shard, claims, context.config.hold, begun).await?;
         // A worker without free capacity sends no claims: the answers to renewals are its evidence that the server was
         // reachable.
-        context.heard.answered(shard.shard, sent, &extended.server, extended.now);
+        context.answers.answered(shard.shard, sent, &extended.server, extended.now);
         let ours = extended.ours;
         if ours.len() != claims.len() {
             let why = format!("{} answers to {} renewals", ours.len(), claims.len());

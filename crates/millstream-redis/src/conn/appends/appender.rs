@@ -158,22 +158,22 @@ impl StreamAppender {
         }
     }
 
-    /// The connection is of no use any more: tells apart what the server cannot have heard of.
+    /// The connection is of no use any more: tells apart what the server cannot have received.
     fn fail(&mut self, error: &Error) {
         self.failures += 1;
-        let heard = match std::mem::replace(&mut self.link, Link::Closed) {
+        let received = match std::mem::replace(&mut self.link, Link::Closed) {
             Link::Open(pipe) => {
-                let heard = pipe.begun();
+                let received = pipe.begun();
                 // Else what the system still holds could be stored long after it was told to be unconfirmed.
                 pipe.abort();
-                heard
+                received
             }
             Link::Closed | Link::Opening(_) => 0,
         };
-        let opened = heard > 0 || error.kind() == ErrorKind::Unconfirmed;
+        let opened = received > 0 || error.kind() == ErrorKind::Unconfirmed;
         let asking = self.begun.iter_mut().filter(|begun| !begun.part.is_empty());
         for (at, begun) in asking.enumerate() {
-            begun.failed = Some(if opened && at >= heard {
+            begun.failed = Some(if opened && at >= received {
                 Error::new(ErrorKind::Unavailable, format!("not sent: {error}"))
             } else if opened {
                 // Whatever went wrong, it may be stored.

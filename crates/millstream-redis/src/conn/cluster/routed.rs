@@ -39,7 +39,7 @@ pub(crate) struct Routed<L> {
     only: Option<Arc<L>>,
     lines: Lines<L>,
     /// How long commands are sent again that no server takes.
-    patience: Duration,
+    limit: Duration,
 }
 
 type Lines<L> = Arc<Mutex<Vec<(Arc<Dial>, Arc<L>)>>>;
@@ -48,25 +48,25 @@ type Open<L> = Arc<dyn Fn(&Arc<Dial>) -> Result<L> + Send + Sync>;
 /// Clones share their lines.
 impl<L> Clone for Routed<L> {
     fn clone(&self) -> Self {
-        let Self { servers, open, only, lines, patience } = self;
+        let Self { servers, open, only, lines, limit } = self;
         let (servers, open, only, lines) = (servers.clone(), open.clone(), only.clone(), lines.clone());
-        Self { servers, open, only, lines, patience: *patience }
+        Self { servers, open, only, lines, limit: *limit }
     }
 }
 
 impl<L> Routed<L> {
-    /// Creates the lines of a kind. `patience` is for how long a command is sent again while its slot moves or has no
+    /// Creates the lines of a kind. `limit` is for how long a command is sent again while its slot moves or has no
     /// server.
     pub(crate) fn new(
         servers: &Arc<Servers>,
-        patience: Duration,
+        limit: Duration,
         open: impl Fn(&Arc<Dial>) -> Result<L> + Send + Sync + 'static,
     ) -> Result<Self> {
         let only = match &**servers {
             Servers::One(dial) => Some(Arc::new(open(dial)?)),
             Servers::Cluster(_) => None,
         };
-        Ok(Self { servers: servers.clone(), open: Arc::new(open), only, lines: Arc::default(), patience })
+        Ok(Self { servers: servers.clone(), open: Arc::new(open), only, lines: Arc::default(), limit })
     }
 
     /// Returns the line to the server that serves a key.
@@ -199,7 +199,7 @@ impl<L: Line> Routed<L> {
             tries += 1;
             if paused || tries > AT_ONCE {
                 let pause = pause(tries);
-                if started.elapsed() + pause > self.patience {
+                if started.elapsed() + pause > self.limit {
                     break;
                 }
                 cluster.suspect();
@@ -228,7 +228,7 @@ impl<L: Line> Routed<L> {
             let values = self.line(&dial)?.send(pipe).await.inspect_err(|_| cluster.suspect())?;
             tries += 1;
             let pause = pause(tries);
-            if !values.iter().any(is_again) || started.elapsed() + pause > self.patience {
+            if !values.iter().any(is_again) || started.elapsed() + pause > self.limit {
                 return Ok(values);
             }
             cluster.suspect();

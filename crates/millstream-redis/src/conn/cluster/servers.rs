@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which the topology is read without a reason.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time for a node to report the topology, before another one is asked.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The servers behind a URL.
 pub(crate) enum Servers {
@@ -279,7 +279,7 @@ impl Cluster {
     async fn read(&self, kept: &mut Option<(Address, Socket)>) -> Result<Topology> {
         let mut cut_off = None;
         if let Some((address, mut socket)) = kept.take()
-            && let Ok(Ok((topology, joined))) = timeout(PATIENCE, slots(&mut socket, &address)).await
+            && let Ok(Ok((topology, joined))) = timeout(REPLY_TIMEOUT, slots(&mut socket, &address)).await
         {
             if joined {
                 *kept = Some((address, socket));
@@ -348,7 +348,7 @@ async fn slots(socket: &mut Socket, address: &Address) -> Result<(Topology, bool
     pipe.cmd("CLUSTER").arg("INFO");
     let mut request = Request::default();
     request.add_pipeline(&pipe);
-    socket.ask(&request, Duration::ZERO, PATIENCE).await.map_err(unchanged)?;
+    socket.ask(&request, Duration::ZERO, REPLY_TIMEOUT).await.map_err(unchanged)?;
     let mut replies = socket.replies();
     let (answer, info) = (replies.next()?.value()?, replies.next()?.value()?);
     let topology = Topology::parse(reply::ok(answer)?, address)?;

@@ -166,9 +166,9 @@ impl Dial {
     pub(crate) async fn telling(
         &self,
         role: &str,
-        heard: impl Fn(Option<&PushInfo>) + Send + Sync + 'static,
+        on_push: impl Fn(Option<&PushInfo>) + Send + Sync + 'static,
     ) -> Result<(Multiplexed, Arc<AtomicBool>)> {
-        let lost = Lost::new(heard);
+        let lost = Lost::new(on_push);
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(self.response_timeout))
             .set_push_sender(lost.push_messages());

@@ -17,7 +17,7 @@ use crate::conn::terms::Tenure;
 use crate::error::{unchanged, unexpected};
 
 /// Maximum time to connect to one Sentinel and to get its answer: the next one may be reachable.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time for the reply to a request over a connection to a Sentinel.
 const REPLY: Duration = Duration::from_secs(1);
 /// Time after which the Sentinels are asked again: an announcement may be missed.
@@ -102,7 +102,7 @@ impl Sentinels {
         let mut failed = None;
         for (at, sentinel) in order.iter().enumerate() {
             let asked = Instant::now();
-            match tokio::time::timeout(PATIENCE, self.ask(sentinel)).await {
+            match tokio::time::timeout(REPLY_TIMEOUT, self.ask(sentinel)).await {
                 Ok(Ok(primary)) => {
                     self.name(&primary, asked);
                     if at > 0 {
@@ -114,7 +114,7 @@ impl Sentinels {
                 }
                 Ok(Err(error)) => failed = Some(error),
                 Err(_) => {
-                    let why = format!("a Sentinel gave no answer within {PATIENCE:?}");
+                    let why = format!("a Sentinel gave no answer within {REPLY_TIMEOUT:?}");
                     failed = failed.or(Some(Error::new(ErrorKind::Unavailable, why)));
                 }
             }
@@ -155,7 +155,7 @@ async fn follow(sentinels: Weak<Sentinels>) {
         }
         drop(sentinels);
         match &mut announcements {
-            Some(socket) => match socket.hear(INTERVAL).await {
+            Some(socket) => match socket.wait_readable(INTERVAL).await {
                 Ok(_) => {}
                 Err(_) => announcements = None,
             },

@@ -146,8 +146,8 @@ impl Changes {
 
     async fn open(&self) -> Result<Live> {
         let waiting = self.waiting.clone();
-        let heard = move |push: Option<&PushInfo>| waiting.hear(push);
-        let (mut connection, gone) = self.dial.telling(self.role, heard).await?;
+        let on_push = move |push: Option<&PushInfo>| waiting.receive(push);
+        let (mut connection, gone) = self.dial.telling(self.role, on_push).await?;
         let mut track = Pipeline::with_capacity(1);
         track.cmd("CLIENT").arg("TRACKING").arg("ON");
         let answer = send_within(&mut connection, &track, self.dial.response_timeout).await?.pop();
@@ -178,7 +178,7 @@ impl Waiting {
     }
 
     /// Takes what the server says without being asked; `None` when the connection is lost.
-    fn hear(&self, push: Option<&PushInfo>) {
+    fn receive(&self, push: Option<&PushInfo>) {
         let users = self.users();
         let tell = |of: &Vec<User>| of.iter().for_each(|user| user.change.notify_one());
         match push {

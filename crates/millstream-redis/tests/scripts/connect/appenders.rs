@@ -124,7 +124,7 @@ async fn a_cut_of_the_shared_connection_is_told_honestly_to_each() {
     let mut told = Vec::new();
     for (number, appender) in appenders.iter_mut().enumerate() {
         let first = finish(appender).await;
-        // Before it has heard of the others: it must not overtake them.
+        // Before it knows of the others: it must not overtake them.
         appender.begin(batch(&bench, &[&format!("{number}:4")]));
         told.push((format!("{number}:1"), first));
         for nth in 2..5 {

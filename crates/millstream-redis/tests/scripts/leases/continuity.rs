@@ -55,19 +55,20 @@ async fn leave_behind(bench: &mut Bench) -> String {
 async fn taken(bench: &Bench, server: &str) -> Taken {
     // The newest answer is that of this moment: nothing but the name decides.
     let record = async || {
-        let (now, mut heard) = (bench.backend.now().await.expect("a time"), Continuity::new(SHORT));
+        let (now, mut continuity) = (bench.backend.now().await.expect("a time"), Continuity::new(SHORT));
         [300, 200, 100, 0]
             .iter()
-            .for_each(|ago| heard.advance(server, now.saturating_sub(Duration::from_millis(*ago))));
-        heard
+            .for_each(|ago| continuity.advance(server, now.saturating_sub(Duration::from_millis(*ago))));
+        continuity
     };
-    let a = short("a").hearing(record().await);
+    let a = short("a").with_continuity(record().await);
     let members = bench.beat(&a, false).await.members == 1;
-    let heard = record().await;
-    let acquired = bench.backend.acquire(&bench.resource(), "a", "other", TTL, &heard).await.expect("asked");
-    let (two, heard) = (member(bench, "two"), record().await);
-    let claimed = bench.backend.claim(&two, Partition(0), &[], Duration::ZERO, 1, &heard).await;
-    let tasks = bench.claim(&ClaimRequest { heard: record().await, ..ask("v", 1) }).await.tasks;
+    let continuity = record().await;
+    let acquired =
+        bench.backend.acquire(&bench.resource(), "a", "other", TTL, &continuity).await.expect("asked");
+    let (two, continuity) = (member(bench, "two"), record().await);
+    let claimed = bench.backend.claim(&two, Partition(0), &[], Duration::ZERO, 1, &continuity).await;
+    let tasks = bench.claim(&ClaimRequest { continuity: record().await, ..ask("v", 1) }).await.tasks;
     Taken {
         members,
         lease: matches!(acquired, Acquired::Granted(_)),

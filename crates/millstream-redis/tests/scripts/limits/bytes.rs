@@ -225,8 +225,8 @@ async fn a_claim_takes_a_page_and_reads_it_in_steps() {
     // All bodies of a page in one answer, or a page of all entries, would be lost.
     bench.lose_answers_above(6 * MIB).await;
     bench.watch_load().await;
-    let heard = millstream_core::Continuity::assured();
-    let claimed = bench.backend.claim(&member(&bench, "next"), P, &[], NOW, 100, &heard).await;
+    let continuity = millstream_core::Continuity::assured();
+    let claimed = bench.backend.claim(&member(&bench, "next"), P, &[], NOW, 100, &continuity).await;
     let entries = claimed.expect("claimed").abandoned.entries;
     assert!((1..=16).contains(&entries.len()), "{} of 1 MiB in a page", entries.len());
     assert!(entries.iter().enumerate().all(|(n, entry)| entry.fields == large(n)));

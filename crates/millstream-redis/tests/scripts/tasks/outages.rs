@@ -15,26 +15,31 @@ const HOLD: Duration = Duration::from_millis(400);
 /// A worker that keeps its record.
 struct Asker {
     name: &'static str,
-    heard: Continuity,
+    continuity: Continuity,
 }
 
 impl Asker {
     fn new(name: &'static str) -> Self {
-        Self { name, heard: Continuity::new(HOLD) }
+        Self { name, continuity: Continuity::new(HOLD) }
     }
 
     async fn asks(&mut self, bench: &Bench) -> millstream_core::Result<Claimed> {
-        let ask = ClaimRequest { hold: HOLD, crash_limit: 1, heard: self.heard.clone(), ..ask(self.name, 5) };
+        let ask = ClaimRequest {
+            hold: HOLD,
+            crash_limit: 1,
+            continuity: self.continuity.clone(),
+            ..ask(self.name, 5)
+        };
         let claimed = bench.tasks().claim(&shard(), &ask).await?;
         if !claimed.server.is_empty() {
-            self.heard.advance(&claimed.server, claimed.now);
+            self.continuity.advance(&claimed.server, claimed.now);
         }
         Ok(claimed)
     }
 
     /// Until it has been answered for a hold without a gap; meanwhile the task is kept.
     async fn is_whole(&mut self, bench: &Bench, task: &ClaimedTask) {
-        while !self.heard.is_whole() {
+        while !self.continuity.is_whole() {
             tokio::time::sleep(HOLD / 10).await;
             keep(bench, task).await;
             assert!(self.asks(bench).await.expect("an answer").tasks.is_empty(), "it is kept");
@@ -74,7 +79,7 @@ async fn after_restarts_nothing_is_taken_from_the_living_and_the_dead_are_replac
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
         assert_eq!((claimed.tasks.len(), claimed.crashed), (0, 0), "its worker lives");
-        assert!(!asker.heard.is_whole(), "another process answers");
+        assert!(!asker.continuity.is_whole(), "another process answers");
         assert_eq!(bench.counts().await.expired, 1);
         kept = keep(&bench, &task).await;
     }
@@ -115,6 +120,6 @@ async fn a_request_that_waited_in_a_paused_server_takes_nothing_over() {
     let (claimed, ()) = tokio::join!(asker.asks(&bench), goes_on);
     let claimed = claimed.expect("an answer");
     assert_eq!((claimed.tasks.len(), claimed.crashed), (0, 0), "its worker lives");
-    assert!(!asker.heard.is_whole(), "a gap");
+    assert!(!asker.continuity.is_whole(), "a gap");
     keep(&bench, &task).await;
 }

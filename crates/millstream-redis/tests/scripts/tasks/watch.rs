@@ -122,7 +122,7 @@ async fn a_retry_that_becomes_the_head_calls_unless_somebody_comes_in_time() {
     assert_eq!(bench.verdict(a, retry(due, a, 2, "x")).await, DONE);
     assert!(called(&bench).await, "w-1 comes later than that");
     assert!(about(next(&bench, "w-1").await, Duration::from_secs(3)));
-    assert!(called(&bench).await, "it may have heard its own call, and passes it on");
+    assert!(called(&bench).await, "it may have received its own call, and passes it on");
     assert_eq!(bench.verdict(b, retry(Due::In(Duration::from_secs(9)), b, 2, "x")).await, DONE);
     assert!(!called(&bench).await, "not the head");
 }
@@ -172,7 +172,7 @@ async fn a_wait_ends_in_time_and_its_connection_is_of_use_again() {
     }
     assert_eq!(bench.int(&format!("LPUSH {wake} 1")).await, 1, "nobody takes it");
     assert!(bench.tasks().wait(&shard(), LONG).await.expect("called"), "a call is kept");
-    let mut heard = 0;
+    let mut received = 0;
     for n in 0..40_u64 {
         let push = async {
             tokio::time::sleep(Duration::from_micros(2_000 + 50 * n)).await;
@@ -181,8 +181,8 @@ async fn a_wait_ends_in_time_and_its_connection_is_of_use_again() {
         };
         let shard = shard();
         let (called, ()) = tokio::join!(bench.tasks().wait(&shard, Duration::from_millis(3)), push);
-        heard += i64::from(called.expect("waited"));
+        received += i64::from(called.expect("waited"));
     }
     let left = bench.int(&format!("LLEN {wake}")).await;
-    assert_eq!(heard + left, 40, "every call was heard, or is kept");
+    assert_eq!(received + left, 40, "every call was received, or is kept");
 }

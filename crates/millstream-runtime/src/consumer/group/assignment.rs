@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn an_overdue_member_gets_its_share() {
         let mut roster = roster();
-        roster.heard = roster.members.iter().map(|it| (it.id.clone(), it.ttl)).skip(1).collect();
+        roster.last_heartbeats = roster.members.iter().map(|it| (it.id.clone(), it.ttl)).skip(1).collect();
         assert_eq!(roster.living().count(), 1);
         let (assignment, refused) = decide(&Balanced, &roster, &Ignore);
         assert!(refused.is_none());

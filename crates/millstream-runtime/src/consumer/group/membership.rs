@@ -195,7 +195,7 @@ impl Membership {
     async fn ask(&mut self, joining: bool) -> Result<HeartbeatReply> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
         let limit = self.context.renewal_timeout();
-        self.member.heard = self.context.continuity();
+        self.member.continuity = self.context.continuity();
         let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
         let request = self.context.backend.members().heartbeat(topic, group, &self.member, joining);
         let sent = Instant::now();
@@ -205,7 +205,7 @@ impl Membership {
         // to four heartbeats fall into the time of a deadline, and each may use up a part of the margin without being
         // noticed.
         let margin = self.context.config.lease_ttl / 20;
-        if let Some(away) = self.time.heard(asked, clock.elapsed(), pulse.now, margin) {
+        if let Some(away) = self.time.record_answer(asked, clock.elapsed(), pulse.now, margin) {
             tracing::warn!(%topic, %group, ?away, "the server's clock jumped ahead of ours: deadlines are computed again");
             clock.add_missed(away);
         }
@@ -216,7 +216,7 @@ impl Membership {
     fn take_in(&mut self, pulse: HeartbeatReply) -> Option<Instant> {
         self.partitions = self.partitions.max(pulse.partitions);
         // Before partitions are taken: a member that joins a paused group starts paused.
-        self.context.hear_paused(&self.context.topic.name, pulse.paused);
+        self.context.record_group_pause(&self.context.topic.name, pulse.paused);
         let due = match &pulse.assigned {
             Some(assigned) => {
                 self.unassigned = None;

@@ -61,9 +61,9 @@ impl Leases for Mute {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
-        self.0.acquire(of, owner, nonce, ttl, heard).await
+        self.0.acquire(of, owner, nonce, ttl, continuity).await
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {

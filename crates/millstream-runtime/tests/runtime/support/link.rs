@@ -155,10 +155,10 @@ impl Leases for Linked<dyn Leases> {
         owner: &str,
         nonce: &str,
         ttl: Duration,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Acquired> {
         let acquired =
-            self.link.pass("acquire", self.role.acquire(resource, owner, nonce, ttl, heard)).await?;
+            self.link.pass("acquire", self.role.acquire(resource, owner, nonce, ttl, continuity)).await?;
         if matches!(acquired, Acquired::Granted(_)) && one_less(&self.link.lose_grants) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
         }
@@ -392,10 +392,10 @@ impl Shared for Linked<dyn Shared> {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
-        heard: &Continuity,
+        continuity: &Continuity,
     ) -> Result<Claimed> {
         let claimed =
-            self.link.pass("claim", self.role.claim(member, partition, alive, idle, max, heard)).await?;
+            self.link.pass("claim", self.role.claim(member, partition, alive, idle, max, continuity)).await?;
         if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_claims) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
         }
@@ -406,8 +406,14 @@ impl Shared for Linked<dyn Shared> {
         Ok(claimed)
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
-        self.link.pass("adopt", self.role.adopt(lease, idle, max, heard)).await
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        continuity: &Continuity,
+    ) -> Result<usize> {
+        self.link.pass("adopt", self.role.adopt(lease, idle, max, continuity)).await
     }
 }
 

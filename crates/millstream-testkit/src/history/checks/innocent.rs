@@ -12,15 +12,21 @@ use super::super::story::{Run, Share, Story};
 use super::super::{Handing, Origin, Start};
 use super::{Lives, Report, Rules};
 
-/// Returns the reason why a process must not be treated as dead, if there is one. `heard` is the last time when the
+/// Returns the reason why a process must not be treated as dead, if there is one. `last_heartbeat` is the last time when the
 /// server certainly received its heartbeat.
-fn is_innocent(story: &Story, process: &str, heard: Duration, lives: Lives, now: Duration) -> Option<String> {
+fn is_innocent(
+    story: &Story,
+    process: &str,
+    last_heartbeat: Duration,
+    lives: Lives,
+    now: Duration,
+) -> Option<String> {
     let processes = &story.processes;
     if !processes.knows(process) {
         return None;
     }
     let back = processes.back_since(lives.lease_ttl).unwrap_or_default();
-    if !processes.is_well(process, heard.max(back)) {
+    if !processes.is_well(process, last_heartbeat.max(back)) {
         return None;
     }
     if back > Duration::ZERO && now < back + lives.lease_ttl {
@@ -71,8 +77,8 @@ pub(super) fn handed(
     let (Some(lives), Handing::Claimed) = (rules.lives, how) else { return };
     let Some((before, since)) = story.holder(origin).filter(|(before, _)| before != to) else { return };
     // The holder extends its entries three times per ttl.
-    let heard = (*since).max(report.at.saturating_sub(5 * lives.lease_ttl));
-    if let Some(why) = is_innocent(story, before, heard, lives, report.at) {
+    let last_heartbeat = (*since).max(report.at.saturating_sub(5 * lives.lease_ttl));
+    if let Some(why) = is_innocent(story, before, last_heartbeat, lives, report.at) {
         report.breach("KEPT", format!("{origin} is claimed by {to}: {why}"));
     }
 }
@@ -95,8 +101,8 @@ pub(super) fn published(
         if back.is_some_and(|back| story.processes.may_expire_before(process, back, lives.member_ttl)) {
             continue;
         }
-        let heard = report.at.saturating_sub(lives.member_ttl + 2 * lives.lease_ttl);
-        if let Some(why) = is_innocent(story, process, heard, lives, report.at) {
+        let last_heartbeat = report.at.saturating_sub(lives.member_ttl + 2 * lives.lease_ttl);
+        if let Some(why) = is_innocent(story, process, last_heartbeat, lives, report.at) {
             report.breach("KEPT", format!("the assignment of {group} leaves a member out: {why}"));
         }
     }

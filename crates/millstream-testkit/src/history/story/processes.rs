@@ -105,7 +105,7 @@ impl Processes {
                 self.orphans.clear();
                 self.known.values_mut().for_each(|process| process.is_member = false);
             }
-            Event::Heard { instance, .. } => {
+            Event::Joined { instance, .. } => {
                 if let Some(process) = self.known.get_mut(instance) {
                     process.is_member = true;
                 }
@@ -161,7 +161,7 @@ impl Processes {
     }
 
     /// Whether the ttl of a process may have passed before the outage that ended then, since it was stopped or cut off
-    /// alone, and may not have been heard again by the beginning of the outage.
+    /// alone, and may not have sent a heartbeat again by the beginning of the outage.
     pub(crate) fn may_expire_before(&self, instance: &str, back: Duration, ttl: Duration) -> bool {
         let Some((began, _)) = self.outages.iter().find(|(_, end)| *end == Some(back)) else { return false };
         // The last heartbeat before the fault is up to a third of a ttl older, the first one after it as much later.

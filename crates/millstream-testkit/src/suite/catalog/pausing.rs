@@ -24,7 +24,7 @@ async fn group(h: &Harness) -> Result<(TopicSpec, GroupName), Violation> {
 }
 
 /// Whether the heartbeat reply to a member with this name reports that its group is paused.
-async fn hears(h: &Harness, topic: &TopicSpec, group: &GroupName, id: &str) -> Result<bool, Violation> {
+async fn is_paused(h: &Harness, topic: &TopicSpec, group: &GroupName, id: &str) -> Result<bool, Violation> {
     let member = Member::new(MemberId::new(id)?, "first", LONG);
     Ok(h.backend.members().heartbeat(&topic.name, group, &member, true).await?.paused)
 }
@@ -34,12 +34,12 @@ async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {
     let (topic, group) = group(&h).await?;
     let other = GroupName::new("other")?;
     catalog.create_group(&topic, &other, Start::Earliest).await?;
-    ensure!(!hears(&h, &topic, &group, "ann").await?, "a group is paused that nobody paused");
+    ensure!(!is_paused(&h, &topic, &group, "ann").await?, "a group is paused that nobody paused");
     equal!(catalog.group_state(&topic.name, &group).await?.paused, None, "since when it is paused");
     ensure!(catalog.set_paused(&topic.name, &group, true).await?, "a pause changes nothing");
     ensure!(!catalog.set_paused(&topic.name, &group, true).await?, "the same pause changes something");
     for id in ["ann", "bob", "ann"] {
-        ensure!(hears(&h, &topic, &group, id).await?, "{id} does not hear of the pause");
+        ensure!(is_paused(&h, &topic, &group, id).await?, "{id} does not learn of the pause");
     }
     let state = catalog.group_state(&topic.name, &group).await?;
     ensure!(
@@ -47,21 +47,21 @@ async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {
         "nobody knows since when it is paused: {state:?}"
     );
     ensure!(!state.deleting, "a paused group is said to be deleted");
-    ensure!(!hears(&h, &topic, &other, "ann").await?, "another group is paused as well");
+    ensure!(!is_paused(&h, &topic, &other, "ann").await?, "another group is paused as well");
     Ok(())
 }
 
 async fn a_pause_ends_with_a_word_and_with_nothing_else(h: Harness) -> Verdict {
     let catalog = h.backend.catalog();
     let (topic, group) = group(&h).await?;
-    hears(&h, &topic, &group, "ann").await?;
+    is_paused(&h, &topic, &group, "ann").await?;
     catalog.set_paused(&topic.name, &group, true).await?;
     // A consumer that starts creates the group again.
     catalog.create_group(&topic, &group, Start::Earliest).await?;
-    ensure!(hears(&h, &topic, &group, "bob").await?, "who starts ends the pause");
+    ensure!(is_paused(&h, &topic, &group, "bob").await?, "who starts ends the pause");
     ensure!(catalog.set_paused(&topic.name, &group, false).await?, "the end of a pause changes nothing");
     ensure!(!catalog.set_paused(&topic.name, &group, false).await?, "the same end changes something");
-    ensure!(!hears(&h, &topic, &group, "ann").await?, "the pause does not end");
+    ensure!(!is_paused(&h, &topic, &group, "ann").await?, "the pause does not end");
     equal!(catalog.group_state(&topic.name, &group).await?.paused, None, "since when it is paused");
     Ok(())
 }
@@ -90,12 +90,12 @@ async fn a_deleted_group_is_not_paused_any_more(h: Harness) -> Verdict {
         "pausing what is deleted",
     )?;
     catalog.create_group(&topic, &group, Start::Earliest).await?;
-    ensure!(!hears(&h, &topic, &group, "ann").await?, "a new group is paused as the old one was");
+    ensure!(!is_paused(&h, &topic, &group, "ann").await?, "a new group is paused as the old one was");
     catalog.set_paused(&topic.name, &group, true).await?;
     catalog.delete_topic(&topic.name).await?;
     catalog.create_topic(&topic).await?;
     catalog.create_group(&topic, &group, Start::Earliest).await?;
-    ensure!(!hears(&h, &topic, &group, "ann").await?, "a new topic's group is paused as the old one was");
+    ensure!(!is_paused(&h, &topic, &group, "ann").await?, "a new topic's group is paused as the old one was");
     Ok(())
 }
 
@@ -110,8 +110,8 @@ async fn who_waits_in_a_paused_group_is_woken(h: Harness) -> Verdict {
         tokio::time::sleep(QUIET).await;
         catalog.set_paused(&topic.name, &group, true).await
     };
-    let heard = async {
-        let mut patience = h.patience("a pause");
+    let notified = async {
+        let mut deadline = h.wait_for("a pause");
         let mut seen = pulse.revision;
         loop {
             watch.changed(seen, h.deadline()).await?;
@@ -120,13 +120,13 @@ async fn who_waits_in_a_paused_group_is_woken(h: Harness) -> Verdict {
                 return Ok(());
             }
             seen = pulse.revision;
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     };
-    let (paused, heard): (_, Verdict) = tokio::join!(pause, heard);
-    heard?;
+    let (paused, notified): (_, Verdict) = tokio::join!(pause, notified);
+    notified?;
     ensure!(paused?, "the pause changed nothing");
     let took = started.elapsed();
-    ensure!(took < h.deadline() / 2, "it took {took:?} to hear of a pause");
+    ensure!(took < h.deadline() / 2, "it took {took:?} to learn of a pause");
     Ok(())
 }

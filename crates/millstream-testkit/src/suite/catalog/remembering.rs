@@ -157,21 +157,21 @@ async fn who_waits_in_a_deleted_group_is_woken(h: Harness) -> Verdict {
         tokio::time::sleep(QUIET).await;
         catalog.delete_group(&topic.name, &group).await
     };
-    let heard = async {
-        let mut patience = h.patience("a deletion");
+    let notified = async {
+        let mut deadline = h.wait_for("a deletion");
         loop {
             watch.changed(pulse.revision, h.deadline()).await?;
             match h.backend.members().heartbeat(&topic.name, &group, &member, false).await {
                 Err(error) if error.kind() == ErrorKind::Deleted => return Ok(()),
                 other => drop(other?),
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     };
-    let (deleted, heard): (_, Verdict) = tokio::join!(delete, heard);
-    heard?;
+    let (deleted, notified): (_, Verdict) = tokio::join!(delete, notified);
+    notified?;
     ensure!(deleted?, "there was no group");
     let took = started.elapsed();
-    ensure!(took < h.deadline() / 2, "it took {took:?} to hear of a deletion");
+    ensure!(took < h.deadline() / 2, "it took {took:?} to learn of a deletion");
     Ok(())
 }

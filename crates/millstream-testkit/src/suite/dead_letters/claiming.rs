@@ -55,13 +55,13 @@ impl Grave {
 
     /// Repeats a claim until it returns letters.
     async fn eventually(&mut self, ids: &[MessageId], claim: &Claim) -> Result<Vec<MessageId>, Violation> {
-        let mut patience = self.h.patience("a claim to run out");
+        let mut deadline = self.h.wait_for("a claim to run out");
         loop {
             let claimed = self.claim(ids, claim).await?;
             if !claimed.is_empty() {
                 return Ok(claimed);
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     }
 }

@@ -177,9 +177,9 @@ async fn a_letter_whose_claim_ran_out_is_dropped(h: Harness) -> Verdict {
     grave.bury(&messages(2)).await?;
     let ids = grave.ids(2).await?;
     grave.reserve(&ids, Duration::from_millis(40)).await?;
-    let mut patience = grave.h.patience("a claim to run out");
+    let mut deadline = grave.h.wait_for("a claim to run out");
     while grave.trim(DeadLetterRetention::length(1)).await?.excess == 0 {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     equal!(grave.ids(1).await?, ids[1..], "what is left");
     Ok(())

@@ -143,9 +143,9 @@ async fn a_lease_that_ran_out_works_until_somebody_takes_it(h: Harness) -> Verdi
     let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
     h.append_n(&tp, 2).await?;
     let entries = owner.take(1).await?;
-    let mut patience = h.patience("the lease to run out");
+    let mut deadline = h.wait_for("the lease to run out");
     while h.backend.leases().holder(&owner.lease.resource).await?.is_some() {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     owner.ack(&entries).await?;
     equal!(owner.take(1).await?.len(), 1, "entries read under a lease that ran out");

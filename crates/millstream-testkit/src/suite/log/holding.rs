@@ -155,13 +155,13 @@ async fn the_wait_of_a_note_goes_by_and_is_never_early(h: Harness) -> Verdict {
         left = read;
     }
     owner.settle_all(&entries, &hold(2, Duration::from_millis(20))).await?;
-    let mut patience = h.patience("the wait of a note to pass");
+    let mut deadline = h.wait_for("the wait of a note to pass");
     loop {
         owner.reopen().await?;
         if owner.take(1).await?[0].note.as_ref().is_some_and(|note| note.left().is_zero()) {
             return Ok(());
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 

@@ -74,10 +74,10 @@ async fn waiting_ends_when_a_retry_is_promoted(h: Harness) -> Verdict {
     let entries = owner.take(1).await?;
     owner.settle_all(&entries, &retry(&entries[0], Duration::ZERO)).await?;
     let lease = owner.lease.clone();
-    let mut patience = h.patience("a retry to be promoted");
+    let mut deadline = h.wait_for("a retry to be promoted");
     let promoted = async {
         while h.backend.schedule().promote(&lease, 1).await?.moved == 0 {
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         Verdict::Ok(())
     };
@@ -106,8 +106,8 @@ async fn a_dropped_fetch_loses_nothing(h: Harness) -> Verdict {
     let mut appended = BTreeSet::new();
     let mut seen = BTreeSet::new();
     for round in 0..30u64 {
-        let patience = Duration::from_micros(round % 10 * 500);
-        let fetch = tokio::time::timeout(patience, owner.fetch(3, QUIET));
+        let limit = Duration::from_micros(round % 10 * 500);
+        let fetch = tokio::time::timeout(limit, owner.fetch(3, QUIET));
         let append = async {
             tokio::time::sleep(Duration::from_micros(round * 100)).await;
             h.append_n(&tp, 2).await
@@ -118,11 +118,11 @@ async fn a_dropped_fetch_loses_nothing(h: Harness) -> Verdict {
             seen.extend(ids(&fetched?.entries));
         }
     }
-    let mut patience = h.patience("what a dropped fetch may have read");
+    let mut deadline = h.wait_for("what a dropped fetch may have read");
     while seen != appended {
         let fetched = owner.fetch(100, QUIET).await?;
         if fetched.entries.is_empty() {
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         seen.extend(ids(&fetched.entries));
     }

@@ -23,17 +23,17 @@ async fn who_is_overdue_is_shown_until_it_is_dropped(h: Harness) -> Verdict {
     let club = Club::new(h, 3).await?;
     let (ann, bob) = (club.joined("ann").await?, club.member("bob", BRIEF)?);
     let before = club.join(&bob).await?;
-    let mut patience = club.h.patience("a member to run out");
+    let mut deadline = club.h.wait_for("a member to run out");
     while club.living().await? != [ann.clone()] {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     let roster = club.roster().await?;
-    equal!(roster.members, vec![ann.clone(), bob.clone()], "members while nobody is heard of");
-    equal!(roster.version, before.version, "the version while nobody is heard of");
-    let ago = club.heard().await?[&bob.id];
+    equal!(roster.members, vec![ann.clone(), bob.clone()], "members while nobody is continuity of");
+    equal!(roster.version, before.version, "the version while nobody is continuity of");
+    let ago = club.last_heartbeats().await?[&bob.id];
     ensure!(
         ago >= BRIEF && ago < BRIEF + LONG,
-        "it was heard of {ago:?} ago, and has run out after {BRIEF:?}"
+        "it was continuity of {ago:?} ago, and has run out after {BRIEF:?}"
     );
     club.judge(&ann).await?;
     equal!(club.roster().await?.members, [ann], "members after one was dropped");
@@ -60,26 +60,30 @@ async fn who_was_not_answered_without_a_gap_drops_nobody(h: Harness) -> Verdict 
     }
     // A record of another server, or one that ended too long ago, does not permit to drop members either.
     let pulse = club.beat(&ann).await?;
-    for (heard, why) in not_whole(&pulse.server, pulse.now, BRIEF) {
-        equal!(club.beat(&ann.clone().hearing(heard)).await?.members, 3, "members, asked {why}");
+    for (continuity, why) in not_whole(&pulse.server, pulse.now, BRIEF) {
+        equal!(club.beat(&ann.clone().with_continuity(continuity)).await?.members, 3, "members, asked {why}");
     }
     // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
-    let mut patience = club.h.patience("a member to be dropped by who was answered for a ttl");
+    let mut deadline = club.h.wait_for("a member to be dropped by who was answered for a ttl");
     loop {
-        let heard = answered(&pulse.server, club.h.now().await?, BRIEF, BRIEF * 3);
-        if club.beat(&ann.clone().hearing(heard)).await?.members < 3 {
+        let continuity = answered(&pulse.server, club.h.now().await?, BRIEF, BRIEF * 3);
+        if club.beat(&ann.clone().with_continuity(continuity)).await?.members < 3 {
             break;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     refused(club.beat(&cid).await, ErrorKind::NotMember, "the heartbeat of who was dropped")?;
     Ok(())
 }
 
 /// Sends a heartbeat with the record of replies so far.
-async fn beat(club: &Club, member: &Member, heard: &mut Continuity) -> Result<HeartbeatReply, Violation> {
-    let pulse = club.beat(&member.clone().hearing(heard.clone())).await?;
-    heard.advance(&pulse.server, pulse.now);
+async fn beat(
+    club: &Club,
+    member: &Member,
+    continuity: &mut Continuity,
+) -> Result<HeartbeatReply, Violation> {
+    let pulse = club.beat(&member.clone().with_continuity(continuity.clone())).await?;
+    continuity.advance(&pulse.server, pulse.now);
     Ok(pulse)
 }
 
@@ -89,15 +93,15 @@ async fn who_was_answered_for_a_ttl_drops_the_overdue(h: Harness) -> Verdict {
     let (ann, bob) = (club.joined("ann").await?, club.member("bob", BRIEF)?);
     let before = club.join(&bob).await?;
     club.silence_of(&bob).await?;
-    let (started, mut heard) = (Instant::now(), Continuity::new(ttl));
-    let mut patience = club.h.patience("a member to be dropped by who was answered for a ttl");
+    let (started, mut continuity) = (Instant::now(), Continuity::new(ttl));
+    let mut deadline = club.h.wait_for("a member to be dropped by who was answered for a ttl");
     loop {
-        let pulse = beat(&club, &ann, &mut heard).await?;
+        let pulse = beat(&club, &ann, &mut continuity).await?;
         if pulse.members == 1 {
             ensure!(pulse.version > before.version, "version {:?} after {:?}", pulse.version, before.version);
             break;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     let took = started.elapsed();
     ensure!(took >= ttl - Duration::from_millis(5), "dropped after {took:?} of {ttl:?}");
@@ -109,13 +113,13 @@ async fn who_may_not_drop_yet_is_told_when_it_may(h: Harness) -> Verdict {
     let (ann, bob) = (club.joined("ann").await?, club.member("bob", BRIEF)?);
     club.join(&bob).await?;
     club.silence_of(&bob).await?;
-    let mut heard = Continuity::new(LONG / 4);
-    let first = beat(&club, &ann, &mut heard).await?;
+    let mut continuity = Continuity::new(LONG / 4);
+    let first = beat(&club, &ann, &mut continuity).await?;
     equal!(first.next_expiry, LONG / 4, "how long until who was just answered may drop somebody");
-    let mut patience = club.h.patience("time to pass");
+    let mut deadline = club.h.wait_for("time to pass");
     let later = loop {
-        patience.pause().await?;
-        let later = beat(&club, &ann, &mut heard).await?;
+        deadline.pause().await?;
+        let later = beat(&club, &ann, &mut continuity).await?;
         if later.now > first.now {
             break later;
         }

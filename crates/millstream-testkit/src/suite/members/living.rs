@@ -16,8 +16,8 @@ suite!("members":
     a_heartbeat_alone_makes_no_version,
     a_heartbeat_keeps_a_member_alive,
     who_leaves_is_gone_at_once,
-    who_is_not_heard_of_is_dropped,
-    it_is_told_when_a_member_was_heard_of,
+    who_sends_no_heartbeat_is_dropped,
+    the_time_since_the_last_heartbeat_is_returned,
     who_was_dropped_joins_again,
     a_heartbeat_that_comes_after_a_leave_brings_nobody_back,
     the_next_expiry_is_the_earliest_of_all,
@@ -129,19 +129,19 @@ async fn who_leaves_is_gone_at_once(h: Harness) -> Verdict {
     Ok(())
 }
 
-async fn who_is_not_heard_of_is_dropped(h: Harness) -> Verdict {
+async fn who_sends_no_heartbeat_is_dropped(h: Harness) -> Verdict {
     let club = Club::new(h, 3).await?;
     let ann = club.joined("ann").await?;
     let started = Instant::now();
     let before = club.join(&club.member("bob", BRIEF)?).await?;
-    let mut patience = club.h.patience("a member to be dropped");
+    let mut deadline = club.h.wait_for("a member to be dropped");
     let after = loop {
         let pulse = club.judge(&ann).await?;
         if pulse.members == 1 {
             break pulse;
         }
         equal!(pulse.version, before.version, "the version while nobody was dropped");
-        patience.pause().await?;
+        deadline.pause().await?;
     };
     let took = started.elapsed();
     ensure!(took >= BRIEF - Duration::from_millis(5), "dropped after {took:?} of {BRIEF:?}");
@@ -151,26 +151,26 @@ async fn who_is_not_heard_of_is_dropped(h: Harness) -> Verdict {
     Ok(())
 }
 
-async fn it_is_told_when_a_member_was_heard_of(h: Harness) -> Verdict {
+async fn the_time_since_the_last_heartbeat_is_returned(h: Harness) -> Verdict {
     let club = Club::new(h, 1).await?;
     let (ann, bob) = (club.joined("ann").await?, club.joined("bob").await?);
     let least = Duration::from_millis(20);
-    let mut patience = club.h.patience("time to pass");
-    while club.heard().await?.values().any(|ago| *ago < least) {
-        patience.pause().await?;
+    let mut deadline = club.h.wait_for("time to pass");
+    while club.last_heartbeats().await?.values().any(|ago| *ago < least) {
+        deadline.pause().await?;
     }
     let before = Instant::now();
     club.beat(&bob).await?;
-    let heard = club.heard().await?;
+    let last = club.last_heartbeats().await?;
     // A server counts in milliseconds.
     let most = before.elapsed() + Duration::from_millis(1);
-    equal!(heard.len(), 2, "members that were heard of");
+    equal!(last.len(), 2, "members with a last heartbeat");
     ensure!(
-        heard[&ann.id] >= least,
-        "ann was heard of {:?} ago, expected {least:?} at least",
-        heard[&ann.id]
+        last[&ann.id] >= least,
+        "ann sent a heartbeat {:?} ago, expected {least:?} at least",
+        last[&ann.id]
     );
-    ensure!(heard[&bob.id] <= most, "bob was heard of {:?} ago, expected {most:?} at most", heard[&bob.id]);
+    ensure!(last[&bob.id] <= most, "bob sent a heartbeat {:?} ago, expected {most:?} at most", last[&bob.id]);
     Ok(())
 }
 
@@ -179,10 +179,10 @@ async fn who_was_dropped_joins_again(h: Harness) -> Verdict {
     let ann = club.joined("ann").await?;
     let bob = club.member("bob", BRIEF)?;
     club.join(&bob).await?;
-    let mut patience = club.h.patience("a member to be dropped");
+    let mut deadline = club.h.wait_for("a member to be dropped");
     let mut dropped = club.judge(&ann).await?;
     while dropped.members == 2 {
-        patience.pause().await?;
+        deadline.pause().await?;
         dropped = club.judge(&ann).await?;
     }
     refused(club.beat(&bob).await, ErrorKind::NotMember, "the heartbeat of who was dropped")?;
@@ -226,7 +226,7 @@ async fn wishes_that_change_make_a_version(h: Harness) -> Verdict {
     let mut member = club.joined("ann").await?;
     let mut last = club.beat(&member).await?.version;
     let mut shorter = member.clone().at_most(3).pinned_to([Partition(1)]);
-    (shorter.ttl, shorter.heard) = (LONG / 2, Continuity::new(LONG / 2));
+    (shorter.ttl, shorter.continuity) = (LONG / 2, Continuity::new(LONG / 2));
     let wishes = [
         member.clone().at_most(3),
         member.clone().at_most(4),

@@ -31,13 +31,13 @@ macro_rules! ends {
         };
         // The watch may also end early.
         let watched = async {
-            let mut patience = $club.h.patience("a change");
+            let mut deadline = $club.h.wait_for("a change");
             loop {
                 watch.changed(seen, wait).await?;
                 if $club.beat($witness).await?.revision > seen {
                     return Ok::<_, Violation>(started.elapsed());
                 }
-                patience.pause().await?;
+                deadline.pause().await?;
             }
         };
         let (took, caused) = tokio::join!(watched, cause);

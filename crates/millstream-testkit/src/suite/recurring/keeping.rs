@@ -124,7 +124,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
         equal!(found.recurrences.first(), Some(&recurrence("c", Some(AT(1)))?), "the first one");
         // Due at its time, not before.
         put_all(&h, &place, [("soon", found.now.saturating_add(Duration::from_millis(40)))]).await?;
-        let mut patience = h.patience("a recurrence to be due");
+        let mut deadline = h.wait_for("a recurrence to be due");
         loop {
             let found = h.backend.recurring()?.due(&place).await?;
             let soon = found.recurrences.iter().find(|it| it.id.as_str() == "soon");
@@ -133,7 +133,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
                     ensure!(found.now >= next, "due at {next}, which is after {}", found.now);
                     break;
                 }
-                None => patience.pause().await?,
+                None => deadline.pause().await?,
             }
         }
     }

@@ -94,13 +94,13 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
         })
     };
     let mut moved = 0;
-    let mut patience = h.patience("the schedule to be empty");
+    let mut deadline = h.wait_for("the schedule to be empty");
     loop {
         let promoted = promote_once(&h, partition(&place)?, 3).await?;
         moved += promoted.moved;
         match promoted.next {
             None => break,
-            Some(_) if promoted.moved == 0 => patience.pause().await?,
+            Some(_) if promoted.moved == 0 => deadline.pause().await?,
             Some(_) => {}
         }
         tokio::task::yield_now().await;

@@ -130,7 +130,7 @@ async fn two_promoters_move_each_delayed_message_once(h: Harness) -> Verdict {
         let (h, tp) = (h.clone(), owner.lease.partition().map(|(tp, _)| tp.clone()));
         tokio::spawn(async move {
             let (mut moved, tp) = (0, tp?);
-            let mut patience = h.patience("the schedule to be empty");
+            let mut deadline = h.wait_for("the schedule to be empty");
             loop {
                 let promoted = match &lease {
                     Some(lease) => h.backend.schedule().promote(lease, 7).await?,
@@ -140,7 +140,7 @@ async fn two_promoters_move_each_delayed_message_once(h: Harness) -> Verdict {
                 match promoted.next {
                     None => return Ok::<_, Violation>(moved),
                     Some(next) if next.is_zero() && promoted.moved > 0 => {}
-                    Some(_) => patience.pause().await?,
+                    Some(_) => deadline.pause().await?,
                 }
             }
         })
@@ -224,7 +224,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
     }
     // Promotion needs no more than the reported time: a caller that sleeps that long finds the message due.
     place_all(&h, &place, [("d", after(40))]).await?;
-    let mut patience = h.patience("the head to be due");
+    let mut deadline = h.wait_for("the head to be due");
     loop {
         let promoted = promote_once(&h, partition(&place)?, 100).await?;
         let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to wait")) };
@@ -233,7 +233,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
             return Ok(());
         }
         ensure!(next <= Duration::from_millis(40) + ROUNDING, "next in {next:?}, the head is due in 40 ms");
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 

@@ -134,7 +134,7 @@ async fn next_tells_when_the_head_is_due(h: Harness) -> Verdict {
     }
     let soon = Duration::from_millis(40);
     park(&h, &mut owner, &[soon]).await?;
-    let mut patience = h.patience("the head to be due");
+    let mut deadline = h.wait_for("the head to be due");
     loop {
         let promoted = h.backend.schedule().promote(&owner.lease, 100).await?;
         let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to be parked")) };
@@ -143,7 +143,7 @@ async fn next_tells_when_the_head_is_due(h: Harness) -> Verdict {
             return Ok(());
         }
         ensure!(next <= soon + ROUNDING, "next in {next:?}, the head is due in {soon:?}");
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 
@@ -165,14 +165,14 @@ async fn two_promoters_move_each_message_once(h: Harness) -> Verdict {
         let (h, lease) = (h.clone(), owner.lease.clone());
         tokio::spawn(async move {
             let mut moved = 0;
-            let mut patience = h.patience("the schedule to be empty");
+            let mut deadline = h.wait_for("the schedule to be empty");
             loop {
                 let promoted = h.backend.schedule().promote(&lease, 7).await?;
                 moved += promoted.moved;
                 match promoted.next {
                     None => return Ok::<_, Violation>(moved),
                     Some(next) if next.is_zero() && promoted.moved > 0 => {}
-                    Some(_) => patience.pause().await?,
+                    Some(_) => deadline.pause().await?,
                 }
             }
         })

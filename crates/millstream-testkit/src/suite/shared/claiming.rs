@@ -125,10 +125,10 @@ async fn consumers_that_have_nothing_are_removed(h: Harness) -> Verdict {
     let (of_a, of_b) = (a.take(1).await?, b.take(2).await?);
     a.acks(&receipts(&of_a)).await?;
     c.nothing("everything is read").await?;
-    equal!(c.claim(&["b"], LONG, 0).await?.removed, 0, "removed, though it was heard of");
-    let mut patience = h.patience("a consumer that has nothing to be removed");
+    equal!(c.claim(&["b"], LONG, 0).await?.removed, 0, "removed, though its heartbeat is new");
+    let mut deadline = h.wait_for("a consumer that has nothing to be removed");
     while c.claim(&["b"], BRIEF, 0).await?.removed == 0 {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     equal!(c.claim(&["b"], BRIEF, 0).await?.removed, 0, "removed for a second time");
     // A consumer with entries is not removed, and neither are its entries.
@@ -166,13 +166,13 @@ async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict 
         0,
         "adopted at once"
     );
-    let mut patience = h.patience("what others have left to be adopted");
+    let mut deadline = h.wait_for("what others have left to be adopted");
     let mut adopted = 0;
     while adopted < 3 {
         let more = h.backend.shared()?.adopt(&owner.lease, BRIEF, 2, &Continuity::assured()).await?;
         ensure!(more <= 2, "{more} entries were adopted, 2 were asked for");
         adopted += more;
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     owner.reopen().await?;
     let pending = owner.take(3).await?;
@@ -215,14 +215,14 @@ async fn who_was_not_answered_without_a_gap_claims_what_was_given_back(h: Harnes
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
     let entries = one_given_back(&h, &mut a, &topic).await?;
     // The entries have been idle for long, but possibly because the server was unreachable.
-    let heard = Continuity::new(LONG);
-    let claimed = b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?;
+    let continuity = Continuity::new(LONG);
+    let claimed = b.claim_with(&[], (Duration::ZERO, 10), &continuity).await?;
     equal!(receipts(&claimed.given_back.entries), [entries[0].receipt], "what was given back");
     equal!(claimed.abandoned.entries.len(), 0, "claimed from one that may come back");
     equal!(claimed.next, Some(LONG), "when there is more to claim, if the claimer is answered from now on");
     a.acks(&receipts(&entries[1..])).await?;
     equal!(
-        b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?.next,
+        b.claim_with(&[], (Duration::ZERO, 10), &continuity).await?.next,
         None,
         "when there is more, of nothing"
     );
@@ -234,7 +234,7 @@ async fn who_was_not_answered_without_a_gap_removes_nobody(h: Harness) -> Verdic
     h.append_n(&only(&topic), 1).await?;
     let entries = a.take(1).await?;
     a.acks(&receipts(&entries)).await?;
-    let removed = b.claim_hearing(&[], (Duration::ZERO, 10), &Continuity::new(LONG)).await?.removed;
+    let removed = b.claim_with(&[], (Duration::ZERO, 10), &Continuity::new(LONG)).await?.removed;
     equal!(removed, 0, "consumers that were removed by who does not judge");
     let removed = b.claim(&[], Duration::ZERO, 10).await?.removed;
     ensure!(removed > 0, "nobody was removed by who judges");
@@ -245,7 +245,8 @@ async fn who_was_not_answered_without_a_gap_adopts_what_was_given_back(h: Harnes
     let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
     one_given_back(&h, &mut a, &topic).await?;
     let owner = h.owner(&only(&topic), "group").await?;
-    let adopt = async |heard| h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 10, &heard).await;
+    let adopt =
+        async |continuity| h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 10, &continuity).await;
     equal!(adopt(Continuity::new(LONG)).await?, 1, "adopted by who does not judge");
     equal!(adopt(Continuity::new(LONG)).await?, 0, "adopted by who does not judge");
     equal!(adopt(Continuity::assured()).await?, 1, "adopted");
@@ -257,26 +258,27 @@ async fn a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing(h: H
     h.append_n(&only(&topic), 2).await?;
     let entries = a.take(2).await?;
     let (server, owner) = (h.server().await?, h.owner(&only(&topic), "group").await?);
-    let adopt = async |heard| h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 1, &heard).await;
-    for (heard, why) in not_whole(&server, h.now().await?, BRIEF) {
-        let claimed = b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?;
+    let adopt =
+        async |continuity| h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 1, &continuity).await;
+    for (continuity, why) in not_whole(&server, h.now().await?, BRIEF) {
+        let claimed = b.claim_with(&[], (Duration::ZERO, 10), &continuity).await?;
         equal!(receipts(&claimed.abandoned.entries), [], "claimed {why}");
-        equal!(adopt(heard).await?, 0, "adopted {why}");
+        equal!(adopt(continuity).await?, 0, "adopted {why}");
     }
     // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
     let whole = async || Ok::<_, Violation>(answered(&server, h.now().await?, BRIEF, BRIEF * 3));
-    let mut patience = h.patience("an entry to be claimed by who was answered for a ttl");
+    let mut deadline = h.wait_for("an entry to be claimed by who was answered for a ttl");
     loop {
-        let claimed = b.claim_hearing(&[], (Duration::ZERO, 1), &whole().await?).await?;
+        let claimed = b.claim_with(&[], (Duration::ZERO, 1), &whole().await?).await?;
         if !claimed.abandoned.entries.is_empty() {
             equal!(receipts(&claimed.abandoned.entries), [entries[0].receipt], "what was claimed");
             break;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
-    let mut patience = h.patience("an entry to be adopted by who was answered for a ttl");
+    let mut deadline = h.wait_for("an entry to be adopted by who was answered for a ttl");
     while adopt(whole().await?).await? == 0 {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ async fn what_is_extended_is_not_claimed(h: Harness) -> Verdict {
     h.append_n(&only(&topic), 2).await?;
     let entries = a.take(2).await?;
     let (kept, left) = (entries[0].receipt, entries[1].receipt);
-    let mut patience = h.patience("an entry that nobody extends to be claimed");
+    let mut deadline = h.wait_for("an entry that nobody extends to be claimed");
     loop {
         equal!(a.extend(&[kept]).await?, BTreeSet::new(), "entries that are lost");
         let claimed = b.claim(&[], BRIEF, 10).await?.abandoned.entries;
@@ -121,7 +121,7 @@ async fn what_is_extended_is_not_claimed(h: Harness) -> Verdict {
             equal!(receipts(&claimed), [left], "what was claimed");
             return a.acks(&[kept]).await;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 

@@ -39,7 +39,7 @@ async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
     let due = |delay: &str| Due::In(std::time::Duration::from_millis(delay.parse().unwrap_or(0)));
     queue_under_test.place(delays.map(|delay| (delay, due(delay)))).await?;
     queue_under_test.place([("never", Due::In(HOUR))]).await?;
-    let mut patience = queue_under_test.h.patience("all tasks to be due");
+    let mut deadline = queue_under_test.h.wait_for("all tasks to be due");
     let mut came = 0;
     while came < delays.len() {
         let claimed = queue_under_test.claim(&ask("w", 10)).await?;
@@ -63,7 +63,7 @@ async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
             queue_under_test.settles(task, Says::Complete).await?;
         }
         came += claimed.tasks.len();
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     queue_under_test.nothing("the rest is due in an hour").await
 }

@@ -62,7 +62,7 @@ async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
     queue_under_test.place_due(["a"]).await?;
     let before = queue_under_test.h.now().await?;
     queue_under_test.take_one(&brief("w", 1)).await?;
-    let mut patience = queue_under_test.h.patience("a claim to run out");
+    let mut deadline = queue_under_test.h.wait_for("a claim to run out");
     loop {
         let claimed = queue_under_test.claim(&ask("v", 1)).await?;
         if !claimed.tasks.is_empty() {
@@ -70,7 +70,7 @@ async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
             ensure!(took >= BRIEF, "a claim of {BRIEF:?} was given to another after {took:?}");
             return Ok(());
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
 }
 
@@ -237,7 +237,7 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
         equal!(task.crashes, crashes, "crashes before the limit");
         queue_under_test.begins(&task, hold).await?;
     }
-    let mut patience = queue_under_test.h.patience("what crashes too often to be given up");
+    let mut deadline = queue_under_test.h.wait_for("what crashes too often to be given up");
     loop {
         let claimed = queue_under_test.claim(&limited).await?;
         ensure!(claimed.tasks.is_empty(), "claimed beyond the limit: {:?}", claimed.tasks);
@@ -245,7 +245,7 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
             equal!(claimed.crashed, 1, "tasks that were given up");
             break;
         }
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     let dead =
         queue_under_test.h.backend.tasks()?.dead_tasks(&queue_under_test.shard, MessageId::ZERO, 10).await?;
@@ -260,7 +260,8 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
 impl QueueUnderTest {
     /// Returns the server's name for itself.
     async fn server(&self) -> Result<String, Violation> {
-        let claimed = self.claim(&ClaimRequest { heard: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
+        let claimed =
+            self.claim(&ClaimRequest { continuity: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
         ensure!(!claimed.server.is_empty(), "a worker without a record is not told which server answers");
         Ok(claimed.server)
     }
@@ -272,20 +273,20 @@ impl QueueUnderTest {
         ttl: Duration,
         long: Duration,
     ) -> Result<ClaimedTask, Violation> {
-        let mut patience = self.h.patience("a claim that ran out to be taken over");
+        let mut deadline = self.h.wait_for("a claim that ran out to be taken over");
         loop {
             let now = self.h.now().await?;
-            let heard = answered(server, now, ttl, long);
-            if let Some(task) = self.claim(&ClaimRequest { heard, ..ask("v", 1) }).await?.tasks.pop() {
+            let continuity = answered(server, now, ttl, long);
+            if let Some(task) = self.claim(&ClaimRequest { continuity, ..ask("v", 1) }).await?.tasks.pop() {
                 return Ok(task);
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         }
     }
 
     /// Expects that this record allows no takeover.
-    async fn leaves(&self, heard: Continuity, why: &str) -> Result<Claimed, Violation> {
-        let claimed = self.claim(&ClaimRequest { heard, crash_limit: 1, ..ask("v", 5) }).await?;
+    async fn leaves(&self, continuity: Continuity, why: &str) -> Result<Claimed, Violation> {
+        let claimed = self.claim(&ClaimRequest { continuity, crash_limit: 1, ..ask("v", 5) }).await?;
         ensure!(claimed.tasks.is_empty(), "taken over {why}: {:?}", claimed.tasks);
         equal!(claimed.crashed, 0, "given up {why}");
         Ok(claimed)
@@ -304,8 +305,8 @@ async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_h
     equal!(claimed.server, server, "which server answers");
     ensure!(claimed.next <= LONG && !claimed.next.is_zero(), "told to come in {:?}", claimed.next);
     let now = queue_under_test.h.now().await?;
-    for (heard, why) in not_whole(&server, now, BRIEF) {
-        queue_under_test.leaves(heard, why).await?;
+    for (continuity, why) in not_whole(&server, now, BRIEF) {
+        queue_under_test.leaves(continuity, why).await?;
     }
     let mut gap = answered(&server, now.saturating_sub(Duration::from_millis(80)), BRIEF, BRIEF * 3);
     gap.advance(&server, now);

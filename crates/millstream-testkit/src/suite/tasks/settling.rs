@@ -190,7 +190,7 @@ async fn a_retry_is_never_early(h: Harness) -> Verdict {
     }
     let settled = queue_under_test.h.backend.tasks()?.settle_tasks(&queue_under_test.shard, &batch).await?;
     equal!(settled.applied, 5, "retries that took effect");
-    let mut patience = queue_under_test.h.patience("all retries to be due");
+    let mut deadline = queue_under_test.h.wait_for("all retries to be due");
     let mut came = 0;
     while came < tasks.len() {
         let claimed = queue_under_test.claim(&ask("w", 10)).await?;
@@ -203,7 +203,7 @@ async fn a_retry_is_never_early(h: Harness) -> Verdict {
             );
         }
         came += claimed.tasks.len();
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     Ok(())
 }

@@ -105,12 +105,12 @@ async fn a_call_wakes_one_of_those_who_wait(h: Harness) -> Verdict {
         // The waits may have started by then or not; the result is the same.
         tokio::time::sleep(Duration::from_millis(10)).await;
         queue_under_test.place([(name, Due::In(delay))]).await?;
-        let mut patience = queue_under_test.h.patience("a call");
+        let mut deadline = queue_under_test.h.wait_for("a call");
         let first = loop {
             if let Some(first) = waiters.iter().position(JoinHandle::is_finished) {
                 break first;
             }
-            patience.pause().await?;
+            deadline.pause().await?;
         };
         called(waiters.remove(first)).await?;
         tokio::time::sleep(QUIET / 2).await;
@@ -196,7 +196,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     ensure!(claimed.tasks.is_empty(), "claimed with a limit of 0: {:?}", claimed.tasks);
     called(waiter).await?;
     let now = queue_under_test.h.now().await?;
-    let head = queue_under_test.told(&ClaimRequest { patience: HOUR * 2, ..ask("v", 1) }).await?;
+    let head = queue_under_test.told(&ClaimRequest { longest_sleep: HOUR * 2, ..ask("v", 1) }).await?;
     ensure!(head < now.as_millis() * 1_000 + 3_600_500_000, "the called worker was given {head} at {now}");
     // The worker takes as many tasks as it can.
     queue_under_test.place_due(["b"]).await?;
@@ -246,7 +246,7 @@ async fn a_worker_that_does_not_come_back_is_replaced(h: Harness) -> Verdict {
     let mut claimed = queue_under_test.claim(&ask("dies", 1)).await?;
     // The worker now watches, or has the task, and never comes back.
     if claimed.tasks.is_empty() {
-        let mut patience = queue_under_test.h.patience("the next worker to have the task");
+        let mut deadline = queue_under_test.h.wait_for("the next worker to have the task");
         loop {
             claimed = queue_under_test.claim(&ask("w", 1)).await?;
             if !claimed.tasks.is_empty() {
@@ -258,7 +258,7 @@ async fn a_worker_that_does_not_come_back_is_replaced(h: Harness) -> Verdict {
                 claimed.next
             );
             tokio::time::sleep(claimed.next).await;
-            patience.pause().await?;
+            deadline.pause().await?;
         }
         equal!(names(&claimed.tasks), ["a"], "claimed by the next worker");
     }
@@ -267,16 +267,16 @@ async fn a_worker_that_does_not_come_back_is_replaced(h: Harness) -> Verdict {
 
 async fn nobody_is_told_to_wait_longer_than_it_likes(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
-    let patience = Duration::from_millis(70);
+    let longest_sleep = Duration::from_millis(70);
     for head in [None, Some("a")] {
         if let Some(name) = head {
             queue_under_test.place([(name, Due::In(HOUR))]).await?;
         }
         for worker in ["u", "v", "u"] {
-            let next = queue_under_test.claim(&ClaimRequest { patience, ..ask(worker, 1) }).await?.next;
+            let next = queue_under_test.claim(&ClaimRequest { longest_sleep, ..ask(worker, 1) }).await?.next;
             ensure!(
-                next <= patience && !next.is_zero(),
-                "{worker} is to come in {next:?}, with {patience:?}"
+                next <= longest_sleep && !next.is_zero(),
+                "{worker} is to come in {next:?}, with {longest_sleep:?}"
             );
         }
     }
@@ -332,9 +332,9 @@ async fn while_claims_are_open_two_workers_come_three_times_per_hold(h: Harness)
     equal!(queue_under_test.claim(&idle("t")).await?.next, HOUR, "when a third one is to come");
     queue_under_test.settles(&claimed.tasks[0], Says::Complete).await?;
     tokio::time::sleep(hold / 3).await;
-    let mut patience = queue_under_test.h.patience("all to sleep again");
+    let mut deadline = queue_under_test.h.wait_for("all to sleep again");
     while queue_under_test.claim(&idle("u")).await?.next < HOUR {
-        patience.pause().await?;
+        deadline.pause().await?;
     }
     Ok(())
 }
@@ -361,7 +361,7 @@ async fn a_worker_passes_on_its_own_call_once(h: Harness) -> Verdict {
     equal!(names(&queue_under_test.claim(&ask("w", 5)).await?.tasks), ["a"], "claimed");
     queue_under_test.is_called("a worker has claimed, and no other one stays near").await?;
     queue_under_test.claim(&ask("w", 5)).await?;
-    queue_under_test.is_called("who called has heard it, and passes it on").await?;
+    queue_under_test.is_called("who called has received it, and passes it on").await?;
     queue_under_test.claim(&ask("w", 5)).await?;
     queue_under_test.is_quiet("it is alone").await
 }

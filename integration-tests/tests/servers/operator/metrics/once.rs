@@ -2,6 +2,7 @@
 
 use millstream::{Check, Idempotent};
 use millstream_core::idempotency::{Begun, Operation};
+use millstream_core::{Error, ErrorKind};
 
 use super::hands::Gate;
 use super::*;

@@ -50,8 +50,8 @@ async fn claim_begin_and_die(backend: &Backend, worker: &str, begun: bool) {
         limit: 1,
         hold,
         crash_limit: 0,
-        patience: HOUR,
-        heard: millstream_core::Continuity::assured(),
+        longest_sleep: HOUR,
+        continuity: millstream_core::Continuity::assured(),
     };
     let claims = async || {
         let tasks = backend.tasks().expect("delay queues").claim(&shard(), &ask).await.expect("asked").tasks;

@@ -16,8 +16,8 @@ use crate::commands::top::view::{Shown, Theme};
 
 fn drawn(model: &Model, state: &State, (width, height): (u16, u16), colours: bool) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a screen");
-    let (now, patience, theme) = (Duration::from_secs(2), Duration::from_secs(5), Theme { colours });
-    terminal.draw(|frame| Shown { model, state, now, patience, theme }.draw(frame)).expect("drawn");
+    let (now, stale_after, theme) = (Duration::from_secs(2), Duration::from_secs(5), Theme { colours });
+    terminal.draw(|frame| Shown { model, state, now, stale_after, theme }.draw(frame)).expect("drawn");
     terminal
 }
 

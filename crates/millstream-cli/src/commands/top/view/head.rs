@@ -45,7 +45,7 @@ impl Shown<'_> {
     /// Returns the state of the sampling: frozen, without a reply, or the duration of the last round.
     fn state_of_things(&self) -> Line<'static> {
         let since = self.model.answered.map(|at| self.now.saturating_sub(at));
-        let late = since.is_some_and(|since| since > self.patience);
+        let late = since.is_some_and(|since| since > self.stale_after);
         let (text, look) = match since {
             _ if self.state.frozen => (" FROZEN ".to_owned(), Look::Doubtful),
             None if self.model.failing => (" NO ANSWER YET ".to_owned(), Look::Bad),

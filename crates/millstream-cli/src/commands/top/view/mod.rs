@@ -29,7 +29,7 @@ pub(crate) struct Shown<'a> {
     /// The current time, since the start of the screen.
     pub(crate) now: Duration,
     /// The time without a reply after which the screen reports it.
-    pub(crate) patience: Duration,
+    pub(crate) stale_after: Duration,
     pub(crate) theme: Theme,
 }
 

@@ -106,14 +106,14 @@ impl Shown<'_> {
             let by = detail.owners.by_owner().into_iter();
             by.map(|(owner, partitions)| (owner, partitions.into_iter().map(|it| it.0).collect())).collect()
         });
-        let heard = |owner: &str| {
-            let heard = &detail?.owners.roster.heard;
-            heard.iter().find(|(id, _)| id.as_str() == owner).map(|(_, ago)| *ago)
+        let last_heartbeat = |owner: &str| {
+            let last = &detail?.owners.roster.last_heartbeats;
+            last.iter().find(|(id, _)| id.as_str() == owner).map(|(_, ago)| *ago)
         };
         let row = |at: usize| {
             let (owner, partitions) = &owned[at];
-            let ago =
-                heard(owner).map_or_else(|| "no member".to_owned(), |ago| format!("{} ago", text::age(ago)));
+            let ago = last_heartbeat(owner)
+                .map_or_else(|| "no member".to_owned(), |ago| format!("{} ago", text::age(ago)));
             let partitions = if partitions.is_empty() { "-".to_owned() } else { text::ranges(partitions) };
             vec![(text::clean(owner), Look::Name), (ago, Look::Plain), number(partitions, Look::Plain)]
         };

@@ -116,7 +116,7 @@ impl Shown<'_> {
 
     /// Whether a sample is older than it should be in comparison with the others.
     fn stale(&self, at: Duration) -> bool {
-        self.model.answered.is_some_and(|last| last.saturating_sub(at) > self.patience)
+        self.model.answered.is_some_and(|last| last.saturating_sub(at) > self.stale_after)
     }
 
     /// Draws the members of the group with the cursor.

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 /// One record per shard, since shards may be on different servers.
 #[derive(Debug)]
-pub(in crate::worker) struct Heard(Vec<Answers>);
+pub(in crate::worker) struct ShardAnswers(Vec<Answers>);
 
-impl Heard {
+impl ShardAnswers {
     pub(in crate::worker) fn new(shards: usize, hold: Duration) -> Self {
         Self((0..shards).map(|_| Answers::new(hold)).collect())
     }

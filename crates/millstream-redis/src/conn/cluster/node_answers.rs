@@ -15,7 +15,7 @@ use crate::conn::replies::reply;
 
 /// Continuities of the nodes.
 #[derive(Default)]
-pub(crate) struct Heard(Mutex<HashMap<Address, Node>>);
+pub(crate) struct NodeAnswers(Mutex<HashMap<Address, Node>>);
 
 #[derive(Default)]
 struct Node {
@@ -37,7 +37,7 @@ impl Node {
     }
 }
 
-impl Heard {
+impl NodeAnswers {
     fn nodes(&self) -> MutexGuard<'_, HashMap<Address, Node>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn each_node_has_its_own() {
-        let heard = Heard::default();
+        let answers = NodeAnswers::default();
         let [one, two, three] = [1, 2, 3].map(|port| Address::new("a", port));
         let ttl = Duration::from_millis(300);
         let text = |text: &str| Value::BulkString(text.into());
@@ -123,9 +123,9 @@ mod tests {
             let time = Value::Array(vec![text("1"), text(&(ms * 1_000).to_string())]);
             let replies =
                 [text(&format!("# Server\r\nrun_id:{run}\r\n")), text("master_replid:cd\r\n"), time];
-            heard.answered(node, Instant::now(), replies.to_vec());
+            answers.answered(node, Instant::now(), replies.to_vec());
         };
-        assert!([&one, &two, &three].iter().all(|node| heard.begin_question(node, ttl)));
+        assert!([&one, &two, &three].iter().all(|node| answers.begin_question(node, ttl)));
         let mut asked = Continuity::new(ttl);
         for ms in [0, 100, 200, 300] {
             answer(&one, "aa", ms);
@@ -133,20 +133,20 @@ mod tests {
             asked.advance("aa.cd", Timestamp::from_millis(1_000 + u64::try_from(ms).expect("positive")));
         }
         let now = Timestamp::from_millis(1_300);
-        assert!(heard.of(&one, &asked).judges("aa.cd", now));
+        assert!(answers.of(&one, &asked).judges("aa.cd", now));
         assert!(
-            heard.of(&two, &asked).judges("bb.cd", now),
+            answers.of(&two, &asked).judges("bb.cd", now),
             "what one node has answered stands for another one"
         );
-        assert!(!heard.of(&three, &asked).judges("cc.cd", now), "which has answered as well");
-        assert!(!heard.of(&two, &Continuity::new(ttl)).judges("bb.cd", now), "for who was answered");
+        assert!(!answers.of(&three, &asked).judges("cc.cd", now), "which has answered as well");
+        assert!(!answers.of(&two, &Continuity::new(ttl)).judges("bb.cd", now), "for who was answered");
         let mut unknown = Continuity::new(ttl);
         let _ = [0, 100, 200, 300].map(|ms| unknown.advance("dd.cd", Timestamp::from_millis(1_000 + ms)));
-        assert!(!heard.of(&two, &unknown).judges("bb.cd", now), "by a server that is one of them");
+        assert!(!answers.of(&two, &unknown).judges("bb.cd", now), "by a server that is one of them");
         let mut short = Continuity::new(ttl);
         let _ = [200, 300].map(|ms| short.advance("aa.cd", Timestamp::from_millis(1_000 + ms)));
-        assert!(!heard.of(&two, &short).judges("bb.cd", now), "for as long");
+        assert!(!answers.of(&two, &short).judges("bb.cd", now), "for as long");
         let _ = [400, 500, 600].map(|ms| answer(&one, "aa", ms));
-        assert!(!heard.of(&two, &asked).judges("bb.cd", now), "and not long ago");
+        assert!(!answers.of(&two, &asked).judges("bb.cd", now), "and not long ago");
     }
 }
