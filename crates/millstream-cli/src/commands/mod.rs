@@ -4,6 +4,8 @@ mod consume;
 mod dlq;
 mod doctor;
 mod exec;
+#[cfg(feature = "exporter")]
+mod exporter;
 pub(crate) mod generate;
 mod group;
 mod lag;
@@ -55,6 +57,8 @@ pub(crate) enum Command {
     Leader(lock::leader::Leader),
     #[cfg(feature = "top")]
     Top(top::Top),
+    #[cfg(feature = "exporter")]
+    Exporter(exporter::Exporter),
     Acl(generate::acl::Acl),
     Completions(generate::completions::Completions),
     Man(generate::man::Man),
@@ -78,6 +82,8 @@ impl Command {
             Self::Queue(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Lock(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Leader(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            #[cfg(feature = "exporter")]
+            Self::Exporter(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             #[cfg(feature = "top")]
             Self::Top(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Lag(it) => Box::pin(it.run(&Context::open(global).await?)).await,

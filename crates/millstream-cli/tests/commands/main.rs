@@ -2,6 +2,8 @@
 
 mod dlq;
 mod docs;
+#[cfg(feature = "exporter")]
+mod exporter;
 mod group;
 mod help;
 mod lock;

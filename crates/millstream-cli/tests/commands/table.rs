@@ -102,6 +102,8 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("leader show", "scheduler", Looks),
     #[cfg(feature = "top")]
     ("top", "--once", Looks),
+    #[cfg(feature = "exporter")]
+    ("exporter", "--once", Looks),
 ];
 
 fn commands() -> impl Iterator<Item = (&'static str, &'static str, Does)> {

@@ -1,0 +1,96 @@
+//! `millstream exporter`: serves metrics, probes and lags of a server over HTTP.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use millstream::metrics::{Metrics, Sampler, SamplerConfig, ServerConfig};
+use millstream::{QueueName, TopicName};
+use serde::Serialize;
+
+use crate::context::{self, Context};
+use crate::exit::{Exit, Usage};
+use crate::parse;
+
+/// Minimum interval between two samples, as that of the sampler.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Serves metrics of topics, groups and delay queues to Prometheus, and lags to autoscalers
+///
+/// `/metrics` has the figures that are read from the server (lag, pending, dead letters, members, …), `/lag` and
+/// `/lag/TOPIC/GROUP` the lags as JSON, `/livez` and `/readyz` are probes. Figures of producers and handlers are counted
+/// by the programs in which they run, and served there.
+///
+/// There is no authentication: whoever can reach the address can read names and figures. Run one or two exporters for
+/// each server: all of them return the same. It changes nothing on the server, and ends with a signal.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream exporter
+  millstream exporter --address 0.0.0.0:9464 --interval 30s
+  millstream exporter --once | grep '^millstream_backlog'")]
+pub(crate) struct Exporter {
+    /// Address to listen on; port 0 for any free port
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9464")]
+    address: SocketAddr,
+    /// Interval between two reads of the server, at least 100ms
+    #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "15s")]
+    interval: Duration,
+    /// Reads this topic only; can be repeated. Default: all topics
+    #[arg(long, value_name = "NAME")]
+    topic: Vec<TopicName>,
+    /// Reads this delay queue only; can be repeated. Default: all delay queues, or none if topics are named
+    #[arg(long, value_name = "NAME")]
+    queue: Vec<QueueName>,
+    /// Reads the server once, prints the metrics and ends
+    #[arg(long, conflicts_with = "address")]
+    once: bool,
+}
+
+/// The address at which it can be reached.
+#[derive(Debug, Serialize)]
+struct Listening {
+    address: SocketAddr,
+}
+
+/// What `/metrics` would answer.
+#[derive(Debug, Serialize)]
+struct Rendered {
+    metrics: String,
+}
+
+impl Exporter {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        if self.interval < SHORTEST {
+            return Err(Usage(format!(
+                "--interval is {:?}, at least {SHORTEST:?} are needed",
+                self.interval
+            ))
+            .into());
+        }
+        let metrics = Metrics::new()?;
+        if self.once {
+            let sampler = Sampler::new(cx.mq.backend().clone(), metrics.observer(), self.sampler())?;
+            sampler.run_once().await?;
+            let rendered = Rendered { metrics: metrics.render() };
+            cx.output.show(&rendered, |it| it.metrics.clone())?;
+            return Ok(Exit::Done);
+        }
+        let stopped = context::stopped();
+        let config = ServerConfig::default().address(self.address).sampler(self.sampler());
+        let server = metrics.serve(cx.mq.backend(), config).await?;
+        let listening = Listening { address: server.address() };
+        cx.output.show(&listening, |it| format!("http://{}/metrics", it.address))?;
+        stopped.await?;
+        server.shutdown().await;
+        Ok(Exit::Done)
+    }
+
+    fn sampler(&self) -> SamplerConfig {
+        let all = SamplerConfig::default().interval(self.interval);
+        if self.topic.is_empty() && self.queue.is_empty() {
+            return all;
+        }
+        all.topics(self.topic.iter().cloned()).queues(self.queue.iter().cloned())
+    }
+}
