@@ -29,7 +29,7 @@ const CHECK: Duration = Duration::from_millis(200);
 const PAUSE_CHECK: Duration = Duration::from_secs(2);
 
 /// Maximum number of messages that are read ahead per partition: the default of consumers.
-const PREFETCH: usize = 512;
+const PREFETCH: u32 = 512;
 
 /// Maximum time of running commands after the first signal. The second signal ends them.
 const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
@@ -48,7 +48,9 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 /// `MILLSTREAM_TOPIC`, `MILLSTREAM_GROUP`, `MILLSTREAM_PARTITION`, `MILLSTREAM_ID`, `MILLSTREAM_TIME_MS`,
 /// `MILLSTREAM_ATTEMPT`, `MILLSTREAM_KEY` if there is a key (`MILLSTREAM_KEY_BASE64` if the key contains zero bytes),
 /// and `MILLSTREAM_HEADERS` as JSON. With any other exit code the attempt has failed: the message is retried after
-/// --retry-delay, and becomes a dead letter after --max-attempts. The stored error is the last line of stderr.
+/// --retry-delay, and becomes a dead letter after --max-attempts; with the --reject-code it becomes one at once. The
+/// stored error is the last line of stderr. With 126 or 127 the shell could not run the command: `consume` returns the
+/// message, without an attempt, and ends with an error.
 ///
 /// A printed message is acknowledged even if stdout is closed (`>&-`) or is `/dev/null`.
 #[derive(Args, Debug)]
@@ -83,6 +85,16 @@ pub(crate) struct Consume {
     /// Upper limit of these delays
     #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s", requires = "exec")]
     max_retry_delay: Duration,
+    /// Exit code with which the command rejects a message: it becomes a dead letter and is not retried. The default is
+    /// `EX_DATAERR` of sysexits.h
+    #[arg(long, value_name = "CODE", default_value_t = 65, requires = "exec", value_parser = clap::value_parser!(u8).range(1..=125))]
+    reject_code: u8,
+    /// Ends with exit code 3 if a message became a dead letter
+    #[arg(long)]
+    fail_on_dead: bool,
+    /// Maximum number of messages of a partition that are read ahead; other members do not receive these
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000), default_value_t = PREFETCH)]
+    prefetch: u32,
     /// Maximum number of commands at the same time; messages with the same key run one after the other
     #[arg(long, value_name = "N", default_value_t = 1, requires = "exec", value_parser = at_once)]
     concurrency: usize,
@@ -130,11 +142,15 @@ impl Consume {
             }
         };
         cx.output.note(&summary(report));
+        if report.dead > 0 {
+            let (topic, group) = (&self.topic, &self.group);
+            cx.output.note(&format!("`millstream dlq list {topic} {group}` shows the dead letters"));
+        }
         // Without these options, a signal is the regular end.
         if is_stopped && (self.limit.is_some() || self.until_empty) {
             return Err(Interrupted.into());
         }
-        Ok(Exit::Done)
+        Ok(if self.fail_on_dead && report.dead > 0 { Exit::Wrong } else { Exit::Done })
     }
 
     async fn consumer(&self, cx: &Context) -> Result<ConsumerBuilder<Bytes>> {
@@ -151,13 +167,14 @@ impl Consume {
             .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
         // Messages that are read ahead are not available to other members until the end.
-        let limit = self.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(PREFETCH);
+        let most = u64::from(self.prefetch);
+        let prefetch = self.limit.unwrap_or(most).clamp(1, most) as usize;
         let consumer = cx
             .mq
             .consumer(topic, self.group.as_str())
             .start_from(self.from.start(cx.now().await?))
             .label(here())
-            .prefetch(limit.clamp(1, PREFETCH))
+            .prefetch(prefetch)
             .retry(
                 Exponential::from(self.retry_delay)
                     .up_to(self.max_retry_delay.max(self.retry_delay))
@@ -223,6 +240,8 @@ impl Consume {
         let mut left = self.limit.unwrap_or(u64::MAX);
         let mut running = JoinSet::new();
         let (cut, is_cut) = watch::channel(false);
+        let (impossible, mut cannot_run) = watch::channel(None);
+        let impossible = Arc::new(impossible);
         let stopped = context::stopped();
         tokio::pin!(stopped);
         let mut checks = Checks::new();
@@ -235,6 +254,9 @@ impl Consume {
             let pulled = tokio::select! {
                 biased;
                 stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
+                Ok(why) = cannot_run.wait_for(Option::is_some) => {
+                    break Ended::Failed(anyhow::anyhow!(why.clone().unwrap_or_default()), None);
+                }
                 Some(_) = running.join_next(), if !running.is_empty() => continue,
                 pulled = puller.next(), if has_room => pulled,
                 () = checks.next(), if running.is_empty() => {
@@ -250,6 +272,7 @@ impl Consume {
             left -= 1;
             checks.restart();
             let (exec, mut is_cut) = (exec.clone(), is_cut.clone());
+            let (impossible, reject_code) = (impossible.clone(), i32::from(self.reject_code));
             running.spawn(async move {
                 let view = View::given(&pulled);
                 let ended = tokio::select! {
@@ -260,10 +283,18 @@ impl Consume {
                 };
                 match ended {
                     Ok(()) => pulled.ack(),
+                    Err(error) if error.is_of_the_command() => {
+                        impossible.send_replace(Some(error.to_string()));
+                        pulled.snooze(Duration::ZERO);
+                    }
                     Err(error) => {
                         let (of, attempt) = (&view.topic_partition, pulled.attempt());
-                        output.note(&format!("{of} {}: attempt {attempt}: {error:#}", view.id));
-                        pulled.retry(error.to_string());
+                        output.note(&format!("{of} {}: attempt {attempt}: {error}", view.id));
+                        if error.code == Some(reject_code) {
+                            pulled.dead_letter(error.to_string());
+                        } else {
+                            pulled.retry(error.to_string());
+                        }
                     }
                 }
             });
@@ -352,9 +383,11 @@ fn over() -> anyhow::Error {
 /// Formats the results.
 fn summary(report: Report) -> String {
     let mut text = human::of(report.acked, "message", "messages") + " done";
-    for (count, what) in [(report.retried, "failed attempts"), (report.dead, "dead letters")] {
+    for (count, one, many) in
+        [(report.retried, "failed attempt", "failed attempts"), (report.dead, "dead letter", "dead letters")]
+    {
         if count > 0 {
-            text += &format!(", {} {what}", human::count(count));
+            text += &format!(", {}", human::of(count, one, many));
         }
     }
     text

@@ -1,13 +1,13 @@
 //! A command that is run for each message or dead letter.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
+use std::{fmt, io};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
@@ -19,6 +19,36 @@ use tokio::process::{ChildStdin, Command};
 use crate::commands::message::{Body, View, json};
 use crate::commands::shared::stderr_tail::StderrTail;
 use crate::human;
+
+/// A command that could not be run, or did not end with 0 in time.
+#[derive(Debug)]
+pub(crate) struct ExecFailed {
+    /// Its exit code, if it ended by itself.
+    pub(crate) code: Option<i32>,
+    why: String,
+}
+
+impl ExecFailed {
+    /// Whether the shell has no such command, or may not run it: no message can be handled then. The codes are those of
+    /// POSIX (`sh`, "Exit status").
+    pub(crate) fn is_of_the_command(&self) -> bool {
+        matches!(self.code, Some(126 | 127))
+    }
+}
+
+impl fmt::Display for ExecFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for ExecFailed {}
+
+impl From<anyhow::Error> for ExecFailed {
+    fn from(error: anyhow::Error) -> Self {
+        Self { code: None, why: format!("{error:#}") }
+    }
+}
 
 /// The command and its time limit.
 #[derive(Debug)]
@@ -34,7 +64,7 @@ impl Exec {
     ///
     /// # Errors
     /// If the command cannot be run, or does not end with 0 in time.
-    pub(crate) async fn run(&self, view: &View, more: &[(&str, String)]) -> Result<()> {
+    pub(crate) async fn run(&self, view: &View, more: &[(&str, String)]) -> Result<(), ExecFailed> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(&self.command).stdin(Stdio::piped()).stderr(Stdio::piped());
         // A separate process group: Ctrl-C reaches only this process, which lets the command finish; and the children
@@ -55,22 +85,25 @@ impl Exec {
                 status = child.wait() => return status.map_err(anyhow::Error::from),
                 fed = &mut feeding => fed.context("cannot give it the payload")?,
             }
-            Ok(child.wait().await?)
+            anyhow::Ok(child.wait().await?)
         };
         let status = match self.timeout {
             None => ends.await?,
             Some(timeout) => match tokio::time::timeout(timeout, ends).await {
                 Ok(ended) => ended?,
-                Err(_) => bail!("the command took longer than {}", human::duration(timeout)),
+                Err(_) => {
+                    let why = format!("the command took longer than {}", human::duration(timeout));
+                    return Err(ExecFailed { code: None, why });
+                }
             },
         };
         // Processes that the command left running on purpose continue.
         group.0 = None;
-        match (status.success(), complaint.last().await) {
-            (true, _) => Ok(()),
-            (false, None) => bail!("the command {}", ended(status)),
-            (false, Some(last)) => bail!("the command {}: {last}", ended(status)),
+        if status.success() {
+            return Ok(());
         }
+        let last = complaint.last().await.map_or_else(String::new, |last| format!(": {last}"));
+        Err(ExecFailed { code: status.code(), why: format!("the command {}{last}", ended(status)) })
     }
 
     /// Sets the environment that describes the message, and returns the data for stdin.

@@ -87,7 +87,8 @@ async fn a_command_decides_what_is_done() {
     let ran = cli.run(&args(&more)[..]);
     assert_eq!((ran.code, ran.stdout.as_str()), (0, ""), "{ran:?}");
     assert!(ran.stderr.contains(": attempt 1: the command ended with exit code 1"), "{ran:?}");
-    assert!(ran.stderr.ends_with("5 messages done, 2 failed attempts, 1 dead letters\n"), "{ran:?}");
+    let end = "5 messages done, 2 failed attempts, 1 dead letter\n`millstream dlq list numbers g` shows the dead letters\n";
+    assert!(ran.stderr.ends_with(end), "{ran:?}");
     let mut lines: Vec<String> = read(&seen).lines().map(str::to_owned).collect();
     lines.sort();
     let line = |n: u32, attempt: u32| format!("{n} {n} {attempt} {{\"n\":\"{n}\"}} g");
@@ -103,6 +104,42 @@ async fn a_command_decides_what_is_done() {
         .expect("a page");
     assert_eq!(dead.len(), 1);
     assert_eq!((dead[0].attempts, dead[0].error.as_str()), (2, "the command ended with exit code 1"));
+}
+
+#[tokio::test]
+async fn a_command_can_reject_a_message_at_once() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 3).await;
+    let command = "read -r n; test $n != 1 || { echo 'no such airport' >&2; exit 65; }";
+    let ran = cli.run(&args(&["--exec", command, "--until-empty", "--fail-on-dead"])[..]);
+    assert_eq!(ran.code, 3, "{ran:?}");
+    assert!(ran.stderr.contains("2 messages done, 1 dead letter\n"), "{ran:?}");
+    let dead = cli.json("dlq list numbers g");
+    assert!(dead.to_string().contains("exit code 65: no such airport"), "{dead}");
+
+    numbers(&mq, 1).await;
+    let ran =
+        cli.run(&args(&["--exec", "exit 9", "--reject-code", "9", "--until-empty", "--prefetch", "1"])[..]);
+    assert_eq!(ran.code, 0, "only --fail-on-dead makes it a failure: {ran:?}");
+    assert!(ran.stderr.contains("0 messages done, 1 dead letter\n"), "{ran:?}");
+}
+
+/// 126 and 127 are of the shell: no message is at fault.
+#[tokio::test]
+async fn a_command_that_cannot_be_run_costs_no_attempt() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 4).await;
+    for command in ["no-such-command", "/"] {
+        let more = ["--exec", command, "--max-attempts", "1", "--until-empty", "--concurrency", "4"];
+        let ran = cli.run(&args(&more)[..]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.stderr.contains("error: the command ended with exit code 12"), "{ran:?}");
+    }
+    let ran = cli
+        .run(&args(&["--exec", "test $MILLSTREAM_ATTEMPT = 1", "--max-attempts", "1", "--until-empty"])[..]);
+    assert!(ran.stderr.ends_with("4 messages done\n"), "each is handled, as its first attempt: {ran:?}");
 }
 
 #[tokio::test]
