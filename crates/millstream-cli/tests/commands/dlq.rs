@@ -139,6 +139,8 @@ async fn letters_are_listed_shown_and_counted() {
     assert!(cli.fails(1, "dlq show orders billing 1-1").contains("no dead letter 1-1"));
 
     assert_eq!(cli.json("dlq count orders billing")["count"], 6);
+    let misspelt = cli.fails(2, "dlq list orders billing --reason exausted");
+    assert!(misspelt.contains("reasons are exhausted, rejected"), "{misspelt}");
     let counted = cli.json("dlq count orders billing --reasons --min-attempts 3");
     assert_eq!((&counted["reasons"]["rejected"], &counted["partitions"]["0"]), (&3.into(), &4.into()));
     assert!(cli.fails(1, "dlq list orders shipping").contains("shipping"));

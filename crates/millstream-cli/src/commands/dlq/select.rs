@@ -21,8 +21,8 @@ pub(super) struct Wanted {
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
     /// Letters with this reason: exhausted, rejected, undecodable, malformed, crashed, orphan
-    #[arg(long)]
-    reason: Option<String>,
+    #[arg(long, value_parser = reason)]
+    reason: Option<Reason>,
     /// Letters with this text in the error of the last attempt
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
@@ -52,6 +52,16 @@ pub(super) struct Wanted {
     origin: Option<MessageId>,
 }
 
+/// Parses a reason. One that is misspelt would select nothing.
+fn reason(word: &str) -> Result<Reason, String> {
+    match Reason::parse(word) {
+        Reason::Other(_) => {
+            Err("reasons are exhausted, rejected, undecodable, malformed, crashed and orphan".into())
+        }
+        known => Ok(known),
+    }
+}
+
 impl Wanted {
     /// Returns the filter for the library.
     pub(super) async fn filter(&self, cx: &Context) -> Result<DeadLetterFilter> {
@@ -67,7 +77,7 @@ impl Wanted {
                 .then(|| self.partition.iter().copied().map(Partition).collect()),
             ids: None,
             origin: self.origin,
-            reason: self.reason.as_deref().map(Reason::parse),
+            reason: self.reason.clone(),
             error: self.error.clone(),
             min_attempts: self.min_attempts,
             max_attempts: self.max_attempts,

@@ -70,13 +70,15 @@ async fn set(cx: &Context, of: &Of, paused: bool, dry_run: bool) -> Result<Exit>
     };
     let view = View { topic: topic.to_string(), group: group.to_string(), paused, changed, dry_run };
     cx.output.show(&view, |_| {
-        let state = if paused { "paused" } else { "not paused" };
-        let how = match (changed, dry_run) {
-            (false, _) => "is already",
-            (true, true) => "would be",
-            (true, false) => "is",
+        let what = match (changed, dry_run, paused) {
+            (false, _, true) => "is already paused",
+            (false, _, false) => "was not paused",
+            (true, true, true) => "would be paused",
+            (true, true, false) => "would be resumed",
+            (true, false, true) => "is paused",
+            (true, false, false) => "is resumed",
         };
-        format!("group {group} of topic {topic} {how} {state}")
+        format!("group {group} of topic {topic} {what}")
     })?;
     Ok(Exit::Done)
 }
