@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use futures_util::{StreamExt, stream};
 use millstream::layers::core::schedule::Waiting;
 use millstream::{Error, ErrorKind, GroupName, Timestamp, TopicName};
 use serde::Serialize;
@@ -16,25 +17,35 @@ use crate::context::{Context, stopped};
 use crate::exit::{Exit, not_found};
 use crate::{human, output, parse};
 
+/// Number of topics that are read at the same time.
+const AT_ONCE: usize = 8;
+
 /// Shows how far the groups of a topic, or of all topics, are behind
 ///
 /// `backlog` is all remaining work of a group: `lag` (never handed out), `pending` (handed out and not settled),
 /// `retrying`, and delayed messages that are due; the largest is shown first. `oldest` is the age of the oldest message
 /// that is unread or pending, without those that wait for a retry.
 ///
-/// A lag that would take too long to count is shown as `>= 10,000` or `unknown`; in JSON it is `null`, with
-/// `lag_at_least`.
+/// A lag that would take too long to count is shown as `>= 10,000` or `unknown`, and so is a backlog with it; in JSON both
+/// are `null`, with `lag_at_least` and `backlog_at_least`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream lag
+  millstream lag --behind 1000 --limit 10
   millstream lag orders --group billing --watch=5
-  millstream lag --json | jq '.groups[] | select(.backlog > 1000)'")]
+  millstream lag --json | jq '.groups[] | select(.backlog == null or .backlog > 1000)'")]
 pub(crate) struct Lag {
     /// The topic. Default: all topics
     topic: Option<TopicName>,
     /// Only this group
     #[arg(long, short)]
     group: Option<GroupName>,
+    /// Only groups with at least this backlog, and those whose lag is unknown
+    #[arg(long, value_name = "N")]
+    behind: Option<u64>,
+    /// At most this number of groups, those with the largest backlog
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
     /// Repeats until it is stopped, by default every 2 seconds; another interval requires the equals sign: `--watch=5`
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
           value_parser = parse::interval)]
@@ -123,8 +134,13 @@ impl Lag {
             None => admin.topics().await?,
         };
         let (mut groups, mut errors) = (Vec::new(), Vec::new());
-        for topic in topics {
-            let survey = match admin.survey(&topic).await {
+        let surveys = stream::iter(topics).map(|topic| {
+            let admin = &admin;
+            async move { (admin.survey(&topic).await, topic) }
+        });
+        let mut surveys = std::pin::pin!(surveys.buffered(AT_ONCE));
+        while let Some((survey, topic)) = surveys.next().await {
+            let survey = match survey {
                 // One of all topics was deleted in the meantime, or only partly deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => continue,
                 Err(error) if error.kind() == ErrorKind::NotFound && self.is_interval(&topic) => {
@@ -154,7 +170,7 @@ impl Lag {
             }
         }
         // The largest backlog first.
-        groups.sort_by_key(|it| Reverse(it.group.backlog));
+        groups.sort_by_key(|it| Reverse(it.group.backlog_at_least));
         match (&self.group, &self.topic) {
             (Some(group), Some(topic)) if groups.is_empty() && errors.is_empty() => {
                 Err(not_found(format!("group {group} of topic {topic} does not exist")))
@@ -162,7 +178,12 @@ impl Lag {
             (Some(group), None) if groups.is_empty() && errors.is_empty() => {
                 Err(not_found(format!("group {group} does not exist in any topic")))
             }
-            _ => Ok(View { at_ms: crate::context::local_ms()?, groups, errors }),
+            _ => {
+                let least = self.behind.unwrap_or(0);
+                groups.retain(|it| it.group.backlog.is_none_or(|backlog| backlog >= least));
+                groups.truncate(self.limit.unwrap_or(usize::MAX));
+                Ok(View { at_ms: crate::context::local_ms()?, groups, errors })
+            }
         }
     }
 }

@@ -90,9 +90,11 @@ pub(in crate::commands) struct GroupView {
     pub(in crate::commands) paused_at_ms: Option<Timestamp>,
     pub(in crate::commands) members: usize,
     pub(in crate::commands) owned_partitions: usize,
-    /// The number of messages that certainly have to be handled, now or later: lag, pending, retrying, and delayed
-    /// ones that are due.
-    pub(in crate::commands) backlog: u64,
+    /// The number of messages that have to be handled, now or later: lag, pending, retrying, and delayed ones that are
+    /// due. Unknown if the lag is.
+    pub(in crate::commands) backlog: Option<u64>,
+    /// The number that certainly have to be handled.
+    pub(in crate::commands) backlog_at_least: u64,
     pub(in crate::commands) lag: Option<u64>,
     pub(in crate::commands) lag_at_least: u64,
     pub(in crate::commands) oldest_ms: Option<u64>,
@@ -105,12 +107,14 @@ impl GroupView {
     /// Creates it from the statistics and the number of delayed messages of the topic that are due.
     pub(in crate::commands) fn of(stats: &GroupStats, overdue: u64) -> Self {
         let Totals { lag, lag_at_least, oldest, pending, retrying, dead, .. } = stats.totals;
+        let backlog_at_least = backlog(&stats.partitions) + overdue;
         Self {
             group: stats.group.to_string(),
             paused_at_ms: stats.paused,
             members: stats.members,
             owned_partitions: stats.owned,
-            backlog: backlog(&stats.partitions) + overdue,
+            backlog: lag.map(|_| backlog_at_least),
+            backlog_at_least,
             lag,
             lag_at_least,
             oldest_ms: oldest.map(ms),
@@ -130,7 +134,7 @@ impl GroupView {
             format!("{}{paused}", self.group),
             human::count(self.members as u64),
             human::count(self.owned_partitions as u64),
-            human::count(self.backlog),
+            human::at_least(self.backlog, self.backlog_at_least),
             human::at_least(self.lag, self.lag_at_least),
             human::or_none(self.oldest_ms, |ms| human::duration(Duration::from_millis(ms))),
             human::count(self.pending),

@@ -27,7 +27,8 @@ struct Topic {
 struct Group {
     group: String,
     consumed_per_second: Option<f64>,
-    backlog: u64,
+    backlog: Option<u64>,
+    backlog_at_least: u64,
     lag: Option<u64>,
     lag_at_least: u64,
     oldest_ms: Option<u64>,
@@ -65,7 +66,8 @@ impl Group {
         Self {
             group: group.group.to_string(),
             consumed_per_second: group.consumed,
-            backlog: group.backlog,
+            backlog: totals.lag.map(|_| group.backlog),
+            backlog_at_least: group.backlog,
             lag: totals.lag,
             lag_at_least: totals.lag_at_least,
             oldest_ms: totals.oldest.map(crate::human::ms),

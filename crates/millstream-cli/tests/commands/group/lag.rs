@@ -31,6 +31,12 @@ async fn every_group_of_every_topic_is_told() {
         told["at_ms"].as_u64() > Some(1_600_000_000_000) && told["groups"][0]["oldest_ms"].is_u64(),
         "{told}"
     );
+    let listed = |args: &str| cli.json(args)["groups"].as_array().map(Vec::len);
+    assert_eq!(
+        ["lag --behind 1", "lag --behind 1201", "lag --limit 1"].map(listed),
+        [Some(1), Some(0), Some(1)]
+    );
+    assert_eq!(cli.json("lag --limit 1")["groups"][0]["topic"], "orders");
     assert_eq!(cli.json("lag orders --group billing")["groups"].as_array().map(Vec::len), Some(1));
     assert!(cli.ok("lag orders").lines().nth(1).expect("a row").contains(" 1,200 "));
 
@@ -56,9 +62,15 @@ async fn what_is_not_known_is_no_number() {
     cli.ok(["group", "create", "mails", "middle", "--from", &sent[21_000].id.to_string()]);
     let told = cli.json("lag mails");
     assert_eq!(
+        (&told["groups"][0]["backlog"], &told["groups"][0]["backlog_at_least"]),
+        (&Value::Null, &json!(10_000))
+    );
+    assert_eq!(
         (&told["groups"][0]["lag"], &told["groups"][0]["lag_at_least"]),
         (&Value::Null, &json!(10_000))
     );
+    let unknown = cli.json("lag mails --behind 1000000");
+    assert_eq!(unknown["groups"].as_array().map(Vec::len), Some(1), "it may be as far behind: {unknown}");
     let text = cli.ok("lag mails");
     assert!(text.contains(" >= 10,000 "), "{text}");
 }

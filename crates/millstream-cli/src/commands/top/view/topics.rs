@@ -208,7 +208,8 @@ fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
     let branch = if last { "└" } else { "├" };
     let (name, look) = named(group);
     let name = (format!(" {branch} {name}"), look);
-    let backlog = number(text::count(group.backlog, 9), Look::Plain);
+    let known = group.totals.lag.map(|_| group.backlog);
+    let backlog = number(text::lag(known, group.backlog, 9), Look::Plain);
     vec![name, none(), none(), none(), consumed, backlog, lag, oldest, pending, retrying, none(), dead, owned]
 }
 
