@@ -31,6 +31,7 @@ pub use reading::cursor::Cursor;
 pub use reading::messages::{Browse, Filter, Message, Messages};
 pub use reading::pending::{PendingEntry, PendingOrder, PendingPage, PendingQuery};
 pub use reading::tail::Tail;
+pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;
 pub use stats::{GroupStats, TopicStats, TopicSurvey, Totals};
 pub use topics::InUse;

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 
+use futures_util::{StreamExt, stream};
 use millstream_core::inspect::Page;
 use millstream_core::{MessageId, Result};
 
@@ -14,7 +15,9 @@ pub(crate) type Fetch<'a, T> = Box<dyn FnMut(usize, Option<MessageId>, usize) ->
 pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> + Send + 'a>>;
 
 /// Maximum number of items fetched from one lane at once.
-const PORTION: usize = 100;
+const PORTION: usize = 500;
+/// Number of lanes that are fetched from at the same time.
+const AT_ONCE: usize = 8;
 
 /// State of a lane.
 struct Lane<T> {
@@ -42,19 +45,14 @@ impl<'a, T: Send> Merge<'a, T> {
         id: fn(&T) -> MessageId,
         fetch: Fetch<'a, T>,
     ) -> Self {
-        let portion = (limit / lanes.max(1) + 2).clamp(2, PORTION);
+        let portion = (limit / lanes.max(1)).saturating_add(2).clamp(2, PORTION);
         let unread = || Lane { ready: VecDeque::new(), more: true, last: None };
         Self { lanes: (0..lanes).map(|_| unread()).collect(), newest_first, portion, id, fetch }
     }
 
     /// Returns the next item, and the index of its lane. The call can be repeated after an error: nothing is skipped.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, T)>> {
-        for (at, lane) in self.lanes.iter_mut().enumerate() {
-            if lane.ready.is_empty() && lane.more {
-                let page = (self.fetch)(at, lane.last, self.portion).await?;
-                (lane.ready, lane.more) = (page.items.into(), page.more);
-            }
-        }
+        self.fill().await?;
         let id = self.id;
         let heads = self.lanes.iter().enumerate().filter_map(|(at, it)| Some((id(it.ready.front()?), at)));
         // Items of the same id are ordered by lane in both directions.
@@ -66,6 +64,29 @@ impl<'a, T: Send> Merge<'a, T> {
         let Some((id, at)) = next else { return Ok(None) };
         self.lanes[at].last = Some(id);
         Ok(self.lanes[at].ready.pop_front().map(|item| (at, item)))
+    }
+
+    /// Fetches a page for each lane that needs one. After an error the pages of the other lanes are kept.
+    async fn fill(&mut self) -> Result<()> {
+        let needs = |(at, lane): (usize, &Lane<T>)| (lane.ready.is_empty() && lane.more).then_some(at);
+        let empty: Vec<usize> = self.lanes.iter().enumerate().filter_map(needs).collect();
+        if empty.is_empty() {
+            return Ok(());
+        }
+        let fetches: Vec<_> =
+            empty.iter().map(|at| (self.fetch)(*at, self.lanes[*at].last, self.portion)).collect();
+        let pages: Vec<_> = stream::iter(fetches).buffered(AT_ONCE).collect().await;
+        let mut first = Ok(());
+        for (at, page) in empty.into_iter().zip(pages) {
+            match page {
+                Ok(page) => {
+                    let lane = &mut self.lanes[at];
+                    (lane.ready, lane.more) = (page.items.into(), page.more);
+                }
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        first
     }
 
     /// Returns whether there may be a next item.

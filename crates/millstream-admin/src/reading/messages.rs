@@ -8,7 +8,7 @@ use millstream_core::{Envelope, Limits, MessageId, Partition, Result, TopicName,
 
 use crate::Admin;
 use crate::reading::cursor::Cursor;
-use crate::reading::merge::{Fetch, merge};
+use crate::reading::walk::MessageWalk;
 
 /// Number of entries that are examined between two checks of whether enough was found.
 const PORTION: usize = 1_000;
@@ -115,32 +115,24 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn messages(&self, topic: &TopicName, browse: &Browse) -> Result<Messages> {
+        let mut walk = self.walk(topic, browse).await?;
+        let messages = walk.run_once(browse.limit).await?;
+        Ok(Messages { looked_at: messages.len() as u64, messages, next: walk.next() })
+    }
+
+    /// Iterates over the messages that [`messages`](Self::messages) returns in pages, without reading any of them twice:
+    /// for many of them it takes far fewer requests. About [`Browse::limit`] messages are read ahead, at most 500 of a
+    /// partition.
+    ///
+    /// # Errors
+    /// Same as [`messages`](Self::messages).
+    pub async fn walk(&self, topic: &TopicName, browse: &Browse) -> Result<MessageWalk> {
         let spec = self.backend.catalog().topic(topic).await?;
+        // Known to be there before the first message is asked for.
+        self.backend.inspect()?;
         let wanted =
             |tp: &TopicPartition| browse.partitions.as_ref().is_none_or(|some| some.contains(&tp.partition));
-        let lanes: Vec<TopicPartition> = spec.iter().filter(wanted).collect();
-        let inspect = self.backend.inspect()?;
-        let (range, cursor, stream) = (browse.range, browse.after, &browse.stream);
-        let fetch: Fetch<'_, Stored> = Box::new(|lane, behind, portion| {
-            let tp = lanes[lane].clone();
-            let from = match (behind, cursor) {
-                (Some(id), _) => range.behind(id),
-                (None, Some(cursor)) if range.newest_first => {
-                    Range { before: range.before.min(cursor.before(lane)), ..range }
-                }
-                (None, Some(cursor)) => Range { after: range.after.max(cursor.after(lane)), ..range },
-                (None, None) => range,
-            };
-            Box::pin(async move { inspect.entries(&tp, stream, from, portion).await })
-        });
-        let id = |stored: &Stored| stored.id;
-        let (merged, next) = merge(lanes.len(), range.newest_first, browse.limit, id, fetch).await?;
-        let source = if *stream == Stream::Log { Source::Log } else { Source::Retry };
-        let messages: Vec<Message> = merged
-            .into_iter()
-            .map(|(lane, stored)| Message::new(lanes[lane].clone(), stored, source, lane))
-            .collect();
-        Ok(Messages { looked_at: messages.len() as u64, messages, next })
+        Ok(MessageWalk::new(&self.backend, spec.iter().filter(wanted).collect(), browse))
     }
 
     /// Searches the messages that [`messages`](Self::messages) would return, until `limit` of them are found or `looks`
@@ -161,13 +153,14 @@ impl Admin {
             browse.range.before = browse.range.before.min(id.next());
         }
         let mut found = Messages { messages: Vec::new(), looked_at: 0, next: browse.after };
+        browse.limit = usize::try_from(looks).unwrap_or(usize::MAX);
+        let mut walk = self.walk(topic, &browse).await?;
         while found.messages.len() < limit && found.looked_at < looks {
-            browse.limit = PORTION.min(usize::try_from(looks - found.looked_at).unwrap_or(PORTION));
-            browse.after = found.next;
-            let page = self.messages(topic, &browse).await?;
-            found.next = page.next;
-            let last = page.messages.len();
-            for (nth, message) in page.messages.into_iter().enumerate() {
+            let portion = PORTION.min(usize::try_from(looks - found.looked_at).unwrap_or(PORTION));
+            let page = walk.run_once(portion).await?;
+            found.next = walk.next();
+            let last = page.len();
+            for (nth, message) in page.into_iter().enumerate() {
                 found.looked_at += 1;
                 let here = Cursor { id: message.stored.id, lane: message.lane };
                 if filter.fits(&message, &limits) {

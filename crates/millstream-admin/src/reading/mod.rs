@@ -5,3 +5,4 @@ pub(crate) mod merge;
 pub(crate) mod messages;
 pub(crate) mod pending;
 pub(crate) mod tail;
+pub(crate) mod walk;

@@ -15,8 +15,11 @@ use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
 use crate::parse::{self, Position};
 
-/// Number of entries read in one request.
+/// Number of entries between two prints.
 const PAGE: usize = 200;
+
+/// Number of entries that are read ahead, over all partitions.
+const AHEAD: usize = 8_000;
 
 /// Interval between two checks for new messages.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -160,32 +163,31 @@ impl Tail {
     async fn last(&self, cx: &Context, browse: Browse, shower: &mut Shower, from: &Follower) -> Result<()> {
         let wanted = self.last.unwrap_or(LAST).min(shower.left);
         let range = Range { newest_first: true, ..Range::ALL };
-        let mut browse = Browse { range, limit: PAGE.min(wanted.saturating_add(1)), ..browse };
+        let limit = if shower.filters.is_empty() { wanted.saturating_add(1).min(AHEAD) } else { AHEAD };
+        let mut walk = cx.admin().walk(&self.topic, &Browse { range, limit, ..browse }).await?;
         let mut found = Vec::new();
         while found.len() < wanted {
-            let page = cx.admin().messages(&self.topic, &browse).await?;
-            // Newer messages are shown when the topic is followed.
-            let there =
-                page.messages.into_iter().filter(|it| from.position(&it.topic_partition) >= it.stored.id);
-            found.extend(there.filter(|it| shower.is_wanted(it)).take(wanted - found.len()));
-            browse.after = page.next;
-            browse.limit = PAGE;
-            if page.next.is_none() {
+            let messages = walk.run_once(PAGE).await?;
+            if messages.is_empty() {
                 break;
             }
+            // Newer messages are shown when the topic is followed.
+            let there = messages.into_iter().filter(|it| from.position(&it.topic_partition) >= it.stored.id);
+            found.extend(there.filter(|it| shower.is_wanted(it)).take(wanted - found.len()));
         }
         found.reverse();
         shower.show(&found)
     }
 
-    async fn onwards(&self, cx: &Context, mut browse: Browse, shower: &mut Shower) -> Result<()> {
+    async fn onwards(&self, cx: &Context, browse: Browse, shower: &mut Shower) -> Result<()> {
+        let limit = if shower.filters.is_empty() { shower.left.min(AHEAD) } else { AHEAD };
+        let mut walk = cx.admin().walk(&self.topic, &Browse { limit, ..browse }).await?;
         while shower.left > 0 {
-            let page = cx.admin().messages(&self.topic, &browse).await?;
-            shower.show(&page.messages)?;
-            browse.after = page.next;
-            if page.next.is_none() {
+            let messages = walk.run_once(PAGE.min(limit)).await?;
+            if messages.is_empty() {
                 break;
             }
+            shower.show(&messages)?;
         }
         Ok(())
     }

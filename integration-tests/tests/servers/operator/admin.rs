@@ -3,6 +3,7 @@
 
 mod dead_letters;
 
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use integration_tests::server::Server;
@@ -11,7 +12,7 @@ use millstream::admin::{
 };
 use millstream::{Millstream, Start, Topic};
 use millstream_core::keys::Keys;
-use millstream_core::{GroupName, TopicSpec};
+use millstream_core::{GroupName, MessageId, Partition, TopicSpec};
 
 const ORDERS: Topic<u32> = Topic::new("orders").partitions(64);
 const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000 };
@@ -279,5 +280,44 @@ async fn the_doctor_names_what_is_wrong() {
     let reports = examined(&refused).await;
     for (level, subject) in [(Level::Warn, "unknown"), (Level::Error, "rights")] {
         assert!(reports.contains(&(level, subject.to_owned())), "{subject}: {reports:?}");
+    }
+}
+
+/// Messages of many partitions are read once each: a page for each 500 of a partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_walk_reads_nothing_twice() {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (topic, _) = fill(&server, &mq, 64 * 1_200, 0).await;
+    for newest_first in [false, true] {
+        let range = Range { newest_first, ..Range::ALL };
+        let browse = Browse { range, limit: 1 << 20, ..Browse::default() };
+        let mut walk = mq.admin().walk(&topic.name, &browse).await.expect("a walk");
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let mut ids = Vec::new();
+        loop {
+            let messages = walk.run_once(700).await.expect("read");
+            if messages.is_empty() {
+                break;
+            }
+            ids.extend(messages.iter().map(|it| (it.stored.id, it.topic_partition.partition)));
+        }
+        assert_eq!((ids.len(), walk.next()), (64 * 1_200, None));
+        let in_order = |pair: &[(MessageId, Partition)]| match newest_first {
+            false => pair[0] < pair[1],
+            true => (Reverse(pair[0].0), pair[0].1) < (Reverse(pair[1].0), pair[1].1),
+        };
+        assert!(ids.windows(2).all(in_order));
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let command = if newest_first { "xrevrange" } else { "xrange" };
+        let calls = stats
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))
+            .expect("a count");
+        let calls: usize = calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number");
+        assert!(
+            (64 * 3..=64 * 4).contains(&calls),
+            "{calls} requests for 1,200 messages of each of 64 partitions"
+        );
     }
 }
