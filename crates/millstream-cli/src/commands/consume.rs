@@ -240,7 +240,7 @@ impl Consume {
         let mut left = self.limit.unwrap_or(u64::MAX);
         let mut running = JoinSet::new();
         let (cut, is_cut) = watch::channel(false);
-        let (impossible, mut cannot_run) = watch::channel(None);
+        let (impossible, mut cannot_run) = watch::channel(None::<String>);
         let impossible = Arc::new(impossible);
         let stopped = context::stopped();
         tokio::pin!(stopped);

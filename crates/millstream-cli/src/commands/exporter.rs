@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use millstream::TopicName;
+use millstream::layers::core::QueueName;
 use millstream::metrics::{Metrics, Sampler, SamplerConfig, ServerConfig};
-use millstream::{QueueName, TopicName};
 use serde::Serialize;
 
 use crate::context::{self, Context};

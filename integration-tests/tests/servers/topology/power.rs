@@ -1,5 +1,6 @@
 //! What is left of confirmed sends when the server loses its power.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -73,7 +74,8 @@ async fn what_waited_for_the_disk_survives_the_loss_of_power_and_what_did_not_ma
             ids.extend(sender.await.expect("a task"));
         }
         let log = server.cli(&["XRANGE", LOG, "-", "+"]);
-        let is_left = |id: &String| log.lines().any(|line| line == id);
+        let left: HashSet<&str> = log.lines().collect();
+        let is_left = |id: &String| left.contains(id.as_str());
         let count = |confirmed: &[String], (all, missing): &mut (usize, usize)| {
             *all += confirmed.len();
             *missing += confirmed.iter().filter(|id| !is_left(id)).count();
