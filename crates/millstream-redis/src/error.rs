@@ -102,7 +102,8 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         ErrorKind::InvalidConfig => "the connection settings cannot be used",
         _ => "unexpected answer of the server",
     };
-    Error::new(kind, format!("{what}: {error}"))
+    // The text may be the server's, of any length.
+    Error::new(kind, format!("{what}: {}", wire::cut(&error.to_string())))
 }
 
 /// Returns what is wrong with a TLS session, if that is why a connection failed.
