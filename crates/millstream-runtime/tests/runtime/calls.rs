@@ -316,7 +316,7 @@ async fn a_marker_that_was_taken_over_at_the_end_is_told_too() {
         Ok::<usize, io::Error>(1)
     };
     let called = place.calls.run("key", taken).await.expect("the work was done");
-    // The end is not confirmed while the server is away; it is told when it answers again.
+    // The end is not confirmed while the server is away; the loss is reported when it answers again.
     assert_eq!(called.not_kept.map(|error| error.kind()), Some(ErrorKind::Fenced));
     assert_eq!(place.lost.load(Ordering::SeqCst), 1);
 }

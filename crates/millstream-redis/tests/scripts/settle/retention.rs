@@ -198,7 +198,7 @@ async fn what_was_dropped_before_an_error_is_told() {
     };
     bench.cmd(&format!("HSET {} token another", bench.fence())).await;
     slow.gate.go.notify_one();
-    let trimmed = trims.await.expect("no panic").expect("what was done is told");
+    let trimmed = trims.await.expect("no panic").expect("the result of what was done");
     assert_eq!(bench.int(&length).await, left, "dropped without the lease");
     let left = usize::try_from(left).expect("a length");
     assert_eq!(trimmed.dropped, 1_000 - left);

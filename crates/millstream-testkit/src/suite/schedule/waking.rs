@@ -132,7 +132,7 @@ async fn a_reader_tells_of_an_earlier_message(h: Harness) -> Verdict {
     owner.nothing("nothing was sent").await?;
     for (name, delay) in [("a", HOUR * 3), ("b", HOUR * 2), ("c", HOUR)] {
         place_all(&h, &tp.clone().into(), [(name, Due::In(delay))]).await?;
-        let mut deadline = h.wait_for("a reader to tell of an earlier message");
+        let mut deadline = h.wait_for("a reader to report an earlier message");
         while !h.soon("a fetch", owner.reader.fetch(10, LONG)).await?.woken {
             deadline.pause().await?;
         }
