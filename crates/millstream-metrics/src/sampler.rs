@@ -76,7 +76,7 @@ impl SamplerConfig {
 /// Reads the state of topics, groups and delay queues from the server, once per interval.
 ///
 /// A round costs three requests. A topic of `p` partitions costs `2p + 2` more; each of its groups costs one for
-/// its members and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per
+/// its members, one for its pause, and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per
 /// shard.
 /// [`Catalog::pins`](millstream_core::Catalog::pins) is called once a minute. At most eight requests run at once, and a
 /// round does not begin before the previous one has ended.
@@ -330,6 +330,7 @@ fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
 fn of_group(values: &mut Values, topic: &str, sample: &GroupSample) {
     let group = sample.group.as_str();
     values.set(table::MEMBERS, &[topic, group], sample.members as f64);
+    values.set(table::GROUP_PAUSED, &[topic, group], f64::from(u8::from(sample.paused)));
     for stats in &sample.partitions {
         let number = stats.partition.0.to_string();
         let labels = [topic, &number, group];

@@ -86,8 +86,8 @@ table! {
         "Messages given up because processes ended while handling them.";
 
     // Ownership.
-    ASSIGNED = Counter Events "millstream_partitions_assigned_total" GROUP, "Partitions assigned to this process.";
-    REVOKED = Counter Events "millstream_partitions_revoked_total" GROUP,
+    ASSIGNED = Counter Events "millstream_partition_assignments_total" GROUP, "Partitions assigned to this process.";
+    REVOKED = Counter Events "millstream_partition_revocations_total" GROUP,
         "Partitions whose lease this process released.";
     LEASES_LOST = Counter Events "millstream_leases_lost_total" GROUP,
         "Leases that expired or were taken over: messages in flight are handled again.";
@@ -112,8 +112,8 @@ table! {
         "Times of recurring rules that were skipped because no process ran; either label is empty.";
 
     // Delay queues.
-    TASKS_CLAIMED = Counter Events "millstream_tasks_claimed_total" SHARD, "Tasks claimed, for the first time or again.";
-    TASKS_RECLAIMED = Counter Events "millstream_tasks_reclaimed_total" SHARD,
+    TASKS_CLAIMED = Counter Events "millstream_task_claims_total" SHARD, "Tasks claimed, for the first time or again.";
+    TASKS_RECLAIMED = Counter Events "millstream_task_reclaims_total" SHARD,
         "Tasks claimed after the claim of another worker had expired.";
     TASKS_CRASHED = Counter Events "millstream_tasks_crashed_total" SHARD,
         "Tasks given up because their claims expired too often.";
@@ -220,10 +220,12 @@ table! {
     PENDING = Gauge Server "millstream_pending" GROUP, "Messages that were handed out and are not settled.";
     RETRYING = Gauge Server "millstream_retrying" GROUP,
         "Messages that wait for a retry, due ones that were not handed out included.";
-    DEAD = Gauge Server "millstream_dead" GROUP, "Dead letters.";
+    DEAD = Gauge Server "millstream_dead_letters" GROUP, "Dead letters.";
     OLDEST_AGE_SECONDS = Gauge Server "millstream_oldest_age_seconds" GROUP,
         "Age of the oldest message in the log that the group has not settled and that waits for no retry; 0 if there is none.";
     MEMBERS = Gauge Server "millstream_members" TOPIC_GROUP, "Live members of the group.";
+    GROUP_PAUSED = Gauge Server "millstream_group_paused" TOPIC_GROUP,
+        "1 if the whole group is paused, else 0. Partitions that a consumer paused by itself do not count.";
     BACKLOG = Gauge Server "millstream_backlog" TOPIC_GROUP,
         "All work of the group, now or later: lag, pending, retrying, and delayed messages that are due. Always a number: an unknown lag counts as far as it is certain; if the group is missing, the whole log counts.";
     PINNED_ENTRIES = Gauge Server "millstream_pinned_entries" TOPIC_GROUP,

@@ -186,7 +186,10 @@ async fn a_scrape_has_what_the_server_knows_and_forgets_what_is_gone() {
     let found = found.await;
     let of = |name: &str, partition: &str| found.sum(name, &[("topic", "orders"), ("partition", partition)]);
     assert_eq!((of("millstream_length", "0"), of("millstream_length", "1")), (Some(5.0), Some(0.0)));
-    assert_eq!((of("millstream_lag_unknown", "0"), of("millstream_dead", "1")), (Some(0.0), Some(0.0)));
+    assert_eq!(
+        (of("millstream_lag_unknown", "0"), of("millstream_dead_letters", "1")),
+        (Some(0.0), Some(0.0))
+    );
     assert_eq!(of("millstream_oldest_age_seconds", "1"), Some(0.0));
     assert_eq!(found.sum("millstream_members", &[]), Some(0.0));
     assert!(found.sum("millstream_sample_age_seconds", &[]) < Some(10.0));

@@ -126,6 +126,18 @@ fn the_alerts_ask_for_what_there_is() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Whoever follows an alert looks at the dashboard for what led to it.
+#[test]
+fn the_dashboard_has_every_metric_of_the_alerts() {
+    let names = |queries: &[String]| -> BTreeSet<String> {
+        let all = queries.iter().flat_map(|query| words(query));
+        all.map(|(_, word)| word.to_owned()).filter(|word| word.starts_with("millstream_")).collect()
+    };
+    let (alerts, dashboard) = (names(&of_alerts()), names(&of_dashboard()));
+    let missing: Vec<_> = alerts.difference(&dashboard).collect();
+    assert!(missing.is_empty(), "the dashboard does not show {missing:?}");
+}
+
 #[test]
 fn a_query_for_what_there_is_not_is_found() {
     for (query, expected) in [

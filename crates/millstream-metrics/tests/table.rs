@@ -4,6 +4,16 @@ use std::collections::BTreeSet;
 
 use millstream_metrics::{Kind, table};
 
+/// OpenMetrics names a family of counters without `_total`, so a gauge of that name would be the same family.
+#[test]
+fn no_two_metrics_are_one_family() {
+    let mut families = BTreeSet::new();
+    for metric in table::ALL {
+        let family = metric.name.strip_suffix("_total").unwrap_or(metric.name);
+        assert!(families.insert(family), "two metrics are of the family {family}");
+    }
+}
+
 #[test]
 fn names_labels_and_texts_keep_to_the_conventions() {
     let mut names = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Makes sure that there are a `redis-server`, a PostgreSQL and packet filters for the tests.
+//! Makes sure that there are a `redis-server`, a PostgreSQL, packet filters and `promtool` for the tests.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -60,6 +60,16 @@ pub(crate) fn ensure_packet_filters() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes sure that the alerts can be evaluated.
+pub(crate) fn ensure_promtool() -> Result<()> {
+    if program("promtool", ["--version"]).works() {
+        return Ok(());
+    }
+    let otherwise = "promtool is missing, which evaluates the alerts. Install it (Debian, Ubuntu: `apt-get install prometheus`), \
+                     or run this as root on Debian";
+    install("prometheus", otherwise)
 }
 
 fn accept(path: String, version: (u32, u32)) -> Result<String> {

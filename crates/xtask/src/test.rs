@@ -6,7 +6,7 @@ use std::{env, thread};
 use anyhow::{Result, bail, ensure};
 
 use crate::cluster::Cluster;
-use crate::install::{ensure_packet_filters, ensure_postgres, ensure_server};
+use crate::install::{ensure_packet_filters, ensure_postgres, ensure_promtool, ensure_server};
 use crate::postgres::Postgres;
 use crate::run::{cargo, root};
 use crate::server::Server;
@@ -57,6 +57,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     let others = others.map(|(variable, name)| Ok((variable, servers::path(variable, name)?)));
     let others = others.into_iter().collect::<Result<Vec<_>>>()?;
     ensure_packet_filters()?;
+    ensure_promtool()?;
 
     let (config, threads) = (nextest_config(), nextest_threads());
     let nextest = cargo(["nextest", "--version"]).works();

@@ -1,5 +1,6 @@
 //! What an operator sees and does.
 
 pub(crate) mod admin;
+pub(crate) mod alerts;
 pub(crate) mod metrics;
 pub(crate) mod verify;

@@ -39,6 +39,8 @@ pub struct Lag {
     pub oldest_age_seconds: f64,
     /// Live consumers of the group.
     pub members: usize,
+    /// Whether the whole group is paused: its consumers take nothing new.
+    pub paused: bool,
     /// Number of partitions of the topic. More consumers than that are of no use, unless they share partitions.
     pub partitions: usize,
 }
@@ -61,6 +63,7 @@ impl Lag {
             dead: sum(|it| it.dead),
             oldest_age_seconds: oldest.unwrap_or_default().as_secs_f64(),
             members: group.members,
+            paused: group.paused,
             partitions: group.partitions.len(),
         }
     }

@@ -45,6 +45,8 @@ pub(crate) struct TopicSample {
 pub(crate) struct GroupSample {
     pub(crate) group: GroupName,
     pub(crate) members: usize,
+    /// Whether the whole group is paused.
+    pub(crate) paused: bool,
     pub(crate) partitions: Vec<PartitionStats>,
 }
 
@@ -84,8 +86,9 @@ pub(crate) async fn topic(
 
 async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<GroupSample> {
     let members = backend.members().roster(&spec.name, &group).await?.living().count();
+    let paused = backend.catalog().group_state(&spec.name, &group).await?.paused.is_some();
     let partitions = backend.catalog().stats(spec, &group).await?;
-    Ok(GroupSample { group, members, partitions })
+    Ok(GroupSample { group, members, paused, partitions })
 }
 
 /// Reads the server's clock.

@@ -127,7 +127,9 @@ async fn what_waits_for_nobody_is_counted() {
         producer.send(&number).partition(1).await.expect("sent");
     }
     let of = &[("topic", "orders"), ("group", "billing")][..];
-    scene.sees("all are dead", &[("dead", of, 5.0), ("pending", of, 0.0), ("backlog", of, 0.0)]).await;
+    scene
+        .sees("all are dead", &[("dead_letters", of, 5.0), ("pending", of, 0.0), ("backlog", of, 0.0)])
+        .await;
     consumer.shutdown().await;
 
     let letters = scene.mq.dead_letters(&ORDERS, "billing").await.expect("letters");
@@ -144,7 +146,7 @@ async fn what_waits_for_nobody_is_counted() {
         .sees(
             "all waits",
             &[
-                ("dead", of, 0.0),
+                ("dead_letters", of, 0.0),
                 ("lag", of, 3.0),
                 ("ready", of, 8.0),
                 ("retrying", of, 5.0),

@@ -31,11 +31,11 @@ async fn what_is_done_with_dead_letters_is_counted() {
         .sees(
             "all are given up",
             &[
-                ("dead", billing, dead),
+                ("dead_letters", billing, dead),
                 ("dead_total", billing, dead),
                 ("discarded_total", billing, 0.0),
                 // What is no message is kept whatever the policy: nobody has seen it.
-                ("dead", audit, 1.0),
+                ("dead_letters", audit, 1.0),
                 ("discarded_total", audit, DEAD as f64),
             ],
         )
@@ -91,7 +91,7 @@ async fn what_is_done_with_dead_letters_is_counted() {
                 ("dead_letters_handled_total", &done("replay"), replayed as f64),
                 ("dead_letters_handled_total", &not("replay", "refused"), 1.0),
                 ("length", &[("topic", "repairs")], replayed as f64),
-                ("dead", billing, rest as f64),
+                ("dead_letters", billing, rest as f64),
             ],
         )
         .await;
@@ -108,7 +108,7 @@ async fn what_is_done_with_dead_letters_is_counted() {
         .sees(
             "what a consumer of dead letters did",
             &[
-                ("dead", billing, 0.0),
+                ("dead_letters", billing, 0.0),
                 ("dead_letters_handled_total", &done("purge"), 2.0 + purged as f64),
                 ("dead_letters_handled_total", &done("replay"), (replayed + again) as f64),
                 ("retrying", billing, again as f64),
@@ -144,7 +144,7 @@ async fn dead_letters_that_retention_drops_are_counted() {
     let dropped = DEAD as f64 - 2.0;
     let figures: [figures::Figure<'_>; 3] = [
         ("dead_total", &billing, DEAD as f64),
-        ("dead", &billing, 2.0),
+        ("dead_letters", &billing, 2.0),
         ("dead_letters_dropped_total", &excess, dropped),
     ];
     scene.sees("those that are too many are dropped", &figures).await;

@@ -50,10 +50,10 @@ async fn leases_that_run_out_are_counted() {
             "it has all again",
             &[
                 ("partitions_owned", BILLING, 4.0),
-                ("partitions_assigned_total", at, 2.0),
-                ("partitions_assigned_total", BILLING, 5.0),
+                ("partition_assignments_total", at, 2.0),
+                ("partition_assignments_total", BILLING, 5.0),
                 ("leases_lost_total", BILLING, 1.0),
-                ("partitions_revoked_total", BILLING, 0.0),
+                ("partition_revocations_total", BILLING, 0.0),
             ],
         )
         .await;
@@ -66,7 +66,21 @@ async fn leases_that_run_out_are_counted() {
         .sees("it is ready again, and was live", &[owned[0], owned[1], ("consumer_live", BILLING, 1.0)])
         .await;
     consumer.shutdown().await;
-    scene.sees("four were given back", &[("partitions_revoked_total", BILLING, 4.0)]).await;
+    scene.sees("four were given back", &[("partition_revocations_total", BILLING, 4.0)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn groups_that_are_paused_are_shown() {
+    let scene = Fixture::at(&shared_url()).await;
+    let consumer = quick(&scene, "web-1").await;
+    let (admin, topic) = (scene.mq.admin(), "orders".parse().expect("a name"));
+    let group = "billing".parse().expect("a name");
+    scene.sees("it is not paused", &[("group_paused", BILLING, 0.0)]).await;
+    assert!(admin.pause_group(&topic, &group).await.expect("paused"));
+    scene.sees("it is paused", &[("group_paused", BILLING, 1.0)]).await;
+    assert!(admin.resume_group(&topic, &group).await.expect("resumed"));
+    scene.sees("it goes on", &[("group_paused", BILLING, 0.0)]).await;
+    consumer.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,7 +261,7 @@ async fn a_message_over_which_processes_die_is_counted() {
                 ("crashed_total", of, 1.0),
                 ("failed_total", &[("kind", "crashed")], 1.0),
                 ("dead_total", &[("reason", "crashed")], 1.0),
-                ("dead", of, 1.0),
+                ("dead_letters", of, 1.0),
                 ("acked_total", of, 1.0),
                 ("reclaimed_total", of, 2.0),
             ],

@@ -123,8 +123,8 @@ async fn tasks_are_counted() {
                 ("tasks_worked_total", &worked("retried"), 1.0),
                 ("tasks_worked_total", &worked("dead"), 1.0),
                 ("tasks_worked_total", &worked("snoozed"), 1.0),
-                ("tasks_claimed_total", MAILS, 7.0),
-                ("tasks_reclaimed_total", MAILS, 0.0),
+                ("task_claims_total", MAILS, 7.0),
+                ("task_reclaims_total", MAILS, 0.0),
                 ("tasks_crashed_total", MAILS, 0.0),
                 ("tasks_late_acks_total", MAILS, 0.0),
                 ("task_claims_lost_total", MAILS, 0.0),
@@ -170,8 +170,8 @@ async fn claims_that_run_out_are_counted() {
         .sees(
             "another one has it",
             &[
-                ("tasks_claimed_total", MAILS, 1.0),
-                ("tasks_reclaimed_total", MAILS, 1.0),
+                ("task_claims_total", MAILS, 1.0),
+                ("task_reclaims_total", MAILS, 1.0),
                 ("tasks_expired", MAILS, 0.0),
                 ("task_claims_lost_total", MAILS, 0.0),
             ],
@@ -227,7 +227,7 @@ async fn a_task_over_which_processes_die_is_counted() {
             "it is given up",
             &[
                 ("tasks_crashed_total", MAILS, 1.0),
-                ("tasks_claimed_total", MAILS, 0.0),
+                ("task_claims_total", MAILS, 0.0),
                 ("tasks_dead", MAILS, 1.0),
                 ("tasks_expired", MAILS, 0.0),
             ],
