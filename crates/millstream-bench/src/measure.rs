@@ -26,6 +26,10 @@ pub(crate) enum Figure {
     FirstRequests,
     FirstCommands,
     Bytes,
+    Elapsed,
+    AllClientCpu,
+    AllRedisCpu,
+    AllCommands,
 }
 
 impl Figure {
@@ -45,6 +49,10 @@ impl Figure {
             Self::FirstRequests => "first_requests_per_s_per_partition",
             Self::FirstCommands => "first_commands_per_s_per_partition",
             Self::Bytes => "bytes_per_message",
+            Self::Elapsed => "elapsed_ms",
+            Self::AllClientCpu => "client_cpu_ms",
+            Self::AllRedisCpu => "redis_cpu_ms",
+            Self::AllCommands => "commands",
         }
     }
 
@@ -64,6 +72,10 @@ impl Figure {
             Self::FirstRequests => "requests/s per owned partition at first",
             Self::FirstCommands => "commands/s per owned partition at first",
             Self::Bytes => "bytes/message",
+            Self::Elapsed => "time, ms",
+            Self::AllClientCpu => "client CPU, ms",
+            Self::AllRedisCpu => "Redis CPU, ms",
+            Self::AllCommands => "commands",
         }
     }
 
@@ -210,6 +222,20 @@ impl Meter {
             (Figure::ClientCpu, each(client.as_secs_f64() * 1e6)),
             (Figure::RedisCpu, each((now.cpu - self.counted.cpu) * 1e6)),
             (Figure::Commands, each(now.commands - self.counted.commands - self.probe.own())),
+        ];
+        Ok(Measured { figures })
+    }
+
+    /// Returns the figures of an answer as a whole.
+    pub(crate) async fn stop_answer(self) -> Result<Measured> {
+        let took = self.elapsed();
+        let client = client_cpu().saturating_sub(self.client_cpu);
+        let now = self.probe.count().await?;
+        let figures = vec![
+            (Figure::Elapsed, took.as_secs_f64() * 1e3),
+            (Figure::AllClientCpu, client.as_secs_f64() * 1e3),
+            (Figure::AllRedisCpu, (now.cpu - self.counted.cpu) * 1e3),
+            (Figure::AllCommands, now.commands - self.counted.commands - self.probe.own()),
         ];
         Ok(Measured { figures })
     }

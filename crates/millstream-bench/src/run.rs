@@ -3,7 +3,8 @@
 use anyhow::{Result, bail};
 
 use crate::args::{
-    Command, Common, Consume, Delay, E2e, Idle, Memory, PendingIn, Place, Produce, Rate, Retry, Takeover,
+    Command, Common, Consume, Delay, E2e, Idle, Memory, Operate, PendingIn, Place, Produce, Question, Rate,
+    Retry, Takeover,
 };
 use crate::measure::{Figure, Measured, Stage};
 use crate::{bare, ours};
@@ -31,6 +32,8 @@ impl Pair {
     }
 }
 
+const QUESTIONS: [Question; 4] = [Question::Lag, Question::Memory, Question::Verify, Question::Scrape];
+
 const PLACES: [Place; 4] = [Place::Waiting, Place::Parked, Place::Delayed, Place::Task];
 
 /// A workload that is measured, with one set of figures.
@@ -45,6 +48,7 @@ pub(crate) enum Case {
     Takeover(Takeover),
     Idle(Idle),
     Memory(Memory, Place),
+    Operate(Operate, Question),
 }
 
 /// Returns the cases that a command measures, with its common options.
@@ -70,6 +74,11 @@ pub(crate) fn cases(command: Command) -> Result<(Common, Vec<Case>)> {
             };
             let cases = PLACES.into_iter().filter(|place| it.place.is_none_or(|only| only == *place));
             (it.common, cases.map(case).collect())
+        }
+        Command::Operate(it) => {
+            let questions = it.question.map_or_else(|| QUESTIONS.to_vec(), |only| vec![only]);
+            let cases = questions.into_iter().map(|question| Case::Operate(it.clone(), question));
+            (it.common, cases.collect())
         }
         Command::Suite(_) | Command::Victim(_) => bail!("it is no measurement"),
     })
@@ -112,6 +121,16 @@ impl Case {
             Self::Memory(_, Place::Parked) => "memory, parked retry".to_owned(),
             Self::Memory(_, Place::Delayed) => "memory, delayed message".to_owned(),
             Self::Memory(_, Place::Task) => "memory, task of a delay queue".to_owned(),
+            Self::Operate(_, Question::Find) => "find a message".to_owned(),
+            Self::Operate(it, question) => {
+                let question = match question {
+                    Question::Lag => "lag",
+                    Question::Memory => "memory",
+                    Question::Verify => "verify",
+                    Question::Scrape | Question::Find => "scrape",
+                };
+                format!("{question}, {}", several(it.topics, "topic"))
+            }
         };
         format!("{name}, {}", several(self.partitions(), "partition"))
     }
@@ -127,6 +146,7 @@ impl Case {
             Self::Takeover(it) => it.partitions,
             Self::Idle(it) => it.spread.partitions,
             Self::Memory(it, _) => it.spread.partitions,
+            Self::Operate(it, _) => it.partitions,
         }
     }
 
@@ -165,6 +185,13 @@ impl Case {
             (Self::Idle(it), Side::Bare) => bare::idle(stage, it).await,
             (Self::Memory(it, place), Side::Ours) => ours::memory(stage, it, *place).await,
             (Self::Memory(it, place), Side::Bare) => bare::memory(stage, it, *place).await,
+            (Self::Operate(it, question), side) => {
+                ours::fill_topics(stage, it, *question).await?;
+                match side {
+                    Side::Ours => ours::operate(stage, it, *question).await,
+                    Side::Bare => bare::operate(stage, *question).await,
+                }
+            }
         }?;
         // Messages per second are meaningless where the time consists of waiting.
         Ok(match self {

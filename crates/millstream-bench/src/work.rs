@@ -7,6 +7,9 @@ use bytes::Bytes;
 /// Delay of messages that must not become due during a run.
 pub(crate) const AN_HOUR: Duration = Duration::from_secs(3_600);
 
+/// Text that one message has, which is to be found.
+pub(crate) const NEEDLE: &str = "order 4711 of a customer who called";
+
 /// Returns the key of the `n`th message, given the number of keys.
 pub(crate) fn key_of(n: u64, keys: u32) -> Option<String> {
     (keys > 0).then(|| format!("key-{}", n % u64::from(keys)))

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-const COMMANDS: [&str; 9] =
-    ["suite", "produce", "consume", "e2e", "delay", "retry", "takeover", "idle", "memory"];
+const COMMANDS: [&str; 10] =
+    ["suite", "produce", "consume", "e2e", "delay", "retry", "takeover", "idle", "memory", "operate"];
 
 const HEAD: &str = "# The command `millstream-bench`
 

@@ -253,6 +253,42 @@ pub(crate) struct Memory {
     pub(crate) place: Option<Place>,
 }
 
+/// A question of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Question {
+    /// How far behind is each group? As `lag`, and a frame of `top`.
+    Lag,
+    /// How much memory does each topic take?
+    Memory,
+    /// Is every message in its place?
+    Verify,
+    /// What are the gauges of the server? As one round of the sampler.
+    Scrape,
+    /// Which of all messages of a topic contains a text? As `tail --from earliest --filter`.
+    Find,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  millstream-bench operate --baseline                                                      all questions, 1,000 topics
+  millstream-bench operate --question find --partitions 16 --messages 1000000 --baseline   16 million messages")]
+pub(crate) struct Operate {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Question to answer. Default: all but `find`, one after the other.
+    #[arg(long, value_enum)]
+    pub(crate) question: Option<Question>,
+    /// Number of topics, each with one group; of `find`, always one.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) topics: u32,
+    /// Number of partitions of each topic.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    pub(crate) partitions: u32,
+    /// Number of messages in each partition, which the group has not read.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub(crate) messages: u64,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Victim {
     #[arg(long)]

@@ -6,7 +6,8 @@ mod parse;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use commands::{
-    Consume, Delay, E2e, Idle, Memory, PendingIn, Place, Produce, Retry, Spread, Suite, Takeover, Victim,
+    Consume, Delay, E2e, Idle, Memory, Operate, PendingIn, Place, Produce, Question, Retry, Spread, Suite,
+    Takeover, Victim,
 };
 pub(crate) use parse::Rate;
 
@@ -59,6 +60,8 @@ pub(crate) enum Command {
     Idle(Idle),
     /// Bytes of server memory per message that waits, is parked or delayed.
     Memory(Memory),
+    /// Answers an operator's questions about many topics, or finds a message among many.
+    Operate(Operate),
     /// The consumer that `takeover` kills.
     #[command(hide = true)]
     Victim(Victim),

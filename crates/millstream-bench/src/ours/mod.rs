@@ -5,6 +5,7 @@ mod delay;
 mod e2e;
 mod idle;
 mod memory;
+mod operate;
 mod produce;
 mod retry;
 mod takeover;
@@ -25,12 +26,13 @@ pub(crate) use delay::{late, schedule};
 pub(crate) use e2e::{e2e, most};
 pub(crate) use idle::idle;
 pub(crate) use memory::memory;
+pub(crate) use operate::{fill_topics, operate};
 pub(crate) use produce::{awaiting, bulk};
 pub(crate) use retry::retry;
 pub(crate) use takeover::{takeover, victim};
 
 const TOPIC: Topic<Bytes> = Topic::raw("bench");
-const GROUP: &str = "g0";
+pub(crate) const GROUP: &str = "g0";
 /// Number of messages passed to the producer at once: enough for requests to follow each other without a gap, but not
 /// all.
 const PORTION: u64 = 50_000;

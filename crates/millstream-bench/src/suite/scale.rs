@@ -42,6 +42,7 @@ impl Case {
                 stored(&mut it.parked);
             }
             Self::Memory(it, _) => messages(&mut it.messages.messages),
+            Self::Operate(it, _) => messages(&mut it.messages),
             Self::Idle(it) => {
                 lasts(&mut it.settle);
                 lasts(&mut it.seconds);
