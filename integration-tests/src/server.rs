@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 /// Maximum time for a server to start, to stop, or to reply to one command.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(2);
 
 /// Kills the server `$1` and removes its folder `$2` when the pipe breaks, which means that the process that started
@@ -41,6 +41,9 @@ pub struct Server {
     dir: PathBuf,
     args: Vec<String>,
     env: Vec<(String, PathBuf)>,
+    /// While it is down, no other test may take its ports: nodes of a cluster that find another node at an address forget who
+    /// was there, and never agree that it has failed.
+    reserved: Vec<Reservation>,
 }
 
 /// Port on which a server uses TLS, and the arguments for that.
@@ -146,10 +149,16 @@ impl Builder {
         }
         let program = self.program.or_else(|| env::var_os("REDIS_SERVER").map(PathBuf::from));
         let program = program.unwrap_or_else(|| "redis-server".into());
-        let mut server = Server { running: None, program, port: 0, tls: None, dir, args, env: self.env };
+        let (env, reserved) = (self.env, Vec::new());
+        let mut server = Server { running: None, program, port: 0, tls: None, dir, args, env, reserved };
         for _ in 0..20 {
-            server.port = free_port();
-            server.tls = self.tls.clone().map(|args| Tls { port: free_port(), args });
+            let (port, reserved) = free_port();
+            (server.port, server.reserved) = (port, vec![reserved]);
+            server.tls = self.tls.clone().map(|args| {
+                let (port, reserved) = free_port();
+                server.reserved.push(reserved);
+                Tls { port, args }
+            });
             if server.launch() {
                 return server;
             }
@@ -242,7 +251,7 @@ impl Server {
     /// If it does not start; the message contains its log.
     pub fn restart(&mut self) {
         self.kill();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         while !self.launch() {
             assert!(Instant::now() < deadline, "redis-server does not start again; its log:\n{}", self.log());
             thread::sleep(POLL);
@@ -286,7 +295,7 @@ impl Server {
     /// The error of the connection, or the error reply.
     pub fn try_cli(&self, command: &[&str]) -> io::Result<String> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIME_LIMIT))?;
         let mut request = format!("*{}\r\n", command.len());
         for word in command {
             request += &format!("${}\r\n{word}\r\n", word.len());
@@ -382,15 +391,41 @@ impl Drop for Running {
     }
 }
 
+/// What keeps a port from other tests: a socket with a name that has the port in it. The system removes it with its process.
+#[cfg(target_os = "linux")]
+type Reservation = std::os::unix::net::UnixListener;
+/// Nothing keeps ports elsewhere.
+#[cfg(not(target_os = "linux"))]
+type Reservation = ();
+
+/// Reserves a port among all tests on this machine; `None` if another test has it.
+#[cfg(target_os = "linux")]
+fn reserve(port: u16) -> Option<Reservation> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    let name = SocketAddr::from_abstract_name(format!("millstream-test-port-{port}")).expect("a short name");
+    UnixListener::bind_addr(&name).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reserve(_: u16) -> Option<Reservation> {
+    Some(())
+}
+
 /// Returns a port below the range that the system assigns to connections: within that range, a client that keeps
 /// trying to reach a killed server could be assigned the server's own port and keep it. A cluster's bus port (+10000)
-/// fits as well.
-fn free_port() -> u16 {
+/// fits as well, and is no other server's port.
+fn free_port() -> (u16, Reservation) {
+    let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     loop {
         let random = RandomState::new().build_hasher().finish();
-        let port = 10_000 + u16::try_from(random % 20_000).expect("below 20,000");
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return port;
+        let port = 10_000 + u16::try_from(random % 10_000).expect("below 10,000");
+        if let Some(reserved) = reserve(port)
+            && free(port)
+            && free(port + 10_000)
+        {
+            return (port, reserved);
         }
     }
 }
@@ -414,7 +449,7 @@ fn signal(pid: u32, name: &str) {
 }
 
 fn wait_until(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     while !done() && Instant::now() < deadline {
         thread::sleep(POLL);
     }

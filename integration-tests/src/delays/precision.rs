@@ -10,6 +10,7 @@ use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
 use super::recorder::witnessed;
 use super::{Engine, quantile, spread, wall_ms_in, wall_us};
+use crate::baseline::Echo;
 use crate::server::Server;
 
 const DUE: Topic<u64> = Topic::new("due").partitions(1);
@@ -36,6 +37,8 @@ pub struct Lateness {
     pub server_ms: Vec<i64>,
     /// From due to the handler, in microseconds, by the clock of this machine, which is the server's.
     pub handler_us: Vec<i64>,
+    /// The same for a timer and a round trip at the same times, by anybody.
+    pub baseline_us: Vec<i64>,
 }
 
 impl Lateness {
@@ -51,9 +54,16 @@ impl Lateness {
     /// If no task was handled.
     #[must_use]
     pub fn at_handler(&self, share: f64) -> i64 {
-        let mut sorted = self.handler_us.clone();
-        sorted.sort_unstable();
-        quantile(&sorted, share)
+        at(&self.handler_us, share)
+    }
+
+    /// Returns a quantile of the lateness of the baseline, in microseconds.
+    ///
+    /// # Panics
+    /// If there was none.
+    #[must_use]
+    pub fn of_baseline(&self, share: f64) -> i64 {
+        at(&self.baseline_us, share)
     }
 
     /// Formats both latenesses for output.
@@ -61,12 +71,19 @@ impl Lateness {
     pub fn text(&self) -> String {
         let server: Vec<i64> = self.server_ms.iter().map(|ms| ms * 1_000).collect();
         format!(
-            "server's clock: {}; at the handler: {}; early {}",
+            "server's clock: {}; at the handler: {}; baseline: {}; early {}",
             spread(&server),
             spread(&self.handler_us),
+            spread(&self.baseline_us),
             self.early()
         )
     }
+}
+
+fn at(lateness: &[i64], share: f64) -> i64 {
+    let mut sorted = lateness.to_vec();
+    sorted.sort_unstable();
+    quantile(&sorted, share)
 }
 
 /// Runs a measurement on a separate server.
@@ -83,8 +100,9 @@ pub async fn run(course: &Load) -> Lateness {
     scene.schedule(&dues).await;
     assert!(wall_us() < base.cast_signed() * 1_000, "scheduling took longer than {lead:?}");
     scene.start().await;
-    scene.until(dues.len()).await;
-    scene.end().await
+    let mut echo = Echo::start().await;
+    let (baseline_us, ()) = tokio::join!(echo.lateness(&dues), scene.until(dues.len()));
+    Lateness { baseline_us, ..scene.end().await }
 }
 
 /// Lets all workers sleep until a distant time, then schedules an item that is due in 25 ms. Repeats this for all
@@ -98,12 +116,16 @@ pub async fn asleep(engine: Engine, rounds: usize) -> Lateness {
     park(&scene, 1).await;
     scene.start().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
+    let (mut echo, mut baseline_us) = (Echo::start().await, Vec::new());
     for round in 1..=rounds {
         tokio::time::sleep(Duration::from_micros(fastrand::u64(20_000..60_000))).await;
-        scene.schedule(&[wall_ms_in(Duration::from_millis(25))]).await;
+        let due = [wall_ms_in(Duration::from_millis(25))];
+        // What the request takes makes it late as well.
+        let (late, ()) = tokio::join!(echo.lateness(&due), scene.schedule(&due));
+        baseline_us.extend(late);
         scene.until(round).await;
     }
-    scene.end().await
+    Lateness { baseline_us, ..scene.end().await }
 }
 
 async fn park(scene: &Fixture, messages: u64) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use integration_tests::baseline::Echo;
 use integration_tests::eventually;
 use millstream::{ConsumerConfig, Delivery, Durability, ErrorKind, Millstream, Retention, Topic};
 use millstream_core::TopicPartition;
@@ -50,6 +51,22 @@ pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     senders: Vec<tokio::task::JoinHandle<()>>,
     consumers: Vec<millstream::Consumer>,
+}
+
+/// Messages handled in a second, and round trips that anybody makes at the same time: it differs with what else runs on the
+/// machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    messages: f64,
+    baseline: f64,
+}
+
+impl Rate {
+    /// Returns which share of an earlier rate it is, on a machine that is as slow as it is now.
+    fn share_of(self, before: Self) -> f64 {
+        let slower = (self.baseline / before.baseline).min(1.0);
+        self.messages / (before.messages * slower)
+    }
 }
 
 impl Load {
@@ -153,36 +170,38 @@ impl Load {
         self.sends == Sends::Replicated && is_replicated(key)
     }
 
-    /// Number of messages handled in a second, measured over this time; without those that wait for a replica, which the
+    /// Rate at which messages are handled, measured over this time; without those that wait for a replica, which the
     /// death of a primary takes away for longer.
-    pub(crate) async fn rate(&self, time: Duration) -> f64 {
+    pub(crate) async fn rate(&self, time: Duration) -> Rate {
         let count = || {
             let handled = self.handled.lock().expect("lock");
             handled.iter().filter(|(key, _)| !self.waits(*key)).count()
         };
+        let mut echo = Echo::start().await;
         let (before, begun) = (count(), Instant::now());
-        tokio::time::sleep(time).await;
-        (count() - before) as f64 / begun.elapsed().as_secs_f64()
+        let baseline = echo.rate(time).await;
+        Rate { messages: (count() - before) as f64 / begun.elapsed().as_secs_f64(), baseline }
     }
 
     /// Waits until the keys that wait for no replica go on behind a change that ended now, and four fifths of `before` are
     /// handled again; prints how long both took. Then waits for the other keys.
-    pub(crate) async fn recovers(&self, before: f64, what: &str) {
+    pub(crate) async fn recovers(&self, before: Rate, what: &str) {
         let ended = Instant::now();
         self.go_on(|key| !self.waits(key), what).await;
         let went_on = ended.elapsed();
-        let mut rate = 0.0;
+        let mut share = 0.0;
         eventually(
             async || {
-                rate = self.rate(Duration::from_millis(500)).await;
-                rate >= 0.8 * before
+                share = self.rate(Duration::from_millis(500)).await.share_of(before);
+                share >= 0.8
             },
             "the rate recovers",
         )
         .await;
         println!(
-            "{what}: {went_on:?}; {:.0} % of {before:.0}/s within {:?}",
-            100.0 * rate / before,
+            "{what}: {went_on:?}; {:.0} % of {:.0}/s within {:?}",
+            100.0 * share,
+            before.messages,
             ended.elapsed()
         );
         self.goes_on(what).await;

@@ -57,15 +57,20 @@ impl Server {
         let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let child = Command::new(program)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--logfile", "server.log"])
             .args(extra)
             .current_dir(dir.path())
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server must be installed for these tests, or MILLSTREAM_TEST_REDIS be set");
+        let log = dir.path().join("server.log");
+        // An answer may be that of another process, which has taken the port.
+        let is_ready =
+            || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("Ready to accept connections"));
         let mut server = Self { child, port, _dir: dir };
         let deadline = Instant::now() + Duration::from_secs(10);
         while server.child.try_wait().expect("a child").is_none() && Instant::now() < deadline {
-            if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            if is_ready() && std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
                 return Some(server);
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -264,9 +269,9 @@ pub(crate) fn dead(origin: MessageId) -> Settlement {
 /// # Panics
 /// If the server is away.
 pub(crate) async fn raw_connection(url: &str) -> MultiplexedConnection {
-    let patience = Some(Duration::from_secs(60));
+    let time_limit = Some(Duration::from_secs(60));
     let config = redis::AsyncConnectionConfig::new();
-    let config = config.set_connection_timeout(patience).set_response_timeout(patience);
+    let config = config.set_connection_timeout(time_limit).set_response_timeout(time_limit);
     let client = redis::Client::open(url).expect("a URL");
     client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }

@@ -243,7 +243,8 @@ async fn wrong_clients(engine: Engine) {
         .collect();
     figure("fault", &format!("clients' clocks ±1 h, {engine:?}: {}", spread(&late)));
     assert!(late.iter().all(|late| *late >= 0), "none is early: {late:?}");
-    assert!(late.iter().all(|late| *late <= 1_000_000), "none is late: {late:?}");
+    // A worker that went by its own clock would be an hour late; a busy machine is seconds late.
+    assert!(late.iter().all(|late| *late <= 60_000_000), "none is late: {late:?}");
     for process in &processes {
         assert!(started.iter().any(|(pid, ..)| *pid == process.pid()), "both worked");
     }

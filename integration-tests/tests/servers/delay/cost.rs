@@ -1,6 +1,8 @@
 //! What delayed messages and tasks cost a server: CPU and memory for each, and how long others wait while many are overdue
-//! (fault 50: a step that is too large blocks everybody). The bounds leave room for an unoptimised build and a busy machine;
-//! the binary `delays` measures.
+//! (fault 50: a step that is too large blocks everybody). The bounds of cost leave room for an unoptimised build and a busy
+//! machine; the binary `delays` measures.
+
+use std::time::Duration;
 
 use integration_tests::delays::load::{catch_up, cost};
 use integration_tests::delays::{Engine, quantile, spread};
@@ -37,7 +39,9 @@ async fn overdue(engine: Engine) {
             up.scripts
         ),
     );
-    assert!(quantile(&pings, 0.5) <= 10_000 && quantile(&pings, 0.99) <= 50_000, "{}", spread(&pings));
+    // One step for all of them would hold up a request for about as long as the whole takes. On a busy machine both take longer.
+    let longest = Duration::from_micros(quantile(&pings, 0.99).unsigned_abs());
+    assert!(longest <= up.took / 10, "{longest:?} of {:?}: {}", up.took, spread(&pings));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

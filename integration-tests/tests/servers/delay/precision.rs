@@ -1,20 +1,24 @@
-//! What is due comes in time and never early: a short run of what the binary `delays` measures, with bounds for a machine
-//! that does other things too.
+//! What is due comes in time and never early: a short run of what the binary `delays` measures, compared with a timer and a
+//! round trip at the same times.
 
 use integration_tests::delays::Engine;
 use integration_tests::delays::precision::{Lateness, Load, asleep, run};
 use integration_tests::history::figure;
 
-/// Microseconds.
-const P50: i64 = 5_000;
-const MAX: i64 = 250_000;
+/// How many times as late as the baseline half of them may be. A claim is several round trips and two processes.
+const P50: i64 = 5;
+/// The same for the latest, which is an accident of the scheduler on each side: at least a second, which only a worker that was
+/// not woken takes.
+const MAX: i64 = 20;
+const SECOND: i64 = 1_000_000;
 
 fn check(name: &str, late: &Lateness, tasks: usize) {
     figure("lateness", &format!("{name}: {}", late.text()));
     assert_eq!((late.handler_us.len(), late.server_ms.len()), (tasks, tasks), "each came once");
     assert_eq!(late.early(), 0, "none is early");
-    assert!(late.at_handler(0.5) <= P50, "half of them within {P50} µs");
-    assert!(late.at_handler(1.0) <= MAX, "all of them within {MAX} µs");
+    let (half, all) = (P50 * late.of_baseline(0.5), (MAX * late.of_baseline(1.0)).max(SECOND));
+    assert!(late.at_handler(0.5) <= half, "half of them within {half} µs: {}", late.text());
+    assert!(late.at_handler(1.0) <= all, "all of them within {all} µs: {}", late.text());
 }
 
 async fn at_500_a_second(engine: Engine, parked: u64) {
