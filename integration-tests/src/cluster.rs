@@ -11,7 +11,7 @@ use std::{env, thread};
 use crate::server::{Builder, Server};
 
 /// Maximum time for the nodes to agree.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 /// Number of slots of every cluster.
 const SLOTS: u32 = 16_384;
@@ -269,7 +269,7 @@ impl Cluster {
     }
 
     fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         while !done(self) {
             if Instant::now() >= deadline {
                 let views = self.running().map(|(_, node)| told(node.try_cli(&["CLUSTER", "NODES"])));

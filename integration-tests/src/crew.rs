@@ -333,8 +333,8 @@ impl Crew {
     }
 
     /// Waits until a condition holds. Returns whether it did in time.
-    pub async fn within(&mut self, patience: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
-        let deadline = Instant::now() + patience;
+    pub async fn within(&mut self, time_limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
+        let deadline = Instant::now() + time_limit;
         loop {
             self.read();
             if holds(self) {
@@ -351,8 +351,8 @@ impl Crew {
     ///
     /// # Panics
     /// If it does not hold in time.
-    pub async fn until(&mut self, what: &str, patience: Duration, holds: impl FnMut(&Self) -> bool) {
-        assert!(self.within(patience, holds).await, "never came true: {what}");
+    pub async fn until(&mut self, what: &str, time_limit: Duration, holds: impl FnMut(&Self) -> bool) {
+        assert!(self.within(time_limit, holds).await, "never came true: {what}");
     }
 
     /// Returns the messages that were given up.

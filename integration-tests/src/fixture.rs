@@ -271,9 +271,9 @@ pub enum To {
 /// # Panics
 /// If the server is away.
 pub async fn raw_connection(url: &str) -> redis::aio::MultiplexedConnection {
-    let patience = Some(Duration::from_secs(60));
+    let time_limit = Some(Duration::from_secs(60));
     let config = redis::AsyncConnectionConfig::new();
-    let config = config.set_connection_timeout(patience).set_response_timeout(patience);
+    let config = config.set_connection_timeout(time_limit).set_response_timeout(time_limit);
     let client = redis::Client::open(url).expect("a URL");
     client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }

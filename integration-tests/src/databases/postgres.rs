@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 /// Maximum time for a server to start or to stop.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Where Debian has the programs, in a folder for each version.
@@ -165,7 +165,7 @@ impl Postgres {
     /// If it does not start; the message contains its log.
     pub fn restart(&mut self) {
         self.kill();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         while !self.launch() {
             assert!(Instant::now() < deadline, "PostgreSQL does not start again; its log:\n{}", self.log());
             thread::sleep(POLL);
@@ -264,7 +264,7 @@ impl Postgres {
     fn answers(&self) -> bool {
         let asked = || {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIME_LIMIT))?;
             stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47])?;
             stream.read_exact(&mut [0])
         };
@@ -356,7 +356,7 @@ fn random() -> u64 {
 }
 
 fn wait_until(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     while !done() && Instant::now() < deadline {
         thread::sleep(POLL);
     }

@@ -23,7 +23,7 @@ const ITEMS: Topic<Item> = Topic::new("items").partitions(2);
 pub const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The time for which a producer retries.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// An item that becomes due.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ impl Stage {
             }
         };
         let mq = Millstream::at(server.url()).observer(observer.clone()).await.expect("connected");
-        let producer = mq.producer(ITEMS).delivery_timeout(PATIENCE).await.expect("a producer");
+        let producer = mq.producer(ITEMS).delivery_timeout(TIME_LIMIT).await.expect("a producer");
         let queue = DelayQueue::<Item>::new("items").shards(2).observer(observer);
         let queue = queue.open(mq.backend()).await.expect("opened");
         let (came, outage) = (Arc::default(), Arc::default());
@@ -117,7 +117,7 @@ impl Stage {
     }
 
     /// Schedules an item for each delay, and returns the numbers of the items with their results. A topic's producer
-    /// gives up after [`PATIENCE`].
+    /// gives up after [`TIME_LIMIT`].
     pub async fn try_schedule(&mut self, delays: &[Duration]) -> Vec<(u64, Result<()>)> {
         let items = self.items(delays);
         let done = self.send(&items).await;

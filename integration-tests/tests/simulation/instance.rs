@@ -61,9 +61,9 @@ impl Instance {
         self.leave.cancel();
     }
 
-    /// Waits until it has left; `false` if it does not within `patience`.
-    pub(crate) async fn has_left(self, patience: Duration) -> bool {
-        matches!(timeout(patience, self.task).await, Ok(Ok(true)))
+    /// Waits until it has left; `false` if it does not within `time_limit`.
+    pub(crate) async fn has_left(self, time_limit: Duration) -> bool {
+        matches!(timeout(time_limit, self.task).await, Ok(Ok(true)))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::scenario::Scenario;
 use crate::{watchdog, world};
 
 /// How many seeds it gets for each.
-const PATIENCE: u64 = 1_000;
+const TIME_LIMIT: u64 = 1_000;
 
 /// Mistakes that show in what handlers see or in what is left. Others cost time, or matter to callers that are not here.
 const MISTAKES: [Mutant; 32] = [
@@ -49,8 +49,8 @@ const MISTAKES: [Mutant; 32] = [
 fn part(part: usize) {
     let mistakes = MISTAKES.iter().skip(part).step_by(4);
     let unfound: Vec<_> =
-        mistakes.filter(|mistake| !(0..PATIENCE).any(|seed| finds(seed, **mistake))).collect();
-    assert!(unfound.is_empty(), "{PATIENCE} seeds each did not find {unfound:?}");
+        mistakes.filter(|mistake| !(0..TIME_LIMIT).any(|seed| finds(seed, **mistake))).collect();
+    assert!(unfound.is_empty(), "{TIME_LIMIT} seeds each did not find {unfound:?}");
 }
 
 #[test]

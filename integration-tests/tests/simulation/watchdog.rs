@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The longest that one run may take by the wall clock: some thousand times as long as it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Watches until it is dropped.
 pub(crate) struct Watched(#[expect(dead_code, reason = "its drop is the message")] Sender<()>);
@@ -14,7 +14,7 @@ pub(crate) struct Watched(#[expect(dead_code, reason = "its drop is the message"
 pub(crate) fn watch(seed: u64) -> Watched {
     let (alive, ended) = mpsc::channel::<()>();
     thread::spawn(move || {
-        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(TIME_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("seed {seed} hangs: the clock stands still and somebody is busy");
             eprintln!("  MILLSTREAM_SEED={seed} cargo test -p integration-tests --test simulation");
             process::exit(101);

@@ -172,12 +172,12 @@ impl Nemesis {
         let mut all = std::mem::take(&mut self.instances);
         all.append(&mut self.leaving);
         all.iter().for_each(|instance| self.leaves(instance));
-        let patience = scenario.shutdown_timeout + Duration::from_secs(60);
+        let time_limit = scenario.shutdown_timeout + Duration::from_secs(60);
         let mut have_left = true;
         for instance in all {
             // Who was killed while it left does not come to its end.
             let killed = instance.client.is_killed();
-            have_left &= instance.has_left(patience).await || killed;
+            have_left &= instance.has_left(time_limit).await || killed;
         }
         have_left
     }

@@ -115,9 +115,9 @@ async fn main() -> Result<()> {
 
     let queue = mq.dead_letters(&flights, GROUP).await?;
     // The last dead letter was announced before it was stored.
-    let patience = Instant::now() + Duration::from_secs(60);
+    let time_limit = Instant::now() + Duration::from_secs(60);
     while queue.count().await? < cancelled.len() as u64 {
-        ensure!(Instant::now() < patience, "a cancelled flight is not among the dead letters");
+        ensure!(Instant::now() < time_limit, "a cancelled flight is not among the dead letters");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let letters = queue.list(usize::MAX).await?;

@@ -17,7 +17,7 @@ const CHUNK: usize = 2_000;
 /// How many aircraft are sent for at a time, where each send is awaited.
 const AIRCRAFT: usize = 512;
 /// For how long a send is repeated.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sends all departures, so that those of one aircraft are stored in order. Returns how many sends were repeated.
 pub(crate) async fn send(
@@ -103,7 +103,7 @@ async fn send_once(producer: &Producer<Departure>, departure: &Departure, alone:
         let sent = producer.send_all([record]).await.pop().context("no result")?;
         match sent {
             Ok(_) => return Ok(repeated),
-            Err(error) if begun.elapsed() > PATIENCE => return Err(error).context("sending"),
+            Err(error) if begun.elapsed() > TIME_LIMIT => return Err(error).context("sending"),
             Err(error) => match error.kind() {
                 ErrorKind::Unavailable => {}
                 ErrorKind::Unconfirmed => {

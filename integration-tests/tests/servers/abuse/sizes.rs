@@ -32,7 +32,7 @@ fn limits(change: impl FnOnce(&mut Limits)) -> Limits {
     limits
 }
 
-/// Connected as usual, with more patience: a busy machine copies 64 MiB slowly.
+/// Connected as usual, with more time: a busy machine copies 64 MiB slowly.
 async fn connect(server: &Server) -> Millstream {
     let config = RedisConfig::new(server.url()).with_response_timeout(Duration::from_secs(60));
     Millstream::over(RedisBackend::connect(config).await.expect("connected").into())

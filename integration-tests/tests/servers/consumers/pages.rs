@@ -90,9 +90,9 @@ impl Fixture {
     /// Reads everything once as the owner, over the slow link, and settles nothing.
     async fn read(&self, entries: usize) -> Vec<MessageId> {
         let (mut reader, mut ids) = (self.far.reader(&self.lease).await.expect("a reader"), Vec::new());
-        let mut patience = Patience::default();
+        let mut errors = ErrorsInARow::default();
         while ids.len() < entries {
-            if let Some(fetched) = patience.of(reader.fetch(512, Duration::ZERO).await) {
+            if let Some(fetched) = errors.of(reader.fetch(512, Duration::ZERO).await) {
                 // What came before an error comes again.
                 ids.extend(fetched.entries.iter().map(|entry| entry.receipt.id));
                 ids.sort_unstable();
@@ -120,9 +120,9 @@ impl Fixture {
 
 /// Errors may occur, one after the other, but not without end.
 #[derive(Default)]
-struct Patience(usize);
+struct ErrorsInARow(usize);
 
-impl Patience {
+impl ErrorsInARow {
     fn of<T>(&mut self, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => {
@@ -261,9 +261,9 @@ async fn heavy_items_arrive(scene: &Fixture) {
     };
     Recurring::put(&scene.near, &place, &rule, OnConflict::Keep).await.expect("put");
 
-    let mut patience = Patience::default();
+    let mut errors = ErrorsInARow::default();
     let parked = loop {
-        if let Some(page) = patience.of(scene.far.parked(&scene.tp, &scene.group, None, 200).await) {
+        if let Some(page) = errors.of(scene.far.parked(&scene.tp, &scene.group, None, 200).await) {
             break page.items;
         }
     };
@@ -272,7 +272,7 @@ async fn heavy_items_arrive(scene: &Fixture) {
         [(origin, &rule.fields)]
     );
     let due = loop {
-        if let Some(due) = patience.of(scene.far.due(&place).await) {
+        if let Some(due) = errors.of(scene.far.due(&place).await) {
             break due.recurrences;
         }
     };
@@ -285,9 +285,9 @@ async fn arrive(rate: u64, limit: Duration, entries: usize) {
     let first = scene.read(entries).await;
     assert_eq!(scene.read(entries).await, first, "what is pending");
 
-    let (one, mut claimed, mut patience) = (scene.member("one"), Vec::new(), Patience::default());
+    let (one, mut claimed, mut errors) = (scene.member("one"), Vec::new(), ErrorsInARow::default());
     while claimed.len() < entries {
-        let more = patience
+        let more = errors
             .of(scene
                 .far
                 .claim(&one, P, &[], Duration::ZERO, 100, &millstream_core::Continuity::assured())
@@ -296,7 +296,7 @@ async fn arrive(rate: u64, limit: Duration, entries: usize) {
         if more.abandoned.entries.is_empty() {
             // What was claimed when an answer was lost.
             let mut reader = scene.far.shared_reader(&one, &[P]).await.expect("a reader");
-            while let Some([(_, fetched)]) = patience.of(reader.fetch(512, Duration::ZERO).await).as_deref() {
+            while let Some([(_, fetched)]) = errors.of(reader.fetch(512, Duration::ZERO).await).as_deref() {
                 claimed.extend(fetched.entries.iter().map(|entry| entry.receipt));
             }
         }
@@ -309,7 +309,7 @@ async fn arrive(rate: u64, limit: Duration, entries: usize) {
     let mut reader = scene.far.shared_reader(&one, &[P]).await.expect("a reader");
     let mut read = Vec::new();
     while read.len() < entries {
-        for (_, fetched) in patience.of(reader.fetch(512, Duration::ZERO).await).unwrap_or_default() {
+        for (_, fetched) in errors.of(reader.fetch(512, Duration::ZERO).await).unwrap_or_default() {
             read.extend(fetched.entries.iter().map(|entry| entry.receipt));
         }
         read.sort_unstable();
@@ -323,7 +323,7 @@ async fn arrive(rate: u64, limit: Duration, entries: usize) {
     let (mut range, mut browsed) = (Range::ALL, Vec::new());
     while browsed.len() < entries {
         let page = scene.far.entries(&scene.tp, &Stream::Log, range, 1_000).await;
-        let Some(page) = patience.of(page) else { continue };
+        let Some(page) = errors.of(page) else { continue };
         browsed.extend(page.items.iter().map(|stored| stored.id));
         range = range.behind(*browsed.last().expect("a page that is not empty"));
     }

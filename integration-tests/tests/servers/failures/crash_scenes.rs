@@ -54,8 +54,8 @@ async fn one_kill_costs_its_own_messages_only() {
         let taken = |crew: &Crew| crew.terms.owners().len() == plan.partitions as usize;
         crew.until("its partitions have new owners", Duration::from_secs(60), taken).await;
         let taken_us = now_us();
-        let patience = Duration::from_secs(jobs.len() as u64 / 64 * 2 + 30);
-        let all = crew.within(patience, |crew| crew.done.len() == jobs.len()).await;
+        let time_limit = Duration::from_secs(jobs.len() as u64 / 64 * 2 + 30);
+        let all = crew.within(time_limit, |crew| crew.done.len() == jobs.len()).await;
         let took = began.elapsed();
         (server, crew, victim, theirs, [killed_us, dead_us], taken_us, all, took)
     };
@@ -122,9 +122,10 @@ async fn poison(Poison { name, plan, count, work }: Poison) {
         crew.join(3).await;
         let (began, mut ends) = (Instant::now(), 0);
         crew.send(&jobs).await;
-        let patience =
+        let time_limit =
             work.mul_f64(count as f64) / 16 + plan.replaced_within() * 10 + Duration::from_secs(20);
-        while began.elapsed() < patience && (crew.done.len() + 1 < jobs.len() || crew.dead().await.is_empty())
+        while began.elapsed() < time_limit
+            && (crew.done.len() + 1 < jobs.len() || crew.dead().await.is_empty())
         {
             ends += crew.replace_dead();
             crew.read();

@@ -73,12 +73,12 @@ pub(crate) struct Work {
     /// Whether every tenth message fails once.
     pub(crate) failing: bool,
     /// For how long a send is tried.
-    pub(crate) patience: Duration,
+    pub(crate) time_limit: Duration,
 }
 
 impl Default for Work {
     fn default() -> Self {
-        Self { ttl: MS(2_000), takes: MS(2), failing: false, patience: MS(15_000) }
+        Self { ttl: MS(2_000), takes: MS(2), failing: false, time_limit: MS(15_000) }
     }
 }
 
@@ -94,7 +94,7 @@ impl Pair {
             }
         };
         let mq = Millstream::at(url).observer(observer).await.expect("connected");
-        let producer = mq.producer(TOPIC).delivery_timeout(work.patience).await.expect("a producer");
+        let producer = mq.producer(TOPIC).delivery_timeout(work.time_limit).await.expect("a producer");
         let handled = Handled::default();
         let mut consumers = Vec::new();
         for _ in 0..2 {
@@ -159,13 +159,13 @@ impl Pair {
     }
 
     /// Waits until all that was confirmed is handled and nothing is left to do.
-    pub(crate) async fn all_handled(&self, patience: Duration) {
-        self.all_handled_but(&BTreeSet::new(), patience).await;
+    pub(crate) async fn all_handled(&self, time_limit: Duration) {
+        self.all_handled_but(&BTreeSet::new(), time_limit).await;
     }
 
     /// The same, of all but those that the server has lost.
-    pub(crate) async fn all_handled_but(&self, lost: &BTreeSet<u64>, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    pub(crate) async fn all_handled_but(&self, lost: &BTreeSet<u64>, time_limit: Duration) {
+        let deadline = Instant::now() + time_limit;
         loop {
             let missing: BTreeSet<u64> = self.missing().difference(lost).copied().collect();
             let left = match self.mq.stats(&TOPIC, "g").await {

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::cli::Cli;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// What came of a call, in bytes.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 return status.code();
             }
-            assert!(began.elapsed() < PATIENCE, "it does not end");
+            assert!(began.elapsed() < TIME_LIMIT, "it does not end");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -107,7 +107,7 @@ impl Drop for Running {
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let began = Instant::now();
     while !is_so().await {
-        assert!(began.elapsed() < PATIENCE, "not so: {what}");
+        assert!(began.elapsed() < TIME_LIMIT, "not so: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -17,7 +17,7 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use vt100::{Parser, Screen};
 
 /// How long something may take that is waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// A terminal, and the command on it.
 pub(crate) struct Pty {
@@ -113,7 +113,7 @@ impl Pty {
     /// Waits until the screen is as it should be.
     #[track_caller]
     pub(crate) fn until<T>(&self, what: &str, mut found: impl FnMut(&Screen) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         let mut parser = self.shown.lock();
         loop {
             if let Some(found) = found(parser.screen()) {
@@ -149,7 +149,7 @@ impl Pty {
     /// Waits for the end, and holds that the terminal is as it was. Gives the exit code, and what is on the screen.
     #[track_caller]
     pub(crate) fn end(mut self) -> (i32, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         let status = loop {
             match self.child.try_wait().expect("a process") {
                 Some(status) => break status,

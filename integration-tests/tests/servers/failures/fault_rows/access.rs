@@ -59,7 +59,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_evicts_is_survived() {
     let server = Server::start();
-    let mut pair = Pair::begin(&server.url(), Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&server.url(), Work { time_limit: MS(1_500), ..Work::default() }).await;
     server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
     server.cli(&["CONFIG", "SET", "maxmemory", "3mb"]);
     let mut lost = 0;
@@ -95,7 +95,7 @@ async fn a_password_that_was_changed_is_told_and_tried_again() {
     let server = Server::start();
     let url = format!("redis://app:old@127.0.0.1:{}", server.port());
     server.cli(&["ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all"]);
-    let mut pair = Pair::begin(&url, Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&url, Work { time_limit: MS(1_500), ..Work::default() }).await;
     server.cli(&["ACL", "SETUSER", "app", "resetpass", ">new"]);
     server.cli(&["CLIENT", "KILL", "USER", "app"]);
     pair.tells("WRONGPASS").await;
@@ -114,7 +114,7 @@ async fn a_right_that_is_taken_away_loses_and_doubles_nothing() {
     let server = Server::start();
     let url = format!("redis://app:old@127.0.0.1:{}", server.port());
     server.cli(&["ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all"]);
-    let work = Work { patience: MS(1_500), failing: true, ttl: MS(4_000), ..Work::default() };
+    let work = Work { time_limit: MS(1_500), failing: true, ttl: MS(4_000), ..Work::default() };
     let mut pair = Pair::begin(&url, work).await;
     for right in ["zadd", "xack", "hset"] {
         server.cli(&["ACL", "SETUSER", "app", &format!("-{right}")]);

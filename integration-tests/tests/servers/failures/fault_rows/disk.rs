@@ -33,7 +33,7 @@ async fn a_full_disk_refuses_writes_and_all_goes_on_when_there_is_room() {
     let disk = Disk::new("4m");
     let builder = Server::builder().within(disk.path()).appendonly(true).arg("--appendfsync", "everysec");
     let server = builder.start();
-    let mut pair = Pair::begin(&server.url(), Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&server.url(), Work { time_limit: MS(1_500), ..Work::default() }).await;
     let before = clients(&server);
     disk.fill();
     refused(&mut pair, "MISCONF").await;
@@ -62,7 +62,7 @@ async fn a_server_that_ends_on_a_full_disk_is_waited_for_without_haste() {
     let builder = Server::builder().within(disk.path()).appendonly(true).arg("--appendfsync", "always");
     let mut server = builder.start();
     let proxy = Proxy::to(server.port());
-    let mut pair = Pair::begin(&proxy.url(), Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&proxy.url(), Work { time_limit: MS(1_500), ..Work::default() }).await;
     let connections = proxy.connections();
     disk.fill();
     refused(&mut pair, "away").await;
@@ -92,7 +92,7 @@ async fn a_snapshot_that_fails_stops_writes_and_all_goes_on_after_one_that_does_
     let disk = Disk::new("2m");
     let server = Server::builder().within(disk.path()).start();
     server.cli(&["CONFIG", "SET", "save", "3600 1000000"]);
-    let mut pair = Pair::begin(&server.url(), Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&server.url(), Work { time_limit: MS(1_500), ..Work::default() }).await;
     let before = clients(&server);
     disk.fill();
     server.cli(&["BGSAVE"]);

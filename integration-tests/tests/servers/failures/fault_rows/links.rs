@@ -19,7 +19,7 @@ use crate::failures::crash_scenes::BINS;
 async fn a_server_that_is_full_of_clients_is_waited_for_and_connections_are_bounded() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let mut pair = Pair::begin(&proxy.url(), Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&proxy.url(), Work { time_limit: MS(1_500), ..Work::default() }).await;
     let before = proxy.connections();
     // Others take every place there is, and those of the consumers when these are cut.
     let limit = before + 10;

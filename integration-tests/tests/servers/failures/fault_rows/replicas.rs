@@ -99,7 +99,7 @@ async fn a_promoted_replica_lacks_the_newest_and_repeats_what_it_did_not_hear_of
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_without_its_replica_takes_no_writes_and_that_is_said() {
     let servers = Replicated::new().await;
-    let mut pair = Pair::begin(&servers.front.url(), Work { patience: MS(1_500), ..Work::default() }).await;
+    let mut pair = Pair::begin(&servers.front.url(), Work { time_limit: MS(1_500), ..Work::default() }).await;
     servers.primary.cli(&["CONFIG", "SET", "min-replicas-max-lag", "1"]);
     servers.primary.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     pair.send(50).await;
