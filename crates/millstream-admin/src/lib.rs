@@ -7,6 +7,7 @@ mod faults;
 
 mod dead_letters;
 mod doctor;
+mod emptiness;
 mod groups;
 mod locks;
 mod memory;
@@ -23,13 +24,15 @@ pub use dead_letters::{
     Replayer, Survey, from_line, to_line,
 };
 pub use doctor::{Report, diagnose};
+pub use emptiness::Emptiness;
 pub use faults::Level;
 pub use groups::ExpiredGroup;
 pub use memory::{Memory, Size, used_of};
 pub use owners::{OwnedPartition, Owners, Standing};
 pub use reading::cursor::Cursor;
 pub use reading::messages::{Browse, Filter, Message, Messages};
-pub use reading::pending::{PendingEntry, PendingOrder, PendingPage, PendingQuery};
+pub use reading::pending::{PartError, PendingEntry, PendingOrder, PendingPage, PendingQuery};
+pub use reading::retries::{Retries, Retry};
 pub use reading::tail::Tail;
 pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;

@@ -7,6 +7,7 @@ use millstream_core::inspect::{Server, Structure, Usage};
 use millstream_core::{GroupName, Partition, Result, TopicName, TopicPartition};
 
 use crate::Admin;
+use crate::stats::readable;
 
 /// Number of partitions per request.
 const CHUNK: usize = 50;
@@ -46,6 +47,8 @@ pub struct Memory {
     pub used: Option<u64>,
     /// Memory limit of the server, in bytes; `None` if there is none, or if it does not report it.
     pub max: Option<u64>,
+    /// Reasons why a part is missing: the items of a structure could not be counted, or the groups are unknown.
+    pub unreadable: Vec<String>,
 }
 
 impl Memory {
@@ -68,6 +71,7 @@ impl Memory {
     fn add(&mut self, usage: &Usage) {
         self.structures.entry(usage.structure).or_default().add(usage);
         self.partitions.entry(usage.partition).or_default().add(usage);
+        self.unreadable.extend(usage.unreadable.clone());
         if let Some(group) = &usage.group {
             self.groups.entry(group.clone()).or_default().add(usage);
         }
@@ -75,15 +79,16 @@ impl Memory {
 }
 
 impl Admin {
-    /// Returns the memory usage of a topic, estimated from samples: the cost grows with partitions and groups, not with
-    /// messages.
+    /// Returns the memory usage of a topic as far as it can be read, estimated from samples: the cost grows with partitions
+    /// and groups, not with messages.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn memory(&self, topic: &TopicName) -> Result<Memory> {
         let all: Vec<TopicPartition> = self.backend.catalog().topic(topic).await?.iter().collect();
-        let groups = self.backend.catalog().groups(topic).await?;
         let mut memory = Memory::default();
+        let groups = readable(&mut memory.unreadable, self.backend.catalog().groups(topic).await)?;
+        let groups = groups.unwrap_or_default();
         for chunk in all.chunks(CHUNK) {
             let usage = self.backend.inspect()?.usage(chunk, &groups).await?;
             usage.iter().for_each(|usage| memory.add(usage));
@@ -142,7 +147,7 @@ mod tests {
             (1, Some(&group), Structure::DeadLetters, 1, 300),
         ] {
             let (partition, group) = (Partition(partition), group.cloned());
-            memory.add(&Usage { partition, group, structure, items, bytes });
+            memory.add(&Usage { partition, group, structure, items, bytes, unreadable: None });
         }
         assert_eq!(memory.bytes(), 1_900);
         assert_eq!(memory.structures[&Structure::Log].each(), Some(106));

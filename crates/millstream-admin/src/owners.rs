@@ -7,6 +7,7 @@ use millstream_core::members::GroupMembers;
 use millstream_core::{GroupName, MemberId, Partition, Result, TopicName};
 
 use crate::Admin;
+use crate::stats::readable;
 
 /// State of a partition in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum Standing {
     Unassigned,
     /// It has neither owner nor assignment: the group is not running.
     Idle,
+    /// It is not known, since lease or fence [cannot be read](Ownership::unreadable).
+    Unknown,
 }
 
 /// Partition, with its owner and the assigned member.
@@ -42,9 +45,17 @@ pub struct Owners {
     pub roster: GroupMembers,
     /// All partitions, in order.
     pub partitions: Vec<OwnedPartition>,
+    /// Reasons of what cannot be read: of members and assignment, which are then missing in `roster`, or of all owners.
+    pub unreadable: Vec<String>,
 }
 
 impl Owners {
+    /// Returns the reasons of everything that is unknown because it cannot be read; none if all is known.
+    pub fn reasons(&self) -> impl Iterator<Item = &str> {
+        let of_partitions = self.partitions.iter().filter_map(|it| it.ownership.unreadable.as_deref());
+        self.unreadable.iter().map(String::as_str).chain(of_partitions)
+    }
+
     /// Returns the partitions of each owner, by the owner's name. Includes members without partitions.
     #[must_use]
     pub fn by_owner(&self) -> BTreeMap<String, Vec<Partition>> {
@@ -60,13 +71,15 @@ impl Owners {
 }
 
 impl Admin {
-    /// Returns the owner and the assigned member of each partition of a topic, for a group.
+    /// Returns the owner and the assigned member of each partition of a topic, for a group, as far as they can be read.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn owners(&self, topic: &TopicName, group: &GroupName) -> Result<Owners> {
         let spec = self.backend.catalog().topic(topic).await?;
-        let roster = self.backend.members().roster(topic, group).await?;
+        let mut unreadable = Vec::new();
+        let roster = readable(&mut unreadable, self.backend.members().roster(topic, group).await)?;
+        let roster = roster.unwrap_or_default();
         let ownerships = self.backend.inspect()?.owners(&spec, group).await?;
         let assigned = assigned(&roster);
         let partitions = ownerships.into_iter().map(|ownership| {
@@ -74,7 +87,7 @@ impl Admin {
             let standing = standing(&ownership, assigned.as_ref());
             OwnedPartition { ownership, assigned, standing }
         });
-        Ok(Owners { partitions: partitions.collect(), roster })
+        Ok(Owners { partitions: partitions.collect(), roster, unreadable })
     }
 }
 
@@ -86,6 +99,9 @@ fn assigned(roster: &GroupMembers) -> BTreeMap<Partition, MemberId> {
 }
 
 fn standing(ownership: &Ownership, assigned: Option<&MemberId>) -> Standing {
+    if ownership.unreadable.is_some() {
+        return Standing::Unknown;
+    }
     match (&ownership.holder, assigned) {
         (Some(holder), Some(member)) if holder.owner == member.as_str() => Standing::Settled,
         (Some(_), Some(_)) => Standing::Moving,
@@ -124,6 +140,13 @@ mod tests {
         for (owner, should, expected) in cases {
             assert_eq!(standing(&lease(owner), Some(&member).filter(|_| should)), expected);
         }
+    }
+
+    #[test]
+    fn a_partition_whose_lease_cannot_be_read_does_not_count_as_free() {
+        let mut unknown = lease(None);
+        unknown.unreadable = Some("why".to_owned());
+        assert_eq!(standing(&unknown, None), Standing::Unknown);
     }
 
     #[test]

@@ -2,63 +2,92 @@
 
 use std::time::Duration;
 
-use millstream_core::catalog::PartitionStats;
+use millstream_core::catalog::{PartitionStats, PartitionSurvey};
 use millstream_core::schedule::Waiting;
-use millstream_core::{Error, ErrorKind, GroupName, Result, Timestamp, TopicName, TopicSpec};
+use millstream_core::{
+    Error, ErrorKind, GroupName, Partition, Result, Start, Timestamp, TopicName, TopicSpec,
+};
 
 use crate::Admin;
 
-/// Sums over partitions.
+/// Sums over partitions. A sum is `None` if its figure is unknown for a partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Entries in the logs.
-    pub length: u64,
-    /// Entries that were never handed out; `None` if that is unknown for a partition.
+    pub length: Option<u64>,
+    /// Entries that were never handed out.
     pub lag: Option<u64>,
     /// Lower bound of the lag.
     pub lag_at_least: u64,
-    /// Age of the oldest entry that is not settled; `None` if there is none.
+    /// Age of the oldest entry that is not settled, in the logs that can be read; `None` if there is none.
     pub oldest: Option<Duration>,
     /// Entries handed out and not settled.
-    pub pending: u64,
+    pub pending: Option<u64>,
     /// Messages that wait for a retry.
-    pub retrying: u64,
+    pub retrying: Option<u64>,
     /// Dead letters.
-    pub dead: u64,
+    pub dead: Option<u64>,
 }
 
 impl Totals {
     /// Returns the sums over these partitions.
     #[must_use]
-    pub fn of(partitions: &[PartitionStats]) -> Self {
-        let start = Self { lag: Some(0), ..Self::default() };
-        partitions.iter().fold(start, |sum, it| Self {
-            length: sum.length + it.length,
-            lag: sum.lag.zip(it.lag).map(|(a, b)| a + b),
-            lag_at_least: sum.lag_at_least + it.lag_at_least,
-            oldest: sum.oldest.max(it.oldest),
-            pending: sum.pending + it.pending,
-            retrying: sum.retrying + it.retrying,
-            dead: sum.dead + it.dead,
-        })
+    pub fn of(partitions: &[PartitionSurvey]) -> Self {
+        let sum = |figure: fn(&PartitionSurvey) -> Option<u64>| partitions.iter().map(figure).sum();
+        Self {
+            length: sum(PartitionSurvey::length),
+            lag: sum(|it| it.stats.lag),
+            lag_at_least: partitions.iter().map(|it| it.stats.lag_at_least).sum(),
+            oldest: partitions.iter().filter_map(|it| it.stats.oldest).max(),
+            pending: sum(PartitionSurvey::pending),
+            retrying: sum(PartitionSurvey::retrying),
+            dead: sum(PartitionSurvey::dead),
+        }
     }
 }
 
-/// State of a group.
+/// State of a group, as far as it can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStats {
     /// The group.
     pub group: GroupName,
     /// State of each partition.
-    pub partitions: Vec<PartitionStats>,
+    pub partitions: Vec<PartitionSurvey>,
     /// Sums over all partitions.
     pub totals: Totals,
-    /// Time since which the whole group is paused, by the server's clock; `None` if it is not.
+    /// Time since which the whole group is paused, by the server's clock; `None` if it is not, or that is unknown.
     pub paused: Option<Timestamp>,
-    /// Number of live members.
-    pub members: usize,
-    /// Number of partitions that have an owner.
-    pub owned: usize,
+    /// Number of live members; `None` if it is unknown.
+    pub members: Option<usize>,
+    /// Number of partitions that have an owner; `None` if it is unknown.
+    pub owned: Option<usize>,
+    /// Reasons why members, owners or the pause are unknown.
+    pub unreadable: Vec<String>,
+}
+
+impl GroupStats {
+    /// Returns the reasons of everything that is unknown because it cannot be read; none if all is known.
+    pub fn reasons(&self) -> impl Iterator<Item = &str> {
+        let of_partitions = self.partitions.iter().flat_map(|it| &it.unreadable).map(|it| &*it.reason);
+        of_partitions.chain(self.unreadable.iter().map(String::as_str))
+    }
+
+    /// Returns the number of messages that the group certainly has to handle, as `millstream_backlog` counts them, without
+    /// delayed ones. Where the group is missing, its next consumer restores it and starts with the oldest entry.
+    #[must_use]
+    pub fn backlog_at_least(&self) -> u64 {
+        let lag = |it: &PartitionStats| if it.position.is_none() { it.length } else { it.lag_at_least };
+        let stats = self.partitions.iter().map(|it| &it.stats);
+        stats.map(|it| lag(it) + it.pending + it.retrying).sum()
+    }
+
+    /// Returns the number of messages that the group has to handle, without delayed ones; `None` if a part of it is
+    /// unknown.
+    #[must_use]
+    pub fn backlog(&self) -> Option<u64> {
+        let Totals { lag, pending, retrying, .. } = self.totals;
+        lag.and(pending).and(retrying).map(|_| self.backlog_at_least())
+    }
 }
 
 /// State of a topic.
@@ -81,8 +110,10 @@ pub struct TopicSurvey {
     pub topic: TopicSpec,
     /// Delayed messages that wait, or the error of reading them.
     pub delayed: Result<Waiting>,
-    /// State of each group, by name, or the error of reading it.
+    /// State of each group, by name, or the error of reading it. Empty if the list of groups cannot be read.
     pub groups: Vec<(GroupName, Result<GroupStats>)>,
+    /// Error of reading the list of groups: the topic may have groups that are not in `groups`.
+    pub unlisted: Option<Error>,
 }
 
 impl Admin {
@@ -94,7 +125,13 @@ impl Admin {
     pub async fn stats(&self, topic: &TopicName) -> Result<TopicStats> {
         let survey = self.survey(topic).await?;
         let delayed = survey.delayed?;
-        let groups = survey.groups.into_iter().map(|(_, stats)| stats).collect::<Result<_>>()?;
+        if let Some(error) = survey.unlisted {
+            return Err(error);
+        }
+        let groups: Vec<_> = survey.groups.into_iter().map(|(_, stats)| stats).collect::<Result<_>>()?;
+        if let Some(reason) = groups.iter().flat_map(GroupStats::reasons).next() {
+            return Err(Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic));
+        }
         Ok(TopicStats { topic: survey.topic, delayed: delayed.total, overdue: delayed.overdue, groups })
     }
 
@@ -102,33 +139,73 @@ impl Admin {
     /// prevent the others.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that does not exist; errors of reading its settings or the list of its
-    /// groups; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; errors of reading its settings; transient ones.
     pub async fn survey(&self, topic: &TopicName) -> Result<TopicSurvey> {
         let spec = self.backend.catalog().topic(topic).await?;
         let delayed = lasting(self.delayed(&spec).await)?;
-        let mut groups = Vec::new();
-        for group in self.backend.catalog().groups(topic).await? {
-            let stats = lasting(self.stats_of(&spec, &group).await)?;
-            groups.push((group, stats));
+        let (mut groups, mut unlisted) = (Vec::new(), None);
+        match lasting(self.backend.catalog().groups(topic).await)? {
+            Ok(names) => {
+                for group in names {
+                    let stats = lasting(self.stats_of(&spec, &group).await)?;
+                    groups.push((group, stats));
+                }
+            }
+            Err(error) => unlisted = Some(error),
         }
-        Ok(TopicSurvey { topic: spec, delayed, groups })
+        Ok(TopicSurvey { topic: spec, delayed, groups, unlisted })
     }
 
-    /// Returns the state of one group of a topic, also of one that exists on a log but not in the topic's list.
+    /// Returns the state of one group of a topic as far as it can be read, also of one that exists on a log but not in the
+    /// topic's list.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::WrongType`] that names the key;
-    /// transient ones.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; transient ones. The error of reading the list of
+    /// groups, if no log has the group.
     pub async fn group_stats(&self, topic: &TopicName, group: &GroupName) -> Result<GroupStats> {
         let spec = self.backend.catalog().topic(topic).await?;
-        let listed = self.backend.catalog().groups(topic).await?.contains(group);
-        let stats = self.stats_of(&spec, group).await?;
-        if listed || stats.partitions.iter().any(|partition| partition.position.is_some()) {
-            return Ok(stats);
+        let listed = lasting(self.backend.catalog().groups(topic).await)?;
+        let mut stats = self.stats_of(&spec, group).await?;
+        let is_there = stats.partitions.iter().any(|it| it.stats.position.is_some());
+        match listed {
+            Ok(groups) if is_there || groups.contains(group) => return Ok(stats),
+            Ok(_) => {}
+            Err(error) if is_there => {
+                stats.unreadable.push(error.to_string());
+                return Ok(stats);
+            }
+            Err(error) => return Err(error),
         }
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist"))
             .at(topic))
+    }
+
+    /// Counts the lag of a group where [`survey`](Self::survey) left it unknown since there was too much to count, in bounded
+    /// requests: a million entries take about a second. `counted` is called with each partition that was counted. What is
+    /// appended meanwhile may be included. Partitions on which the group is missing, or stands in the future, stay unknown.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::count`](millstream_core::Catalog::count).
+    pub async fn count_lag(
+        &self,
+        topic: &TopicSpec,
+        stats: &mut GroupStats,
+        mut counted: impl FnMut(Partition),
+    ) -> Result<()> {
+        for (tp, survey) in topic.iter().zip(&mut stats.partitions) {
+            let Some(position) = survey.stats.position.filter(|_| survey.stats.lag.is_none()) else {
+                continue;
+            };
+            // At least one entry was found behind the position, or counting was never begun.
+            if survey.stats.lag_at_least == 0 {
+                continue;
+            }
+            let lag = self.backend.catalog().count(&tp, Start::After(position), None, u64::MAX).await?;
+            (survey.stats.lag, survey.stats.lag_at_least) = (Some(lag), lag);
+            counted(tp.partition);
+        }
+        stats.totals = Totals::of(&stats.partitions);
+        Ok(())
     }
 
     /// Returns the number of delayed messages of a topic that wait.
@@ -149,18 +226,40 @@ impl Admin {
     }
 
     async fn stats_of(&self, spec: &TopicSpec, group: &GroupName) -> Result<GroupStats> {
-        let partitions = self.backend.catalog().stats(spec, group).await?;
-        let members = self.backend.members().roster(&spec.name, group).await?.living().count();
-        let owners = self.backend.inspect()?.owners(spec, group).await?;
-        let owned = owners.iter().filter(|owner| owner.holder.is_some()).count();
-        let paused = self.backend.catalog().group_state(&spec.name, group).await?.paused;
-        let (group, totals) = (group.clone(), Totals::of(&partitions));
-        Ok(GroupStats { totals, group, partitions, paused, members, owned })
+        let partitions = self.backend.catalog().survey(spec, group).await?;
+        let mut unreadable = Vec::new();
+        let roster = readable(&mut unreadable, self.backend.members().roster(&spec.name, group).await)?;
+        let owners = readable(&mut unreadable, self.backend.inspect()?.owners(spec, group).await)?;
+        let state = readable(&mut unreadable, self.backend.catalog().group_state(&spec.name, group).await)?;
+        let mut owned = owners.as_ref().map(|all| all.iter().filter(|it| it.holder.is_some()).count());
+        for reason in owners.iter().flatten().filter_map(|it| it.unreadable.clone()) {
+            (owned, _) = (None, unreadable.push(reason));
+        }
+        Ok(GroupStats {
+            group: group.clone(),
+            totals: Totals::of(&partitions),
+            partitions,
+            paused: state.and_then(|state| state.paused),
+            members: roster.map(|roster| roster.living().count()),
+            owned,
+            unreadable,
+        })
     }
 }
 
+/// Returns what was read; `None` for an error that is not transient, whose reason is recorded.
+pub(crate) fn readable<T>(reasons: &mut Vec<String>, read: Result<T>) -> Result<Option<T>> {
+    Ok(match lasting(read)? {
+        Ok(read) => Some(read),
+        Err(error) => {
+            reasons.push(error.to_string());
+            None
+        }
+    })
+}
+
 /// Separates errors: a transient one fails the whole call, any other is the result of this part only.
-fn lasting<T>(asked: Result<T>) -> Result<Result<T>> {
+pub(crate) fn lasting<T>(asked: Result<T>) -> Result<Result<T>> {
     match asked {
         Err(error) if error.is_transient() => Err(error),
         other => Ok(other),
@@ -169,7 +268,8 @@ fn lasting<T>(asked: Result<T>) -> Result<Result<T>> {
 
 #[cfg(test)]
 mod tests {
-    use millstream_core::Partition;
+    use millstream_core::catalog::Unreadable;
+    use millstream_core::inspect::Structure;
 
     use super::*;
 
@@ -179,13 +279,34 @@ mod tests {
             let mut stats = PartitionStats::empty(Partition(0));
             (stats.lag, stats.lag_at_least, stats.length) = (lag, at_least, 10);
             stats.oldest = oldest.map(Duration::from_secs);
-            stats
+            PartitionSurvey::new(stats)
         };
         let known = Totals::of(&[of(Some(3), 3, Some(5)), of(Some(4), 4, None), of(Some(0), 0, Some(9))]);
-        assert_eq!((known.lag, known.lag_at_least, known.length), (Some(7), 7, 30));
+        assert_eq!((known.lag, known.lag_at_least, known.length), (Some(7), 7, Some(30)));
         assert_eq!(known.oldest, Some(Duration::from_secs(9)));
         let unknown = Totals::of(&[of(Some(3), 3, None), of(None, 5, None)]);
         assert_eq!((unknown.lag, unknown.lag_at_least, unknown.oldest), (None, 8, None));
         assert_eq!(Totals::of(&[]).lag, Some(0));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_unknown_and_nothing_else_is() {
+        let mut damaged = PartitionSurvey::new(PartitionStats::empty(Partition(0)));
+        damaged.stats.dead = 4;
+        damaged.unreadable.push(Unreadable::new(Structure::Parked, "why"));
+        let whole = PartitionSurvey::new(PartitionStats::empty(Partition(1)));
+        let totals = Totals::of(&[damaged.clone(), whole.clone()]);
+        assert_eq!((totals.retrying, totals.pending, totals.dead), (None, Some(0), Some(4)));
+        let group = GroupStats {
+            group: "g".parse().expect("a name"),
+            partitions: vec![damaged, whole],
+            totals,
+            paused: None,
+            members: None,
+            owned: Some(0),
+            unreadable: vec!["members".to_owned()],
+        };
+        assert_eq!((group.backlog(), group.backlog_at_least()), (None, 0));
+        assert_eq!(group.reasons().collect::<Vec<_>>(), ["why", "members"]);
     }
 }

@@ -113,6 +113,9 @@ impl Admin {
         let roster = self.backend.members().roster(&spec.name, group).await?;
         let mut users: Vec<String> = roster.living().map(|member| member.id.to_string()).collect();
         let owners = self.backend.inspect()?.owners(spec, group).await?;
+        if let Some(reason) = owners.iter().find_map(|owner| owner.unreadable.clone()) {
+            return Err(Error::new(ErrorKind::WrongType, reason).at(&spec.name));
+        }
         users.extend(owners.into_iter().filter_map(|owner| Some(owner.holder?.owner)));
         users.sort_unstable();
         users.dedup();

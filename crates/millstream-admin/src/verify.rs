@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use millstream_core::audit::{Check, Fault, Finding, Remedy, Scope};
+use millstream_core::audit::{Check, Fault, Finding, Loss, Remedy, Scope};
 use millstream_core::schedule::Shard;
 use millstream_core::{Error, ErrorKind, QueueName, Result, TopicName};
 
@@ -36,6 +36,8 @@ pub enum Repaired {
     Still,
     /// It needs a decision of a person.
     Person,
+    /// Nothing is to be repaired: it is the record of a loss.
+    Record,
 }
 
 /// Finding, and the result of its repair.
@@ -59,11 +61,25 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Returns whether no fault is left.
+    /// Returns whether no fault is left, and nothing was ever lost.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let right = |verdict: &Verdict| matches!(verdict.repaired, Repaired::Yes | Repaired::Gone);
+        self.is_repaired() && self.lost().is_nothing()
+    }
+
+    /// Returns whether no fault is left. Entries that were lost before are no fault: they cannot be brought back, and
+    /// [`lost`](Self::lost) returns them.
+    #[must_use]
+    pub fn is_repaired(&self) -> bool {
+        let right = |it: &Verdict| matches!(it.repaired, Repaired::Yes | Repaired::Gone | Repaired::Record);
         !self.cut && self.verdicts.iter().all(right)
+    }
+
+    /// Returns the sum of all entries whose loss is recorded.
+    #[must_use]
+    pub fn lost(&self) -> Loss {
+        let records = self.verdicts.iter().filter(|it| it.repaired == Repaired::Record);
+        records.filter_map(|it| it.finding.loss).fold(Loss::default(), Loss::and)
     }
 }
 
@@ -211,6 +227,14 @@ impl<'a> Pass<'a> {
     }
 
     async fn found(&mut self, finding: Finding) -> Result<()> {
+        // A record that a repair has extended replaces the one that was read before.
+        let same = |it: &Verdict| it.repaired == Repaired::Record && it.finding.scope == finding.scope;
+        if finding.fault.remedy() == Remedy::Record
+            && let Some(known) = self.verified.verdicts.iter_mut().find(|it| same(it))
+        {
+            known.finding = finding;
+            return Ok(());
+        }
         // A scan may return the same item twice.
         if !self.known.insert((finding.fault, finding.scope.clone(), finding.id.clone())) {
             if self.again {
@@ -224,6 +248,7 @@ impl<'a> Pass<'a> {
         }
         let repaired = match finding.fault.remedy() {
             Remedy::Person => Repaired::Person,
+            Remedy::Record => Repaired::Record,
             _ if !self.options.repair => Repaired::NotAsked,
             _ => {
                 self.touched.insert(finding.scope.clone());
@@ -245,9 +270,11 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Checks suspects again: one that is still present was not a change in progress. Each place is checked once.
+    /// Checks suspects again: one that is still present was not a change in progress. Each place is checked once, before any
+    /// of them is repaired: the repair of one may change how another one looks.
     async fn second_look(&mut self) -> Result<()> {
         let suspects = std::mem::take(&mut self.suspects);
+        let mut confirmed = Vec::new();
         for run in suspects.chunk_by(|a, b| (&a.0, a.1) == (&b.0, b.1)) {
             let Some((scope, check, _)) = run.first() else { continue };
             let again = match self.admin.backend.audit()?.audit(scope, *check, None).await {
@@ -256,10 +283,11 @@ impl<'a> Pass<'a> {
             };
             for (_, _, finding) in run {
                 let same = |it: &&Finding| (it.fault, &it.id) == (finding.fault, &finding.id);
-                if let Some(confirmed) = again.iter().find(same) {
-                    self.found(confirmed.clone()).await?;
-                }
+                confirmed.extend(again.iter().find(same).cloned());
             }
+        }
+        for finding in confirmed {
+            self.found(finding).await?;
         }
         Ok(())
     }
@@ -271,6 +299,7 @@ pub fn advice(fault: Fault) -> String {
     let by = match fault.remedy() {
         Remedy::Repair => "repair",
         Remedy::Heals => "repair, or by itself when a consumer or worker comes to it",
+        Remedy::Record => "a record, nothing is to be done",
         _ => "by hand",
     };
     format!("{fault}: {} ({by})", fault.advice())

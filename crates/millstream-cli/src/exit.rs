@@ -51,10 +51,18 @@ pub(crate) fn not_found(why: String) -> Error {
 /// Returns advice on an error, if there is any for its kind.
 fn advice(error: &Error) -> Option<&'static str> {
     let error = error.chain().find_map(|it| it.downcast_ref::<millstream::Error>())?;
-    let is_new = error.to_string().starts_with("connect to ");
+    let text = error.to_string();
+    let is_new = text.starts_with("connect to ");
     match error.kind() {
         ErrorKind::Unavailable if is_new => Some("--url or MILLSTREAM_URL sets its address"),
-        ErrorKind::Denied if is_new => {
+        // Of the command that was refused, whenever that was.
+        ErrorKind::Denied if text.contains("lacks a permission") => {
+            Some("`millstream doctor` lists every command that this user lacks")
+        }
+        // Also of a connection that was open, if the password was changed meanwhile.
+        ErrorKind::Denied
+            if is_new || text.contains("credentials") || text.contains("asks for a password") =>
+        {
             Some("redis://user:password@host in MILLSTREAM_URL, or in the file of --config")
         }
         ErrorKind::Denied => Some("`millstream doctor` lists every command that this user lacks"),
@@ -107,6 +115,10 @@ mod tests {
             of(ErrorKind::Denied, "connect to redis://h: no").is_some_and(|it| it.contains("MILLSTREAM_URL"))
         );
         assert!(of(ErrorKind::Denied, "append").is_some_and(|it| it.contains("doctor")));
+        let right = "connect to redis://h: this user lacks a permission: info";
+        assert!(of(ErrorKind::Denied, right).is_some_and(|it| it.contains("doctor")), "not the password");
+        let password = "append: the server refuses these credentials";
+        assert!(of(ErrorKind::Denied, password).is_some_and(|it| it.contains("MILLSTREAM_URL")));
         assert!(of(ErrorKind::WrongType, "read").is_some_and(|it| it.contains("verify")));
         assert_eq!(of(ErrorKind::Unavailable, "append"), None, "the address is known");
         assert_eq!(advice(&anyhow!("no server")), None);

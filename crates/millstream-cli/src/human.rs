@@ -11,12 +11,17 @@ pub(crate) fn count(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
-/// Formats a number that may be unknown, or known only as a lower bound: `7`, `>= 10,000`, `unknown`.
+/// Formats a number that may be unknown: `7`, `?`.
+pub(crate) fn known(number: Option<u64>) -> String {
+    number.map_or_else(|| "?".to_owned(), count)
+}
+
+/// Formats a number that may be unknown, or known only as a lower bound: `7`, `>= 10,000`, `?`.
 pub(crate) fn at_least(known: Option<u64>, at_least: u64) -> String {
     match known {
         Some(number) => count(number),
         None if at_least > 0 => format!(">= {}", count(at_least)),
-        None => "unknown".to_owned(),
+        None => "?".to_owned(),
     }
 }
 
@@ -119,7 +124,7 @@ mod tests {
         assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!(at_least(Some(0), 0), "0");
         assert_eq!(at_least(None, 20_000), ">= 20,000");
-        assert_eq!(at_least(None, 0), "unknown");
+        assert_eq!(at_least(None, 0), "?");
         assert_eq!(
             (of(1, "topic", "topics"), of(0, "topic", "topics")),
             ("1 topic".into(), "0 topics".into())

@@ -11,6 +11,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::audit::{Loss, Scope};
 use millstream_core::leases::{Lease, Token};
 use millstream_core::locks::LockRevision;
 use millstream_core::name::QueueName;
@@ -44,6 +45,8 @@ pub(crate) struct State {
     pub(crate) deleted_groups: BTreeMap<(TopicName, GroupName), Now>,
     /// Groups that are paused as a whole, and the start of the pause.
     pub(crate) paused_groups: BTreeMap<(TopicName, GroupName), Timestamp>,
+    /// Records of what was lost, by the scope of the audit that found it.
+    pub(crate) losses: BTreeMap<Scope, Loss>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
@@ -284,6 +287,11 @@ impl State {
         }
         self.deleted_groups.retain(|(topic, _), _| topic != name);
         self.paused_groups.retain(|(topic, _), _| topic != name);
+        self.losses.retain(|scope, _| match scope {
+            Scope::Topic(topic) => topic != name,
+            Scope::Partition(tp) | Scope::Group(tp, _) => tp.topic != *name,
+            Scope::Shard(_) => true,
+        });
         self.topic_groups.remove(name);
         self.topics.remove(name);
     }
@@ -304,6 +312,9 @@ impl State {
             membership.wake.notify_waiters();
         }
         self.paused_groups.remove(&(topic.name.clone(), name.clone()));
+        self.losses.retain(
+            |scope, _| !matches!(scope, Scope::Group(tp, group) if tp.topic == topic.name && group == name),
+        );
         known
     }
 

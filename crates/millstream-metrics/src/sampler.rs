@@ -132,16 +132,23 @@ impl Sampler {
                     let sampled = async {
                         let sample = sample::topic(&self.backend, &topic, None).await?;
                         self.say(&scopes[0], of_topic(&sample));
+                        let reasons: Vec<String> = sample.reasons().map(str::to_owned).collect();
                         if self.asks_for_pins(&topic) {
                             let pins = sample::pins(&self.backend, &topic).await?;
                             self.say(&scopes[1], of_pins(&sample, &pins));
                         } else {
                             self.stays(&scopes[1]);
                         }
-                        Ok(())
+                        Ok(reasons)
                     };
                     match sampled.await {
-                        Ok(()) => {}
+                        // Everything else of the topic is known.
+                        Ok(reasons) => {
+                            for reason in reasons {
+                                let error = Error::new(ErrorKind::WrongType, reason).at(&topic);
+                                fails(error.during(format_args!("sample {topic}")));
+                            }
+                        }
                         // Deleted between the two requests.
                         Err(error) if is_gone(&error) => continue,
                         Err(error) => {
@@ -299,9 +306,9 @@ fn of_topic(sample: &TopicSample) -> Values {
     let topic = sample.topic.as_str();
     for (partition, length, waiting) in &sample.partitions {
         let labels = [topic, &partition.0.to_string()];
-        values.set(table::LENGTH, &labels, *length as f64);
-        values.set(table::DELAYED, &labels, waiting.total as f64);
-        values.set(table::DELAYED_OVERDUE, &labels, waiting.overdue as f64);
+        values.set(table::LENGTH, &labels, known(*length));
+        values.set(table::DELAYED, &labels, known(waiting.map(|it| it.total)));
+        values.set(table::DELAYED_OVERDUE, &labels, known(waiting.map(|it| it.overdue)));
     }
     for group in &sample.groups {
         of_group(&mut values, topic, group);
@@ -309,6 +316,11 @@ fn of_topic(sample: &TopicSample) -> Values {
         values.set(table::BACKLOG, &[topic, group.group.as_str()], backlog);
     }
     values
+}
+
+/// Returns the value of a figure that may be unknown.
+fn known(figure: Option<u64>) -> f64 {
+    figure.map_or(f64::NAN, |figure| figure as f64)
 }
 
 fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
@@ -329,19 +341,21 @@ fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
 
 fn of_group(values: &mut Values, topic: &str, sample: &GroupSample) {
     let group = sample.group.as_str();
-    values.set(table::MEMBERS, &[topic, group], sample.members as f64);
-    values.set(table::GROUP_PAUSED, &[topic, group], f64::from(u8::from(sample.paused)));
-    for stats in &sample.partitions {
+    values.set(table::MEMBERS, &[topic, group], known(sample.members.map(|it| it as u64)));
+    values.set(table::GROUP_PAUSED, &[topic, group], known(sample.paused.map(u64::from)));
+    for survey in &sample.partitions {
+        let stats = &survey.stats;
         let number = stats.partition.0.to_string();
         let labels = [topic, &number, group];
-        let lag = stats.lag.map_or(f64::NAN, |lag| lag as f64);
+        let lag = known(stats.lag);
         values.set(table::LAG, &labels, lag);
         values.set(table::LAG_UNKNOWN, &labels, f64::from(u8::from(stats.lag.is_none())));
-        values.set(table::READY, &labels, lag + stats.due as f64);
-        values.set(table::PENDING, &labels, stats.pending as f64);
-        values.set(table::RETRYING, &labels, stats.retrying as f64);
-        values.set(table::DEAD, &labels, stats.dead as f64);
-        values.set(table::OLDEST_AGE_SECONDS, &labels, stats.oldest.unwrap_or_default().as_secs_f64());
+        values.set(table::READY, &labels, lag + known(survey.due()));
+        values.set(table::PENDING, &labels, known(survey.pending()));
+        values.set(table::RETRYING, &labels, known(survey.retrying()));
+        values.set(table::DEAD, &labels, known(survey.dead()));
+        let oldest = survey.length().map(|_| stats.oldest.unwrap_or_default().as_secs_f64());
+        values.set(table::OLDEST_AGE_SECONDS, &labels, oldest.unwrap_or(f64::NAN));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millstream_core::error::{Error, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::inspect::{Structure, Usage};
 use millstream_core::keys::Key;
 use millstream_core::name::GroupName;
@@ -27,7 +27,8 @@ pub(crate) async fn look(
     partitions: &[TopicPartition],
     groups: &[GroupName],
 ) -> Result<Vec<Usage>> {
-    let mut totals: BTreeMap<(Partition, Option<GroupName>, Structure), (u64, u64)> = BTreeMap::new();
+    let mut totals: BTreeMap<(Partition, Option<GroupName>, Structure), (u64, u64, Option<String>)> =
+        BTreeMap::new();
     let keys = partitions.iter().flat_map(|tp| keys_of(inner, tp, groups)).collect::<Vec<_>>();
     for chunk in keys.chunks(CHUNK) {
         let mut pipe = Pipeline::with_capacity(2 * chunk.len());
@@ -45,20 +46,26 @@ pub(crate) async fn look(
                 redis::Value::Nil => 0,
                 bytes => reply::count(bytes).map_err(on)? as u64,
             };
-            let items = reply::count(answers.next().unwrap_or_default()).map_err(on)? as u64;
+            // A key of a wrong type takes memory too, and hides no other structure.
+            let (items, unreadable) = match reply::count(answers.next().unwrap_or_default()).map_err(on) {
+                Err(error) if error.kind() == ErrorKind::WrongType => (0, Some(error.to_string())),
+                items => (items? as u64, None),
+            };
             if bytes > 0 {
                 let total = totals.entry((*partition, group.clone(), *structure)).or_default();
                 total.0 += if counted.is_some() { items } else { 0 };
                 total.1 += bytes;
+                total.2 = total.2.take().or(unreadable);
             }
         }
     }
-    let usage = totals.into_iter().map(|((partition, group, structure), (items, bytes))| Usage {
+    let usage = totals.into_iter().map(|((partition, group, structure), (items, bytes, unreadable))| Usage {
         partition,
         group,
         structure,
         items,
         bytes,
+        unreadable,
     });
     Ok(usage.collect())
 }

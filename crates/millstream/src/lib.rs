@@ -50,7 +50,7 @@ pub mod layers {
 pub mod admin {
     pub use millstream_admin::*;
     pub use millstream_core::LockName;
-    pub use millstream_core::audit::{Fault, Finding, Remedy, Scope};
+    pub use millstream_core::audit::{Fault, Finding, Loss, Remedy, Scope};
     pub use millstream_core::catalog::GroupState;
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
     pub use millstream_core::locks::{LockCursor, LockPage, LockState};

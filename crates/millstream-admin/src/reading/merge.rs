@@ -6,7 +6,7 @@ use std::pin::Pin;
 
 use futures_util::{StreamExt, stream};
 use millstream_core::inspect::Page;
-use millstream_core::{MessageId, Result};
+use millstream_core::{Error, MessageId, Result};
 
 use crate::reading::cursor::Cursor;
 
@@ -34,6 +34,10 @@ pub(crate) struct Merge<'a, T> {
     portion: usize,
     id: fn(&T) -> MessageId,
     fetch: Fetch<'a, T>,
+    /// Whether a lane that cannot be read is left out.
+    partial: bool,
+    /// Lanes that were left out, with the errors.
+    failed: Vec<(usize, Error)>,
 }
 
 impl<'a, T: Send> Merge<'a, T> {
@@ -47,7 +51,25 @@ impl<'a, T: Send> Merge<'a, T> {
     ) -> Self {
         let portion = (limit / lanes.max(1)).saturating_add(2).clamp(2, PORTION);
         let unread = || Lane { ready: VecDeque::new(), more: true, last: None };
-        Self { lanes: (0..lanes).map(|_| unread()).collect(), newest_first, portion, id, fetch }
+        Self {
+            lanes: (0..lanes).map(|_| unread()).collect(),
+            newest_first,
+            portion,
+            id,
+            fetch,
+            partial: false,
+            failed: Vec::new(),
+        }
+    }
+
+    /// Leaves out lanes whose error is not transient, and [records](Self::failed) it.
+    pub(crate) fn partial(self) -> Self {
+        Self { partial: true, ..self }
+    }
+
+    /// Returns the lanes that were left out, with the errors.
+    pub(crate) fn failed(&self) -> &[(usize, Error)] {
+        &self.failed
     }
 
     /// Returns the next item, and the index of its lane. The call can be repeated after an error: nothing is skipped.
@@ -83,6 +105,10 @@ impl<'a, T: Send> Merge<'a, T> {
                     let lane = &mut self.lanes[at];
                     (lane.ready, lane.more) = (page.items.into(), page.more);
                 }
+                Err(error) if self.partial && !error.is_transient() => {
+                    self.lanes[at].more = false;
+                    self.failed.push((at, error));
+                }
                 Err(error) => first = first.and(Err(error)),
             }
         }
@@ -95,22 +121,33 @@ impl<'a, T: Send> Merge<'a, T> {
     }
 }
 
-/// Returns up to `limit` items ordered by id and then by lane, and the cursor for the next page.
+/// Items of several lanes.
+pub(crate) struct Merged<T> {
+    /// The items, with the index of their lane.
+    pub(crate) items: Vec<(usize, T)>,
+    /// Cursor for the next page.
+    pub(crate) next: Option<Cursor>,
+    /// Lanes that cannot be read, with the errors.
+    pub(crate) failed: Vec<(usize, Error)>,
+}
+
+/// Returns up to `limit` items ordered by id and then by lane. Lanes that cannot be read are left out.
 pub(crate) async fn merge<T: Send>(
     lanes: usize,
     newest_first: bool,
     limit: usize,
     id: fn(&T) -> MessageId,
     fetch: Fetch<'_, T>,
-) -> Result<(Vec<(usize, T)>, Option<Cursor>)> {
-    let mut all = Merge::new(lanes, newest_first, limit, id, fetch);
-    let (mut merged, mut last) = (Vec::new(), None);
-    while merged.len() < limit {
+) -> Result<Merged<T>> {
+    let mut all = Merge::new(lanes, newest_first, limit, id, fetch).partial();
+    let (mut items, mut last) = (Vec::new(), None);
+    while items.len() < limit {
         let Some((lane, item)) = all.next().await? else { break };
         last = Some(Cursor { id: id(&item), lane });
-        merged.push((lane, item));
+        items.push((lane, item));
     }
-    Ok((merged, last.filter(|_| all.more())))
+    let next = last.filter(|_| all.more());
+    Ok(Merged { items, next, failed: all.failed })
 }
 
 #[cfg(test)]
@@ -141,8 +178,9 @@ mod tests {
                 Box::pin(async move { Ok(Page::new(rest, more)) })
             });
             let id = |ms: &u64| MessageId::new(*ms, 0);
-            let (page, next) = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");
-            assert!(page.len() <= limit);
+            let merged = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");
+            let (page, next) = (merged.items, merged.next);
+            assert!(page.len() <= limit && merged.failed.is_empty());
             seen.extend(page);
             pages += 1;
             match next {

@@ -50,11 +50,15 @@ pub struct Browse {
     pub limit: usize,
     /// End of the previous page. Default: start at the beginning.
     pub after: Option<Cursor>,
+    /// Whether partitions that cannot be read are left out of a [walk](Admin::walk), which then
+    /// [names](MessageWalk::failed) them. Default: no, they are an error.
+    pub partial: bool,
 }
 
 impl Default for Browse {
     fn default() -> Self {
-        Self { partitions: None, stream: Stream::Log, range: Range::ALL, limit: 100, after: None }
+        let (partitions, stream, range, after) = (None, Stream::Log, Range::ALL, None);
+        Self { partitions, stream, range, limit: 100, after, partial: false }
     }
 }
 

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use millstream_core::inspect::{MAX_PAGE, Page, Pending};
 use millstream_core::log::Source;
-use millstream_core::{GroupName, MessageId, Result, TopicName, TopicPartition};
+use millstream_core::{Error, GroupName, MessageId, Partition, Result, TopicName, TopicPartition};
 
 use crate::Admin;
 use crate::reading::cursor::Cursor;
 use crate::reading::merge::{Fetch, merge};
+use crate::stats::lasting;
 
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
@@ -58,17 +59,28 @@ pub struct PendingEntry {
     pub pending: Pending,
 }
 
+/// Part of a list that cannot be read.
+#[derive(Clone, Debug)]
+pub struct PartError {
+    /// The partition.
+    pub partition: Partition,
+    /// The reason: an error that names the key.
+    pub error: Error,
+}
+
 /// Page of pending entries.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct PendingPage {
     /// The entries.
     pub entries: Vec<PendingEntry>,
     /// Cursor for the next page; `None` at the end.
     pub next: Option<Cursor>,
+    /// Partitions that are left out, in part or as a whole, since they cannot be read.
+    pub errors: Vec<PartError>,
 }
 
 impl Admin {
-    /// Returns the entries that were delivered to a group and are not settled, over all partitions.
+    /// Returns the entries that were delivered to a group and are not settled, over all partitions that can be read.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
@@ -83,11 +95,11 @@ impl Admin {
             PendingOrder::Id => self.pending_by_id(all, group, query).await,
             PendingOrder::Idle => {
                 let rank = |it: &Pending| it.idle.as_millis() as u64;
-                Ok(PendingPage { entries: self.top(&all, group, query, rank).await?, next: None })
+                self.top(&all, group, query, rank).await
             }
             PendingOrder::Deliveries => {
                 let rank = |it: &Pending| it.deliveries;
-                Ok(PendingPage { entries: self.top(&all, group, query, rank).await?, next: None })
+                self.top(&all, group, query, rank).await
             }
         }
     }
@@ -106,12 +118,14 @@ impl Admin {
             let after = behind.or(cursor.map(|cursor| cursor.after(lane))).unwrap_or(MessageId::ZERO);
             Box::pin(async move { inspect.pending(&tp, group, source, after, portion).await })
         });
-        let (merged, next) = merge(lanes.len(), false, query.limit, |it: &Pending| it.id, fetch).await?;
-        let entries = merged.into_iter().map(|(lane, pending)| {
+        let merged = merge(lanes.len(), false, query.limit, |it: &Pending| it.id, fetch).await?;
+        let errors = merged.failed.into_iter();
+        let errors = errors.map(|(lane, error)| PartError { partition: lanes[lane].0.partition, error });
+        let entries = merged.items.into_iter().map(|(lane, pending)| {
             let (topic_partition, source) = lanes[lane].clone();
             PendingEntry { topic_partition, source, pending }
         });
-        Ok(PendingPage { entries: entries.collect(), next })
+        Ok(PendingPage { entries: entries.collect(), next: merged.next, errors: errors.collect() })
     }
 
     /// Returns the `limit` entries of the highest rank, in one pass with a heap of that size.
@@ -121,15 +135,21 @@ impl Admin {
         group: &GroupName,
         query: &PendingQuery,
         rank: fn(&Pending) -> u64,
-    ) -> Result<Vec<PendingEntry>> {
-        let mut top = Top::new(query.limit);
+    ) -> Result<PendingPage> {
+        let (mut top, mut errors) = (Top::new(query.limit), Vec::new());
         for topic_partition in all {
             for source in SOURCES {
                 let mut after = MessageId::ZERO;
                 loop {
                     let inspect = self.backend.inspect()?;
-                    let Page { items, more, .. } =
-                        inspect.pending(topic_partition, group, source, after, MAX_PAGE).await?;
+                    let page = inspect.pending(topic_partition, group, source, after, MAX_PAGE).await;
+                    let Page { items, more, .. } = match lasting(page)? {
+                        Ok(page) => page,
+                        Err(error) => {
+                            errors.push(PartError { partition: topic_partition.partition, error });
+                            break;
+                        }
+                    };
                     after = items.last().map_or(MessageId::MAX, |last| last.id);
                     for pending in items.into_iter().filter(|it| it.idle >= query.idle) {
                         let (by, id) = (rank(&pending), pending.id);
@@ -143,7 +163,7 @@ impl Admin {
                 }
             }
         }
-        Ok(top.into_sorted())
+        Ok(PendingPage { entries: top.into_sorted(), next: None, errors })
     }
 }
 

@@ -4,30 +4,37 @@ use std::collections::BTreeMap;
 
 use millstream_core::inspect::{Range, Stream};
 use millstream_core::log::Source;
-use millstream_core::{MessageId, Partition, Result, TopicName, TopicPartition};
+use millstream_core::{Error, MessageId, Partition, Result, TopicName, TopicPartition};
 
+use crate::stats::lasting;
 use crate::{Admin, Message};
 
 impl Admin {
-    /// Follows a topic from now on, or from above the id `from` in every partition.
+    /// Follows a topic from now on, or from above the id `from` in every partition. A partition that cannot be read is left
+    /// out: [`Tail::failed`] names it.
     ///
     /// # Errors
     /// Same as [`messages`](Self::messages).
     pub async fn tail(&self, topic: &TopicName, from: Option<MessageId>) -> Result<Tail> {
         let spec = self.backend.catalog().topic(topic).await?;
-        let mut positions = BTreeMap::new();
+        let (mut positions, mut failed) = (BTreeMap::new(), BTreeMap::new());
         for tp in spec.iter() {
             let after = match from {
                 Some(id) => id,
                 None => {
                     let newest = Range { newest_first: true, ..Range::ALL };
-                    let page = self.backend.inspect()?.entries(&tp, &Stream::Log, newest, 1).await?;
-                    page.items.first().map_or(MessageId::ZERO, |stored| stored.id)
+                    match lasting(self.backend.inspect()?.entries(&tp, &Stream::Log, newest, 1).await)? {
+                        Ok(page) => page.items.first().map_or(MessageId::ZERO, |stored| stored.id),
+                        Err(error) => {
+                            failed.insert(tp, error);
+                            continue;
+                        }
+                    }
                 }
             };
             positions.insert(tp, after);
         }
-        Ok(Tail { admin: self.clone(), topic: topic.clone(), only: None, positions, turn: 0 })
+        Ok(Tail { admin: self.clone(), topic: topic.clone(), only: None, positions, failed, turn: 0 })
     }
 }
 
@@ -38,6 +45,8 @@ pub struct Tail {
     topic: TopicName,
     only: Option<Vec<Partition>>,
     positions: BTreeMap<TopicPartition, MessageId>,
+    /// Partitions that cannot be read.
+    failed: BTreeMap<TopicPartition, Error>,
     /// Rotation of the partitions, so that each has its turn when the limit is smaller than their number.
     turn: usize,
 }
@@ -62,17 +71,32 @@ impl Tail {
         self.positions.get(topic_partition).copied().unwrap_or(MessageId::ZERO)
     }
 
+    /// Returns the partitions that are left out since they cannot be read, with the errors. They are not read again.
+    pub fn failed(&self) -> impl Iterator<Item = (&TopicPartition, &Error)> {
+        self.failed.iter().filter(|(tp, _)| self.is_wanted(tp))
+    }
+
+    fn is_wanted(&self, tp: &TopicPartition) -> bool {
+        self.only.as_ref().is_none_or(|some| some.contains(&tp.partition))
+    }
+
     /// Returns up to `limit` messages that arrived since the last call, ordered by id. Empty if none arrived: the
     /// caller decides how long to wait between two calls. A busy partition leaves the others their share of the limit.
-    /// Partitions that were added to the topic meanwhile are followed from their beginning.
+    /// Partitions that were added to the topic meanwhile are followed from their beginning. One that cannot be read from now
+    /// on is left out.
     ///
     /// # Errors
-    /// Same as [`Admin::messages`]. After an error, or if the future is dropped, nothing is skipped: the next call
+    /// Same as [`Admin::messages`]; the error of a partition, if none can be read. After an error, or if the future is dropped, nothing is skipped: the next call
     /// reads the same messages.
     pub async fn run_once(&mut self, limit: usize) -> Result<Vec<Message>> {
         let spec = self.admin.backend.catalog().topic(&self.topic).await?;
-        let wanted = |tp: &TopicPartition| self.only.as_ref().is_none_or(|some| some.contains(&tp.partition));
-        let mut open: Vec<TopicPartition> = spec.iter().filter(wanted).collect();
+        let is_open = |tp: &TopicPartition| self.is_wanted(tp) && !self.failed.contains_key(tp);
+        let mut open: Vec<TopicPartition> = spec.iter().filter(is_open).collect();
+        if open.is_empty()
+            && let Some((_, error)) = self.failed().next()
+        {
+            return Err(error.clone());
+        }
         let lanes = open.len().max(1);
         open.rotate_left(self.turn % lanes);
         let mut positions = self.positions.clone();
@@ -88,8 +112,15 @@ impl Tail {
                 }
                 let position = positions.entry(tp.clone()).or_insert(MessageId::ZERO);
                 let range = Range { after: *position, ..Range::ALL };
-                let page = self.admin.backend.inspect()?.entries(&tp, &Stream::Log, range, share).await?;
                 asked += 1;
+                let page = self.admin.backend.inspect()?.entries(&tp, &Stream::Log, range, share).await;
+                let page = match lasting(page)? {
+                    Ok(page) => page,
+                    Err(error) => {
+                        self.failed.insert(tp, error);
+                        continue;
+                    }
+                };
                 let (source, lane) = (Source::Log, tp.partition.0 as usize);
                 for stored in page.items {
                     *position = stored.id;
@@ -113,8 +144,8 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use async_trait::async_trait;
@@ -122,7 +153,7 @@ mod tests {
         Inspect, Ownership, Page, Parked, Pending, Reading, Server, Stored, Usage,
     };
     use millstream_core::log::Append;
-    use millstream_core::{Backend, Envelope, Error, ErrorKind, GroupName, Timestamp, TopicSpec, wire};
+    use millstream_core::{Backend, Envelope, ErrorKind, GroupName, Timestamp, TopicSpec, wire};
     use millstream_memory::MemoryBackend;
 
     use super::*;
@@ -134,6 +165,7 @@ mod tests {
     struct Fails {
         inner: Arc<dyn Inspect>,
         partition: AtomicU32,
+        kind: Mutex<ErrorKind>,
     }
 
     #[async_trait]
@@ -146,7 +178,7 @@ mod tests {
             limit: usize,
         ) -> Result<Page<Stored>> {
             if tp.partition.0 == self.partition.load(Ordering::Relaxed) {
-                return Err(Error::new(ErrorKind::Unavailable, "the server is unavailable"));
+                return Err(Error::new(*self.kind.lock().expect("lock"), "it cannot be read"));
             }
             self.inner.entries(tp, stream, range, limit).await
         }
@@ -199,7 +231,11 @@ mod tests {
         async fn new() -> Self {
             let backend = Backend::from(MemoryBackend::new());
             let inner = backend.inspect().expect("inspection").clone();
-            let fails = Arc::new(Fails { inner, partition: AtomicU32::new(NONE) });
+            let fails = Arc::new(Fails {
+                inner,
+                partition: AtomicU32::new(NONE),
+                kind: Mutex::new(ErrorKind::Unavailable),
+            });
             let backend = backend.with_inspect(fails.clone());
             let topic = TopicSpec::new("orders".parse().expect("a name"), PARTITIONS).expect("a topic");
             let topic = backend.catalog().create_topic(&topic).await.expect("created");
@@ -280,5 +316,24 @@ mod tests {
         stage.fail(NONE);
         assert_eq!(each(&tail.run_once(100).await.expect("looked")), [3, 0, 3]);
         assert_eq!(tail.run_once(100).await.expect("looked"), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_partition_of_a_wrong_type_is_left_out_and_named() {
+        let stage = Stage::new().await;
+        stage.append(0, 3).await;
+        stage.append(2, 3).await;
+        *stage.fails.kind.lock().expect("lock") = ErrorKind::WrongType;
+        stage.fail(2);
+        let mut tail = stage.tail().await;
+        assert_eq!(each(&tail.run_once(100).await.expect("looked")), [3, 0, 0]);
+        let failed: Vec<_> = tail.failed().map(|(tp, _)| tp.partition.0).collect();
+        assert_eq!(failed, [2]);
+        let mut others =
+            stage.admin.tail(&stage.topic.name, None).await.expect("a tail").only([Partition(0)]);
+        assert_eq!((others.failed().count(), others.run_once(9).await.expect("looked").len()), (0, 0));
+        let mut only = stage.tail().await.only([Partition(2)]);
+        assert_eq!(only.run_once(100).await.expect("nothing else is left to read").len(), 0);
+        assert_eq!(only.run_once(100).await.expect_err("nothing").kind(), ErrorKind::WrongType);
     }
 }

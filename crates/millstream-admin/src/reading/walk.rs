@@ -4,7 +4,7 @@ use std::fmt;
 
 use millstream_core::inspect::{Range, Stored, Stream};
 use millstream_core::log::Source;
-use millstream_core::{Backend, Result, TopicPartition};
+use millstream_core::{Backend, Error, Result, TopicPartition};
 
 use crate::reading::cursor::Cursor;
 use crate::reading::merge::{Fetch, Merge};
@@ -39,6 +39,7 @@ impl MessageWalk {
         });
         let id = |stored: &Stored| stored.id;
         let merge = Merge::new(lanes.len(), range.newest_first, browse.limit, id, fetch);
+        let merge = if browse.partial { merge.partial() } else { merge };
         Self { merge, lanes, source, last: browse.after, done: false }
     }
 
@@ -61,6 +62,12 @@ impl MessageWalk {
             }
         }
         Ok(messages)
+    }
+
+    /// Returns the partitions that were left out so far since they cannot be read, with the errors; none unless the walk is
+    /// [partial](Browse::partial).
+    pub fn failed(&self) -> impl Iterator<Item = (&TopicPartition, &Error)> {
+        self.merge.failed().iter().map(|(lane, error)| (&self.lanes[*lane], error))
     }
 
     /// Returns the cursor at which another walk would continue; `None` at the end.

@@ -17,6 +17,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use crate::commands::exec::Exec;
 use crate::commands::message::View;
 use crate::commands::message::format::FormatArgs;
+use crate::commands::shared::emptiness;
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, not_found};
 use crate::human;
@@ -129,7 +130,10 @@ enum Ended {
 impl Consume {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let is_new = !cx.admin().groups(&self.topic).await.is_ok_and(|groups| groups.contains(&self.group));
-        let puller = self.consumer(cx).await?.pull().await?;
+        let builder = self.consumer(cx).await?;
+        // Before the consumer starts, which creates a deleted log again.
+        emptiness::note(cx, &self.topic, None).await;
+        let puller = builder.pull().await?;
         if is_new {
             cx.output.note(&format!("created group {} of {} at {}", self.group, self.topic, self.from));
         }

@@ -72,10 +72,16 @@ impl Exporter {
         let metrics = Metrics::new()?;
         if self.once {
             let sampler = Sampler::new(cx.mq.backend().clone(), metrics.observer(), self.sampler())?;
-            sampler.run_once().await?;
+            let read = sampler.run_once().await;
+            if let Err(error) = &read
+                && error.is_transient()
+            {
+                return Err(error.clone().into());
+            }
             let rendered = Rendered { metrics: metrics.render() };
             cx.output.show(&rendered, |it| it.metrics.clone())?;
-            return Ok(Exit::Done);
+            // What cannot be read is not a number, and does not prevent the others from being shown.
+            return read.map(|()| Exit::Done).map_err(Into::into);
         }
         let stopped = context::stopped();
         let config = ServerConfig::default().address(self.address).sampler(self.sampler());

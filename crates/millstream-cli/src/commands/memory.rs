@@ -10,6 +10,7 @@ use millstream::admin::{Memory as Measured, Size, used_of};
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
+use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human::ms;
@@ -21,7 +22,8 @@ const SHOWN: usize = 10;
 /// Shows the server memory of topics: of one by structure, group and partition; of several as a sum with one line each
 ///
 /// The server estimates the bytes from samples. With --over it measures twice, and shows when the server is full at the
-/// same growth. The JSON output has all values for every topic.
+/// same growth. The JSON output has all values for every topic. What cannot be read is named on stderr, and in
+/// `errors` of JSON; the exit code is then 1.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream memory
@@ -42,6 +44,8 @@ struct View {
     /// The memory of all these topics.
     bytes: u64,
     topics: Vec<TopicView>,
+    /// The parts that could not be read, and are missing in the sums.
+    errors: Vec<Failed>,
     /// The total memory in use on the server.
     server_used_bytes: Option<u64>,
     /// `null` for no limit.
@@ -92,6 +96,7 @@ struct Growth {
 struct Look {
     at: Instant,
     topics: Vec<(TopicName, Measured)>,
+    errors: Vec<Failed>,
     /// The measurement of the server as a whole.
     server: Measured,
 }
@@ -199,6 +204,7 @@ impl View {
         Self {
             bytes: look.bytes(),
             topics: look.topics.iter().map(topic).collect(),
+            errors: look.errors.clone(),
             server_used_bytes: look.server.used,
             server_max_bytes: look.server.max,
             growth: before.map(|before| Growth::between(before, look)),
@@ -209,7 +215,9 @@ impl View {
         let used = self.server_used_bytes.map_or_else(|| "unknown".to_owned(), human::bytes);
         let max = self.server_max_bytes.map_or_else(|| "no limit".to_owned(), human::bytes);
         let (name, what, tables) = match &self.topics[..] {
-            [only] => (("topic", only.topic.clone()), "the topic", only.tables()),
+            [only] if self.unmeasured().next().is_none() => {
+                (("topic", only.topic.clone()), "the topic", only.tables())
+            }
             several => (("topics", human::count(several.len() as u64)), "they", self.table()),
         };
         let takes = ("takes", format!("about {}", human::bytes(self.bytes)));
@@ -218,6 +226,12 @@ impl View {
             head.push(("growth", growth.text(what, self.server_max_bytes)));
         }
         format!("{}\n\n{tables}", output::list(head))
+    }
+
+    /// Returns the topics of which nothing could be read.
+    fn unmeasured(&self) -> impl Iterator<Item = &str> {
+        let failed = self.errors.iter().filter_map(|it| it.topic.as_deref());
+        failed.filter(|name| self.topics.iter().all(|it| it.topic != *name))
     }
 
     /// Formats a line for each topic, the largest first, and their sum.
@@ -237,6 +251,10 @@ impl View {
         topics.sort_by_key(|it| Reverse(it.bytes));
         let mut rows: Vec<_> =
             topics.iter().map(|it| row(&it.topic, it.items(), it.bytes, it.growth_bytes)).collect();
+        rows.extend(self.unmeasured().map(|name| {
+            let unknown = std::iter::repeat_n("?".to_owned(), if self.growth.is_some() { 3 } else { 2 });
+            std::iter::once(name.to_owned()).chain(unknown).collect()
+        }));
         let items = topics.iter().map(|it| it.items()).sum();
         rows.push(row("all", items, self.bytes, self.growth.as_ref().map(|it| it.topics_bytes)));
         let titles = ["topic", ">items", ">bytes", ">growth"];
@@ -259,25 +277,38 @@ impl Memory {
             }
         };
         cx.output.show(&view, View::text)?;
-        Ok(Exit::Done)
+        Failed::end(cx, &view.errors)
     }
 
     async fn look(&self, cx: &Context) -> Result<Look> {
         let admin = cx.admin();
         let names = if self.topics.is_empty() { admin.topics().await? } else { self.topics.clone() };
         let at = Instant::now();
-        let mut topics = Vec::new();
+        let (mut topics, mut errors) = (Vec::new(), Vec::new());
         for name in names {
             match admin.memory(&name).await {
                 // One of all topics was deleted in the meantime, or only partly deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topics.is_empty() => {}
-                measured => topics.push((name, measured?)),
+                // A topic that cannot be measured does not prevent the others from being shown.
+                Err(error)
+                    if !error.is_transient()
+                        && error.kind() != ErrorKind::NotFound
+                        && self.topics.len() != 1 =>
+                {
+                    errors.push(Failed::topic(&name, &error));
+                }
+                measured => {
+                    let measured = measured?;
+                    let unread = measured.unreadable.iter().cloned();
+                    errors.extend(unread.map(|reason| Failed::reason(&name, reason)));
+                    topics.push((name, measured));
+                }
             }
         }
         let (used, max) = match topics.last() {
             Some((_, last)) => (last.used, last.max),
             None => used_of(&admin.servers().await?),
         };
-        Ok(Look { at, topics, server: Measured { used, max, ..Measured::default() } })
+        Ok(Look { at, topics, errors, server: Measured { used, max, ..Measured::default() } })
     }
 }

@@ -8,6 +8,7 @@ use millstream::admin::{OwnedPartition, Owners as Found, Standing};
 use serde::Serialize;
 
 use crate::commands::group::Of;
+use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human::ms;
@@ -16,7 +17,8 @@ use crate::{human, output};
 /// Shows the owner of each partition for a group, and the assigned member
 ///
 /// `settled`: the assigned member owns it. `moving`: another member owns it. `waiting`: it is assigned and has no
-/// owner. `unassigned`: it has an owner, and there is no assignment. `idle`: it has neither.
+/// owner. `unassigned`: it has an owner, and there is no assignment. `idle`: it has neither. `unknown`: its lease cannot be
+/// read; the exit code is then 1.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream owners orders billing
@@ -32,6 +34,10 @@ struct View {
     group: String,
     members: Vec<MemberView>,
     partitions: Vec<PartitionView>,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
+    #[serde(skip)]
+    members_unknown: bool,
 }
 
 /// A member of the group, or the owner of a partition.
@@ -76,7 +82,10 @@ impl PartitionView {
         let left = |ms| human::duration(Duration::from_millis(ms));
         [
             self.partition.to_string(),
-            human::or_none(self.owner.as_deref(), human::member),
+            match &self.owner {
+                None if self.standing == "unknown" => "?".to_owned(),
+                owner => human::or_none(owner.as_deref(), human::member),
+            },
             human::or_none(self.epoch, |epoch| epoch.to_string()),
             human::or_none(self.expires_in_ms, left),
             human::or_none(self.assigned.as_deref(), human::member),
@@ -95,7 +104,13 @@ fn standing(of: Standing) -> &'static str {
         Standing::Waiting => "waiting",
         Standing::Unassigned => "unassigned",
         Standing::Idle => "idle",
+        Standing::Unknown => "unknown",
     }
+}
+
+fn failed(of: &Of, reason: &str) -> Failed {
+    let (topic, group) = (Some(of.topic.to_string()), Some(of.group.to_string()));
+    Failed { topic, group, error: reason.to_owned() }
 }
 
 impl View {
@@ -114,6 +129,8 @@ impl View {
             group: of.group.to_string(),
             members: found.by_owner().into_iter().map(member).collect(),
             partitions: found.partitions.iter().map(PartitionView::of).collect(),
+            errors: found.reasons().map(|reason| failed(of, reason)).collect(),
+            members_unknown: !found.unreadable.is_empty(),
         }
     }
 
@@ -125,6 +142,7 @@ impl View {
             [member, human::count(partitions.len() as u64), partitions.join(" ")]
         });
         let members = match self.members.is_empty() {
+            true if self.members_unknown => "the members of the group are unknown".to_owned(),
             true => "the group has no live members".to_owned(),
             false => output::table(&["member", ">has", "partitions"], members),
         };
@@ -137,7 +155,8 @@ impl Owners {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         self.of.known(cx).await?;
         let found = cx.admin().owners(&self.of.topic, &self.of.group).await?;
-        cx.output.show(&View::of(&self.of, &found), View::text)?;
-        Ok(Exit::Done)
+        let view = View::of(&self.of, &found);
+        cx.output.show(&view, View::text)?;
+        Failed::end(cx, &view.errors)
     }
 }

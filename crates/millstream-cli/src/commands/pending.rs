@@ -9,6 +9,7 @@ use millstream::layers::core::log::Source;
 use serde::Serialize;
 
 use crate::commands::group::Of;
+use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human::ms;
@@ -18,6 +19,8 @@ use crate::{human, output, parse};
 const OWNER: &str = "owner";
 
 /// Lists the pending entries of a group in all partitions
+///
+/// A partition that cannot be read is named on stderr, and in `errors` of JSON; the exit code is then 1.
 ///
 /// Sorted by id, the list has pages: `next` is the cursor of the next one. Sorted by idle time or deliveries, all
 /// pending entries are read, and the first --limit are shown.
@@ -60,6 +63,8 @@ struct View {
     entries: Vec<Entry>,
     /// The start of the next page.
     next: Option<String>,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
 }
 
 #[derive(Debug, Serialize)]
@@ -152,20 +157,29 @@ impl Pending {
         let query = PendingQuery { order, limit: self.limit as usize, after: self.after, idle };
         self.of.known(cx).await?;
         let page = cx.admin().pending(&self.of.topic, &self.of.group, &query).await?;
-        let owned = cx.admin().owners(&self.of.topic, &self.of.group).await?.partitions;
+        let owners = cx.admin().owners(&self.of.topic, &self.of.group).await?;
+        let owned = &owners.partitions;
+        let failed = |error: String| Failed {
+            topic: Some(self.of.topic.to_string()),
+            group: Some(self.of.group.to_string()),
+            error,
+        };
+        let unread = page.errors.iter().map(|it| it.error.to_string());
+        let errors = unread.chain(owners.reasons().map(str::to_owned)).map(failed).collect();
         let view = View {
             topic: self.of.topic.to_string(),
             group: self.of.group.to_string(),
-            entries: page.entries.iter().map(|it| Entry::of(it, &owned)).collect(),
+            entries: page.entries.iter().map(|it| Entry::of(it, owned)).collect(),
             next: page.next.map(|next| next.to_string()),
+            errors,
         };
         cx.output.show(&view, |view| {
             let titles = ["id", ">partition", "source", "consumer", ">idle", ">deliveries", "noted"];
             output::table(&titles, view.entries.iter().map(Entry::row))
         })?;
-        if let Some(next) = view.next.filter(|_| !cx.output.is_json()) {
+        if let Some(next) = view.next.as_ref().filter(|_| !cx.output.is_json()) {
             cx.output.note(&format!("there is more: --after {next}"));
         }
-        Ok(Exit::Done)
+        Failed::end(cx, &view.errors)
     }
 }

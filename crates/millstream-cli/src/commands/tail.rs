@@ -1,6 +1,6 @@
 //! `millstream tail`: prints the existing and new messages of a topic, without a group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -11,6 +11,8 @@ use millstream::{Limits, MessageId, Partition, Timestamp, TopicName, TopicPartit
 
 use crate::commands::message::View;
 use crate::commands::message::format::{FormatArgs, Printer};
+use crate::commands::shared::emptiness;
+use crate::commands::shared::failures::Failed;
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
 use crate::parse::{self, Position};
@@ -34,6 +36,8 @@ const LAST: usize = 10;
 ///
 /// By default it shows the last 10 messages of the topic, in the order of their ids over all partitions. With -f it
 /// continues with new messages until it is stopped. It joins no group and settles nothing; `consume` does.
+///
+/// A partition that cannot be read is named on stderr, and the others are shown; the exit code is then 1.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream tail orders -f
@@ -107,22 +111,26 @@ impl Tail {
         tokio::select! {
             biased;
             stopped = &mut stopped => stopped?,
-            shown = self.show(cx) => return shown.map(|()| Exit::Done),
+            shown = self.show(cx) => return Failed::end(cx, &shown?),
         }
         // A command without an end of its own succeeds when it is stopped.
         if self.follow && self.limit.is_none() { Ok(Exit::Done) } else { Err(Interrupted.into()) }
     }
 
-    async fn show(&self, cx: &Context) -> Result<()> {
+    /// Returns the partitions that could not be read.
+    async fn show(&self, cx: &Context) -> Result<Vec<Failed>> {
         let spec = cx.admin().topic(&self.topic).await?;
         let shower = &mut Shower {
             filters: self.wanted.filters(),
             printer: self.format.printer(cx),
             left: self.limit.unwrap_or(usize::MAX),
             seen: BTreeMap::new(),
+            failed: BTreeMap::new(),
         };
         let partitions = self.partitions(&spec)?;
-        let browse = Browse { partitions: partitions.clone(), limit: PAGE, ..Browse::default() };
+        let browse_only = partitions.clone();
+        let browse =
+            Browse { partitions: partitions.clone(), limit: PAGE, partial: true, ..Browse::default() };
         // Created before anything is read, so that no message falls between the existing and the new ones.
         let now = cx.now().await?;
         let after = self.from.map(|from| above(from, now));
@@ -130,6 +138,7 @@ impl Tail {
         if let Some(partitions) = partitions {
             follower = follower.only(partitions);
         }
+        shower.fail(follower.failed());
         match after {
             None => self.last(cx, browse, shower, &follower).await?,
             Some(None) => {}
@@ -140,14 +149,30 @@ impl Tail {
                 let before = newest.unwrap_or(MessageId::ZERO).next();
                 self.onwards(cx, Browse { range: Range { after, before, ..Range::ALL }, ..browse }, shower)
                     .await?;
-                let seen = std::mem::take(&mut shower.seen);
-                follower = seen.into_iter().fold(follower, |it, (partition, id)| it.behind(partition, id));
+                let seen = shower.seen.clone().into_iter();
+                follower = seen.fold(follower, |it, (partition, id)| it.behind(partition, id));
             }
         }
+        if shower.seen.is_empty() && shower.failed.is_empty() && self.from != Some(Position::Latest) {
+            emptiness::note(cx, &self.topic, browse_only.as_deref()).await;
+        }
         if self.follow {
+            Failed::note(cx, &shower.failures());
             self.follow(cx, follower, shower).await?;
         }
-        Ok(())
+        let failures = shower.failures();
+        if !failures.is_empty() && shower.seen.is_empty() && shower.failed.len() == self.chosen(&spec) {
+            // Nothing can be read: that is an error as a whole.
+            let (_, error) = shower.failed.pop_first().ok_or_else(|| anyhow::anyhow!("no partition"))?;
+            return Err(error.into());
+        }
+        Ok(failures)
+    }
+
+    /// Returns the number of partitions that are shown.
+    fn chosen(&self, spec: &TopicSpec) -> usize {
+        let all: BTreeSet<u32> = self.partition.iter().copied().collect();
+        if all.is_empty() { spec.partitions as usize } else { all.len() }
     }
 
     fn partitions(&self, spec: &TopicSpec) -> Result<Option<Vec<Partition>>> {
@@ -175,6 +200,7 @@ impl Tail {
             let there = messages.into_iter().filter(|it| from.position(&it.topic_partition) >= it.stored.id);
             found.extend(there.filter(|it| shower.is_wanted(it)).take(wanted - found.len()));
         }
+        shower.fail(walk.failed());
         found.reverse();
         shower.show(&found)
     }
@@ -189,6 +215,7 @@ impl Tail {
             }
             shower.show(&messages)?;
         }
+        shower.fail(walk.failed());
         Ok(())
     }
 
@@ -198,6 +225,11 @@ impl Tail {
             match follower.run_once(PAGE).await {
                 Ok(came) => {
                     trouble = Duration::ZERO;
+                    let known = shower.failed.len();
+                    shower.fail(follower.failed());
+                    if shower.failed.len() > known {
+                        Failed::note(cx, &shower.failures());
+                    }
                     shower.show(&came)?;
                     if came.is_empty() {
                         tokio::time::sleep(PAUSE).await;
@@ -223,9 +255,19 @@ struct Shower {
     printer: Printer,
     left: usize,
     seen: BTreeMap<TopicPartition, MessageId>,
+    /// The partitions that cannot be read.
+    failed: BTreeMap<TopicPartition, millstream::Error>,
 }
 
 impl Shower {
+    fn fail<'a>(&mut self, failed: impl Iterator<Item = (&'a TopicPartition, &'a millstream::Error)>) {
+        self.failed.extend(failed.map(|(partition, error)| (partition.clone(), error.clone())));
+    }
+
+    fn failures(&self) -> Vec<Failed> {
+        self.failed.iter().map(|(of, error)| Failed::topic(&of.topic, error)).collect()
+    }
+
     fn is_wanted(&self, message: &Message) -> bool {
         self.filters.iter().all(|filter| filter.fits(message, &Limits::default()))
     }

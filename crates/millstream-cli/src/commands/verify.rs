@@ -4,9 +4,9 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use millstream::admin::{Fault, Repaired, Verdict, Verified, VerifyOptions, advice};
+use millstream::admin::{Fault, Loss, Repaired, Verdict, Verified, VerifyOptions, advice};
 use millstream::layers::core::QueueName;
-use millstream::{ErrorKind, TopicName};
+use millstream::{ErrorKind, Timestamp, TopicName};
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -20,6 +20,9 @@ use crate::{human, output};
 ///
 /// It checks pending, parked, noted and scheduled messages while consumers run; unread messages are not read. The exit
 /// code is 3 if a fault was found and not repaired. A repair loses no message; some may be handled twice.
+///
+/// Entries that were lost before, for example with a log that somebody deleted, are recorded by the repair. From then on
+/// they are reported by every check, which never says `sound` of them again.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream verify
@@ -59,14 +62,40 @@ impl fmt::Display for Subject {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct View {
+    /// Whether no fault is left, and nothing was ever lost.
     sound: bool,
+    /// Whether no fault is left.
+    repaired: bool,
+    /// Entries whose loss is recorded.
+    lost: Option<LossView>,
     looked_at: u64,
     /// Whether it ended before everything was checked.
     cut: bool,
     checked: Vec<Checked>,
     findings: Vec<FindingView>,
+}
+
+/// Entries that were lost.
+#[derive(Debug, Serialize)]
+struct LossView {
+    unread: u64,
+    pending: u64,
+    /// Whole logs: what was in them is not known, so the other numbers are then lower bounds.
+    logs: u64,
+    /// The time at which the last part of it was found.
+    last_found_ms: Option<Timestamp>,
+    #[serde(skip)]
+    text: String,
+}
+
+impl LossView {
+    fn of(loss: Loss) -> Option<Self> {
+        let Loss { unread, pending, logs, at, .. } = loss;
+        let known = Self { unread, pending, logs, last_found_ms: at, text: loss.to_string() };
+        Some(known).filter(|_| !loss.is_nothing())
+    }
 }
 
 /// A checked subject.
@@ -75,6 +104,8 @@ struct Checked {
     topic: Option<String>,
     queue: Option<String>,
     sound: bool,
+    /// Whether no fault is left.
+    repaired: bool,
     looked_at: u64,
     findings: u64,
     /// The reason why it could not be checked.
@@ -91,6 +122,7 @@ impl Checked {
             topic,
             queue,
             sound: verified.is_sound(),
+            repaired: verified.is_repaired(),
             looked_at: verified.looked_at,
             findings: verified.verdicts.len() as u64,
             error: None,
@@ -99,7 +131,7 @@ impl Checked {
 
     fn failed(subject: &Subject, error: &millstream::Error) -> Self {
         let error = Some(error.to_string());
-        Self { sound: false, error, ..Self::of(subject, &Verified::default()) }
+        Self { sound: false, repaired: false, error, ..Self::of(subject, &Verified::default()) }
     }
 
     fn row(&self) -> Vec<String> {
@@ -110,6 +142,7 @@ impl Checked {
         let how = match (&self.error, self.sound) {
             (Some(_), _) => "not checked",
             (None, true) => "sound",
+            (None, false) if self.repaired => "entries were lost",
             (None, false) => "not sound",
         };
         let numbers = [self.findings, self.looked_at].map(human::count);
@@ -126,8 +159,10 @@ struct FindingView {
     id: String,
     detail: String,
     /// `not_asked`, `yes`, `gone` (the fault was gone), `still` (the fault is still there) or `person` (a person has
-    /// to decide).
+    /// to decide), or `record` (of a loss).
     repaired: &'static str,
+    /// The loss that it proves, or the record of it.
+    loss: Option<LossView>,
     advice: &'static str,
     #[serde(skip)]
     of: Fault,
@@ -138,6 +173,7 @@ impl FindingView {
         Self {
             fault: finding.fault.as_str(),
             scope: finding.scope.to_string(),
+            loss: finding.loss.and_then(LossView::of),
             id: finding.id,
             detail: finding.detail,
             repaired: match repaired {
@@ -146,6 +182,7 @@ impl FindingView {
                 Repaired::Gone => "gone",
                 Repaired::Still => "still",
                 Repaired::Person => "person",
+                Repaired::Record => "record",
             },
             advice: finding.fault.advice(),
             of: finding.fault,
@@ -158,6 +195,7 @@ impl FindingView {
             "gone" => (Tone::Good, "gone"),
             "person" => (Tone::Bad, "by hand"),
             "still" => (Tone::Bad, "still"),
+            "record" => (Tone::Bad, "lost"),
             _ => (Tone::Bad, "wrong"),
         };
         let word = output.paint(tone, &format!("{word:8}"));
@@ -184,10 +222,13 @@ impl View {
         }
         let found = human::of(self.findings.len() as u64, "finding", "findings");
         text += &format!("{found} in {}: ", human::of(self.looked_at, "item", "items"));
-        text += match (self.sound, self.cut) {
-            (true, _) => "sound",
-            (false, true) => "not everything was looked at, there are too many",
-            (false, false) => "not sound",
+        let lost = self.lost.as_ref().map(|lost| format!("{} were lost", lost.text));
+        text += &match (self.repaired, self.cut, lost) {
+            (true, _, None) => "sound".to_owned(),
+            (true, _, Some(lost)) => format!("repaired; {lost}"),
+            (false, true, _) => "not everything was looked at, there are too many".to_owned(),
+            (false, false, None) => "not sound".to_owned(),
+            (false, false, Some(lost)) => format!("not sound; {lost}"),
         };
         text
     }
@@ -210,9 +251,8 @@ impl Verify {
             cx.confirm(&format!("Repair what is found in {}?", listed(&subjects)))?;
         }
         let named = self.names_some();
-        let mut view =
-            View { sound: true, looked_at: 0, cut: false, checked: Vec::new(), findings: Vec::new() };
-        let mut failed = Vec::new();
+        let mut view = View::default();
+        let (mut failed, mut lost) = (Vec::new(), Loss::default());
         for subject in &subjects {
             let limit = (self.limit as usize).saturating_sub(view.findings.len());
             match verify(cx, subject, VerifyOptions { repair, limit }).await {
@@ -226,6 +266,7 @@ impl Verify {
                     view.checked.push(Checked::of(subject, &verified));
                     view.looked_at += verified.looked_at;
                     view.cut = verified.cut;
+                    lost = lost.and(verified.lost());
                     view.findings.extend(verified.verdicts.into_iter().map(FindingView::of));
                 }
             }
@@ -234,6 +275,8 @@ impl Verify {
             }
         }
         view.sound = !view.cut && view.checked.iter().all(|it| it.sound);
+        view.repaired = !view.cut && view.checked.iter().all(|it| it.repaired);
+        view.lost = LossView::of(lost);
         // A subject that cannot be checked does not prevent the others from being reported.
         if failed.len() == 1 && view.checked.len() == 1 {
             let Some((_, error)) = failed.pop() else { return Ok(Exit::Wrong) };
@@ -246,7 +289,7 @@ impl Verify {
         if !failed.is_empty() {
             bail!("{} of {} could not be checked", failed.len(), view.checked.len());
         }
-        Ok(if view.sound { Exit::Done } else { Exit::Wrong })
+        Ok(if view.repaired { Exit::Done } else { Exit::Wrong })
     }
 
     fn names_some(&self) -> bool {

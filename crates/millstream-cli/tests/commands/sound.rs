@@ -1,5 +1,7 @@
 //! `millstream doctor` and `verify`: exit code 3 if something is wrong.
 
+#[cfg(all(feature = "exporter", feature = "top"))]
+pub(crate) mod damage;
 pub(crate) mod partial;
 pub(crate) mod trouble;
 

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use crate::error::Result;
 use crate::name::{GroupName, TopicName};
 use crate::schedule::Shard;
+use crate::timestamp::Timestamp;
 use crate::topic::TopicPartition;
 
 /// The most items of one page.
@@ -35,7 +36,9 @@ impl Scope {
     pub const fn checks(&self) -> &'static [Check] {
         match self {
             Self::Topic(_) => &[Check::Types, Check::Catalog],
-            Self::Partition(_) => &[Check::Types, Check::Groups, Check::Waiting, Check::Bodies],
+            Self::Partition(_) => {
+                &[Check::Types, Check::Groups, Check::Waiting, Check::Bodies, Check::Losses]
+            }
             Self::Group(..) => &[
                 Check::Types,
                 Check::Position,
@@ -47,8 +50,11 @@ impl Scope {
                 Check::RetryLog,
                 Check::Notes,
                 Check::Consumers,
+                Check::Losses,
             ],
-            Self::Shard(_) => &[Check::Types, Check::Waiting, Check::Claims, Check::Bodies, Check::States],
+            Self::Shard(_) => {
+                &[Check::Types, Check::Waiting, Check::Claims, Check::Bodies, Check::States, Check::Losses]
+            }
         }
     }
 }
@@ -100,6 +106,8 @@ pub enum Check {
     Bodies,
     /// States of tasks.
     States,
+    /// The record of what was lost. The last check of a scope, so that it has what repairs of the others found.
+    Losses,
 }
 
 impl Check {
@@ -123,6 +131,7 @@ impl Check {
             Self::Claims => "claims",
             Self::Bodies => "bodies",
             Self::States => "states",
+            Self::Losses => "losses",
         }
     }
 }
@@ -149,11 +158,18 @@ pub enum Fault {
     GroupUnlisted,
     /// A group of the topic is missing on a partition.
     GroupMissing,
+    /// The log of a partition is gone, with everything that a group had not settled there.
+    LogMissing,
+    /// Entries left the log before a group read them, though the topic's retention keeps them.
+    UnreadMissing,
+    /// Entries were lost: the record of it, which stays after a repair.
+    EntriesLost,
     /// A group's position is beyond the end of its stream: the next entries would be skipped.
     PositionAhead,
     /// A lease never expires, or its token differs from the fence's.
     LeaseBroken,
-    /// The epoch or ttl of a fence is invalid: the partition cannot be owned.
+    /// The epoch or ttl of a fence is invalid. A number that is too large keeps all consumers from owning the partition;
+    /// anything else is replaced by the next owner.
     FenceDamaged,
     /// The body of a retry is gone.
     RetryLost,
@@ -189,6 +205,8 @@ pub enum Remedy {
     Heals,
     /// By a decision of a person.
     Person,
+    /// By nothing: the finding is the record of a loss.
+    Record,
 }
 
 impl Fault {
@@ -205,6 +223,9 @@ impl Fault {
             Self::WrongType => "wrong_type",
             Self::GroupUnlisted => "group_unlisted",
             Self::GroupMissing => "group_missing",
+            Self::LogMissing => "log_missing",
+            Self::UnreadMissing => "unread_missing",
+            Self::EntriesLost => "entries_lost",
             Self::PositionAhead => "position_ahead",
             Self::LeaseBroken => "lease_broken",
             Self::FenceDamaged => "fence_damaged",
@@ -232,7 +253,9 @@ impl Fault {
             | Self::DeletionUnfinished
             | Self::WrongType
             | Self::GroupUnlisted => Remedy::Person,
+            Self::EntriesLost => Remedy::Record,
             Self::GroupMissing
+            | Self::LogMissing
             | Self::LeaseBroken
             | Self::RetryLost
             | Self::Ghost
@@ -241,6 +264,7 @@ impl Fault {
             Self::TopicUnlisted
             | Self::TopicWithoutSettings
             | Self::PartitionUnlisted
+            | Self::UnreadMissing
             | Self::PositionAhead
             | Self::RetryStranded
             | Self::PendingAndParked
@@ -264,6 +288,8 @@ impl Fault {
                 | Self::DeletionUnfinished
                 | Self::GroupUnlisted
                 | Self::GroupMissing
+                | Self::LogMissing
+                | Self::UnreadMissing
                 | Self::ConsumerStray
         )
     }
@@ -284,13 +310,20 @@ impl Fault {
                 "correct the field, or delete the topic by force; an invalid pause ends when the group is resumed"
             }
             Self::FenceDamaged => {
-                "no consumer can own the partition: stop all of them, set epoch to the time in milliseconds, and ttl to 0"
+                "where no consumer can own the partition, stop all of them, set epoch to the time in milliseconds, and ttl to 0"
             }
             Self::GroupUnlisted => {
                 "its unread entries are not trimmed: delete the group if no consumer reads there, or \
                  destroy it with XGROUP if its name is not valid here"
             }
             Self::GroupMissing => "the group is created there, with the oldest entry",
+            Self::LogMissing => {
+                "the loss is recorded, and the group is created on a new log: what was in the old one cannot be brought back"
+            }
+            Self::UnreadMissing => "the loss is recorded: the entries cannot be brought back",
+            Self::EntriesLost => {
+                "the record of entries that are gone; it stays until the group, topic or delay queue is deleted"
+            }
             Self::PositionAhead => "the group is set back to the oldest entry: some may be handled again",
             Self::LeaseBroken => "the lease is deleted; such a lease counts as free",
             Self::RetryLost => {
@@ -298,13 +331,17 @@ impl Fault {
             }
             Self::RetryStranded => "it is due at once; deleted if the same message is pending in the log",
             Self::PendingAndParked => "the parked copy is dropped: the pending one will be settled",
-            Self::Ghost => "it is removed from the pending list: there is no message to handle",
+            Self::Ghost => {
+                "it is removed from the pending list, since there is no message to handle, and the loss is recorded"
+            }
             Self::RetryLeaked => {
                 "it is appended to the retry log again: it may be handled twice, and is not lost"
             }
             Self::NoteStray => "the note is deleted",
             Self::ConsumerStray => "the entries are put under the name that the next owner reads",
-            Self::BodyLost => "the id is taken out: nothing is known of the message but that",
+            Self::BodyLost => {
+                "the id is taken out, since nothing is known of the message but that, and the loss is recorded"
+            }
             Self::BodyStranded => "it is due at once",
             Self::TaskTwice => "the claim stays: the task comes back when that runs out",
             Self::StateStray => "the state is deleted",
@@ -315,6 +352,65 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// Number of entries that were lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct Loss {
+    /// Entries that were never handed out to the group.
+    pub unread: u64,
+    /// Entries that were handed out and not settled, messages that waited for a retry, scheduled messages and tasks.
+    pub pending: u64,
+    /// Number of times that a log was lost as a whole. It is not known what was in it, so the other numbers are then lower
+    /// bounds.
+    pub logs: u64,
+    /// Time at which the last part of it was found, by the server's clock.
+    pub at: Option<Timestamp>,
+}
+
+impl Loss {
+    /// Creates the record of a loss that was found at a time.
+    #[must_use]
+    pub const fn new(unread: u64, pending: u64, logs: u64, at: Option<Timestamp>) -> Self {
+        Self { unread, pending, logs, at }
+    }
+
+    /// Returns both losses together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let sum = |a: u64, b: u64| a.saturating_add(b);
+        Self {
+            unread: sum(self.unread, other.unread),
+            pending: sum(self.pending, other.pending),
+            logs: sum(self.logs, other.logs),
+            at: self.at.max(other.at),
+        }
+    }
+
+    /// Whether nothing was lost.
+    #[must_use]
+    pub const fn is_nothing(&self) -> bool {
+        self.unread == 0 && self.pending == 0 && self.logs == 0
+    }
+}
+
+/// `3 unread and 2 pending entries, last found at 2026-01-31T12:00:00.000Z`.
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unread, pending) = (self.unread, self.pending);
+        match self.logs {
+            0 => write!(f, "{unread} unread and {pending} pending entries")?,
+            1 => write!(f, "all entries of a log, of which {unread} unread and {pending} pending are known")?,
+            logs => {
+                write!(
+                    f,
+                    "all entries of {logs} logs, of which {unread} unread and {pending} pending are known"
+                )?;
+            }
+        }
+        self.at.map_or(Ok(()), |at| write!(f, ", last found at {at}"))
     }
 }
 
@@ -330,13 +426,21 @@ pub struct Finding {
     pub id: String,
     /// Details, for people.
     pub detail: String,
+    /// The loss that it proves, or the record of it.
+    pub loss: Option<Loss>,
 }
 
 impl Finding {
     /// Creates a finding as a backend returns it.
     #[must_use]
     pub fn new(fault: Fault, scope: &Scope, id: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { fault, scope: scope.clone(), id: id.into(), detail: detail.into() }
+        Self { fault, scope: scope.clone(), id: id.into(), detail: detail.into(), loss: None }
+    }
+
+    /// Creates the finding of a loss, with the loss as its details.
+    #[must_use]
+    pub fn lost(fault: Fault, scope: &Scope, id: impl Into<String>, loss: Loss) -> Self {
+        Self { loss: Some(loss), ..Self::new(fault, scope, id, loss.to_string()) }
     }
 }
 
@@ -379,7 +483,8 @@ pub trait Audit: Send + Sync {
 
     /// Repairs one inconsistency, if it still exists. Returns `false`, and changes nothing, if it does not, if a person
     /// [has to decide](Remedy::Person), or if it cannot be repaired now: another audit shows which. No message is lost by
-    /// a repair; some may be handled twice. Needs no lease.
+    /// a repair; some may be handled twice. What was lost before is recorded, and found as
+    /// [`EntriesLost`](Fault::EntriesLost) from then on. Needs no lease.
     ///
     /// # Errors
     /// As [`audit`](Self::audit).

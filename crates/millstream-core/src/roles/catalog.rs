@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use crate::capability::unsupported;
 use crate::error::Result;
 use crate::id::MessageId;
+use crate::inspect::Structure;
 use crate::name::{GroupName, TopicName};
 use crate::timestamp::Timestamp;
 use crate::topic::{Partition, TopicChange, TopicPartition, TopicSpec};
@@ -124,6 +125,85 @@ impl PartitionStats {
             due: 0,
             dead: 0,
         }
+    }
+}
+
+/// A stored structure that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unreadable {
+    /// The structure.
+    pub structure: Structure,
+    /// The reason: the error, which names the key.
+    pub reason: String,
+}
+
+impl Unreadable {
+    /// Creates the record of a structure that cannot be read.
+    #[must_use]
+    pub fn new(structure: Structure, reason: impl Into<String>) -> Self {
+        Self { structure, reason: reason.into() }
+    }
+}
+
+/// State of one partition for one group, as far as it can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartitionSurvey {
+    /// The state. Figures of a structure that cannot be read are 0 or `None`; the methods of this type return them as
+    /// unknown.
+    pub stats: PartitionStats,
+    /// The structures that cannot be read: [`Log`](Structure::Log), [`RetryLog`](Structure::RetryLog),
+    /// [`Parked`](Structure::Parked) or [`DeadLetters`](Structure::DeadLetters).
+    pub unreadable: Vec<Unreadable>,
+}
+
+impl PartitionSurvey {
+    /// Creates the survey of a partition of which everything can be read.
+    #[must_use]
+    pub const fn new(stats: PartitionStats) -> Self {
+        Self { stats, unreadable: Vec::new() }
+    }
+
+    /// Whether a structure can be read.
+    #[must_use]
+    pub fn reads(&self, structure: Structure) -> bool {
+        self.unreadable.iter().all(|it| it.structure != structure)
+    }
+
+    fn known(&self, figure: u64, from: &[Structure]) -> Option<u64> {
+        from.iter().all(|it| self.reads(*it)).then_some(figure)
+    }
+
+    /// Returns the number of entries in the log; `None` if it cannot be read.
+    #[must_use]
+    pub fn length(&self) -> Option<u64> {
+        self.known(self.stats.length, &[Structure::Log])
+    }
+
+    /// Returns the number of entries handed out and not settled; `None` if log or retry log cannot be read.
+    #[must_use]
+    pub fn pending(&self) -> Option<u64> {
+        self.known(self.stats.pending, &[Structure::Log, Structure::RetryLog])
+    }
+
+    /// Returns the number of messages that wait for a retry; `None` if the retry log or the parked retries cannot be
+    /// read.
+    #[must_use]
+    pub fn retrying(&self) -> Option<u64> {
+        self.known(self.stats.retrying, &[Structure::RetryLog, Structure::Parked])
+    }
+
+    /// Returns the number of due messages in the retry log that were not handed out; `None` if it cannot be read.
+    #[must_use]
+    pub fn due(&self) -> Option<u64> {
+        self.known(self.stats.due, &[Structure::RetryLog])
+    }
+
+    /// Returns the number of dead letters; `None` if they cannot be read.
+    #[must_use]
+    pub fn dead(&self) -> Option<u64> {
+        self.known(self.stats.dead, &[Structure::DeadLetters])
     }
 }
 
@@ -357,6 +437,17 @@ pub trait Catalog: Send + Sync {
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
         let _ = (topic, group);
         Err(unsupported("Catalog::stats"))
+    }
+
+    /// Returns the state of every partition for the group, in the order of partitions, as far as it can be read: a key of
+    /// a wrong type makes only the figures unknown that come from it.
+    ///
+    /// Default: [`stats`](Self::stats), which fails as a whole.
+    ///
+    /// # Errors
+    /// Those of [`stats`](Self::stats), apart from [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn survey(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionSurvey>> {
+        Ok(self.stats(topic, group).await?.into_iter().map(PartitionSurvey::new).collect())
     }
 
     /// Returns the group that keeps the most entries from being dropped, for every partition whose log has entries and a

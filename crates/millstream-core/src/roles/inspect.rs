@@ -148,13 +148,16 @@ pub struct Ownership {
     pub ttl: Option<Duration>,
     /// Number of owners before the last one that ended in a row without releasing it: they died, or were cut off.
     pub ends: usize,
+    /// Why it is not known who owns the partition: lease or fence cannot be read. The other fields are then those of a free
+    /// one. Default: `None`.
+    pub unreadable: Option<String>,
 }
 
 impl Ownership {
     /// Creates the record of a partition that never had an owner.
     #[must_use]
     pub fn free(partition: Partition) -> Self {
-        Self { partition, holder: None, ttl: None, ends: 0 }
+        Self { partition, holder: None, ttl: None, ends: 0, unreadable: None }
     }
 }
 
@@ -285,6 +288,8 @@ pub struct Usage {
     pub items: u64,
     /// Number of bytes, as the server estimates it from samples.
     pub bytes: u64,
+    /// Why its items could not be counted: a key has a wrong type. Its bytes are counted nevertheless.
+    pub unreadable: Option<String>,
 }
 
 /// Reads stored data, and changes nothing.
@@ -330,10 +335,11 @@ pub trait Inspect: Send + Sync {
         limit: usize,
     ) -> Result<Page<Parked>>;
 
-    /// Returns the ownership of each partition for the group, in the order of partitions.
+    /// Returns the ownership of each partition for the group, in the order of partitions. Where lease or fence have a wrong
+    /// type, it is [not known](Ownership::unreadable).
     ///
     /// # Errors
-    /// As [`entries`](Self::entries).
+    /// Transient ones.
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>>;
 
     /// Returns the names under which the group reads a partition, those of the log first, in the order of names.
@@ -359,10 +365,10 @@ pub trait Inspect: Send + Sync {
     }
 
     /// Returns the memory use of these partitions, with the data of these groups. Structures that do not exist are left
-    /// out.
+    /// out. The items of a structure with a key of a wrong type are [not known](Usage::unreadable).
     ///
     /// # Errors
-    /// As [`entries`](Self::entries); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the server does not
+    /// Transient ones; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the server does not
     /// report it.
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>>;
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use async_trait::async_trait;
-use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, MAX_PAGE, Scope};
+use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, Loss, MAX_PAGE, Scope};
 use millstream_core::log::Source;
 use millstream_core::schedule::{Place, ScheduleId};
 use millstream_core::wire::{self, Fields};
@@ -35,6 +35,12 @@ impl Audit for MemoryBackend {
             }
             (Scope::Shard(shard), Check::Claims) => {
                 walk.bodies(&state, &shard.clone().into(), true, after)?;
+            }
+            (_, Check::Losses) => {
+                walk.audited.looked_at += 1;
+                let lost = state.losses.get(scope).copied();
+                let record = lost.map(|loss| Finding::lost(Fault::EntriesLost, scope, "record", loss));
+                walk.audited.findings.extend(record);
             }
             (Scope::Group(tp, group), Check::Position) => {
                 let known = state.topic_groups.get(&tp.topic).is_some_and(|groups| groups.contains(group));
@@ -71,49 +77,68 @@ impl Audit for MemoryBackend {
     async fn repair(&self, finding: &Finding) -> Result<bool> {
         let now = self.now().timestamp();
         let mut state = self.lock();
-        match (&finding.scope, finding.fault) {
-            (Scope::Partition(tp), Fault::BodyLost) => lost(&mut state, &tp.clone().into(), &finding.id),
-            (Scope::Shard(shard), Fault::BodyLost) => lost(&mut state, &shard.clone().into(), &finding.id),
-            (Scope::Group(tp, group), Fault::GroupMissing) => {
-                let known = state.topic_groups.get(&tp.topic).is_some_and(|groups| groups.contains(group));
-                let partition = state.partition(tp);
-                let cursor = &mut partition.group(group).cursor;
-                let missing = known && cursor.is_none();
-                if missing {
-                    *cursor = Some(Cursor::at(MessageId::ZERO));
-                    partition.wake.notify_waiters();
-                }
-                Ok(missing)
+        let is_lost = match (&finding.scope, finding.fault) {
+            (_, Fault::Ghost | Fault::BodyLost) => true,
+            // Without the entry of the log, only a dead letter without a body is left of the message.
+            (Scope::Group(tp, _), Fault::RetryLost) => {
+                let origin = finding.id.parse()?;
+                state.peek(tp).is_none_or(|partition| partition.log.get(origin).is_none())
             }
-            (Scope::Group(tp, group), Fault::RetryLost) => {
-                let origin: MessageId = finding.id.parse()?;
-                let partition = state.partition(tp);
-                let body = partition.log.get(origin).cloned();
-                let of_group = partition.group(group);
-                let pending = of_group.cursor.as_ref().is_some_and(|it| it.pending.contains_key(&origin));
-                if pending && body.is_some() {
-                    // The pending entry will be settled, so the parked one is not needed.
-                    return Ok(of_group.parked.take_lost(origin));
-                }
-                if let Some(body) = body {
-                    let (error, history) = (String::new(), History::default());
-                    return Ok(of_group.parked.mend(origin, Item { attempt: 2, error, history, body }));
-                }
-                let taken = of_group.parked.take_lost(origin);
-                if taken {
-                    of_group.dead.append(now, wire::dead_letter(&orphan(tp, group, origin), &[]));
-                }
-                Ok(taken)
-            }
-            (Scope::Group(tp, group), Fault::Ghost) => {
-                let Some((source, id)) = finding.id.split_once(':') else { return Ok(false) };
-                let (id, source) = (id.parse()?, if source == "log" { Source::Log } else { Source::Retry });
-                let Some((stream, cursor)) = streams(&mut state, tp, group, source) else { return Ok(false) };
-                let ghost = stream.get(id).is_none();
-                Ok(ghost && cursor.pending.remove(&id).is_some())
-            }
-            _ => Ok(false),
+            _ => false,
+        };
+        let done = repair(&mut state, finding, now)?;
+        if done && is_lost {
+            let loss = state.losses.entry(finding.scope.clone()).or_default();
+            *loss = loss.and(Loss::new(0, 1, 0, Some(now)));
         }
+        Ok(done)
+    }
+}
+
+/// Repairs one fault, if it still exists.
+fn repair(state: &mut State, finding: &Finding, now: Timestamp) -> Result<bool> {
+    match (&finding.scope, finding.fault) {
+        (Scope::Partition(tp), Fault::BodyLost) => lost(state, &tp.clone().into(), &finding.id),
+        (Scope::Shard(shard), Fault::BodyLost) => lost(state, &shard.clone().into(), &finding.id),
+        (Scope::Group(tp, group), Fault::GroupMissing) => {
+            let known = state.topic_groups.get(&tp.topic).is_some_and(|groups| groups.contains(group));
+            let partition = state.partition(tp);
+            let cursor = &mut partition.group(group).cursor;
+            let missing = known && cursor.is_none();
+            if missing {
+                *cursor = Some(Cursor::at(MessageId::ZERO));
+                partition.wake.notify_waiters();
+            }
+            Ok(missing)
+        }
+        (Scope::Group(tp, group), Fault::RetryLost) => {
+            let origin: MessageId = finding.id.parse()?;
+            let partition = state.partition(tp);
+            let body = partition.log.get(origin).cloned();
+            let of_group = partition.group(group);
+            let pending = of_group.cursor.as_ref().is_some_and(|it| it.pending.contains_key(&origin));
+            if pending && body.is_some() {
+                // The pending entry will be settled, so the parked one is not needed.
+                return Ok(of_group.parked.take_lost(origin));
+            }
+            if let Some(body) = body {
+                let (error, history) = (String::new(), History::default());
+                return Ok(of_group.parked.mend(origin, Item { attempt: 2, error, history, body }));
+            }
+            let taken = of_group.parked.take_lost(origin);
+            if taken {
+                of_group.dead.append(now, wire::dead_letter(&orphan(tp, group, origin), &[]));
+            }
+            Ok(taken)
+        }
+        (Scope::Group(tp, group), Fault::Ghost) => {
+            let Some((source, id)) = finding.id.split_once(':') else { return Ok(false) };
+            let (id, source) = (id.parse()?, if source == "log" { Source::Log } else { Source::Retry });
+            let Some((stream, cursor)) = streams(state, tp, group, source) else { return Ok(false) };
+            let ghost = stream.get(id).is_none();
+            Ok(ghost && cursor.pending.remove(&id).is_some())
+        }
+        _ => Ok(false),
     }
 }
 

@@ -114,6 +114,7 @@ impl Inspect for MemoryBackend {
                         structure,
                         items,
                         bytes,
+                        unreadable: None,
                     });
                 }
             };

@@ -47,29 +47,30 @@ pub struct Lag {
 
 impl Lag {
     fn of(topic: &TopicSample, group: &GroupSample) -> Self {
-        let sum = |number: fn(&PartitionStats) -> u64| group.partitions.iter().map(number).sum::<u64>();
-        let unknown = group.partitions.iter().filter(|it| it.lag.is_none());
-        let oldest = group.partitions.iter().filter_map(|it| it.oldest).max();
+        let stats = || group.partitions.iter().map(|it| &it.stats);
+        let sum = |number: fn(&PartitionStats) -> u64| stats().map(number).sum::<u64>();
+        let unknown = stats().filter(|it| it.lag.is_none());
+        let oldest = stats().filter_map(|it| it.oldest).max();
         Self {
             topic: topic.topic.to_string(),
             group: group.group.to_string(),
             backlog: topic.backlog_at_most(group),
             backlog_at_least: topic.backlog_at_least(group),
-            lag: group.partitions.iter().map(|it| it.lag).sum(),
+            lag: stats().map(|it| it.lag).sum(),
             unknown: unknown.map(|it| it.partition.0).collect(),
             pending: sum(|it| it.pending),
             retrying: sum(|it| it.retrying),
-            overdue: topic.partitions.iter().map(|(_, _, waiting)| waiting.overdue).sum(),
+            overdue: topic.overdue(),
             dead: sum(|it| it.dead),
             oldest_age_seconds: oldest.unwrap_or_default().as_secs_f64(),
-            members: group.members,
-            paused: group.paused,
+            members: group.members.unwrap_or(0),
+            paused: group.paused.unwrap_or(false),
             partitions: group.partitions.len(),
         }
     }
 }
 
-/// Topic whose state could not be read.
+/// Topic whose state could not be read, as a whole or for a group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LagFailed {
@@ -87,7 +88,7 @@ pub struct LagFailed {
 pub struct Lags {
     /// Work by group.
     pub groups: Vec<Lag>,
-    /// Topics whose state could not be read: their groups are missing in `groups`.
+    /// What could not be read. The groups concerned are missing in `groups`: their work is unknown.
     pub failed: Vec<LagFailed>,
 }
 
@@ -99,7 +100,16 @@ pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
     let mut first = None;
     for topic in &topics {
         match sample::topic(backend, topic, None).await {
-            Ok(sample) => lags.groups.extend(sample.groups.iter().map(|group| Lag::of(&sample, group))),
+            Ok(sample) => {
+                let known = sample.groups.iter().filter(|group| why_unknown(&sample, group).is_none());
+                lags.groups.extend(known.map(|group| Lag::of(&sample, group)));
+                for reason in sample.reasons() {
+                    let error = unreadable(topic, reason);
+                    let (text, kind) = (reason.to_owned(), error.kind().as_str());
+                    lags.failed.push(LagFailed { topic: topic.to_string(), error: text, kind });
+                    first.get_or_insert(error);
+                }
+            }
             Err(error) if is_gone(&error) => {}
             Err(error) => {
                 let (text, kind) = (error.to_string(), error.kind().as_str());
@@ -115,6 +125,15 @@ pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
     }
 }
 
+/// Returns why the work of a group is unknown, if a part of it cannot be read.
+fn why_unknown<'a>(topic: &'a TopicSample, group: &'a GroupSample) -> Option<&'a str> {
+    topic.unreadable.first().or(group.unreadable.first()).map(String::as_str)
+}
+
+fn unreadable(topic: &TopicName, reason: &str) -> Error {
+    Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic)
+}
+
 /// Returns whether a topic or group was deleted, or is being deleted.
 pub(crate) fn is_gone(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::GroupMissing | ErrorKind::Deleted)
@@ -126,7 +145,13 @@ pub(crate) async fn one(backend: &Backend, topic: &TopicName, group: &GroupName)
         return Ok(None);
     }
     match sample::topic(backend, topic, Some(group)).await {
-        Ok(sample) => Ok(sample.groups.first().map(|group| Lag::of(&sample, group))),
+        Ok(sample) => match sample.groups.first() {
+            Some(group) => match why_unknown(&sample, group) {
+                Some(reason) => Err(unreadable(topic, reason)),
+                None => Ok(Some(Lag::of(&sample, group))),
+            },
+            None => Ok(None),
+        },
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }

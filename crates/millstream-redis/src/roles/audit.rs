@@ -2,9 +2,10 @@
 //! slots.
 
 mod catalog;
+pub(crate) mod losses;
 
 use async_trait::async_trait;
-use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, MAX_PAGE, Remedy, Scope};
+use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, Loss, MAX_PAGE, Remedy, Scope};
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -25,6 +26,7 @@ use crate::roles::inspect::is_no_group;
 use crate::scripts::script;
 use crate::stored::note;
 use catalog::is_number;
+use losses::StreamInfo;
 
 /// Maximum number of calls of a repair that continues as long as it finds something.
 const MAX_CALLS: usize = 10_000;
@@ -40,6 +42,7 @@ impl Audit for RedisBackend {
         }
         match (scope, check) {
             (_, Check::Types) => self.types(scope).await,
+            (_, Check::Losses) => self.losses_of(scope).await,
             (Scope::Topic(topic), _) => self.catalog_of(scope, topic).await,
             (Scope::Partition(tp), Check::Groups) => self.groups_of(scope, tp).await,
             (Scope::Partition(tp), _) => self.at_place(scope, &tp.clone().into(), check, after).await,
@@ -53,13 +56,16 @@ impl Audit for RedisBackend {
 
     async fn repair(&self, finding: &Finding) -> Result<bool> {
         match (&finding.scope, finding.fault) {
-            (_, fault) if fault.remedy() == Remedy::Person => Ok(false),
+            (_, fault) if matches!(fault.remedy(), Remedy::Person | Remedy::Record) => Ok(false),
             (Scope::Topic(topic), _) => self.repair_topic(topic, finding.fault).await,
             (Scope::Partition(tp), _) => self.repair_at(&tp.clone().into(), finding).await,
             (Scope::Shard(shard), _) => self.repair_at(&shard.clone().into(), finding).await,
-            (Scope::Group(tp, group), Fault::GroupMissing) => {
+            (Scope::Group(tp, group), Fault::UnreadMissing) => self.record_unread(tp, group).await,
+            (Scope::Group(tp, group), Fault::GroupMissing | Fault::LogMissing) => {
                 let still = self.position_of(&finding.scope, tp, group).await?;
-                if !still.findings.iter().any(|found| found.fault == Fault::GroupMissing) {
+                // A repair for another group may have created the log that was missing.
+                let is_missing = |it: &Finding| matches!(it.fault, Fault::GroupMissing | Fault::LogMissing);
+                if !still.findings.iter().any(is_missing) {
                     return Ok(false);
                 }
                 match self.restore_group(tp, group, MessageId::ZERO).await {
@@ -79,6 +85,13 @@ fn split(id: &str) -> (Source, &str) {
         Some(("log", id)) => (Source::Log, id),
         _ => (Source::Log, id),
     }
+}
+
+/// Whether an epoch keeps every client from owning the partition: the script `acquire` counts up from a number that Lua
+/// does not count exactly, or from none that is finite. Text that is no number counts as 0.
+fn blocks(epoch: &[u8]) -> bool {
+    let number = std::str::from_utf8(epoch).ok().and_then(|text| text.trim().parse::<f64>().ok());
+    number.is_some_and(|number| number.is_nan() || number >= (1_u64 << 53) as f64)
 }
 
 fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
@@ -172,7 +185,11 @@ impl RedisBackend {
         let keys = self.place_keys(place);
         let call = self.inner.scripts.repair_place.call(keys.each_ref());
         let call = call.args([word(place), finding.fault.as_str(), &finding.id]);
-        Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
+        let done = reply::int(script::run_one(&self.inner.pool, call).await?)? == 1;
+        if done && finding.fault == Fault::BodyLost {
+            self.record_loss(&Self::scope_of(place), Loss::new(0, 1, 0, None)).await?;
+        }
+        Ok(done)
     }
 
     async fn repair_group(&self, tp: &TopicPartition, group: &GroupName, finding: &Finding) -> Result<bool> {
@@ -181,6 +198,12 @@ impl RedisBackend {
             Fault::RetryLeaked => (Source::Retry, finding.id.as_str()),
             Fault::PositionAhead => (split(&finding.id).0, ""),
             _ => split(&finding.id),
+        };
+        let is_lost = match finding.fault {
+            Fault::Ghost => true,
+            // Without the entry of the log, only a dead letter without a body is left of the message.
+            Fault::RetryLost => self.is_gone(tp, id).await?,
+            _ => false,
         };
         let mut done = false;
         for _ in 0..MAX_CALLS {
@@ -202,6 +225,9 @@ impl RedisBackend {
                 break;
             }
         }
+        if done && is_lost {
+            self.record_loss(&finding.scope, Loss::new(0, 1, 0, None)).await?;
+        }
         Ok(done)
     }
 
@@ -210,29 +236,51 @@ impl RedisBackend {
     }
 
     async fn position_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
-        let mut page = Audited::default();
+        let mut page = Audited::new(2);
         let known = self.listed(&self.inner.keys.topic_groups(&tp.topic), &[group.as_str()]).await?;
-        for source in [Source::Log, Source::Retry] {
-            let key = self.inner.stream(tp, group, source);
-            let mut pipe = Pipeline::with_capacity(2);
-            // Read the group before the stream: so its position is never beyond the end that is read after it.
+        let keys = [Source::Log, Source::Retry].map(|source| self.inner.stream(tp, group, source));
+        let mut pipe = Pipeline::with_capacity(5);
+        // Read the groups before the streams: so a position is never beyond the end that is read after it. The log is also
+        // read before: entries that are appended or trimmed in between do not count as unread ones that are gone.
+        pipe.cmd("XINFO").arg("STREAM").arg(keys[0].as_str());
+        for key in &keys {
             pipe.cmd("XINFO").arg("GROUPS").arg(key.as_str());
+        }
+        for key in &keys {
             pipe.cmd("XINFO").arg("STREAM").arg(key.as_str());
-            let [groups, stream] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
-            page.looked_at += 1;
-            match reply::group(groups, group.as_str())? {
+        }
+        let [before, on_log, on_retry_log, log, retry_log] =
+            reply::tuple(Value::Array(self.ask(&pipe).await?))?;
+        let before = StreamInfo::read(before)?;
+        let infos = [reply::group(on_log, group.as_str())?, reply::group(on_retry_log, group.as_str())?];
+        let streams = [StreamInfo::read(log)?, StreamInfo::read(retry_log)?];
+        // A group is created on log and retry log together: a retry log without a log shows that there was one.
+        let log_missing = before.is_none() && streams[0].is_none() && infos[1].is_some();
+        for (((source, key), info), stream) in
+            [Source::Log, Source::Retry].into_iter().zip(&keys).zip(infos).zip(streams)
+        {
+            let word = note::word(source);
+            match info {
                 Some(info) => {
-                    let end = last_generated(stream)?;
+                    let end = stream.map_or(MessageId::MAX, |stream| stream.last);
                     if info.last_delivered > end {
                         let detail = format!("stands at {}, the end is {end}", info.last_delivered);
-                        let id = format!("{}:", note::word(source));
+                        let id = format!("{word}:");
                         page.findings.push(Finding::new(Fault::PositionAhead, scope, id, detail));
+                    }
+                    if let Some(before) = before.filter(|_| source == Source::Log) {
+                        page.findings.extend(self.unread_missing(scope, (tp, group), &before, &info).await?);
                     }
                 }
                 // A group that is being deleted is reported with the topic: it must not be restored.
                 None if known == [true] && !self.group_state(&tp.topic, group).await?.deleting => {
-                    let detail = format!("not on {key}");
-                    page.findings.push(Finding::new(Fault::GroupMissing, scope, note::word(source), detail));
+                    if source == Source::Log && log_missing {
+                        let loss = self.log_lost(tp, group).await?;
+                        page.findings.push(Finding::lost(Fault::LogMissing, scope, word, loss));
+                    } else {
+                        let detail = format!("not on {key}");
+                        page.findings.push(Finding::new(Fault::GroupMissing, scope, word, detail));
+                    }
                 }
                 None => {}
             }
@@ -260,7 +308,12 @@ impl RedisBackend {
             if let Some(value) = reply::maybe_bytes(value)?
                 && !is_number(&value)
             {
-                let detail = format!("{what} is {:?}", String::from_utf8_lossy(&value));
+                let effect = if what == "epoch" && blocks(&value) {
+                    "no consumer can own the partition"
+                } else {
+                    "the next owner replaces it"
+                };
+                let detail = format!("{what} is {:?}: {effect}", String::from_utf8_lossy(&value));
                 page.findings.push(Finding::new(Fault::FenceDamaged, scope, fence.as_str(), detail));
             }
         }
@@ -325,17 +378,4 @@ impl RedisBackend {
         }
         Ok(page)
     }
-}
-
-/// Returns the largest id that a stream ever had.
-fn last_generated(info: Value) -> Result<MessageId> {
-    if reply::is_missing_key(&info) {
-        return Ok(MessageId::MAX);
-    }
-    for (name, value) in reply::pairs(reply::ok(info)?)? {
-        if &*reply::bytes(name)? == b"last-generated-id" {
-            return reply::id(value);
-        }
-    }
-    Err(unexpected("a stream without a last id"))
 }

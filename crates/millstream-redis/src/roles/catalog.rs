@@ -11,7 +11,9 @@ mod start_offset;
 mod stats;
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
+use millstream_core::catalog::{
+    Catalog, GroupCreated, GroupState, PartitionStats, PartitionSurvey, Pin, Start,
+};
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -137,13 +139,14 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Creates a group on the partitions that lack it, and returns those partitions.
+    /// Creates a group on the partitions that lack it, and returns those partitions; with each whether the group was on the
+    /// retry log, so that it was lost on the log alone.
     async fn create_on(
         &self,
         all: &[TopicPartition],
         group: &GroupName,
         position: &str,
-    ) -> Result<Vec<Partition>> {
+    ) -> Result<Vec<(Partition, bool)>> {
         let keys = &self.inner.keys;
         let mut missing = Vec::new();
         for chunk in all.chunks(CHUNK) {
@@ -165,10 +168,10 @@ impl RedisBackend {
             let mut answers = answers.into_iter().zip(there);
             let mut created = |stream| answers.next().map_or(Ok(false), |answer| created(answer, stream));
             for (tp, [log, retry_log]) in chunk.iter().zip(&streams) {
-                if created(log)? {
-                    missing.push(tp.partition);
+                let (is_new, retries_are_new) = (created(log)?, created(retry_log)?);
+                if is_new {
+                    missing.push((tp.partition, !retries_are_new));
                 }
-                created(retry_log)?;
             }
         }
         Ok(missing)
@@ -287,7 +290,14 @@ impl Catalog for RedisBackend {
         let all: Vec<TopicPartition> = topic.iter().collect();
         // Where a group was lost its position is unknown: start at 0, since reading an entry twice is better than
         // never.
-        let mut partitions = self.create_on(&all, group, starts.as_deref().unwrap_or("0")).await?;
+        let missing = self.create_on(&all, group, starts.as_deref().unwrap_or("0")).await?;
+        for (partition, was_there) in &missing {
+            if *was_there && starts.is_none() {
+                let tp = TopicPartition::new(topic.name.clone(), partition.0);
+                self.record_if_log_lost(&tp, group).await?;
+            }
+        }
+        let mut partitions: Vec<Partition> = missing.into_iter().map(|(partition, _)| partition).collect();
         self.undo_if_deleted(&all, group).await?;
         partitions.extend(self.follow_growth(topic, group).await?);
         if starts.is_some() {
@@ -319,6 +329,10 @@ impl Catalog for RedisBackend {
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
         self.group_stats(topic, group).await
+    }
+
+    async fn survey(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionSurvey>> {
+        self.group_survey(topic, group).await
     }
 
     async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {

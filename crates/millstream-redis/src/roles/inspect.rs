@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::Timestamp;
-use millstream_core::error::{Error, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
 use millstream_core::inspect::{
@@ -141,9 +141,14 @@ impl Inspect for RedisBackend {
             for tp in chunk {
                 let answers: Vec<Value> = answers.by_ref().take(3).collect();
                 let one = ownership(tp, answers);
-                owners.push(
-                    one.map_err(|error| error.during(format_args!("owner of {tp} for {group}")).at(tp))?,
-                );
+                match one.map_err(|error| error.during(format_args!("owner of {tp} for {group}")).at(tp)) {
+                    Err(error) if error.kind() == ErrorKind::WrongType => {
+                        let mut unknown = Ownership::free(tp.partition);
+                        unknown.unreadable = Some(error.to_string());
+                        owners.push(unknown);
+                    }
+                    one => owners.push(one?),
+                }
             }
         }
         Ok(owners)

@@ -57,18 +57,9 @@ impl Leases for RedisBackend {
         let continuity = self.inner.continuity_of(&fence, continuity);
         let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(continuity.to_string());
         let answer = script::run_one(&self.inner.leases, call).await;
-        let answer =
-            answer.map_err(|error| of(resource, error.during(format_args!("acquire {resource}"))))?;
-        let mut answer = reply::array(answer)?.into_iter();
-        let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
-        if reply::int(next()?)? == 1 {
-            let (epoch, ends) = (epoch(next()?)?, ends(&reply::text(next()?)?));
-            let lease = Lease::new(resource.clone(), epoch, nonce, ttl);
-            return Ok(Acquired::Granted(lease.after_ends(ends)));
-        }
-        let (owner, epoch) = (reply::text(next()?)?, epoch(next()?)?);
-        let expires_in = Duration::from_millis(u64::try_from(reply::int(next()?)?).unwrap_or(0));
-        Ok(Acquired::Held(Holder::new(owner, epoch, expires_in)))
+        let acquired = answer.and_then(|answer| acquired(resource, nonce, ttl, answer));
+        // A damaged fence makes the reply invalid: the error then names the partition too.
+        acquired.map_err(|error| of(resource, error.during(format_args!("acquire {resource}"))))
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
@@ -149,6 +140,20 @@ impl Leases for RedisBackend {
 /// Parses the epochs in a fence. A word that is no number was written by somebody else and is skipped.
 pub(crate) fn ends(text: &str) -> Vec<u64> {
     text.split(' ').filter_map(|epoch| epoch.parse().ok()).collect()
+}
+
+/// Parses the reply of the script `acquire`.
+fn acquired(resource: &Resource, nonce: &str, ttl: Duration, answer: Value) -> Result<Acquired> {
+    let mut answer = reply::array(answer)?.into_iter();
+    let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
+    if reply::int(next()?)? == 1 {
+        let (epoch, ends) = (epoch(next()?)?, ends(&reply::text(next()?)?));
+        let lease = Lease::new(resource.clone(), epoch, nonce, ttl);
+        return Ok(Acquired::Granted(lease.after_ends(ends)));
+    }
+    let (owner, epoch) = (reply::text(next()?)?, epoch(next()?)?);
+    let expires_in = Duration::from_millis(u64::try_from(reply::int(next()?)?).unwrap_or(0));
+    Ok(Acquired::Held(Holder::new(owner, epoch, expires_in)))
 }
 
 fn epoch(value: Value) -> Result<u64> {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::Continuity;
-use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
+use millstream_core::catalog::{
+    Catalog, GroupCreated, GroupState, PartitionStats, PartitionSurvey, Pin, Start,
+};
 use millstream_core::dead_letters::{
     Claim, DeadLetterAction, DeadLetterRetention, DeadLetters, TrimBy, TrimmedLetters,
 };
@@ -361,6 +363,10 @@ impl Catalog for Client {
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
         call!(self, Catalog, catalog.stats(topic, group;))
+    }
+
+    async fn survey(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionSurvey>> {
+        call!(self, Catalog, catalog.survey(topic, group;))
     }
 
     async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {

@@ -119,17 +119,22 @@ struct Deleted {
 impl Deleted {
     fn text(&self) -> String {
         let (group, topic) = (&self.named, &self.topic);
-        let GroupView { pending, retrying, dead, .. } = match &self.group {
+        let GroupView { pending, retrying, dead, error, .. } = match &self.group {
             Listed::Item(group) => group,
             Listed::Failed(failed) => {
                 return format!("group {group} of topic {topic}: could not be counted: {}", failed.error);
             }
         };
+        let dead = dead.map_or_else(
+            || "? dead letters".to_owned(),
+            |dead| human::of(dead, "dead letter", "dead letters"),
+        );
+        let why = error.as_ref().map(|error| format!("; a part could not be counted: {error}"));
         format!(
-            "group {group} of topic {topic} with {} pending, {} parked for a retry, {}",
-            human::count(*pending),
-            human::count(*retrying),
-            human::of(*dead, "dead letter", "dead letters"),
+            "group {group} of topic {topic} with {} pending, {} parked for a retry, {dead}{}",
+            human::known(*pending),
+            human::known(*retrying),
+            why.unwrap_or_default(),
         )
     }
 }
@@ -138,13 +143,15 @@ impl Delete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let Of { topic, group } = &self.of;
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
-        let looked = match admin.group_stats(topic, group).await {
-            Ok(stats) => admin.waiting(topic).await.map(|waiting| (stats, waiting.overdue)),
-            Err(error) => Err(error),
-        };
-        let (in_use, counted) = match looked {
-            Ok((stats, overdue)) => {
-                (stats.members + stats.owned > 0, Listed::Item(GroupView::of(&stats, overdue)))
+        let (in_use, counted) = match admin.group_stats(topic, group).await {
+            Ok(stats) => {
+                let overdue = match admin.waiting(topic).await {
+                    Err(error) if error.is_transient() => return Err(error.into()),
+                    waiting => waiting.ok().map(|waiting| waiting.overdue),
+                };
+                // Where members or owners are unknown, the deletion refuses without force.
+                let in_use = stats.members.unwrap_or(0) + stats.owned.unwrap_or(0) > 0;
+                (in_use, Listed::Item(GroupView::of(&stats, overdue)))
             }
             // Data that cannot be counted can still be deleted.
             Err(error) if error.kind() == ErrorKind::WrongType || error.kind() == ErrorKind::Protocol => {

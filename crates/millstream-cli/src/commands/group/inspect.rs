@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use millstream::admin::OwnedPartition;
-use millstream::{PartitionStats, TopicName};
+use millstream::TopicName;
+use millstream::admin::{OwnedPartition, Standing};
+use millstream::layers::core::catalog::PartitionSurvey;
+use millstream::layers::core::inspect::Structure;
 use serde::Serialize;
 
 use crate::commands::group::Of;
-use crate::commands::shared::failures::{Failed, Listed};
+use crate::commands::shared::failures::Failed;
 use crate::commands::shared::view::GroupView;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -29,19 +31,33 @@ pub(super) struct List {
 impl List {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let survey = cx.admin().survey(&self.topic).await?;
-        let (overdue, delayed) = match survey.delayed {
-            Ok(delayed) => (delayed.overdue, None),
-            Err(error) => (0, Some(Failed::topic(&self.topic, &error))),
+        let mut errors = Vec::new();
+        let overdue = match &survey.delayed {
+            Ok(delayed) => Some(delayed.overdue),
+            Err(error) => {
+                errors.push(Failed::topic(&self.topic, error));
+                None
+            }
         };
-        let groups = survey.groups.iter().map(|(group, stats)| match stats {
-            Ok(stats) => Listed::Item(GroupView::of(stats, overdue)),
-            Err(error) => Listed::Failed(Failed::group(group, error)),
-        });
-        let groups: Vec<_> = groups.collect();
-        cx.output.show(&groups, |groups| {
-            output::table(&GroupView::TITLES, Listed::known(groups).map(GroupView::row))
-        })?;
-        Failed::end(cx, delayed.iter().chain(Listed::failed(&groups)))
+        let mut groups = Vec::new();
+        if let Some(error) = &survey.unlisted {
+            errors.push(Failed::topic(&self.topic, error));
+            groups.push(GroupView::unknown(None, error));
+        }
+        for (group, stats) in &survey.groups {
+            match stats {
+                Ok(stats) => {
+                    errors.extend(Failed::parts(&self.topic, stats));
+                    groups.push(GroupView::of(stats, overdue));
+                }
+                Err(error) => {
+                    errors.push(Failed::group(group, error).of(&self.topic));
+                    groups.push(GroupView::unknown(Some(group), error));
+                }
+            }
+        }
+        cx.output.show(&groups, |groups| GroupView::table(groups))?;
+        Failed::end(cx, &errors)
     }
 }
 
@@ -61,53 +77,69 @@ struct View {
     #[serde(flatten)]
     totals: GroupView,
     partitions: Vec<PartitionView>,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
 }
 
 #[derive(Debug, Serialize)]
 struct PartitionView {
     partition: u32,
     owner: Option<String>,
-    /// The last entry that was delivered; `null` if the group does not exist.
+    /// The last entry that was delivered; `null` if the group does not exist, or the log cannot be read.
     position: Option<String>,
-    entries: u64,
+    entries: Option<u64>,
     lag: Option<u64>,
     lag_at_least: u64,
     oldest_ms: Option<u64>,
-    pending: u64,
-    retrying: u64,
-    due: u64,
-    dead: u64,
+    pending: Option<u64>,
+    retrying: Option<u64>,
+    due: Option<u64>,
+    dead: Option<u64>,
+    /// The reason why figures are unknown that cannot be read; the first one if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip)]
+    unowned: &'static str,
+    #[serde(skip)]
+    missing: &'static str,
 }
 
 impl PartitionView {
-    fn of(stats: &PartitionStats, owned: &[OwnedPartition]) -> Self {
+    fn of(survey: &PartitionSurvey, owned: &[OwnedPartition]) -> Self {
+        let stats = &survey.stats;
         let owned = owned.iter().find(|it| it.ownership.partition == stats.partition);
         Self {
             partition: stats.partition.0,
             owner: owned.and_then(|it| it.ownership.holder.as_ref()).map(|holder| holder.owner.clone()),
             position: stats.position.map(|id| id.to_string()),
-            entries: stats.length,
+            entries: survey.length(),
             lag: stats.lag,
             lag_at_least: stats.lag_at_least,
             oldest_ms: stats.oldest.map(ms),
-            pending: stats.pending,
-            retrying: stats.retrying,
-            due: stats.due,
-            dead: stats.dead,
+            pending: survey.pending(),
+            retrying: survey.retrying(),
+            due: survey.due(),
+            dead: survey.dead(),
+            error: survey.unreadable.first().map(|it| it.reason.clone()),
+            unowned: if owned.is_none_or(|it| it.standing == Standing::Unknown) { "?" } else { "-" },
+            missing: if survey.reads(Structure::Log) { "missing" } else { "?" },
         }
     }
 
     fn row(&self) -> [String; 9] {
         [
             self.partition.to_string(),
-            human::or_none(self.owner.as_deref(), human::member),
-            self.position.clone().unwrap_or_else(|| "missing".to_owned()),
-            human::count(self.entries),
+            self.owner.as_deref().map_or_else(|| self.unowned.to_owned(), human::member),
+            self.position.clone().unwrap_or_else(|| self.missing.to_owned()),
+            human::known(self.entries),
             human::at_least(self.lag, self.lag_at_least),
-            human::or_none(self.oldest_ms, |ms| human::duration(Duration::from_millis(ms))),
-            human::count(self.pending),
-            human::count(self.retrying),
-            human::count(self.dead),
+            match self.oldest_ms {
+                None if self.entries.is_none() => "?".to_owned(),
+                oldest => human::or_none(oldest, |ms| human::duration(Duration::from_millis(ms))),
+            },
+            human::known(self.pending),
+            human::known(self.retrying),
+            human::known(self.dead),
         ]
     }
 }
@@ -116,12 +148,22 @@ impl Describe {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let Of { topic, group } = &self.of;
         let stats = cx.admin().group_stats(topic, group).await?;
-        let overdue = cx.admin().waiting(topic).await?.overdue;
+        let mut errors: Vec<Failed> = Failed::parts(topic, &stats).collect();
+        let overdue = match cx.admin().waiting(topic).await {
+            Ok(waiting) => Some(waiting.overdue),
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => {
+                errors.push(Failed::topic(topic, &error));
+                None
+            }
+        };
+        // What cannot be read of the owners is among the reasons of the statistics too.
         let owned = cx.admin().owners(topic, group).await?.partitions;
         let view = View {
             topic: topic.to_string(),
             totals: GroupView::of(&stats, overdue),
             partitions: stats.partitions.iter().map(|it| PartitionView::of(it, &owned)).collect(),
+            errors,
         };
         cx.output.show(&view, |view| {
             let titles = [
@@ -138,6 +180,6 @@ impl Describe {
             let partitions = output::table(&titles, view.partitions.iter().map(PartitionView::row));
             format!("{}\n\n{partitions}", GroupView::table(std::slice::from_ref(&view.totals)))
         })?;
-        Ok(Exit::Done)
+        Failed::end(cx, &view.errors)
     }
 }

@@ -8,7 +8,7 @@ mod reset;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use millstream::{GroupName, TopicName};
+use millstream::{ErrorKind, GroupName, TopicName};
 
 use crate::context::Context;
 use crate::exit::{Exit, not_found};
@@ -63,11 +63,23 @@ impl Group {
 }
 
 impl Of {
-    /// Fails if the topic or its group does not exist.
+    /// Fails if the topic or its group does not exist. Where the list of groups cannot be read, the logs decide.
     pub(crate) async fn known(&self, cx: &Context) -> Result<()> {
         let Self { topic, group } = self;
-        if cx.admin().groups(topic).await?.contains(group) {
-            return Ok(());
+        match cx.admin().groups(topic).await {
+            Ok(groups) if groups.contains(group) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WrongType => {
+                cx.admin().topic(topic).await?;
+                return match cx.admin().group_stats(topic, group).await {
+                    Ok(_) => {
+                        cx.output.note(&format!("topic {topic}: {error}"));
+                        Ok(())
+                    }
+                    Err(error) => Err(error.into()),
+                };
+            }
+            Err(error) => return Err(error.into()),
         }
         Err(not_found(format!("group {group} of topic {topic} does not exist")))
     }

@@ -2,21 +2,19 @@
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use futures_util::future::try_join_all;
+use millstream::admin::{PartError, Retry};
 use millstream::layers::core::inspect::Parked;
-use millstream::{GroupName, MessageId, Partition, Timestamp, TopicPartition};
+use millstream::{Partition, Timestamp};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use crate::commands::group::Of;
 use crate::commands::message::{Body, sanitize};
+use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
 use crate::output;
-
-/// Maximum number of messages of one request.
-const PAGE: usize = 500;
 
 /// Lists messages that wait for a retry
 ///
@@ -35,7 +33,8 @@ enum What {
     /// Lists waiting messages in the order of their due times
     ///
     /// Shows the number of the next attempt and the error of the last one. Consumers of the group move due messages to
-    /// its retry log; without a running consumer they stay here.
+    /// its retry log and read them from there; until then they are shown as `due`. In JSON `state` is `parked`, or `ready`
+    /// in the retry log.
     #[command(after_help = "Examples:
   millstream retries list orders billing
   millstream retries list orders billing --limit 1000 --json | jq -r '.retries[].error' | sort | uniq -c")]
@@ -52,9 +51,11 @@ enum What {
 struct View {
     topic: String,
     group: String,
-    /// The number of waiting messages, including those that are due and not delivered yet.
-    total: u64,
+    /// The number of waiting messages, including those that are due and not delivered yet; `null` if it is unknown.
+    total: Option<u64>,
     retries: Vec<Entry>,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
 }
 
 /// A waiting message.
@@ -62,6 +63,8 @@ struct View {
 struct Entry {
     partition: Partition,
     parked: Parked,
+    /// Whether it is due and in the retry log.
+    ready: bool,
     body: Body,
 }
 
@@ -71,6 +74,7 @@ impl Serialize for Entry {
         map.serialize_entry("id", &self.parked.origin.to_string())?;
         map.serialize_entry("partition", &self.partition.0)?;
         map.serialize_entry("attempt", &self.attempt())?;
+        map.serialize_entry("state", if self.ready { "ready" } else { "parked" })?;
         map.serialize_entry("due_ms", &self.parked.due)?;
         map.serialize_entry("error", &self.parked.error)?;
         self.body.entries(&mut map)?;
@@ -79,13 +83,17 @@ impl Serialize for Entry {
 }
 
 impl Entry {
+    fn of(Retry { partition, parked, ready, .. }: Retry) -> Self {
+        Self { partition, body: Body::of(&parked.body), parked, ready }
+    }
+
     /// Returns the number of the next attempt, if there is one.
     fn attempt(&self) -> Option<u32> {
         Some(self.parked.attempt).filter(|attempt| *attempt > 0)
     }
 
     fn row(&self, now: Timestamp) -> [String; 7] {
-        let due = if self.parked.due < now {
+        let due = if self.ready || self.parked.due < now {
             "due".to_owned()
         } else {
             human::duration(self.parked.due.saturating_duration_since(now))
@@ -116,45 +124,25 @@ impl Retries {
 
 async fn list(cx: &Context, of: &Of, limit: usize) -> Result<Exit> {
     of.known(cx).await?;
-    let spec = cx.admin().topic(&of.topic).await?;
-    let stats = cx.mq.backend().catalog().stats(&spec, &of.group).await?;
-    let all = spec.iter().collect::<Vec<_>>();
-    let parked = try_join_all(all.iter().map(|it| first(cx, it, &of.group, limit))).await?;
-    let mut retries: Vec<Entry> = parked.into_iter().flatten().collect();
-    retries.sort_by_key(|it| (it.parked.due, it.partition, it.parked.origin));
-    retries.truncate(limit);
-    let total = stats.iter().map(|it| it.retrying).sum();
-    let view = View { topic: of.topic.to_string(), group: of.group.to_string(), total, retries };
+    let found = cx.admin().retries(&of.topic, &of.group, limit).await?;
+    let (topic, group) = (of.topic.to_string(), of.group.to_string());
+    let failed = |error: &PartError| Failed {
+        topic: Some(topic.clone()),
+        group: Some(group.clone()),
+        error: error.error.to_string(),
+    };
+    let errors: Vec<_> = found.errors.iter().map(failed).collect();
+    let retries = found.retries.into_iter().map(Entry::of).collect();
+    let view = View { topic, group, total: found.total, retries, errors };
     let now = cx.now().await?;
     cx.output.show(&view, |view| {
         let titles = ["id", ">partition", ">attempt", "due", ">in", "key", "error"];
         output::table(&titles, view.retries.iter().map(|it| it.row(now)))
     })?;
     let shown = view.retries.len() as u64;
-    if shown < view.total {
-        let (shown, total) = (human::count(shown), human::count(view.total));
-        cx.output
-            .note(&format!("{shown} of {total}; --limit shows more, but for what is due and on its way"));
+    if let Some(total) = view.total.filter(|total| shown < *total) {
+        let (shown, total) = (human::count(shown), human::count(total));
+        cx.output.note(&format!("{shown} of {total}; --limit shows more"));
     }
-    Ok(Exit::Done)
-}
-
-/// Returns the first messages of a partition by due time.
-async fn first(cx: &Context, of: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Entry>> {
-    let mut found = Vec::new();
-    let mut after: Option<(Timestamp, MessageId)> = None;
-    while found.len() < limit {
-        let page = cx.mq.backend().inspect()?.parked(of, group, after, PAGE.min(limit - found.len())).await?;
-        let Some(last) = page.items.last() else { break };
-        after = Some((last.due, last.origin));
-        found.extend(page.items.into_iter().map(|parked| Entry {
-            partition: of.partition,
-            body: Body::of(&parked.body),
-            parked,
-        }));
-        if !page.more {
-            break;
-        }
-    }
-    Ok(found)
+    Failed::end(cx, &view.errors)
 }

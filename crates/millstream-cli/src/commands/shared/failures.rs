@@ -1,6 +1,8 @@
 //! Failures of single items of a list: each is reported, and the others are still shown.
 
 use anyhow::{Result, bail};
+use millstream::TopicName;
+use millstream::admin::GroupStats;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -8,7 +10,7 @@ use crate::exit::Exit;
 use crate::human;
 
 /// An item that could not be inspected, and the reason.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(in crate::commands) struct Failed {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::commands) topic: Option<String>,
@@ -28,6 +30,24 @@ impl Failed {
 
     pub(in crate::commands) fn of(self, topic: &impl ToString) -> Self {
         Self { topic: Some(topic.to_string()), ..self }
+    }
+
+    /// Creates the record of a part of a topic that could not be read.
+    pub(in crate::commands) fn reason(topic: &TopicName, error: String) -> Self {
+        Self { topic: Some(topic.to_string()), group: None, error }
+    }
+
+    /// Returns the parts of a group that could not be read.
+    pub(in crate::commands) fn parts(
+        topic: &TopicName,
+        stats: &GroupStats,
+    ) -> impl Iterator<Item = Self> + use<> {
+        let of = |error: &str| Self {
+            topic: Some(topic.to_string()),
+            group: Some(stats.group.to_string()),
+            error: error.to_owned(),
+        };
+        stats.reasons().map(of).collect::<Vec<_>>().into_iter()
     }
 
     fn line(&self) -> String {

@@ -1,5 +1,6 @@
 //! Parts that several commands use.
 
+pub(in crate::commands) mod emptiness;
 pub(in crate::commands) mod failures;
 pub(in crate::commands) mod ids;
 pub(in crate::commands) mod stderr_tail;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
 use millstream::layers::core::History;
-use millstream::{DeadLetterRetention, PartitionStats, Retention, Timestamp, TopicSpec};
+use millstream::{DeadLetterRetention, GroupName, Retention, Timestamp, TopicSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -75,52 +75,55 @@ pub(in crate::commands) fn dead_letter_retention(of: DeadLetterRetention) -> Val
     json!({ "max_age_ms": of.max_age().map(ms), "max_length": of.max_length() })
 }
 
-/// Returns the number of messages that a group certainly has to handle in these partitions, as `millstream_backlog`
-/// counts them. Where the group is missing, its next consumer restores it and starts with the oldest entry.
-pub(in crate::commands) fn backlog(partitions: &[PartitionStats]) -> u64 {
-    let lag = |it: &PartitionStats| if it.position.is_none() { it.length } else { it.lag_at_least };
-    partitions.iter().map(|it| lag(it) + it.pending + it.retrying).sum()
-}
-
-/// The statistics of a group in a topic. An unknown lag is `null`.
-#[derive(Debug, Serialize)]
+/// The statistics of a group in a topic. An unknown figure is `null`.
+#[derive(Debug, Default, Serialize)]
 pub(in crate::commands) struct GroupView {
-    pub(in crate::commands) group: String,
+    /// `null` if the groups of the topic are unknown.
+    pub(in crate::commands) group: Option<String>,
     /// The time since which it is paused.
     pub(in crate::commands) paused_at_ms: Option<Timestamp>,
-    pub(in crate::commands) members: usize,
-    pub(in crate::commands) owned_partitions: usize,
+    pub(in crate::commands) members: Option<usize>,
+    pub(in crate::commands) owned_partitions: Option<usize>,
     /// The number of messages that have to be handled, now or later: lag, pending, retrying, and delayed ones that are
-    /// due. Unknown if the lag is.
+    /// due. Unknown if one of them is.
     pub(in crate::commands) backlog: Option<u64>,
     /// The number that certainly have to be handled.
     pub(in crate::commands) backlog_at_least: u64,
     pub(in crate::commands) lag: Option<u64>,
     pub(in crate::commands) lag_at_least: u64,
     pub(in crate::commands) oldest_ms: Option<u64>,
-    pub(in crate::commands) pending: u64,
-    pub(in crate::commands) retrying: u64,
-    pub(in crate::commands) dead: u64,
+    pub(in crate::commands) pending: Option<u64>,
+    pub(in crate::commands) retrying: Option<u64>,
+    pub(in crate::commands) dead: Option<u64>,
+    /// The reason why figures are unknown that cannot be read; the first one if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::commands) error: Option<String>,
 }
 
 impl GroupView {
-    /// Creates it from the statistics and the number of delayed messages of the topic that are due.
-    pub(in crate::commands) fn of(stats: &GroupStats, overdue: u64) -> Self {
+    /// Creates the view of a group, or of the groups of a topic, of which nothing can be read.
+    pub(in crate::commands) fn unknown(group: Option<&GroupName>, error: &millstream::Error) -> Self {
+        let error = Some(error.to_string());
+        Self { group: group.map(ToString::to_string), error, ..Self::default() }
+    }
+
+    /// Creates it from the statistics and the number of delayed messages of the topic that are due, if it is known.
+    pub(in crate::commands) fn of(stats: &GroupStats, overdue: Option<u64>) -> Self {
         let Totals { lag, lag_at_least, oldest, pending, retrying, dead, .. } = stats.totals;
-        let backlog_at_least = backlog(&stats.partitions) + overdue;
         Self {
-            group: stats.group.to_string(),
+            group: Some(stats.group.to_string()),
             paused_at_ms: stats.paused,
             members: stats.members,
             owned_partitions: stats.owned,
-            backlog: lag.map(|_| backlog_at_least),
-            backlog_at_least,
+            backlog: stats.backlog().zip(overdue).map(|(backlog, overdue)| backlog + overdue),
+            backlog_at_least: stats.backlog_at_least() + overdue.unwrap_or(0),
             lag,
             lag_at_least,
             oldest_ms: oldest.map(ms),
             pending,
             retrying,
             dead,
+            error: stats.reasons().next().map(str::to_owned),
         }
     }
 
@@ -131,15 +134,19 @@ impl GroupView {
     pub(in crate::commands) fn row(&self) -> [String; 9] {
         let paused = if self.paused_at_ms.is_some() { ", paused" } else { "" };
         [
-            format!("{}{paused}", self.group),
-            human::count(self.members as u64),
-            human::count(self.owned_partitions as u64),
+            format!("{}{paused}", self.group.as_deref().unwrap_or("?")),
+            human::known(self.members.map(|it| it as u64)),
+            human::known(self.owned_partitions.map(|it| it as u64)),
             human::at_least(self.backlog, self.backlog_at_least),
             human::at_least(self.lag, self.lag_at_least),
-            human::or_none(self.oldest_ms, |ms| human::duration(Duration::from_millis(ms))),
-            human::count(self.pending),
-            human::count(self.retrying),
-            human::count(self.dead),
+            match self.oldest_ms {
+                // A log that cannot be read has no oldest entry that is known.
+                None if self.pending.is_none() => "?".to_owned(),
+                oldest => human::or_none(oldest, |ms| human::duration(Duration::from_millis(ms))),
+            },
+            human::known(self.pending),
+            human::known(self.retrying),
+            human::known(self.dead),
         ]
     }
 

@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Usage};
 use crate::log_buffer::Hold;
-use crate::{output, parse};
+use crate::{human, output, parse};
 use model::Model;
 use round::Focus;
 use sampler::Sampler;
@@ -85,14 +85,20 @@ async fn once(mut sampler: Sampler, interval: Duration, cx: &Context) -> Result<
     whole(&mut sampler, &mut model).await?;
     tokio::time::sleep(interval).await;
     whole(&mut sampler, &mut model).await?;
-    for seen in &model.problems {
-        cx.output.note(&text::clean(&format!("could not {}: {}", seen.problem.doing, seen.problem.error)));
-    }
     if let Some(seen) = model.problems.front().filter(|_| model.topics().next().is_none()) {
         bail!("could not {}: {}", seen.problem.doing, text::clean(&seen.problem.error));
     }
     cx.output.show(&plain::Everything::of(&model), |_| plain::text(&model))?;
-    Ok(Exit::Done)
+    for seen in &model.problems {
+        cx.output.note(&text::clean(&format!("could not {}: {}", seen.problem.doing, seen.problem.error)));
+    }
+    match model.problems.len() as u64 {
+        0 => Ok(Exit::Done),
+        some => {
+            let things = human::of(some, "thing", "things");
+            bail!("{things} could not be read; `millstream verify` shows the faults")
+        }
+    }
 }
 
 /// Runs as many rounds as it takes to sample every topic.
@@ -105,7 +111,7 @@ async fn whole(sampler: &mut Sampler, model: &mut Model) -> Result<()> {
         }
         let names = round.names.clone().unwrap_or_default();
         let before = asked.len();
-        asked.extend(round.topics.iter().map(|topic| topic.stats.topic.name.clone()));
+        asked.extend(round.topics.iter().map(|topic| topic.topic.name.clone()));
         model.take(round);
         // A topic that cannot be sampled must not keep the loop running.
         if asked.len() == before || names.iter().all(|name| asked.contains(name)) {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use millstream::admin::{Server, Totals};
-use millstream::{DeadLetter, GroupName, MessageId, PartitionStats, TopicName, TopicSpec};
+use millstream::layers::core::catalog::PartitionSurvey;
+use millstream::{DeadLetter, GroupName, MessageId, TopicName, TopicSpec};
 
-use crate::commands::shared::view::backlog;
 use crate::commands::top::round::{Detail, Problem, Round, TopicSample};
 
 /// Window of the rates, or the span of two rounds if that is longer.
@@ -70,11 +70,12 @@ pub(crate) struct TopicView<'a> {
     pub(crate) topic: &'a TopicSpec,
     /// The time of the sample.
     pub(crate) at: Duration,
-    pub(crate) entries: u64,
+    /// `None` if it is unknown, as other figures.
+    pub(crate) entries: Option<u64>,
     /// Messages per second that were appended.
     pub(crate) produced: Option<f64>,
-    pub(crate) delayed: u64,
-    pub(crate) overdue: u64,
+    pub(crate) delayed: Option<u64>,
+    pub(crate) overdue: Option<u64>,
     pub(crate) groups: Vec<GroupView<'a>>,
     pub(crate) logs: Vec<PartitionView<'a>>,
 }
@@ -84,21 +85,23 @@ pub(crate) struct TopicView<'a> {
 pub(crate) struct GroupView<'a> {
     pub(crate) group: &'a GroupName,
     pub(crate) totals: &'a Totals,
-    /// The number of messages that the group certainly has to handle, now or later.
-    pub(crate) backlog: u64,
+    /// The number of messages that the group has to handle, now or later; `None` if it is unknown.
+    pub(crate) backlog: Option<u64>,
+    /// The number that it certainly has to handle.
+    pub(crate) backlog_at_least: u64,
     /// Messages per second that the group finished.
     pub(crate) consumed: Option<f64>,
     /// Whether the group is paused until an operator resumes it.
     pub(crate) paused: bool,
-    pub(crate) members: usize,
-    pub(crate) owned: usize,
+    pub(crate) members: Option<usize>,
+    pub(crate) owned: Option<usize>,
     pub(crate) partitions: Vec<PartitionView<'a>>,
 }
 
 /// A partition, with or without a group.
 #[derive(Clone, Debug)]
 pub(crate) struct PartitionView<'a> {
-    pub(crate) stats: &'a PartitionStats,
+    pub(crate) survey: &'a PartitionSurvey,
     pub(crate) produced: Option<f64>,
     pub(crate) consumed: Option<f64>,
 }
@@ -173,7 +176,7 @@ impl Model {
     }
 
     fn sample(&mut self, sample: TopicSample) {
-        let name = sample.stats.topic.name.clone();
+        let name = sample.topic.name.clone();
         let mut counts = self.topics.remove(&name).map(|known| known.counts).unwrap_or_default();
         counts.push_back(Counts::of(&sample));
         // Keeps the newest count that is at least as old as the window, to compare with.
@@ -181,11 +184,14 @@ impl Model {
             counts.pop_front();
         }
         // A letter that was replayed or purged is no longer an error.
-        for group in &sample.stats.groups {
+        for group in &sample.groups {
             let empty = |letter: &DeadLetter| {
                 let of = &letter.topic_partition;
                 let here = of.topic == name && letter.group == group.group;
-                here && group.partitions.iter().any(|it| it.partition == of.partition && it.dead == 0)
+                here && group
+                    .partitions
+                    .iter()
+                    .any(|it| it.stats.partition == of.partition && it.dead() == Some(0))
             };
             self.letters.retain(|letter| !empty(letter));
         }
@@ -208,8 +214,8 @@ impl Model {
 
 impl Counts {
     fn of(sample: &TopicSample) -> Self {
-        let appended = sample.logs.iter().map(|log| log.appended).collect();
-        let groups = sample.stats.groups.iter();
+        let appended = sample.logs.iter().map(|log| log.stats.appended).collect();
+        let groups = sample.groups.iter();
         let done = groups.map(|group| (group.group.clone(), group.partitions.iter().map(done).collect()));
         Self { at: sample.at, appended, done: done.collect() }
     }
@@ -217,21 +223,21 @@ impl Counts {
 
 /// Returns the total number of messages that a group has finished: handled or dead. Messages that wait for a retry
 /// are not.
-fn done(stats: &PartitionStats) -> Option<u64> {
-    let left = stats.lag?.checked_add(stats.pending)?.checked_add(stats.retrying)?;
-    Some(stats.appended?.saturating_sub(left))
+fn done(survey: &PartitionSurvey) -> Option<u64> {
+    let left = survey.stats.lag?.checked_add(survey.pending()?)?.checked_add(survey.retrying()?)?;
+    Some(survey.stats.appended?.saturating_sub(left))
 }
 
 impl History {
     fn view(&self) -> TopicView<'_> {
-        let (stats, logs) = (&self.last.stats, &self.last.logs);
+        let (sample, logs) = (&self.last, &self.last.logs);
         let first = self.counts.front().filter(|_| self.counts.len() > 1);
         let last = self.counts.back();
         let span = first.zip(last).map(|(first, last)| (last.at.saturating_sub(first.at)).as_secs_f64());
         let rate =
             |counts: fn(&Counts) -> Option<&Vec<Option<u64>>>| rates(counts(first?)?, counts(last?)?, span?);
         let produced = rate(|counts| Some(&counts.appended)).unwrap_or_default();
-        let groups = stats.groups.iter().map(|group| {
+        let groups = sample.groups.iter().map(|group| {
             let of = |counts: Option<&'_ Counts>| counts.and_then(|it| it.done.get(&group.group).cloned());
             let consumed = of(first).zip(of(last)).zip(span);
             let consumed =
@@ -239,7 +245,8 @@ impl History {
             GroupView {
                 group: &group.group,
                 totals: &group.totals,
-                backlog: backlog(&group.partitions) + stats.overdue,
+                backlog: group.backlog().zip(sample.overdue).map(|(backlog, overdue)| backlog + overdue),
+                backlog_at_least: group.backlog_at_least() + sample.overdue.unwrap_or(0),
                 consumed: sum(&consumed, group.partitions.len()),
                 paused: group.paused.is_some(),
                 members: group.members,
@@ -248,12 +255,12 @@ impl History {
             }
         });
         TopicView {
-            topic: &stats.topic,
+            topic: &sample.topic,
             at: self.last.at,
-            entries: logs.iter().map(|log| log.length).sum(),
+            entries: logs.iter().map(PartitionSurvey::length).sum(),
             produced: sum(&produced, logs.len()),
-            delayed: stats.delayed,
-            overdue: stats.overdue,
+            delayed: sample.delayed,
+            overdue: sample.overdue,
             groups: groups.collect(),
             logs: views(logs, &produced, &[]),
         }
@@ -261,12 +268,13 @@ impl History {
 }
 
 fn views<'a>(
-    partitions: &'a [PartitionStats],
+    partitions: &'a [PartitionSurvey],
     produced: &[Option<f64>],
     consumed: &[Option<f64>],
 ) -> Vec<PartitionView<'a>> {
     let of = |rates: &[Option<f64>], at: usize| rates.get(at).copied().flatten();
-    let view = |(at, stats)| PartitionView { stats, produced: of(produced, at), consumed: of(consumed, at) };
+    let view =
+        |(at, survey)| PartitionView { survey, produced: of(produced, at), consumed: of(consumed, at) };
     partitions.iter().enumerate().map(view).collect()
 }
 

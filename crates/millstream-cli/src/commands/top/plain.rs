@@ -16,10 +16,10 @@ pub(crate) struct Everything {
 struct Topic {
     topic: String,
     partitions: u32,
-    entries: u64,
+    entries: Option<u64>,
     produced_per_second: Option<f64>,
-    delayed: u64,
-    overdue: u64,
+    delayed: Option<u64>,
+    overdue: Option<u64>,
     groups: Vec<Group>,
 }
 
@@ -32,12 +32,12 @@ struct Group {
     lag: Option<u64>,
     lag_at_least: u64,
     oldest_ms: Option<u64>,
-    pending: u64,
-    retrying: u64,
-    dead: u64,
+    pending: Option<u64>,
+    retrying: Option<u64>,
+    dead: Option<u64>,
     paused: bool,
-    members: usize,
-    owned: usize,
+    members: Option<usize>,
+    owned: Option<usize>,
 }
 
 impl Everything {
@@ -66,8 +66,8 @@ impl Group {
         Self {
             group: group.group.to_string(),
             consumed_per_second: group.consumed,
-            backlog: totals.lag.map(|_| group.backlog),
-            backlog_at_least: group.backlog,
+            backlog: group.backlog,
+            backlog_at_least: group.backlog_at_least,
             lag: totals.lag,
             lag_at_least: totals.lag_at_least,
             oldest_ms: totals.oldest.map(crate::human::ms),

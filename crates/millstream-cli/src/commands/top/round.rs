@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use millstream::admin::{Owners, PendingPage, Server, TopicStats};
-use millstream::{DeadLetter, GroupName, PartitionStats, TopicName};
+use millstream::admin::{GroupStats, Owners, PendingPage, Server};
+use millstream::layers::core::catalog::PartitionSurvey;
+use millstream::{DeadLetter, GroupName, TopicName, TopicSpec};
 
 /// Details that the screen shows beyond the rows. They cost more commands, so they are read only for the focused
 /// group.
@@ -24,14 +25,19 @@ pub(crate) struct Order {
     pub(crate) pause: bool,
 }
 
-/// The statistics of a topic.
+/// The statistics of a topic, as far as they can be read.
 #[derive(Clone, Debug)]
 pub(crate) struct TopicSample {
     /// The time of the sample, since the start of the screen.
     pub(crate) at: Duration,
-    pub(crate) stats: TopicStats,
+    pub(crate) topic: TopicSpec,
+    /// The number of delayed messages; `None` if it is unknown.
+    pub(crate) delayed: Option<u64>,
+    /// The number of them that are due.
+    pub(crate) overdue: Option<u64>,
+    pub(crate) groups: Vec<GroupStats>,
     /// The log of each partition, from the statistics of a group or without one.
-    pub(crate) logs: Vec<PartitionStats>,
+    pub(crate) logs: Vec<PartitionSurvey>,
 }
 
 /// The details of the focused group.

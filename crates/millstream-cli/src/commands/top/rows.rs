@@ -66,12 +66,12 @@ impl Sort {
             Self::Name => None,
             Self::Produced => rate(topic.produced),
             Self::Consumed => most(topic, |group| rate(group.consumed)),
-            Self::Backlog => Some(most(topic, |group| group.backlog)),
+            Self::Backlog => Some(most(topic, |group| group.backlog_at_least)),
             Self::Lag => Some(most(topic, |group| group.totals.lag_at_least)),
             Self::Oldest => most(topic, |group| group.totals.oldest.map(crate::human::ms)),
-            Self::Pending => Some(most(topic, |group| group.totals.pending)),
-            Self::Dead => Some(topic.groups.iter().map(|group| group.totals.dead).sum()),
-            Self::Entries => Some(topic.entries),
+            Self::Pending => most(topic, |group| group.totals.pending),
+            Self::Dead => topic.groups.iter().map(|group| group.totals.dead).sum(),
+            Self::Entries => topic.entries,
         };
         (Reverse(by(a)), &a.topic.name).cmp(&(Reverse(by(b)), &b.topic.name))
     }

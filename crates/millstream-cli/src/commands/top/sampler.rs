@@ -151,7 +151,8 @@ impl Sampler {
                 break;
             }
             match self.topic(&name).await {
-                Ok(sample) => {
+                Ok((sample, problems)) => {
+                    round.problems.extend(problems);
                     let cost = cost_of(&sample);
                     sent += if focused { 0 } else { cost };
                     self.costs.insert(name.clone(), cost);
@@ -175,23 +176,49 @@ impl Sampler {
         Ok(())
     }
 
-    async fn topic(&self, name: &TopicName) -> Result<TopicSample> {
-        let stats = self.mq.admin().stats(name).await?;
-        let logs = match stats.groups.first() {
+    /// Samples a topic. What cannot be read of it is unknown in the sample, and a problem.
+    async fn topic(&self, name: &TopicName) -> Result<(TopicSample, Vec<Problem>)> {
+        let survey = self.mq.admin().survey(name).await?;
+        let mut problems = Vec::new();
+        let waiting =
+            survey.delayed.inspect_err(|error| problems.push(problem(&format!("topic {name}"), error)));
+        if let Some(error) = &survey.unlisted {
+            problems.push(problem(&format!("the groups of {name}"), error));
+        }
+        let mut groups = Vec::new();
+        for (group, stats) in survey.groups {
+            let doing = format!("group {group} of {name}");
+            match stats {
+                Ok(stats) => {
+                    problems.extend(stats.reasons().map(|reason| Problem {
+                        doing: format!("ask for {doing}"),
+                        error: reason.to_owned(),
+                        transient: false,
+                    }));
+                    groups.push(stats);
+                }
+                Err(error) => problems.push(problem(&doing, &error)),
+            }
+        }
+        let logs = match groups.first() {
             Some(group) => group.partitions.clone(),
             // No group reads the topic. The catalog returns the logs even for a group that does not exist.
-            None => self.mq.backend().catalog().stats(&stats.topic, &GroupName::new("top")?).await?,
+            None => self.mq.backend().catalog().survey(&survey.topic, &GroupName::new("top")?).await?,
         };
-        Ok(TopicSample { at: self.started.elapsed(), stats, logs })
+        let (delayed, overdue) =
+            (waiting.as_ref().ok().map(|it| it.total), waiting.ok().map(|it| it.overdue));
+        let at = self.started.elapsed();
+        Ok((TopicSample { at, topic: survey.topic, delayed, overdue, groups, logs }, problems))
     }
 
     /// Reads the newest dead letters of partitions that have more of them than before.
     async fn letters(&mut self, round: &mut Round) -> Result<(), Problem> {
         let mut lists = 0;
         for sample in &round.topics {
-            for group in &sample.stats.groups {
-                for partition in &group.partitions {
-                    let name = sample.stats.topic.name.clone();
+            for group in &sample.groups {
+                for partition in group.partitions.iter().filter(|it| it.dead().is_some()).map(|it| &it.stats)
+                {
+                    let name = sample.topic.name.clone();
                     let key = (name, group.group.clone(), partition.partition);
                     let known = self.dead.get(&key).copied().unwrap_or(0);
                     if partition.dead > known {
@@ -222,7 +249,7 @@ impl Sampler {
         most: usize,
     ) -> Result<Vec<DeadLetter>, Problem> {
         let number = usize::try_from(partition.partition.0).unwrap_or(usize::MAX);
-        let Some(tp) = sample.stats.topic.iter().nth(number) else { return Ok(Vec::new()) };
+        let Some(tp) = sample.topic.iter().nth(number) else { return Ok(Vec::new()) };
         let newest = Range { newest_first: true, ..Range::ALL };
         let page = async { self.mq.backend().dead_letters()?.list(&tp, group, newest, most).await };
         Ok(page.await.map_err(|error| problem("dead letters", &error))?.items)
@@ -286,7 +313,7 @@ fn order(names: &[TopicName], first: Option<&TopicName>, last: Option<&TopicName
 
 /// Returns the approximate number of commands for a topic: see `docs/guides/admin.md`.
 fn cost_of(sample: &TopicSample) -> u64 {
-    let (partitions, groups) = (sample.logs.len() as u64, sample.stats.groups.len() as u64);
+    let (partitions, groups) = (sample.logs.len() as u64, sample.groups.len() as u64);
     3 + partitions + groups.max(1) * (4 + 8 * partitions)
 }
 

@@ -46,6 +46,11 @@ pub(crate) fn rate(per_second: Option<f64>, width: usize) -> String {
     }
 }
 
+/// Formats a count; `?` if it is unknown.
+pub(crate) fn known(number: Option<u64>, width: usize) -> String {
+    number.map_or_else(|| "?".to_owned(), |number| count(number, width))
+}
+
 /// Formats a lag: `7`, `>= 10,000` where counting stopped, `?` where it is unknown.
 pub(crate) fn lag(known: Option<u64>, at_least: u64, width: usize) -> String {
     match known {

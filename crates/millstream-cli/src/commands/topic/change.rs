@@ -119,13 +119,30 @@ pub(super) struct Alter {
 }
 
 impl Alter {
+    /// Replaces settings of a topic whose stored ones are invalid.
+    async fn mend(&self, cx: &Context, change: &TopicChange, error: &millstream::Error) -> Result<Exit> {
+        cx.output.note(&error.to_string());
+        if self.dry.dry_run {
+            bail!("dry run: nothing was done; the result is known only when the invalid setting is replaced");
+        }
+        cx.confirm(&format!("Replace the settings of topic {}?", self.topic))?;
+        let stored = cx.admin().alter_topic(&self.topic, change).await?;
+        Changed { topic: TopicView::of(&stored), changed: true, dry_run: false }.show(cx)
+    }
+
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let mut change = TopicChange::new();
         change.retention = self.retention;
         change.dead_letter_retention = self.dead_letter_retention;
         change.max_length = if self.no_max_length { Some(None) } else { self.max_length.map(Some) };
-        let before = admin.topic(&self.topic).await?;
+        let before = match admin.topic(&self.topic).await {
+            // An invalid setting can be set right. If another one is invalid too, the change is refused and names it.
+            Err(error) if matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unsupported) => {
+                return self.mend(cx, &change, &error).await;
+            }
+            before => before?,
+        };
         let after = change.of(before.clone())?;
         let changed = before != after;
         if dry_run || !changed {

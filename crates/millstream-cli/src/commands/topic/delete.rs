@@ -54,14 +54,15 @@ impl View {
         let one = |number, one, many| human::of(number, one, many);
         let entries =
             self.entries.map_or_else(|| "unknown entries".to_owned(), |it| one(it, "entry", "entries"));
-        let sum = |of: fn(&GroupView) -> u64| self.groups.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&GroupView) -> Option<u64>| self.groups.iter().map(of).sum::<Option<u64>>();
         let mut text = format!(
             "topic {} with {}, {} for later, {} parked for a retry, {}",
             self.topic,
             entries,
             inspect::known(self.delayed),
-            human::count(sum(|it| it.retrying)),
-            one(sum(|it| it.dead), "dead letter", "dead letters"),
+            human::known(sum(|it| it.retrying)),
+            sum(|it| it.dead)
+                .map_or_else(|| "? dead letters".to_owned(), |it| one(it, "dead letter", "dead letters")),
         );
         if !self.groups.is_empty() {
             text += &format!("\n\n{}\n", GroupView::table(&self.groups));

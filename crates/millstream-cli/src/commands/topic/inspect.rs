@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::TopicSurvey;
+use millstream::layers::core::catalog::PartitionSurvey;
 use millstream::{ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
@@ -50,8 +51,8 @@ impl List {
 /// not settled; neither includes messages that wait for a retry. `backlog` is all remaining work: lag, pending,
 /// retrying, and delayed messages that are due.
 ///
-/// A lag that would take too long to count is shown as `>= 10,000` or `unknown`; in JSON it is `null`, with
-/// `lag_at_least`.
+/// A lag that would take too long to count is shown as `>= 10,000` or `?`; in JSON it is `null`, with `lag_at_least`.
+/// Figures that cannot be read are `?`, and `null` in JSON; the exit code is then 1.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic describe orders
@@ -83,8 +84,10 @@ impl Describe {
             let mut list = view.topic.list();
             list.push(("entries", known(view.entries)));
             list.push(("delayed", format!("{}, {} of them due", known(view.delayed), known(view.overdue))));
-            let groups =
-                if view.groups.is_empty() { "no groups".to_owned() } else { GroupView::table(&view.groups) };
+            let groups = match &*view.groups {
+                [] => "no groups".to_owned(),
+                groups => GroupView::table(groups),
+            };
             format!("{}\n\n{groups}", output::list(list))
         })?;
         Failed::end(cx, &view.errors)
@@ -93,7 +96,7 @@ impl Describe {
 
 /// Formats a number, if it is known.
 pub(super) fn known(number: Option<u64>) -> String {
-    number.map_or_else(|| "unknown".to_owned(), human::count)
+    human::known(number)
 }
 
 /// The data of a topic, as far as it can be counted.
@@ -114,24 +117,36 @@ pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counte
         Ok(waiting) => (counted.delayed, counted.overdue) = (Some(waiting.total), Some(waiting.overdue)),
         Err(error) => counted.errors.push(Failed::topic(name, error)),
     }
+    if let Some(error) = &survey.unlisted {
+        counted.errors.push(Failed::topic(name, error));
+        counted.groups.push(GroupView::unknown(None, error));
+    }
+    let mut lengths = None;
     for (group, stats) in &survey.groups {
         match stats {
             Ok(stats) => {
-                counted.entries = Some(stats.totals.length);
-                counted.in_use |= stats.members + stats.owned > 0;
-                counted.groups.push(GroupView::of(stats, counted.overdue.unwrap_or(0)));
+                lengths = Some(stats.totals.length);
+                // Where members or owners are unknown, the deletion refuses without force.
+                counted.in_use |= stats.members.unwrap_or(0) + stats.owned.unwrap_or(0) > 0;
+                counted.errors.extend(Failed::parts(name, stats));
+                counted.groups.push(GroupView::of(stats, counted.overdue));
             }
-            Err(error) => counted.errors.push(Failed::group(&group, error).of(&name)),
+            Err(error) => {
+                counted.errors.push(Failed::group(&group, error).of(&name));
+                counted.groups.push(GroupView::unknown(Some(group), error));
+            }
         }
     }
-    if counted.entries.is_none() {
-        // The lengths are part of a group's statistics, which the catalog also returns for a group that does not
-        // exist.
-        match cx.mq.backend().catalog().stats(&survey.topic, &GroupName::new("-")?).await {
-            Ok(stats) => counted.entries = Some(stats.iter().map(|partition| partition.length).sum()),
-            Err(error) if error.is_transient() => return Err(error.into()),
-            Err(error) => counted.errors.push(Failed::topic(name, &error)),
+    counted.entries = match lengths {
+        Some(length) => length,
+        None => {
+            // The lengths are part of a group's statistics, which the catalog also returns for a group that does not
+            // exist.
+            let logs = cx.mq.backend().catalog().survey(&survey.topic, &GroupName::new("-")?).await?;
+            let unread = logs.iter().flat_map(|log| &log.unreadable);
+            counted.errors.extend(unread.map(|it| Failed::reason(name, it.reason.clone())));
+            logs.iter().map(PartitionSurvey::length).sum()
         }
-    }
+    };
     Ok(counted)
 }

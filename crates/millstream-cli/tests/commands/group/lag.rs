@@ -73,6 +73,14 @@ async fn what_is_not_known_is_no_number() {
     assert_eq!(unknown["groups"].as_array().map(Vec::len), Some(1), "it may be as far behind: {unknown}");
     let text = cli.ok("lag mails");
     assert!(text.contains(" >= 10,000 "), "{text}");
+
+    let exact = &cli.json("lag mails --exact")["groups"][0];
+    // The group begins with this entry itself.
+    let lag = 42_000 - 21_000;
+    assert_eq!(
+        (&exact["lag"], &exact["lag_at_least"], &exact["backlog"]),
+        (&json!(lag), &json!(lag), &json!(lag))
+    );
 }
 
 #[tokio::test]

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use millstream::{Delivery, Fixed, Outcome};
+use millstream::layers::core::TopicPartition;
+use millstream::layers::core::keys::Keys;
+use millstream::{Delivery, Fixed, Namespace, Outcome};
 use serde_json::json;
 
 use crate::support::cli::Cli;
 use crate::support::feed::eventually;
 use crate::support::seed::{self, ORDERS};
+use crate::support::server::Server;
 
 #[tokio::test]
 async fn what_waits_for_its_next_attempt_is_listed_with_its_reason() {
@@ -46,4 +49,36 @@ async fn what_waits_for_its_next_attempt_is_listed_with_its_reason() {
     assert_eq!((&lag["groups"][0]["lag"], &lag["groups"][0]["backlog"]), (&json!(0), &json!(4)));
     assert_eq!(cli.json("topic describe orders")["groups"][0]["backlog"], 4);
     assert_eq!(cli.json("group describe orders billing")["backlog"], 4);
+}
+
+#[tokio::test]
+async fn a_due_message_on_its_way_is_listed_until_it_is_handed_out() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    seed::orders(&cli.mq().await, 2).await;
+    cli.ok("group create orders billing");
+    let keys = Keys::within(&Namespace::new(&cli.namespace).expect("a name"));
+    let (topic, group) = ("orders".parse().expect("a name"), "billing".parse().expect("a name"));
+    let retry_log = keys.retry_log(&TopicPartition::new(topic, 1), &group).to_string();
+    // As a promoter moves them: three are due, and a consumer has got one of them.
+    for origin in ["7-1", "7-2", "7-3"] {
+        let words = ["attempt", "2", "origin", origin, "error", "no till", "history", "", "payload", "7"];
+        server.cli(&[&["XADD", &retry_log, "*"], &words[..]].concat());
+    }
+    server.cli(&["XREADGROUP", "GROUP", "billing", "owner", "COUNT", "1", "STREAMS", &retry_log, ">"]);
+
+    let told = cli.json("retries list orders billing");
+    let ids: Vec<_> =
+        told["retries"].as_array().expect("a list").iter().map(|it| it["id"].as_str()).collect();
+    assert_eq!((&told["total"], ids), (&json!(2), vec![Some("7-2"), Some("7-3")]), "{told}");
+    let first = &told["retries"][0];
+    assert_eq!(
+        (&first["state"], &first["attempt"], &first["error"]),
+        (&json!("ready"), &json!(2), &json!("no till"))
+    );
+    assert_eq!(first["partition"], 1, "{told}");
+    let text = cli.run("retries list orders billing");
+    assert!(text.stdout.contains(" due ") && text.stderr.is_empty(), "{text:?}");
+    let some = cli.run("retries list orders billing --limit 1");
+    assert!(some.stderr.starts_with("1 of 2; --limit shows more"), "{some:?}");
 }

@@ -1,12 +1,14 @@
 //! `millstream tail`.
 
+use millstream::layers::core::keys::Keys;
 use millstream::layers::core::log::Append;
-use millstream::{Millstream, Producer, TopicPartition};
+use millstream::{Millstream, Namespace, Producer, TopicPartition};
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::cli::Cli;
-use crate::support::feed::{Running, lines, topic};
+use crate::support::feed::{Running, fed, lines, topic};
+use crate::support::server::Server;
 
 /// Messages 0 to 19 in 4 partitions in turn, with keys and headers.
 async fn orders(mq: &Millstream) -> Producer<bytes::Bytes> {
@@ -133,4 +135,38 @@ async fn it_goes_on_with_what_comes_until_it_is_stopped() {
         0,
         "no group"
     );
+}
+
+#[tokio::test]
+async fn an_empty_log_has_a_reason() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    cli.ok("topic create orders --partitions 2");
+    let said = |line: &str| {
+        let ran = cli.run(line);
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, ""), "{line}: {ran:?}");
+        ran.stderr
+    };
+    let never = "topic orders is empty: nothing was ever written to it\n";
+    assert_eq!(said("tail orders --from earliest"), never);
+    assert_eq!(said("tail orders"), never);
+    assert!(said("consume orders -g billing --until-empty").starts_with(never));
+    fed(&cli, &["produce", "orders", "--partition", "1"], "one\n");
+    let keys = Keys::within(&Namespace::new(&cli.namespace).expect("a name"));
+    let log = keys.log(&TopicPartition::new("orders".parse().expect("a name"), 1)).to_string();
+    server.cli(&["XTRIM", &log, "MAXLEN", "0"]);
+    assert_eq!(
+        said("tail orders --from earliest"),
+        "topic orders is empty: its only entry was trimmed or deleted\n"
+    );
+    server.cli(&["DEL", &log]);
+    let deleted = "topic orders is empty: its log was deleted in partition 1\n";
+    assert_eq!(said("tail orders --from earliest"), deleted);
+    // Of the partition that is shown.
+    assert_eq!(said("tail orders --from earliest --partition 0"), never);
+    assert!(said("consume orders -g billing --until-empty").starts_with(deleted));
+    // The consumer has created the log again: the loss stays recorded.
+    let verified = cli.run("verify orders");
+    assert!(verified.code == 0 && verified.stdout.contains("were lost"), "{verified:?}");
+    assert!(!verified.stdout.contains(": sound"), "{verified:?}");
 }

@@ -39,7 +39,9 @@ async fn a_foreign_key_of_one_group_hides_no_other() {
     server.cli(&["SET", &key, "oops"]);
 
     let told = cli.json_with(1, "lag");
-    assert_eq!(names(&told["groups"], "group"), ["g", "b"], "{told}");
+    assert_eq!(names(&told["groups"], "group"), ["g", "a broken", "b"], "{told}");
+    let figures = |of: &Value| (of["retrying"].clone(), of["backlog"].clone(), of["pending"].clone());
+    assert_eq!(figures(&told["groups"][1]), (Value::Null, Value::Null, json!(0)), "the others are known");
     assert_eq!((&told["errors"][0]["topic"], &told["errors"][0]["group"]), (&json!("w"), &json!("a")));
     assert!(told["errors"][0]["error"].as_str().is_some_and(|error| error.contains(&key)), "{told}");
     let listed = cli.json_with(1, "group list w");
@@ -47,12 +49,13 @@ async fn a_foreign_key_of_one_group_hides_no_other() {
     let described = cli.json_with(1, "topic describe w");
     assert_eq!(
         (names(&described["groups"], "group"), names(&described["errors"], "group")),
-        (vec!["b".to_owned()], vec!["a broken".to_owned()])
+        (vec!["a broken".to_owned(), "b".to_owned()], vec!["a broken".to_owned()])
     );
-    for broken in ["group describe w a", "group reset w a --to earliest"] {
-        let said = cli.fails(1, broken);
-        assert!(said.contains(&key), "{broken}: {said}");
-    }
+    let described = cli.run("group describe w a");
+    assert!(described.code == 1 && described.stderr.contains(&key), "{described:?}");
+    assert!(described.stdout.contains('?'), "{described:?}");
+    let said = cli.fails(1, "group reset w a --to earliest");
+    assert!(said.contains(&key), "{said}");
     let text = cli.run("lag");
     assert!(text.code == 1 && text.stdout.contains(" b ") && text.stderr.contains(&key), "{text:?}");
 
@@ -82,7 +85,7 @@ async fn a_topic_whose_settings_make_no_sense_can_be_deleted() {
     let told = cli.json_with(1, "lag");
     assert_eq!(
         (names(&told["groups"], "topic"), names(&told["errors"], "topic")),
-        (vec!["a".to_owned()], vec!["x broken".to_owned()])
+        (vec!["a".to_owned(), "x broken".to_owned()], vec!["x broken".to_owned()])
     );
     let verified = cli.json_with(3, "verify x --repair --yes");
     assert_eq!(verified["findings"][0]["fault"], "settings_damaged", "{verified}");
@@ -91,6 +94,66 @@ async fn a_topic_whose_settings_make_no_sense_can_be_deleted() {
     assert_eq!(cli.json("topic delete x --force --yes")["deleted"], true);
     assert_eq!(names(&cli.json("topic list"), "topic"), ["a"]);
     assert_eq!(cli.json("topic create x")["topic"], "x");
+}
+
+#[tokio::test]
+async fn a_damaged_setting_is_named_and_can_be_set_right() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    cli.ok("topic create orders --partitions 3");
+    let meta = keys(&cli).topic_meta(&"orders".parse().expect("a name")).to_string();
+    for (field, value, allowed, alter) in [
+        ("retention", "bananas", "consumed, keep, consumed-after:<ms>", "--retention keep"),
+        ("retention", "age:0", "consumed, keep, consumed-after:<ms>", "--retention age:7d"),
+        ("maxLength", "many", "a whole number", "--max-length 5"),
+        ("deadLetterRetention", "kiwis", "keep, age:<ms>", "--dead-letter-retention age:30d"),
+    ] {
+        server.cli(&["HSET", &meta, field, value]);
+        let said = cli.fails(1, "topic describe orders");
+        for part in [field, &format!("{value:?}"), allowed] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        let found = cli.json_with(3, "verify orders");
+        assert_eq!(found["findings"][0]["fault"], "settings_damaged", "{found}");
+        let detail = found["findings"][0]["detail"].as_str().expect("a text");
+        assert!(detail.contains(value) && detail.contains(allowed), "{detail}");
+        let refused = cli.run(format!("topic alter orders {alter} --dry-run").as_str());
+        assert!(refused.code == 1 && refused.stderr.contains(value), "{refused:?}");
+        assert_eq!(cli.json_with(3, "verify orders")["sound"], false, "a dry run changes nothing");
+        let altered = cli.json(format!("topic alter orders {alter} --yes").as_str());
+        assert_eq!(altered["partitions"], 3, "{altered}");
+        assert_eq!(cli.json("verify orders")["sound"], true);
+    }
+    // A change that leaves a damaged setting is refused, and names that.
+    server.cli(&["HSET", &meta, "retention", "bananas", "maxLength", "many"]);
+    let said = cli.fails(1, "topic alter orders --retention keep --yes");
+    assert!(said.contains("maxLength") && said.contains("many"), "{said}");
+    cli.ok("topic alter orders --retention keep --no-max-length --yes");
+    assert_eq!(cli.json("verify orders")["sound"], true);
+}
+
+#[tokio::test]
+async fn a_partition_of_a_wrong_type_hides_no_other_message() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    seed::orders(&cli.mq().await, 6).await;
+    let log = keys(&cli).log(&TopicPartition::new("orders".parse().expect("a name"), 1)).to_string();
+    server.cli(&["DEL", &log]);
+    server.cli(&["SET", &log, "theirs"]);
+    for from in ["-n 10", "--from earliest"] {
+        let all = cli.run(format!("tail orders {from} --format payload").as_str());
+        assert_eq!((all.code, all.stdout.as_str()), (1, "0\n2\n4\n"), "{all:?}");
+        assert!(all.stderr.contains(&log), "{all:?}");
+        let some = cli.ok(format!("tail orders {from} --partition 0 --format payload").as_str());
+        assert_eq!(some, "0\n2\n4\n");
+        let none = cli.fails(1, format!("tail orders {from} --partition 1").as_str());
+        assert!(none.contains(&log) && none.lines().count() == 1, "{none}");
+    }
+    let memory = cli.run("memory orders --json");
+    assert!(memory.code == 1 && memory.stderr.contains(&log), "{memory:?}");
+    let memory: Value = serde_json::from_str(&memory.stdout).expect("JSON");
+    let partitions = memory["topics"][0]["partitions"].as_array().expect("a list");
+    assert_eq!(partitions[0]["items"], 3, "{memory}");
 }
 
 #[tokio::test]

@@ -184,6 +184,8 @@ pub(crate) struct GroupInfo {
     pub(crate) pending: u64,
     pub(crate) last_delivered: MessageId,
     pub(crate) lag: Option<u64>,
+    /// Number of entries that the group has read, as the server counts them.
+    pub(crate) read: Option<u64>,
 }
 
 /// Finds a group in a reply of XINFO GROUPS. Returns `None` for a missing group, and for a missing key.
@@ -200,6 +202,7 @@ pub(crate) fn group(value: Value, group: &str) -> Result<Option<GroupInfo>> {
                 b"pending" => found.pending = u64::try_from(int(value)?).unwrap_or(0),
                 b"last-delivered-id" => found.last_delivered = id(value)?,
                 b"lag" if value != Value::Nil => found.lag = u64::try_from(int(value)?).ok(),
+                b"entries-read" if value != Value::Nil => found.read = u64::try_from(int(value)?).ok(),
                 _ => {}
             }
         }

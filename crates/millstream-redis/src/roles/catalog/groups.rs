@@ -1,6 +1,7 @@
 //! Groups as a whole: registered, restored, paused, and remembered as deleted.
 
 use millstream_core::Timestamp;
+use millstream_core::audit::Scope;
 use millstream_core::catalog::{GroupState, REMEMBERED};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -14,6 +15,7 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
+use crate::roles::audit::losses::StreamInfo;
 use crate::scripts::script;
 use crate::scripts::script::Call;
 
@@ -77,7 +79,8 @@ impl RedisBackend {
             };
             let new: Vec<TopicPartition> = stored.iter().skip(known as usize).collect();
             // From the beginning, as if the group had existed when the partition was added.
-            missing.extend(self.create_on(&new, group, "0").await?);
+            missing
+                .extend(self.create_on(&new, group, "0").await?.into_iter().map(|(partition, _)| partition));
             self.undo_if_deleted(&new, group).await?;
             known = stored.partitions;
         }
@@ -197,15 +200,27 @@ impl RedisBackend {
         let mut pipe = Pipeline::new();
         pipe.cmd("XINFO").arg("STREAM").arg(log.as_str());
         let info = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        let newest =
-            newest_id(info).map_err(|error| error.during(format_args!("restore a group on {log}")))?;
+        let stream = StreamInfo::read(info)
+            .map_err(|error| error.during(format_args!("restore a group on {log}")))?
+            .unwrap_or_default();
+        let newest = stream.last;
         // A log that ends below `after` is not the one from which `after` was read: it was deleted, or a fail-over
         // lost its end. Its entries, and later ones with smaller ids, may never have been read.
-        let after = if newest >= after { after } else { MessageId::ZERO };
+        let entry_lost = newest < after;
+        let after = if entry_lost { MessageId::ZERO } else { after };
 
         let on = std::slice::from_ref(topic_partition);
         let missing = self.create_on(on, group, &after.to_string()).await?;
         self.undo_if_deleted(on, group).await?;
+        if let [(_, was_there)] = &*missing {
+            // Nor is one that begins above `after`, if nothing ever left it.
+            if entry_lost || stream.begins_above(after) {
+                let loss = self.log_lost(topic_partition, group).await?;
+                self.record_loss(&Scope::Group(topic_partition.clone(), group.clone()), loss).await?;
+            } else if *was_there {
+                self.record_if_log_lost(topic_partition, group).await?;
+            }
+        }
         Ok(!missing.is_empty())
     }
 

@@ -25,6 +25,25 @@ const META: [&str; 8] = [
     "earlier",
 ];
 
+/// What the field `retention` may hold, times in milliseconds.
+const RETENTIONS: &str = "consumed, keep, consumed-after:<ms>, age:<ms> or length:<entries>";
+/// What the field `deadLetterRetention` may hold, times in milliseconds.
+const DEAD_LETTER_RETENTIONS: &str = "keep, age:<ms>, length:<entries> or both: age:<ms>,length:<entries>";
+/// Maximum number of characters of a stored value that an error quotes.
+const MAX_SHOWN: usize = 64;
+
+/// Returns a stored value as an error quotes it.
+fn shown(value: &Value) -> String {
+    match reply::maybe_bytes(value.clone()) {
+        Ok(None) => "missing".to_owned(),
+        Ok(Some(bytes)) => {
+            let text: String = String::from_utf8_lossy(&bytes).chars().take(MAX_SHOWN).collect();
+            format!("{text:?}")
+        }
+        Err(_) => "no text".to_owned(),
+    }
+}
+
 impl RedisBackend {
     /// Stores settings if there are none, and returns the stored ones.
     pub(super) async fn store_topic(&self, spec: &TopicSpec, mode: Mode) -> Result<TopicSpec> {
@@ -92,9 +111,22 @@ impl RedisBackend {
     }
 
     pub(super) async fn store_change(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
-        // Reading the topic also checks its format: data of a newer version is not changed.
-        change.of(self.stored_topic(name).await?)?;
         let meta = self.inner.keys.topic_meta(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
+        let mut stored: [Value; META.len()] = reply::tuple(self.inner.one(&meta, &pipe).await?)?;
+        // What is changed may be invalid now. Everything else is checked, also the format: data of a newer version is not
+        // changed. (A topic without any settings stays without them.)
+        for (at, changed) in [
+            (2, change.retention.is_some()),
+            (3, change.max_length.is_some()),
+            (6, change.dead_letter_retention.is_some()),
+        ] {
+            if changed && stored[at] != Value::Nil {
+                stored[at] = if at == 2 { Value::BulkString(b"keep".to_vec()) } else { Value::Nil };
+            }
+        }
+        change.of(read(name, Value::Array(stored.into()))?)?;
         let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
         let max_length = change.max_length.map(|bound| bound.unwrap_or(0).to_string()).unwrap_or_default();
         let of_dead = change.dead_letter_retention.map(|retention| retention.to_string()).unwrap_or_default();
@@ -111,31 +143,45 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
     }
-    let damaged = |what: &str| {
-        Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} is invalid")).at(name)
+    let damaged = |what: &str, value: &Value, allowed: &str| {
+        let value = shown(value);
+        let why = format!("topic {name}: the stored {what} is {value}; allowed is {allowed}");
+        Error::new(ErrorKind::Protocol, why).at(name)
     };
-    let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
+    let number = |value: Value, what: &str, allowed: &str| {
+        number(value.clone()).ok_or_else(|| damaged(what, &value, allowed))
+    };
     // Check the format first: a newer one may give every other field another meaning.
-    let format = number(format, "format")?;
+    let format = number(format, "format", "a whole number")?;
     check_format(name, format)?;
-    let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);
-    let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
+    let count = format!("a whole number from 1 to {MAX_PARTITIONS}");
+    let stored_partitions = partitions.clone();
+    let partitions = u32::try_from(number(partitions, "partitionCount", &count)?).unwrap_or(u32::MAX);
+    let text = reply::text(retention.clone()).map_err(|_| damaged("retention", &retention, RETENTIONS))?;
+    // The kind is kept: a setting may be of a newer version.
+    let kind_of = |error: Error, what: &str, value: &Value, allowed: &str| {
+        Error::new(error.kind(), damaged(what, value, allowed).to_string()).at(name)
+    };
     let retention =
-        Retention::parse(&retention).map_err(|error| error.during(format_args!("topic {name}")).at(name))?;
+        Retention::parse(&text).map_err(|error| kind_of(error, "retention", &retention, RETENTIONS))?;
     let max_length = match max_length {
         Value::Nil => None,
-        stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
+        stored => Some(number(stored, "maxLength", "a whole number")?).filter(|entries| *entries > 0),
     };
     let of_dead = match of_dead {
         Value::Nil => DeadLetterRetention::KEEP,
         stored => {
-            let stored = reply::text(stored).map_err(|_| damaged("deadLetterRetention"))?;
-            DeadLetterRetention::parse(&stored)
-                .map_err(|error| error.during(format_args!("topic {name}")).at(name))?
+            let what = "deadLetterRetention";
+            let text =
+                reply::text(stored.clone()).map_err(|_| damaged(what, &stored, DEAD_LETTER_RETENTIONS))?;
+            DeadLetterRetention::parse(&text)
+                .map_err(|error| kind_of(error, what, &stored, DEAD_LETTER_RETENTIONS))?
         }
     };
-    let generation = if generation == Value::Nil { 0 } else { number(generation, "reborn")? };
-    let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
+    let generation =
+        if generation == Value::Nil { 0 } else { number(generation, "reborn", "a whole number")? };
+    let spec = TopicSpec::new(name.clone(), partitions)
+        .map_err(|_| damaged("partitionCount", &stored_partitions, &count))?;
     // Numbers that are not of this form are left out: they only say where else an id may be.
     let earlier = if earlier == Value::Nil { String::new() } else { reply::text(earlier)? };
     let earlier: Vec<u32> = earlier.split(' ').filter_map(|number| number.parse().ok()).collect();

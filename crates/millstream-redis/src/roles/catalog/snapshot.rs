@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::error::{Error, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::topic::TopicPartition;
 
 use crate::backend::RedisBackend;
@@ -16,29 +16,40 @@ const FIRST: usize = 16;
 impl RedisBackend {
     /// Takes a snapshot of each of these partitions.
     pub(super) async fn look_at(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
-        self.look(partitions, "").await
+        self.look(partitions, "").await?.into_iter().collect()
     }
 
     /// Takes the same snapshots, and identifies the server.
     pub(super) async fn look_and_ask_who(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
+        self.look(partitions, "1").await?.into_iter().collect()
+    }
+
+    /// Takes the same snapshots, each with an error of its own if its log has a wrong type.
+    pub(super) async fn look_at_each(&self, partitions: &[TopicPartition]) -> Result<Vec<Result<Look>>> {
         self.look(partitions, "1").await
     }
 
-    async fn look(&self, partitions: &[TopicPartition], who: &str) -> Result<Vec<Look>> {
+    async fn look(&self, partitions: &[TopicPartition], who: &str) -> Result<Vec<Result<Look>>> {
         let (mut looks, mut rest) = (Vec::with_capacity(partitions.len()), partitions);
         // The script copies bodies to read ids. Where bodies are large, few partitions go into one request, since the
         // server works on a request without a break.
         let mut pages = PageSizer::new(STEP_BYTES, FIRST);
         while !rest.is_empty() {
             let (some, later) = rest.split_at(pages.count(rest.len()));
-            let answers = self.look_once(some, who, "").await?;
+            let answers = self.look_once(some, who, "").await;
             let mut copied = 0;
-            for (Answer { mut look, more, bytes }, tp) in answers.into_iter().zip(some) {
-                if more {
-                    self.look_on(tp, &mut look).await?;
+            for (answer, tp) in answers.into_iter().zip(some) {
+                match answer {
+                    Ok(Answer { mut look, more, bytes }) => {
+                        if more {
+                            self.look_on(tp, &mut look).await?;
+                        }
+                        looks.push(Ok(look));
+                        copied += bytes;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WrongType => looks.push(Err(error)),
+                    Err(error) => return Err(error),
                 }
-                looks.push(look);
-                copied += bytes;
             }
             pages.came(some.len(), copied, Duration::ZERO);
             rest = later;
@@ -51,7 +62,7 @@ impl RedisBackend {
         loop {
             let after = look.groups.last().map(|group| group.name.clone()).unwrap_or_default();
             let Some(Answer { look: next, more, .. }) =
-                self.look_once(std::slice::from_ref(tp), "", &after).await?.pop()
+                self.look_once(std::slice::from_ref(tp), "", &after).await.pop().transpose()?
             else {
                 return Ok(());
             };
@@ -69,7 +80,7 @@ impl RedisBackend {
         partitions: &[TopicPartition],
         who: &str,
         after: impl AsRef<[u8]>,
-    ) -> Result<Vec<Answer>> {
+    ) -> Vec<Result<Answer>> {
         let calls = partitions.iter().map(|tp| {
             let log = self.inner.keys.log(tp);
             self.inner.scripts.look.call([&log]).arg(who).arg(after.as_ref())

@@ -1,7 +1,8 @@
 //! Statistics of every partition for a group.
 
-use millstream_core::catalog::PartitionStats;
-use millstream_core::error::Result;
+use millstream_core::catalog::{PartitionStats, PartitionSurvey, Unreadable};
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::inspect::Structure;
 use millstream_core::name::GroupName;
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
@@ -22,20 +23,53 @@ impl RedisBackend {
         topic: &TopicSpec,
         group: &GroupName,
     ) -> Result<Vec<PartitionStats>> {
+        let surveyed = self.surveyed(topic, group).await?;
+        surveyed.into_iter().map(|(survey, error)| error.map_or(Ok(survey.stats), Err)).collect()
+    }
+
+    pub(super) async fn group_survey(
+        &self,
+        topic: &TopicSpec,
+        group: &GroupName,
+    ) -> Result<Vec<PartitionSurvey>> {
+        Ok(self.surveyed(topic, group).await?.into_iter().map(|(survey, _)| survey).collect())
+    }
+
+    /// Returns the state of each partition as far as it can be read, with its first error of a wrong type.
+    async fn surveyed(
+        &self,
+        topic: &TopicSpec,
+        group: &GroupName,
+    ) -> Result<Vec<(PartitionSurvey, Option<Error>)>> {
         let all: Vec<TopicPartition> = topic.iter().collect();
-        let mut stats = Vec::with_capacity(all.len());
+        let mut surveyed = Vec::with_capacity(all.len());
         for chunk in all.chunks(CHUNK) {
             let (trust, beside) = self.beside(chunk, group).await?;
-            let mut looks = self.look_and_ask_who(chunk).await?;
-            let lags = self.lags(chunk, &mut looks, group.as_str(), trust).await?;
-            for (((tp, look), lag), beside) in chunk.iter().zip(&looks).zip(lags).zip(beside) {
-                let one = partition_stats(tp, group, look, lag, beside);
-                stats.push(
+            let (mut there, mut looks, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+            for (tp, look) in chunk.iter().zip(self.look_at_each(chunk).await?) {
+                match look {
+                    Ok(look) => {
+                        there.push(tp.clone());
+                        looks.push(look);
+                        wrong.push(None);
+                    }
+                    Err(error) => wrong.push(Some(error)),
+                }
+            }
+            let lags = self.lags(&there, &mut looks, group.as_str(), trust).await?;
+            let mut read = looks.into_iter().zip(lags);
+            for ((tp, wrong), beside) in chunk.iter().zip(wrong).zip(beside) {
+                let log = match wrong {
+                    Some(error) => Err(error),
+                    None => read.next().map(Ok).unwrap_or_else(|| Ok((Look::default(), None))),
+                };
+                let one = partition_survey(tp, group, log, beside);
+                surveyed.push(
                     one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")).at(tp))?,
                 );
             }
         }
-        Ok(stats)
+        Ok(surveyed)
     }
 
     /// Reads the trust in the server's lag, and the replies on everything of the group that is not in the logs.
@@ -63,36 +97,83 @@ impl RedisBackend {
     }
 }
 
-fn partition_stats(
+fn partition_survey(
     tp: &TopicPartition,
     group: &GroupName,
-    look: &Look,
-    lag: Option<Lag>,
+    log: Result<(Look, Option<Lag>)>,
     beside: Vec<Value>,
-) -> Result<PartitionStats> {
+) -> Result<(PartitionSurvey, Option<Error>)> {
     let [retry_length, retry_log, parked, dead] = reply::tuple(Value::Array(beside))?;
-    let number = |value: Value| -> Result<u64> { Ok(u64::try_from(reply::int(value)?).unwrap_or(0)) };
-    let retry_log = reply::group(retry_log, group.as_str())?.unwrap_or_default();
+    let mut unreadable = Unread { tp, group, all: Vec::new(), first: None };
+    let (length, retry_info) = (number(retry_length), reply::group(retry_log, group.as_str()));
+    let retry = length.and_then(|length| Ok((length, retry_info?)));
+    let (retry_length, retry_log) = unreadable.of(Structure::RetryLog, retry)?.unwrap_or_default();
+    let parked = unreadable.of(Structure::Parked, number(parked))?.unwrap_or_default();
+    let was_there = retry_log.is_some();
+    let retry_log = retry_log.unwrap_or_default();
     let mut stats = PartitionStats::empty(tp.partition);
-    stats.length = look.length;
-    stats.appended = look.removed.map(|removed| look.length + removed).or((!look.exists).then_some(0));
-    if let Some(group) = look.group(group.as_str()) {
-        stats.position = Some(group.position);
-        stats.pending = group.pending + retry_log.pending;
-        stats.oldest = group.oldest().map(|id| look.now.saturating_duration_since(id.timestamp()));
-    } else if look.exists {
-        // The position at which the group will be created again is unknown.
-        stats.lag = None;
+    (stats.lag, stats.appended) = (None, None);
+    if let Some((look, lag)) = unreadable.of(Structure::Log, log)? {
+        stats.length = look.length;
+        stats.appended = look.removed.map(|removed| look.length + removed).or((!look.exists).then_some(0));
+        let stands = look.group(group.as_str());
+        if let Some(group) = stands {
+            stats.position = Some(group.position);
+            stats.pending = group.pending;
+            stats.oldest = group.oldest().map(|id| look.now.saturating_duration_since(id.timestamp()));
+        } else if !look.exists && !was_there {
+            // Nothing was ever written, and no group was created. A group is created on log and retry log: where only
+            // the retry log has it, the log was deleted, and nobody knows what the group had not read.
+            stats.lag = Some(0);
+        }
+        // Otherwise the group is missing: the position at which it will be created again is unknown.
+        match lag {
+            Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
+            Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),
+            None => {}
+        }
+        // A position in the future was not reached by reading: everything below it would be skipped, and how much of it was
+        // never read is not known.
+        if stands.is_some_and(|group| group.position.timestamp() > look.now) {
+            stats.lag = None;
+        }
     }
-    match lag {
-        Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
-        Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),
-        None => {}
-    }
+    stats.pending += retry_log.pending;
     // Entries read from the retry log are pending or deleted: the others wait to be read. (The server's lag of the
     // retry log becomes unknown as soon as an entry is deleted.)
-    stats.due = number(retry_length)?.saturating_sub(retry_log.pending);
-    stats.retrying = number(parked)? + stats.due;
-    stats.dead = number(dead)?;
-    Ok(stats)
+    stats.due = retry_length.saturating_sub(retry_log.pending);
+    stats.retrying = parked + stats.due;
+    stats.dead = unreadable.of(Structure::DeadLetters, number(dead))?.unwrap_or_default();
+    let mut survey = PartitionSurvey::new(stats);
+    survey.unreadable = unreadable.all;
+    Ok((survey, unreadable.first))
+}
+
+fn number(value: Value) -> Result<u64> {
+    Ok(u64::try_from(reply::int(value)?).unwrap_or(0))
+}
+
+/// The structures of a partition that cannot be read.
+struct Unread<'a> {
+    tp: &'a TopicPartition,
+    group: &'a GroupName,
+    all: Vec<Unreadable>,
+    first: Option<Error>,
+}
+
+impl Unread<'_> {
+    /// Returns what was read; `None` for a key of a wrong type, which is recorded.
+    fn of<T>(&mut self, structure: Structure, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(read) => Ok(Some(read)),
+            Err(error) if error.kind() == ErrorKind::WrongType => {
+                let (tp, group) = (self.tp, self.group);
+                let error = error.during(format_args!("stats of {tp} for {group}")).at(tp);
+                self.all.push(Unreadable::new(structure, error.to_string()));
+                self.first.get_or_insert(error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
 }

@@ -6,7 +6,8 @@ mod view;
 
 use std::time::Duration;
 
-use millstream::admin::{GroupStats, TopicStats, Totals};
+use millstream::admin::{GroupStats, Totals};
+use millstream::layers::core::catalog::PartitionSurvey;
 use millstream::{DeadLetter, GroupName, MessageId, Partition, PartitionStats, Reason, Topic, TopicName};
 
 use crate::commands::top::round::{Problem, Round, TopicSample};
@@ -30,27 +31,29 @@ fn partition(number: u32, appended: u64, lag: u64) -> PartitionStats {
 
 /// Returns a group that owns all partitions.
 fn standing(name: &str, partitions: Vec<PartitionStats>) -> GroupStats {
-    let (totals, owned) = (Totals::of(&partitions), partitions.len());
-    GroupStats { group: group(name), partitions, totals, paused: None, members: 1, owned }
+    let partitions: Vec<_> = partitions.into_iter().map(PartitionSurvey::new).collect();
+    let (totals, owned) = (Totals::of(&partitions), Some(partitions.len()));
+    let (members, unreadable) = (Some(1), Vec::new());
+    GroupStats { group: group(name), partitions, totals, paused: None, members, owned, unreadable }
 }
 
 /// Returns the sample of a topic at a time, with groups.
 fn sample(seconds: u64, topic: &str, groups: Vec<GroupStats>) -> TopicSample {
-    let logs =
-        groups.first().map_or_else(|| vec![PartitionStats::empty(Partition(0))], |it| it.partitions.clone());
+    let empty = || vec![PartitionSurvey::new(PartitionStats::empty(Partition(0)))];
+    let logs = groups.first().map_or_else(empty, |it| it.partitions.clone());
     let partitions = u32::try_from(logs.len()).expect("few");
     let topic = Topic::<String>::new("any").partitions(partitions).spec().map(|spec| {
         let mut spec = spec;
         spec.name = name(topic);
         spec
     });
-    let stats = TopicStats { topic: topic.expect("a topic"), delayed: 0, overdue: 0, groups };
-    TopicSample { at: Duration::from_secs(seconds), stats, logs }
+    let (at, topic) = (Duration::from_secs(seconds), topic.expect("a topic"));
+    TopicSample { at, topic, delayed: Some(0), overdue: Some(0), groups, logs }
 }
 
 /// Returns a round with these topics only.
 fn round(seconds: u64, topics: Vec<TopicSample>) -> Round {
-    let mut names: Vec<TopicName> = topics.iter().map(|it| it.stats.topic.name.clone()).collect();
+    let mut names: Vec<TopicName> = topics.iter().map(|it| it.topic.name.clone()).collect();
     names.sort();
     let (at, took) = (Duration::from_secs(seconds), Duration::from_millis(7));
     Round { at, took, names: Some(names), topics, ..Round::default() }

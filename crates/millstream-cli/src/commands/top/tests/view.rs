@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use millstream::admin::Server;
+use millstream::layers::core::catalog::Unreadable;
+use millstream::layers::core::inspect::Structure;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
@@ -40,7 +42,7 @@ fn known() -> Model {
         slow[0].oldest = Some(Duration::from_secs(200));
         (slow[1].pending, slow[1].retrying, slow[1].dead) = (12, 4, 2);
         let mut archive = standing("archive", slow);
-        archive.owned = 1;
+        archive.owned = Some(1);
         let flights = sample(seconds, "flights", vec![archive, standing("radar", vec![fast(0), fast(1)])]);
         model.take(round(seconds, vec![flights, sample(seconds, "idle", vec![])]));
     }
@@ -58,6 +60,27 @@ fn known() -> Model {
 fn the_first_page_has_everything_in_columns() {
     let lines = text(&known(), &State::default(), (120, 30));
     same(&lines, include_str!("topics.txt"));
+}
+
+#[test]
+fn what_cannot_be_read_is_a_question_mark_and_never_a_zero() {
+    let mut damaged = standing("billing", vec![partition(0, 10, 3), partition(1, 10, 4)]);
+    damaged.partitions[0].unreadable.push(Unreadable::new(Structure::Parked, "why"));
+    (damaged.totals, damaged.members) = (Totals::of(&damaged.partitions), None);
+    let mut model = Model::default();
+    model.take(round(1, vec![sample(1, "orders", vec![damaged, standing("whole", vec![])])]));
+    let all = serde_json::to_value(plain::Everything::of(&model)).expect("JSON");
+    let group = &all["topics"][0]["groups"][0];
+    let null = serde_json::Value::Null;
+    assert_eq!((&group["retrying"], &group["backlog"], &group["members"]), (&null, &null, &null), "{group}");
+    assert_eq!(
+        (&group["lag"], &group["pending"], &group["backlog_at_least"]),
+        (&7.into(), &0.into(), &7.into())
+    );
+    let lines = text(&model, &State::default(), (140, 24));
+    let row = lines.iter().find(|line| line.contains("billing")).expect("a row");
+    let words: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(words[2..], ["?", ">=", "7", "7", "-", "0", "?", "0", "2/2"], "{row}");
 }
 
 #[test]

@@ -49,7 +49,7 @@ impl Shown<'_> {
             of.as_ref().and_then(|it| it.groups.iter().find(|it| it.group == group)).map(|it| it.totals);
         let asking = |empty| if messages.is_some() { empty } else { "Asking …" };
         let few = if more { format!("the oldest {} of ", pending.len()) } else { String::new() };
-        let count = totals.map_or_else(String::new, |it| format!("{few}{}", human::count(it.pending)));
+        let count = totals.map_or_else(String::new, |it| format!("{few}{}", human::known(it.pending)));
         let grid = Grid {
             title: self.title(format!("Pending of {topic} / {group}"), count),
             columns: &PENDING,
@@ -60,10 +60,12 @@ impl Shown<'_> {
         };
         grid.draw(frame, above, self.theme);
         let few = match totals {
-            Some(totals) if totals.dead > letters.len() as u64 => format!("the newest {} of ", letters.len()),
+            Some(totals) if totals.dead > Some(letters.len() as u64) => {
+                format!("the newest {} of ", letters.len())
+            }
             _ => String::new(),
         };
-        let count = totals.map_or_else(String::new, |it| format!("{few}{}", human::count(it.dead)));
+        let count = totals.map_or_else(String::new, |it| format!("{few}{}", human::known(it.dead)));
         let grid = Grid {
             title: self.title("Dead letters", count),
             columns: &DEAD,

@@ -23,10 +23,10 @@ const SHORTEST_CURVE: usize = 6;
 struct Sums {
     lag: Option<u64>,
     lag_at_least: u64,
-    pending: u64,
-    retrying: u64,
-    delayed: u64,
-    dead: u64,
+    pending: Option<u64>,
+    retrying: Option<u64>,
+    delayed: Option<u64>,
+    dead: Option<u64>,
 }
 
 impl Shown<'_> {
@@ -63,30 +63,34 @@ impl Shown<'_> {
     }
 
     fn sums(&self, width: usize) -> Line<'static> {
-        let mut sums = Sums { lag: Some(0), ..Sums::default() };
+        let zero = Some(0);
+        let mut sums =
+            Sums { lag: zero, lag_at_least: 0, pending: zero, retrying: zero, delayed: zero, dead: zero };
+        let plus = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a + b);
         for topic in self.model.topics() {
-            sums.delayed += topic.delayed;
+            sums.delayed = plus(sums.delayed, topic.delayed);
             for group in topic.groups {
                 let totals = group.totals;
-                sums.lag = sums.lag.zip(totals.lag).map(|(a, b)| a + b);
+                sums.lag = plus(sums.lag, totals.lag);
                 sums.lag_at_least += totals.lag_at_least;
-                (sums.pending, sums.dead) = (sums.pending + totals.pending, sums.dead + totals.dead);
-                sums.retrying += totals.retrying;
+                sums.pending = plus(sums.pending, totals.pending);
+                sums.dead = plus(sums.dead, totals.dead);
+                sums.retrying = plus(sums.retrying, totals.retrying);
             }
         }
         let known = self.model.curve.len() > 1;
         let last = self.model.curve.back().copied().filter(|_| known);
-        let worry = |count, look| if count > 0 { look } else { Look::Plain };
+        let worry = |count: Option<u64>, look| if count == Some(0) { Look::Plain } else { look };
         let rate = |of: fn(&(f64, f64)) -> f64| format!("{:>7}", text::rate(last.as_ref().map(of), 7));
         let (came, went): (Side, Side) = (|it| it.0, |it| it.1);
         let said = [
             ("in/s", rate(came), Look::Good, Some(came)),
             ("out/s", rate(went), Look::Good, Some(went)),
             ("lag", text::lag(sums.lag, sums.lag_at_least, 12), Look::Plain, None),
-            ("pending", text::count(sums.pending, 9), Look::Plain, None),
-            ("retrying", text::count(sums.retrying, 7), worry(sums.retrying, Look::Doubtful), None),
-            ("delayed", text::count(sums.delayed, 7), Look::Plain, None),
-            ("dead", text::count(sums.dead, 7), worry(sums.dead, Look::Bad), None),
+            ("pending", text::known(sums.pending, 9), Look::Plain, None),
+            ("retrying", text::known(sums.retrying, 7), worry(sums.retrying, Look::Doubtful), None),
+            ("delayed", text::known(sums.delayed, 7), Look::Plain, None),
+            ("dead", text::known(sums.dead, 7), worry(sums.dead, Look::Bad), None),
         ];
         // Where not everything fits, numbers that are included in others are dropped first.
         let mut said = said.to_vec();

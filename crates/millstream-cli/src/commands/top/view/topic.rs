@@ -67,7 +67,7 @@ impl Shown<'_> {
         let row = |at: usize| {
             let group = &topic.groups[at];
             let [consumed, lag, oldest, pending, retrying, dead, owned] = standing(group);
-            let members = number(group.members.to_string(), Look::Plain);
+            let members = number(text::known(group.members.map(|it| it as u64), 7), Look::Plain);
             vec![named(group), consumed, lag, oldest, pending, retrying, dead, members, owned]
         };
         let shown = group.and_then(|name| topic.groups.iter().position(|it| it.group == name));
@@ -134,19 +134,20 @@ impl Shown<'_> {
 fn about(topic: &TopicView<'_>) -> String {
     let mut parts = vec![
         human::of(u64::from(topic.topic.partitions), "partition", "partitions"),
-        human::of(topic.entries, "entry", "entries"),
+        topic.entries.map_or_else(|| "? entries".to_owned(), |it| human::of(it, "entry", "entries")),
         format!("in {}/s", text::rate(topic.produced, 9)),
-        format!("{} delayed", human::count(topic.delayed)),
+        format!("{} delayed", human::known(topic.delayed)),
     ];
-    if topic.overdue > 0 {
-        parts.push(format!("{} overdue", human::count(topic.overdue)));
+    if topic.overdue > Some(0) {
+        parts.push(format!("{} overdue", human::known(topic.overdue)));
     }
     parts.join(" · ")
 }
 
 fn of_partition(partition: &PartitionView<'_>, owners: Option<&Owners>, of_group: bool) -> Vec<Field> {
-    let stats = partition.stats;
-    let there = stats.position.is_some();
+    let (survey, stats) = (partition.survey, &partition.survey.stats);
+    // A log that cannot be read may have the group.
+    let there = stats.position.is_some() || survey.length().is_none();
     // Without a group these fields are empty.
     let of = |text: String, look: Look| if of_group { number(text, look) } else { (String::new(), look) };
     let at = usize::try_from(stats.partition.0).unwrap_or(usize::MAX);
@@ -157,19 +158,23 @@ fn of_partition(partition: &PartitionView<'_>, owners: Option<&Owners>, of_group
         Some(Standing::Moving) => ("moving", Look::Doubtful),
         Some(Standing::Waiting) => ("waiting", Look::Bad),
         Some(Standing::Unassigned) => ("alone", Look::Plain),
+        Some(Standing::Unknown) => ("?", Look::Bad),
     };
     let owner = if owned.is_some() { owner.unwrap_or_else(|| "-".to_owned()) } else { String::new() };
     let (standing, look) = if of_group && !there { ("no group", Look::Bad) } else { (standing, look) };
     vec![
         (stats.partition.0.to_string(), Look::Name),
-        number(text::count(stats.length, 10), Look::Plain),
+        number(text::known(survey.length(), 10), Look::Plain),
         number(text::rate(partition.produced, 8), Look::Good),
         of(text::rate(partition.consumed, 8), Look::Good),
         of(text::lag(stats.lag, stats.lag_at_least, 10), Look::Plain),
-        of(text::age_or_none(stats.oldest), Look::Plain),
-        of(text::count(stats.pending, 8), Look::Plain),
-        of(text::count(stats.retrying, 8), Look::Doubtful),
-        of(text::count(stats.dead, 7), Look::Bad),
+        match stats.oldest {
+            None if survey.length().is_none() => of("?".to_owned(), Look::Plain),
+            oldest => of(text::age_or_none(oldest), Look::Plain),
+        },
+        of(text::known(survey.pending(), 8), Look::Plain),
+        of(text::known(survey.retrying(), 8), Look::Doubtful),
+        of(text::known(survey.dead(), 7), Look::Bad),
         number(owner, Look::Plain),
         (standing.to_owned(), look),
     ]

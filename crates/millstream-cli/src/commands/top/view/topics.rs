@@ -188,7 +188,7 @@ fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
     vec![
         (topic.topic.name.to_string(), look),
         number(topic.topic.partitions.to_string(), Look::Plain),
-        number(text::count(topic.entries, 10), Look::Plain),
+        number(text::known(topic.entries, 10), Look::Plain),
         number(text::rate(topic.produced, 8), Look::Good),
         none(),
         none(),
@@ -196,7 +196,10 @@ fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
         none(),
         none(),
         none(),
-        number(text::count(topic.delayed, 8), if topic.overdue > 0 { Look::Doubtful } else { Look::Plain }),
+        number(
+            text::known(topic.delayed, 8),
+            if topic.overdue != Some(0) { Look::Doubtful } else { Look::Plain },
+        ),
         none(),
         none(),
     ]
@@ -208,8 +211,7 @@ fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
     let branch = if last { "└" } else { "├" };
     let (name, look) = named(group);
     let name = (format!(" {branch} {name}"), look);
-    let known = group.totals.lag.map(|_| group.backlog);
-    let backlog = number(text::lag(known, group.backlog, 9), Look::Plain);
+    let backlog = number(text::lag(group.backlog, group.backlog_at_least, 9), Look::Plain);
     vec![name, none(), none(), none(), consumed, backlog, lag, oldest, pending, retrying, none(), dead, owned]
 }
 
@@ -225,19 +227,24 @@ pub(super) fn named(group: &GroupView<'_>) -> Field {
 /// Returns the statistics of a group: out/s, lag, oldest, pending, retrying, dead, owned.
 pub(super) fn standing(group: &GroupView<'_>) -> [Field; 7] {
     let (totals, partitions) = (group.totals, group.partitions.len());
-    let idle = group.members == 0 && group.owned == 0;
-    let waits = totals.lag_at_least > 0 || totals.pending > 0;
-    let owned = if group.owned < partitions && (waits || !idle) { Look::Doubtful } else { Look::Plain };
+    let idle = group.members == Some(0) && group.owned == Some(0);
+    let waits = totals.lag_at_least > 0 || totals.pending > Some(0);
+    let doubtful = group.owned.is_none_or(|owned| owned < partitions) && (waits || !idle);
+    let owned = if doubtful { Look::Doubtful } else { Look::Plain };
+    let owners = text::known(group.owned.map(|it| it as u64), 7);
     [
         number(text::rate(group.consumed, 8), Look::Good),
         number(
             text::lag(totals.lag, totals.lag_at_least, 10),
             if idle { Look::Doubtful } else { Look::Plain },
         ),
-        number(text::age_or_none(totals.oldest), Look::Plain),
-        number(text::count(totals.pending, 8), Look::Plain),
-        number(text::count(totals.retrying, 8), Look::Doubtful),
-        number(text::count(totals.dead, 7), Look::Bad),
-        number(format!("{}/{partitions}", group.owned), owned),
+        match totals.oldest {
+            None if totals.length.is_none() => number("?".to_owned(), Look::Plain),
+            oldest => number(text::age_or_none(oldest), Look::Plain),
+        },
+        number(text::known(totals.pending, 8), Look::Plain),
+        number(text::known(totals.retrying, 8), Look::Doubtful),
+        number(text::known(totals.dead, 7), Look::Bad),
+        number(format!("{owners}/{partitions}"), owned),
     ]
 }

@@ -1,0 +1,140 @@
+//! Failed messages of a group that wait for their next attempt: parked ones, and due ones in the retry log that were not
+//! handed out yet.
+
+use std::collections::VecDeque;
+
+use futures_util::stream::{self, StreamExt};
+use millstream_core::catalog::PartitionSurvey;
+use millstream_core::inspect::{MAX_PAGE, Parked, Range, Stored, Stream};
+use millstream_core::log::{Receipt, Source};
+use millstream_core::{
+    Error, GroupName, Limits, MessageId, Partition, Result, TopicName, TopicPartition, wire,
+};
+
+use crate::Admin;
+use crate::reading::pending::PartError;
+use crate::stats::lasting;
+
+/// Number of partitions that are read at the same time.
+const AT_ONCE: usize = 8;
+/// Number of messages of one request.
+const PAGE: usize = 500;
+
+/// Failed message that waits for its next attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// Partition of the message.
+    pub partition: Partition,
+    /// The message. If it is `ready`, the due time is that at which it was moved to the retry log.
+    pub parked: Parked,
+    /// Whether it is due and in the retry log, from which the group reads it next.
+    pub ready: bool,
+}
+
+/// Messages of a group that wait for their next attempt.
+#[derive(Clone, Debug)]
+pub struct Retries {
+    /// Number of waiting messages, due ones included; `None` if it is unknown for a partition.
+    pub total: Option<u64>,
+    /// The first ones, in the order of due times.
+    pub retries: Vec<Retry>,
+    /// Partitions that are left out, in part or as a whole, since they cannot be read.
+    pub errors: Vec<PartError>,
+}
+
+impl Admin {
+    /// Returns the first `limit` messages of a group that wait for their next attempt, over all partitions that can be
+    /// read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
+    pub async fn retries(&self, topic: &TopicName, group: &GroupName, limit: usize) -> Result<Retries> {
+        let spec = self.backend.catalog().topic(topic).await?;
+        let surveys = self.backend.catalog().survey(&spec, group).await?;
+        let total = surveys.iter().map(PartitionSurvey::retrying).sum();
+        let waiting = spec.iter().zip(surveys).filter(|(_, survey)| survey.retrying() != Some(0));
+        let lists = waiting.map(|(tp, survey)| async move {
+            let none_ready = survey.due() == Some(0);
+            let parked = lasting(self.parked(&tp, group, limit).await)?;
+            let ready =
+                if none_ready { Ok(Vec::new()) } else { lasting(self.ready(&tp, group, limit).await)? };
+            Ok::<_, Error>((tp.partition, [parked, ready]))
+        });
+        let mut lists = std::pin::pin!(stream::iter(lists).buffered(AT_ONCE));
+        let (mut retries, mut errors) = (Vec::new(), Vec::new());
+        while let Some(list) = lists.next().await {
+            let (partition, both) = list?;
+            for (found, ready) in both.into_iter().zip([false, true]) {
+                match found {
+                    Ok(found) => {
+                        retries.extend(found.into_iter().map(|parked| Retry { partition, parked, ready }));
+                    }
+                    Err(error) => errors.push(PartError { partition, error }),
+                }
+            }
+        }
+        retries.sort_by_key(|it| (it.parked.due, it.partition, it.parked.origin));
+        retries.truncate(limit);
+        Ok(Retries { total, retries, errors })
+    }
+
+    /// Returns the first parked messages of a partition.
+    async fn parked(&self, tp: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Parked>> {
+        let (mut found, mut after) = (Vec::new(), None);
+        while found.len() < limit {
+            let portion = PAGE.min(limit - found.len());
+            let page = self.backend.inspect()?.parked(tp, group, after, portion).await?;
+            let Some(last) = page.items.last() else { break };
+            after = Some((last.due, last.origin));
+            found.extend(page.items);
+            if !page.more {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the first entries of a retry log that are not handed out. Those that are handed out are pending: both lists
+    /// are read in the order of ids, and compared.
+    async fn ready(&self, tp: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Parked>> {
+        let (stream, mut range, mut found) = (Stream::Retry(group.clone()), Range::ALL, Vec::new());
+        let (mut pending, mut after, mut more) = (VecDeque::new(), MessageId::ZERO, true);
+        while found.len() < limit {
+            let page = self.backend.inspect()?.entries(tp, &stream, range, PAGE).await?;
+            let Some(last) = page.items.last() else { break };
+            range = range.behind(last.id);
+            for stored in page.items {
+                while pending.front().is_some_and(|id| *id < stored.id) || pending.is_empty() && more {
+                    pending.pop_front();
+                    if pending.is_empty() && more {
+                        let inspect = self.backend.inspect()?;
+                        let rows = inspect.pending(tp, group, Source::Retry, after, MAX_PAGE).await?;
+                        (after, more) = (rows.items.last().map_or(after, |row| row.id), rows.more);
+                        pending = rows.items.into_iter().map(|row| row.id).collect();
+                    }
+                }
+                if pending.front() != Some(&stored.id) && found.len() < limit {
+                    found.push(of(&stored));
+                }
+            }
+            if !page.more {
+                break;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Converts an entry of a retry log.
+fn of(stored: &Stored) -> Parked {
+    let receipt = Receipt { source: Source::Retry, id: stored.id };
+    let decoded = wire::decode(receipt, &stored.fields, &Limits::default());
+    Parked {
+        origin: decoded.origin,
+        due: stored.id.timestamp(),
+        attempt: decoded.attempt,
+        error: decoded.error.unwrap_or_default(),
+        history: decoded.history,
+        body: decoded.envelope.map_or_else(|_| stored.fields.clone(), |envelope| wire::encode(&envelope)),
+    }
+}

@@ -1,0 +1,591 @@
+//! The table of damage: each is made with raw commands, and what every command says is compared with the truth. The guide
+//! has the same table.
+
+use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use millstream::layers::core::keys::Keys;
+use millstream::{Delivery, GroupName, Namespace, Outcome, TopicName, TopicPartition};
+use serde_json::Value;
+
+use crate::support::cli::Cli;
+use crate::support::feed::eventually;
+use crate::support::seed;
+use crate::support::server::Server;
+
+/// What can be seen of the group `billing`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// Its lag, pending, retrying and dead messages; `?` for what is unknown.
+    Figures(&'static str),
+    /// The groups of the topic are unknown.
+    NoGroups,
+    /// Nothing of the topic is known.
+    NoTopic,
+}
+
+/// What `verify` says after a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    Sound,
+    /// The fault is repaired, and the record of a loss stays.
+    Lost,
+    /// A person has to decide.
+    ByHand,
+}
+
+struct Damage {
+    name: &'static str,
+    what: &'static str,
+    /// The raw commands.
+    commands: fn(&Place) -> Vec<String>,
+    seen: Seen,
+    /// Whether commands that read everything end with 1, since a part cannot be read.
+    partial: bool,
+    /// The number of entries that `pending` lists, with `?` if a part cannot be read.
+    pending: &'static str,
+    /// The faults that `verify` finds.
+    verify: &'static str,
+    after: After,
+}
+
+/// The keys of partition 0, and the ids of its entries: `billing` has read the first two of five, and settled none.
+struct Place {
+    keys: Keys,
+    topic: TopicName,
+    tp: TopicPartition,
+    group: GroupName,
+    ids: Vec<String>,
+}
+
+impl Place {
+    fn log(&self) -> String {
+        self.keys.log(&self.tp).to_string()
+    }
+
+    fn fence(&self) -> String {
+        self.keys.fence(&self.tp, &self.group).to_string()
+    }
+}
+
+/// Something of another type where this key was.
+fn foreign(key: impl ToString) -> Vec<String> {
+    vec![format!("DEL {}", key.to_string()), format!("SET {} theirs", key.to_string())]
+}
+
+const WHOLE: Seen = Seen::Figures("8 2 0 0");
+
+const fn row(
+    (name, what): (&'static str, &'static str),
+    commands: fn(&Place) -> Vec<String>,
+    seen: Seen,
+    (partial, pending): (bool, &'static str),
+    (verify, after): (&'static str, After),
+) -> Damage {
+    Damage { name, what, commands, seen, partial, pending, verify, after }
+}
+
+const FOREIGN: (&str, After) = ("wrong_type", After::ByHand);
+
+static TABLE: [Damage; 33] = [
+    row(
+        ("log_deleted", "the log of a partition is deleted"),
+        |at| vec![format!("DEL {}", at.log())],
+        Seen::Figures("? 0 0 0"),
+        (false, "0"),
+        ("log_missing", After::Lost),
+    ),
+    row(
+        ("log_replaced", "the log is deleted, and a producer goes on"),
+        |at| vec![format!("DEL {}", at.log()), format!("XADD {} * payload x", at.log())],
+        Seen::Figures("? 0 0 0"),
+        (false, "0"),
+        ("group_missing", After::Lost),
+    ),
+    row(
+        ("log_emptied", "all entries of a log are trimmed by hand"),
+        |at| vec![format!("XTRIM {} MAXLEN 0", at.log())],
+        Seen::Figures("5 2 0 0"),
+        (false, "2"),
+        ("ghost, unread_missing", After::Lost),
+    ),
+    row(
+        ("log_cut", "a log is trimmed by hand beyond the position of a group"),
+        |at| vec![format!("XTRIM {} MAXLEN 1", at.log())],
+        Seen::Figures("6 2 0 0"),
+        (false, "2"),
+        ("ghost, unread_missing", After::Lost),
+    ),
+    row(
+        ("unread_deleted", "an entry is deleted before it was read"),
+        |at| vec![format!("XDEL {} {}", at.log(), at.ids[3])],
+        Seen::Figures("7 2 0 0"),
+        (false, "2"),
+        ("unread_missing", After::Lost),
+    ),
+    row(
+        ("pending_deleted", "a pending entry is deleted; other groups had not read it"),
+        |at| vec![format!("XDEL {} {}", at.log(), at.ids[0])],
+        WHOLE,
+        (false, "2"),
+        ("ghost, unread_missing", After::Lost),
+    ),
+    row(
+        ("group_destroyed", "a group is destroyed on a log"),
+        |at| vec![format!("XGROUP DESTROY {} billing", at.log())],
+        Seen::Figures("? 0 0 0"),
+        (false, "0"),
+        ("group_missing", After::Sound),
+    ),
+    row(
+        ("position_ahead", "a group is set beyond the end of a log"),
+        |at| vec![format!("XGROUP SETID {} billing 99999999999999-0", at.log())],
+        Seen::Figures("? 2 0 0"),
+        (false, "2"),
+        ("position_ahead", After::Sound),
+    ),
+    row(
+        ("foreign_log", "another type at the key of a log"),
+        |at| foreign(at.log()),
+        Seen::Figures("? ? 0 0"),
+        (true, "?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_retry_log", "of a retry log"),
+        |at| foreign(at.keys.retry_log(&at.tp, &at.group)),
+        Seen::Figures("8 ? ? 0"),
+        (true, "2 ?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_retry_due", "of the due times of retries"),
+        |at| foreign(at.keys.retry_due(&at.tp, &at.group)),
+        Seen::Figures("8 2 ? 0"),
+        (true, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_retry_items", "of the bodies of retries"),
+        |at| foreign(at.keys.retry_items(&at.tp, &at.group)),
+        WHOLE,
+        (false, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_notes", "of the notes on pending entries"),
+        |at| foreign(at.keys.held(&at.tp, &at.group)),
+        WHOLE,
+        (false, "?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_dead_letters", "of dead letters"),
+        |at| foreign(at.keys.dead_letters(&at.tp, &at.group)),
+        Seen::Figures("8 2 0 ?"),
+        (true, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_lease", "of a lease"),
+        |at| vec![format!("RPUSH {} theirs", at.keys.lease(&at.tp, &at.group))],
+        WHOLE,
+        (true, "2 ?"),
+        FOREIGN,
+    ),
+    row(("foreign_fence", "of a fence"), |at| foreign(at.fence()), WHOLE, (true, "2 ?"), FOREIGN),
+    row(
+        ("foreign_members", "of the members of a group"),
+        |at| foreign(at.keys.members(&at.topic, &at.group)),
+        WHOLE,
+        (true, "2 ?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_member", "of the descriptions of members"),
+        |at| foreign(at.keys.member(&at.topic, &at.group)),
+        WHOLE,
+        (true, "2 ?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_assignment", "of an assignment"),
+        |at| foreign(at.keys.assignment(&at.topic, &at.group)),
+        WHOLE,
+        (true, "2 ?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_changes", "of the changes of members"),
+        |at| foreign(at.keys.changes(&at.topic, &at.group)),
+        WHOLE,
+        (true, "2 ?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_group_state", "of the state of a group"),
+        |at| foreign(at.keys.group_state(&at.topic, &at.group)),
+        WHOLE,
+        (true, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_groups", "of the list of groups"),
+        |at| foreign(at.keys.topic_groups(&at.topic)),
+        Seen::NoGroups,
+        (true, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_partitions", "of the list of partitions"),
+        |at| foreign(at.keys.topic_partitions(&at.topic)),
+        WHOLE,
+        (false, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_settings", "of the settings of a topic"),
+        |at| foreign(at.keys.topic_meta(&at.topic)),
+        Seen::NoTopic,
+        (true, "?"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_delayed", "of delayed messages"),
+        |at| foreign(at.keys.delay(&at.tp.clone().into())),
+        WHOLE,
+        (true, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("retention_damaged", "the stored retention is `bananas`"),
+        |at| vec![format!("HSET {} retention bananas", at.keys.topic_meta(&at.topic))],
+        Seen::NoTopic,
+        (true, "?"),
+        ("settings_damaged", After::ByHand),
+    ),
+    row(
+        ("partitions_damaged", "the stored number of partitions is `abc`"),
+        |at| vec![format!("HSET {} partitionCount abc", at.keys.topic_meta(&at.topic))],
+        Seen::NoTopic,
+        (true, "?"),
+        ("settings_damaged", After::ByHand),
+    ),
+    row(
+        ("pause_damaged", "the stored time of a pause is `zzz`"),
+        |at| vec![format!("HSET {} paused zzz", at.keys.group_state(&at.topic, &at.group))],
+        WHOLE,
+        (true, "2"),
+        ("settings_damaged", After::ByHand),
+    ),
+    row(
+        ("fence_damaged", "the epoch of a fence is too large"),
+        |at| vec![format!("HSET {} epoch 99999999999999999999", at.fence())],
+        WHOLE,
+        (false, "2"),
+        ("fence_damaged", After::ByHand),
+    ),
+    row(
+        ("lease_broken", "a lease has no end"),
+        |at| vec![format!("SET {} token", at.keys.lease(&at.tp, &at.group))],
+        WHOLE,
+        (false, "2"),
+        ("lease_broken", After::Sound),
+    ),
+    row(
+        ("retry_lost", "the body of a retry is gone, and its entry too"),
+        |at| vec![format!("ZADD {} 99999999999999 1-1", at.keys.retry_due(&at.tp, &at.group))],
+        Seen::Figures("8 2 1 0"),
+        (false, "2"),
+        ("retry_lost", After::Lost),
+    ),
+    row(
+        ("retry_stranded", "a retry has no due time"),
+        |at| vec![format!("HSET {} 1-1 x", at.keys.retry_items(&at.tp, &at.group))],
+        WHOLE,
+        (false, "2"),
+        ("retry_stranded", After::Sound),
+    ),
+    row(
+        ("note_stray", "a note of an entry that is not pending"),
+        |at| vec![format!("HSET {} log:1-1 x", at.keys.held(&at.tp, &at.group))],
+        WHOLE,
+        (false, "2"),
+        ("note_stray", After::Sound),
+    ),
+];
+
+/// A topic with two groups, as [`Place`] says, and another topic, in a namespace of its own.
+async fn whole(server: &Server) -> (Cli, Place) {
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    seed::orders(&mq, 10).await;
+    for line in [
+        "group create orders audit",
+        "group create orders billing",
+        "topic create other",
+        "group create other g",
+    ] {
+        cli.ok(line);
+    }
+    let keys = Keys::within(&Namespace::new(&cli.namespace).expect("a name"));
+    let topic: TopicName = "orders".parse().expect("a name");
+    let group: GroupName = "billing".parse().expect("a name");
+    let tp = TopicPartition::new(topic.clone(), 0);
+    let epoch = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").as_millis().to_string();
+    for number in [0, 1] {
+        let fence = keys.fence(&TopicPartition::new(topic.clone(), number), &group).to_string();
+        server
+            .cli(&["HSET", &fence, "owner", "gone", "token", "", "epoch", &epoch, "ttl", "1000", "ends", ""]);
+    }
+    let log = keys.log(&tp).to_string();
+    // As the owner of the partition reads.
+    server.cli(&["XREADGROUP", "GROUP", "billing", "owner", "COUNT", "2", "STREAMS", &log, ">"]);
+    let entries = server.cli(&["XRANGE", &log, "-", "+"]);
+    let is_id = |line: &&str| line.split_once('-').is_some_and(|(ms, _)| ms.parse::<u64>().is_ok());
+    let ids = entries.lines().map(str::trim).filter(is_id).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(ids.len(), 5, "{entries}");
+    (cli, Place { keys, topic, tp, group, ids })
+}
+
+const FIGURES: [&str; 4] = ["lag", "pending", "retrying", "dead"];
+
+/// Figures of a group as a row of JSON has them.
+fn figures(of: &Value) -> String {
+    let figure = |name: &str| of[name].as_u64().map_or_else(|| "?".to_owned(), |it| it.to_string());
+    FIGURES.map(figure).join(" ")
+}
+
+fn find<'a>(list: &'a Value, name: &str, is: &str) -> Option<&'a Value> {
+    list.as_array().expect("a list").iter().find(|it| it[name] == is)
+}
+
+/// Figures of a group as metrics have them: sums over partitions.
+fn metrics(text: &str, topic: &str, group: &str) -> Option<String> {
+    let sum = |name: &str| {
+        let prefix = format!("millstream_{name}{{");
+        let is_ours = |line: &&str| {
+            line.starts_with(&prefix)
+                && line.contains(&format!("topic=\"{topic}\""))
+                && line.contains(&format!("group=\"{group}\""))
+        };
+        let mut lines = text.lines().filter(is_ours).peekable();
+        lines.peek()?;
+        Some(
+            lines
+                .map(|line| line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number"))
+                .sum(),
+        )
+    };
+    let all: Option<Vec<f64>> = FIGURES.iter().map(|name| sum(name)).collect();
+    Some(
+        all?.iter()
+            .map(|it| if it.is_nan() { "?".to_owned() } else { it.to_string() })
+            .collect::<Vec<_>>()
+            .join(" "),
+    )
+}
+
+fn faults(verified: &Value) -> String {
+    let findings = verified["findings"].as_array().expect("a list").iter();
+    let faults: BTreeSet<_> = findings.map(|it| it["fault"].as_str().expect("a fault")).collect();
+    faults.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// JSON of a command with either of two exit codes.
+#[track_caller]
+fn json(cli: &Cli, partial: bool, line: &str) -> Value {
+    cli.json_with(i32::from(partial), line)
+}
+
+/// Makes the damage, and compares what each command says.
+async fn check(server: &Server, damage: &Damage) {
+    let (cli, place) = whole(server).await;
+    let name = damage.name;
+    for command in (damage.commands)(&place) {
+        let said = server.cli(&command.split(' ').collect::<Vec<_>>());
+        assert!(!said.contains("ERR"), "{name}: {command}: {said}");
+    }
+    let partial = damage.partial;
+
+    let lag = json(&cli, partial, "lag");
+    let other = find(&lag["groups"], "topic", "other").expect("another topic");
+    assert_eq!((figures(other), &other["backlog"]), ("0 0 0 0".to_owned(), &Value::from(0)), "{name}: {lag}");
+    let top = json(&cli, partial, "top --once --interval 100ms");
+    assert!(find(&top["topics"], "topic", "other").is_some(), "{name}: {top}");
+    let exported = cli.run("exporter --once");
+    // No metric of the server comes from leases, or from the pause of a group.
+    let beside = ["foreign_lease", "foreign_fence", "foreign_group_state", "pause_damaged"].contains(&name);
+    assert_eq!(exported.code, i32::from(partial && !beside), "{name}: {exported:?}");
+    assert_eq!(metrics(&exported.stdout, "other", "g").as_deref(), Some("0 0 0 0"), "{name}");
+    let exported = metrics(&exported.stdout, "orders", "billing");
+    let memory = cli.run("memory --json");
+    assert!(memory.stdout.contains("\"other\""), "{name}: {memory:?}");
+
+    match damage.seen {
+        Seen::Figures(truth) => {
+            let rows = lag["groups"].as_array().expect("a list");
+            let row = |group| rows.iter().find(|it| it["topic"] == "orders" && it["group"] == group);
+            let billing = row("billing").unwrap_or_else(|| panic!("{name}: {lag}"));
+            assert_eq!(figures(billing), truth, "{name}: lag");
+            let unknown = truth.split(' ').take(3).any(|it| it == "?") || name == "foreign_delayed";
+            assert_eq!(billing["backlog"].is_null(), unknown, "{name}: {billing}");
+            // What is of billing alone says nothing of the other group.
+            assert!(row("audit").is_some_and(|it| it["dead"] == 0 && it["retrying"] == 0), "{name}: {lag}");
+            let described = json(&cli, partial, "topic describe orders");
+            let group = find(&described["groups"], "group", "billing").expect("the group");
+            assert_eq!(figures(group), truth, "{name}: topic describe");
+            let described = json(&cli, partial, "group describe orders billing");
+            assert_eq!(figures(&described), truth, "{name}: group describe");
+            let second = &described["partitions"][1];
+            assert_eq!(figures(second), "5 0 0 0", "{name}: the other partition");
+            let shown = find(&top["topics"], "topic", "orders").expect("the topic");
+            let group = find(&shown["groups"], "group", "billing").expect("the group");
+            assert_eq!(figures(group), truth, "{name}: top");
+            assert_eq!(exported.as_deref(), Some(truth), "{name}: exporter");
+        }
+        Seen::NoGroups => {
+            let row = find(&lag["groups"], "topic", "orders").expect("a row");
+            assert!(row["group"].is_null() && row["backlog"].is_null() && row["error"].is_string(), "{row}");
+            let described = json(&cli, partial, "topic describe orders");
+            assert!(described["groups"][0]["group"].is_null(), "{name}: {described}");
+            let text = cli.run("topic describe orders").stdout;
+            assert!(!text.contains("no groups") && text.contains('?'), "{name}: {text}");
+            assert_eq!(figures(&json(&cli, true, "group describe orders billing")), "8 2 0 0", "{name}");
+            assert_eq!(exported, None, "{name}");
+        }
+        Seen::NoTopic => {
+            let row = find(&lag["groups"], "topic", "orders").expect("a row");
+            assert!(row["lag"].is_null() && row["backlog"].is_null() && row["error"].is_string(), "{row}");
+            cli.fails(1, "topic describe orders");
+            assert_eq!(exported, None, "{name}");
+        }
+    }
+
+    let pending = cli.run("pending orders billing --json");
+    let listed = serde_json::from_str::<Value>(&pending.stdout).ok();
+    let listed = listed.map_or(0, |it| it["entries"].as_array().map_or(0, Vec::len));
+    let said = match (listed, pending.code) {
+        (0, 1) => "?".to_owned(),
+        (some, 1) => format!("{some} ?"),
+        (some, code) => {
+            assert_eq!(code, 0, "{name}: {pending:?}");
+            some.to_string()
+        }
+    };
+    assert_eq!(said, damage.pending, "{name}: {pending:?}");
+
+    let found = cli.json_with(3, "verify orders");
+    assert_eq!(
+        (faults(&found).as_str(), &found["sound"]),
+        (damage.verify, &Value::from(false)),
+        "{name}: {found}"
+    );
+    let code = if damage.after == After::ByHand { 3 } else { 0 };
+    let repaired = cli.json_with(code, "verify orders --repair --yes");
+    let again = cli.json_with(code, "verify orders");
+    let text = cli.run("verify orders").stdout;
+    assert_eq!(again["sound"], damage.after == After::Sound, "{name}: {again}");
+    if damage.after == After::Lost {
+        assert_eq!(repaired["sound"], false, "{name}: {repaired}");
+        let lost = &again["lost"];
+        let count = ["unread", "pending", "logs"].iter().filter_map(|it| lost[*it].as_u64()).sum::<u64>();
+        assert!(count > 0 && lost["last_found_ms"].is_u64(), "{name}: {again}");
+        assert!(text.contains("were lost") && !text.contains(": sound"), "{name}: {text}");
+        assert_eq!(faults(&again), "entries_lost", "{name}: {again}");
+    }
+}
+
+/// Checks every fourth damage, from this one on.
+async fn check_from(first: usize) {
+    let server = Server::start();
+    for damage in TABLE.iter().skip(first).step_by(4) {
+        check(&server, damage).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_said_of_damage_is_true_1() {
+    check_from(0).await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_damage_is_true_2() {
+    check_from(1).await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_damage_is_true_3() {
+    check_from(2).await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_damage_is_true_4() {
+    check_from(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_consumer_that_finds_its_log_gone_leaves_the_record_of_it() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    seed::orders(&mq, 10).await;
+    let handler = async |_: Delivery<u64>| Outcome::Ack;
+    let consumer = mq.consumer(seed::ORDERS, "billing").start(handler).await.expect("a consumer");
+    eventually("all is handled", async || consumer.report().acked == 10).await;
+    assert_eq!(cli.json("verify orders")["sound"], true);
+    let keys = Keys::within(&Namespace::new(&cli.namespace).expect("a name"));
+    let log = keys.log(&TopicPartition::new("orders".parse().expect("a name"), 0)).to_string();
+    server.cli(&["DEL", &log]);
+    // A producer does not notice.
+    seed::orders(&mq, 4).await;
+    eventually("what came later is handled", async || consumer.report().acked == 14).await;
+    consumer.shutdown().await;
+    let verified = cli.json("verify orders");
+    assert_eq!(
+        (faults(&verified).as_str(), &verified["sound"]),
+        ("entries_lost", &Value::from(false)),
+        "{verified}"
+    );
+    assert_eq!(verified["lost"]["logs"], 1, "{verified}");
+}
+
+#[tokio::test]
+async fn without_damage_everything_is_sound() {
+    let server = Server::start();
+    let (cli, _) = whole(&server).await;
+    assert_eq!(cli.json("verify orders")["findings"], Value::Array(Vec::new()));
+    let lag = cli.json("lag orders");
+    assert_eq!(figures(find(&lag["groups"], "group", "billing").expect("a row")), "8 2 0 0");
+}
+
+/// The table as the guide has it.
+fn table() -> String {
+    let mut text = "| damage | lag, pending, retrying, dead | exit code | `pending` lists | `verify` finds | after a repair |\n|---|---|---|---|---|---|\n".to_owned();
+    for Damage { name, what, seen, partial, pending, verify, after, .. } in &TABLE {
+        let seen = match seen {
+            Seen::Figures(figures) => figures.replace(' ', ", "),
+            Seen::NoGroups => "a row without a group".to_owned(),
+            Seen::NoTopic => "a row without a group".to_owned(),
+        };
+        let after = match after {
+            After::Sound => "sound",
+            After::Lost => "repaired; the loss stays recorded",
+            After::ByHand => "by hand",
+        };
+        let faults: Vec<_> = verify.split(", ").map(|fault| format!("`{fault}`")).collect();
+        let code = u8::from(*partial);
+        let faults = faults.join(", ");
+        text += &format!("| `{name}`: {what} | {seen} | {code} | {pending} | {faults} | {after} |\n");
+    }
+    text
+}
+
+#[test]
+fn the_guide_has_this_table() {
+    let names: BTreeSet<_> = TABLE.iter().map(|it| it.name).collect();
+    assert!(names.len() == TABLE.len() && names.len() >= 25);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/admin.md");
+    let guide = std::fs::read_to_string(path).expect("the guide");
+    assert!(guide.contains(&table()), "the table of docs/guides/admin.md is to be:\n{}", table());
+}
