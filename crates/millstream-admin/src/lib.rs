@@ -12,6 +12,7 @@ mod locks;
 mod memory;
 mod owners;
 mod reset;
+mod retries;
 mod stats;
 mod topics;
 mod verify;
@@ -33,6 +34,7 @@ pub use reading::pending::{PendingEntry, PendingOrder, PendingPage, PendingQuery
 pub use reading::tail::Tail;
 pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;
-pub use stats::{GroupStats, TopicStats, TopicSurvey, Totals};
-pub use topics::InUse;
+pub use retries::{Retry, RetryFilter, RetryQueue, RetrySelection, RetryWalk};
+pub use stats::{CatchUp, GroupStats, RateMeter, Rates, TopicStats, TopicSurvey, Totals};
+pub use topics::{InUse, LostPreview, PartitionTrimmed, TrimPreview};
 pub use verify::{Repaired, Verdict, Verified, VerifyOptions, advice};

@@ -1,5 +1,7 @@
 //! State of a topic: each of its groups over all partitions, and the topic as a whole.
 
+mod rates;
+
 use std::time::Duration;
 
 use millstream_core::catalog::PartitionStats;
@@ -7,6 +9,8 @@ use millstream_core::schedule::Waiting;
 use millstream_core::{Error, ErrorKind, GroupName, Result, Timestamp, TopicName, TopicSpec};
 
 use crate::Admin;
+
+pub use rates::{CatchUp, RateMeter, Rates};
 
 /// Sums over partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,6 +63,8 @@ pub struct GroupStats {
     pub members: usize,
     /// Number of partitions that have an owner.
     pub owned: usize,
+    /// Epoch of the owner of each partition, in the order of partitions; `None` for one without an owner.
+    pub epochs: Vec<Option<u64>>,
 }
 
 /// State of a topic.
@@ -152,10 +158,12 @@ impl Admin {
         let partitions = self.backend.catalog().stats(spec, group).await?;
         let members = self.backend.members().roster(&spec.name, group).await?.living().count();
         let owners = self.backend.inspect()?.owners(spec, group).await?;
-        let owned = owners.iter().filter(|owner| owner.holder.is_some()).count();
+        let epochs: Vec<_> =
+            owners.iter().map(|owner| owner.holder.as_ref().map(|holder| holder.epoch)).collect();
+        let owned = epochs.iter().flatten().count();
         let paused = self.backend.catalog().group_state(&spec.name, group).await?.paused;
         let (group, totals) = (group.clone(), Totals::of(&partitions));
-        Ok(GroupStats { totals, group, partitions, paused, members, owned })
+        Ok(GroupStats { totals, group, partitions, paused, members, owned, epochs })
     }
 }
 

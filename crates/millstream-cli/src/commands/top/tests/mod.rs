@@ -31,7 +31,7 @@ fn partition(number: u32, appended: u64, lag: u64) -> PartitionStats {
 /// Returns a group that owns all partitions.
 fn standing(name: &str, partitions: Vec<PartitionStats>) -> GroupStats {
     let (totals, owned) = (Totals::of(&partitions), partitions.len());
-    GroupStats { group: group(name), partitions, totals, paused: None, members: 1, owned }
+    GroupStats { group: group(name), partitions, totals, paused: None, members: 1, owned, epochs: Vec::new() }
 }
 
 /// Returns the sample of a topic at a time, with groups.
