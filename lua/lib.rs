@@ -217,6 +217,12 @@ script!(
     ["token", "limit", "topic", "partition", "group"]
 );
 script!(
+    /// Makes parked retries due now, or stores them as dead letters.
+    SETTLE_RETRIES, "schedule", "settle_retries",
+    ["retry_due", "retry_items", "dlq", "wake"],
+    ["action", "topic", "partition", "group", "origins..."]
+);
+script!(
     /// Claims dead letters for one client for a limited time.
     CLAIM_DEAD, "dead_letters", "claim_dead", ["dlq", "dead_claims"], ["by", "hold_ms", "left", "ids..."]
 );
@@ -494,6 +500,7 @@ pub const ALL: &[&Script] = &[
     &DEAD_LETTER,
     &SEEK,
     &PROMOTE,
+    &SETTLE_RETRIES,
     &CLAIM_DEAD,
     &SETTLE_DEAD,
     &PUT_DEAD,

@@ -2,6 +2,7 @@
 //! importing.
 
 mod edit;
+mod errors;
 mod filter;
 mod lines;
 mod pace;

@@ -65,7 +65,7 @@ impl Admin {
         let topic = &self.known(topic, group).await?;
         // Creates the group where it was lost, so that it can be moved on every partition.
         backend.catalog().create_group(topic, group, start).await?;
-        let asked = topic.iter().map(|tp| acquire(backend, tp, group));
+        let asked = topic.iter().map(|tp| acquire(backend, tp, group, OWNER));
         let answers: Vec<Result<Lease>> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
         let (mut leases, mut refused) = (Vec::new(), None);
         for answer in answers {
@@ -83,13 +83,7 @@ impl Admin {
         };
         // A successful seek releases its lease, so only after an error some may be left.
         for lease in leases.iter().filter(|_| sought.is_err()) {
-            match backend.leases().release(lease).await {
-                Err(error) if error.kind() != ErrorKind::Fenced => {
-                    tracing::warn!(resource = %lease.resource, %error, "the lease could not be released; it expires by itself");
-                }
-                // Fenced: this partition was moved.
-                _ => {}
-            }
+            release(backend, lease).await;
         }
         sought
     }
@@ -123,7 +117,27 @@ impl Admin {
     }
 }
 
-async fn acquire(backend: &Backend, topic_partition: TopicPartition, group: &GroupName) -> Result<Lease> {
+/// Releases the lease of an operation that is over.
+pub(crate) async fn release(backend: &Backend, lease: &Lease) {
+    match backend.leases().release(lease).await {
+        Err(error) if error.kind() != ErrorKind::Fenced => {
+            tracing::warn!(resource = %lease.resource, %error, "the lease could not be released; it expires by itself");
+        }
+        // Fenced: the operation has released it, as a move does.
+        _ => {}
+    }
+}
+
+/// Acquires the lease of a partition for an operation.
+///
+/// # Errors
+/// [`ErrorKind::Fenced`] if it has an owner, whom the message names; transient ones.
+pub(crate) async fn acquire(
+    backend: &Backend,
+    topic_partition: TopicPartition,
+    group: &GroupName,
+    owner: &str,
+) -> Result<Lease> {
     let resource = Resource::partition(topic_partition, group.clone());
     // The same nonce for all attempts: a grant whose reply was lost is granted again.
     let nonce = Uuid::new_v4().simple().to_string();
@@ -131,7 +145,7 @@ async fn acquire(backend: &Backend, topic_partition: TopicPartition, group: &Gro
     // The operator has stopped the group: a lease that ran out has no owner any more.
     let assured = Continuity::assured();
     loop {
-        match backend.leases().acquire(&resource, OWNER, &nonce, TTL, &assured).await {
+        match backend.leases().acquire(&resource, owner, &nonce, TTL, &assured).await {
             Ok(Acquired::Granted(lease)) => return Ok(lease),
             Ok(Acquired::Held(holder)) => {
                 let why = format!("{resource} is owned by {}: stop the group first", holder.owner);

@@ -1,5 +1,7 @@
 //! State of a topic: each of its groups over all partitions, and the topic as a whole.
 
+mod rates;
+
 use std::time::Duration;
 
 use millstream_core::catalog::{PartitionStats, PartitionSurvey};
@@ -9,6 +11,8 @@ use millstream_core::{
 };
 
 use crate::Admin;
+
+pub use rates::{CatchUp, RateMeter, Rates};
 
 /// Sums over partitions. A sum is `None` if its figure is unknown for a partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,6 +65,9 @@ pub struct GroupStats {
     pub members: Option<usize>,
     /// Number of partitions that have an owner; `None` if it is unknown.
     pub owned: Option<usize>,
+    /// Epoch of the owner of each partition, in the order of partitions; `None` for one without an owner, or with one that is
+    /// unknown.
+    pub epochs: Vec<Option<u64>>,
     /// Reasons why members, owners or the pause are unknown.
     pub unreadable: Vec<String>,
 }
@@ -232,6 +239,7 @@ impl Admin {
         let owners = readable(&mut unreadable, self.backend.inspect()?.owners(spec, group).await)?;
         let state = readable(&mut unreadable, self.backend.catalog().group_state(&spec.name, group).await)?;
         let mut owned = owners.as_ref().map(|all| all.iter().filter(|it| it.holder.is_some()).count());
+        let epochs = owners.iter().flatten().map(|owner| owner.holder.as_ref().map(|holder| holder.epoch)).collect();
         for reason in owners.iter().flatten().filter_map(|it| it.unreadable.clone()) {
             (owned, _) = (None, unreadable.push(reason));
         }
@@ -242,6 +250,7 @@ impl Admin {
             paused: state.and_then(|state| state.paused),
             members: roster.map(|roster| roster.living().count()),
             owned,
+            epochs,
             unreadable,
         })
     }

@@ -1,9 +1,13 @@
 //! Topics as a whole: creating, changing and deleting them.
 
+mod trim;
+
 use millstream_core::topic::TopicChange;
 use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
 
 use crate::Admin;
+
+pub use trim::{LostPreview, PartitionTrimmed, TrimPreview};
 
 /// What to do when something is to be deleted that is still in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,6 +16,21 @@ pub(crate) fn known(number: Option<u64>) -> String {
     number.map_or_else(|| "?".to_owned(), count)
 }
 
+/// Formats a rate per second: `0`, `0.25`, `12.5`, `1,234`.
+pub(crate) fn rate(rate: f64) -> String {
+    if rate >= 99.95 {
+        count(rate.round() as u64)
+    } else if rate == 0.0 {
+        "0".to_owned()
+    } else if rate < 0.01 {
+        "< 0.01".to_owned()
+    } else if rate < 0.995 {
+        format!("{rate:.2}")
+    } else {
+        format!("{rate:.1}")
+    }
+}
+
 /// Formats a number that may be unknown, or known only as a lower bound: `7`, `>= 10,000`, `?`.
 pub(crate) fn at_least(known: Option<u64>, at_least: u64) -> String {
     match known {
@@ -129,6 +144,12 @@ mod tests {
             (of(1, "topic", "topics"), of(0, "topic", "topics")),
             ("1 topic".into(), "0 topics".into())
         );
+    }
+
+    #[test]
+    fn rates_have_the_digits_that_matter() {
+        let texts = [0.0, 0.004, 0.25, 0.996, 12.54, 99.96, 1_234.4].map(rate);
+        assert_eq!(texts, ["0", "< 0.01", "0.25", "1.0", "12.5", "100", "1,234"]);
     }
 
     #[test]

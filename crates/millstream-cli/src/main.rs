@@ -68,6 +68,10 @@ fn main() -> ExitCode {
     if std::env::args_os().skip(1).eq(["markdown"]) {
         return exit::code(commands::generate::markdown::run(output::Output::new(false)));
     }
+    // For the completion scripts of shells.
+    if std::env::args_os().nth(1).is_some_and(|word| word == "complete") {
+        return exit::code(commands::generate::complete::run(std::env::args_os().skip(2).collect()));
+    }
     // Ends the process itself: with 0 after --help, with 2 on wrong usage.
     let matches = Cli::command().get_matches_from(expand_help(std::env::args_os().collect()));
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

@@ -76,6 +76,8 @@ capabilities! {
     /// To store a retention of dead tasks with a delay queue, to change it, and to drop dead tasks by it. A backend that claims
     /// it has the role [`Tasks`](crate::Tasks).
     TrimDeadTasks: "tasks", "retention of dead tasks", ["Tasks::alter_queue", "Tasks::trim_dead"];
+    /// To delete a delay queue. A backend that claims it has the role [`Tasks`](crate::Tasks).
+    DeleteQueue: "tasks", "deleting delay queues", ["Tasks::delete_queue"];
     /// To change the due time of messages that wait.
     Reschedule: "schedule", "rescheduling", ["Schedule::reschedule"];
     /// To list messages that wait.
@@ -83,6 +85,8 @@ capabilities! {
         ["Schedule::scheduled", "Schedule::get", "Schedule::waiting"];
     /// To promote delayed messages without a lease, and to wait for new ones.
     PromoteDelayed: "schedule", "promotion without a lease", ["Schedule::promote_delayed", "Schedule::wait"];
+    /// To release retries that wait, and to give them up.
+    SettleRetries: "schedule", "changing retries that wait", ["Schedule::settle_retries"];
     /// To create topics and groups again that were lost with the data, but not those that were deleted.
     Restore: "catalog", "restoring lost topics and groups", ["Catalog::restore_topic", "Catalog::restore_group"];
     /// To add partitions to a topic.

@@ -25,7 +25,7 @@ pub mod panics;
 pub mod upkeep;
 mod user_code;
 
-pub use decisions::{assignment, continuity, pages, retention, suspension};
+pub use decisions::{assignment, continuity, error_groups, fingerprint, pages, retention, suspension};
 pub use message::{codec, dedup, delivered, envelope, history, trace, unique, wire};
 pub use observe::{event, health};
 pub use roles::{
@@ -44,7 +44,9 @@ pub use dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetterRetention,
 pub use delivered::Delivered;
 pub use envelope::{Envelope, Headers, Limits};
 pub use error::{BoxError, Error, ErrorKind, Result};
+pub use error_groups::{ErrorGroup, ErrorGroups};
 pub use event::{Event, Observer};
+pub use fingerprint::Fingerprint;
 pub use health::{Health, HealthCheck};
 pub use history::History;
 pub use id::MessageId;

@@ -1,15 +1,23 @@
 //! Dead tasks: listing, replaying, deleting and trimming them.
 
+mod walk;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
+use millstream_core::schedule::{Placed, Scheduling};
 use millstream_core::tasks::{DeadTask, TrimTasksBy, TrimmedTasks};
-use millstream_core::{Capability, DeadLetterRetention, MessageId, Shard};
+use millstream_core::wire::Fields;
+use millstream_core::{
+    Capability, DeadLetterRetention, Due, ErrorGroups, MessageId, OnConflict, ScheduleId, Shard,
+};
 
 use crate::inner::Inner;
+
+pub use walk::{DeadTaskFilter, DeadTaskWalk};
 
 /// Number of dead tasks that are read or moved per request.
 const PAGE: usize = 100;
@@ -72,6 +80,59 @@ impl<T: 'static> DeadTasks<T> {
             dead += self.queue.backend.tasks()?.counts(&shard).await?.dead;
         }
         Ok(dead)
+    }
+
+    /// Iterates over the matching dead tasks that are present now.
+    #[must_use]
+    pub fn walk(&self, filter: DeadTaskFilter) -> DeadTaskWalk {
+        DeadTaskWalk::new(self.queue.backend.clone(), &self.queue.spec, filter)
+    }
+
+    /// Counts the matching dead tasks by the [fingerprint](millstream_core::Fingerprint) of their last error, in at most
+    /// `most` groups; the example of a group is the id of its newest task. It reads all present tasks, page by page, and
+    /// calls `progress` with the number of tasks read so far after each.
+    ///
+    /// # Errors
+    /// Same as [`list`](Self::list).
+    pub async fn errors(
+        &self,
+        filter: DeadTaskFilter,
+        most: usize,
+        mut progress: impl FnMut(u64),
+    ) -> Result<ErrorGroups<ScheduleId>> {
+        let (mut walk, mut groups) = (self.walk(filter), ErrorGroups::new(most));
+        while !walk.is_done() {
+            for task in walk.run_once().await? {
+                groups.add(&task.error, task.id.timestamp(), task.task);
+            }
+            progress(walk.looked_at());
+        }
+        Ok(groups)
+    }
+
+    /// Schedules a dead task again with another message, due immediately, as a first attempt, under its old id. Returns
+    /// false if the id waits, is worked on, or was completed within the window of its worker: then nothing is changed.
+    ///
+    /// The task is scheduled before it is removed from the dead ones: after an error in between it is in both places, and
+    /// a repetition returns false as long as the new one waits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Encode`] for a message without fields; those of [`Schedule::schedule`](millstream_core::Schedule::schedule)
+    /// and [`Tasks::purge_tasks`](millstream_core::Tasks::purge_tasks).
+    pub async fn replay_as(&self, task: &DeadTask, message: Fields) -> Result<bool> {
+        let scheduling = Scheduling {
+            place: self.queue.place_of(&task.task),
+            id: task.task.clone(),
+            due: Due::NOW,
+            fields: message,
+            on_conflict: OnConflict::Keep,
+        };
+        let placed = self.queue.backend.schedule().schedule(&[scheduling]).await.pop();
+        if placed.transpose()? != Some(Placed::New) {
+            return Ok(false);
+        }
+        self.act(&task.shard, &[task.id], DeadLetterAction::Purge).await?;
+        Ok(true)
     }
 
     /// Decodes the payload of a dead task.

@@ -24,7 +24,7 @@ mod promoter;
 // Shared by all loops.
 mod sleep;
 
-pub use dead::{DeadTasks, DeadTasksTrimmed};
+pub use dead::{DeadTaskFilter, DeadTaskWalk, DeadTasks, DeadTasksTrimmed};
 pub use delayed::DelayedPromoter;
 pub use fire::fire_due;
 pub use list::WaitingTask;

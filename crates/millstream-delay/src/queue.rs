@@ -204,6 +204,18 @@ impl<T: 'static> DelayQueue<T> {
         self.inner.backend.tasks()?.alter_queue(self.name(), change).await
     }
 
+    /// Deletes the queue with everything in it: tasks that wait, are worked on or are dead, and recurring rules. Returns
+    /// whether it existed. Stop its workers and the programs that schedule first: they do not notice, and what they
+    /// schedule afterwards is left behind.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a backend that cannot; those of
+    /// [`Tasks::delete_queue`](millstream_core::Tasks::delete_queue), after which the call can be repeated.
+    pub async fn delete(&self) -> Result<bool> {
+        self.inner.backend.require(Capability::DeleteQueue)?;
+        self.inner.backend.tasks()?.delete_queue(self.name()).await
+    }
+
     /// Returns a handle for the dead tasks of this queue.
     #[must_use]
     pub fn dead(&self) -> DeadTasks<T> {

@@ -194,6 +194,12 @@ impl State {
         self.shards.entry(name.clone()).or_default()
     }
 
+    /// Deletes a queue with all of its shards. Returns whether it existed.
+    pub(crate) fn delete_queue(&mut self, name: &QueueName) -> bool {
+        self.shards.retain(|shard, _| shard.queue != *name);
+        self.queues.remove(name).is_some()
+    }
+
     pub(crate) fn peek_shard(&self, name: &ShardName) -> Option<&Shard> {
         self.shards.get(name)
     }
@@ -377,6 +383,22 @@ impl Parked {
         let (_, origin) = self.due.pop_first()?;
         let (_, item) = self.items.remove(&origin)?;
         Some((origin, item))
+    }
+
+    /// Makes a parked message due now, unless it is due already. Returns false if it is not parked.
+    pub(crate) fn release(&mut self, origin: MessageId, now: Timestamp) -> bool {
+        let Some((due, _)) = self.items.get_mut(&origin) else { return false };
+        self.due.remove(&(*due, origin));
+        *due = (*due).min(now);
+        self.due.insert((*due, origin));
+        true
+    }
+
+    /// Removes and returns a parked message; without an item if an operator deleted that.
+    pub(crate) fn take(&mut self, origin: MessageId) -> Option<Option<Item>> {
+        let (due, item) = self.items.remove(&origin)?;
+        self.due.remove(&(due, origin));
+        Some(item)
     }
 
     /// Returns up to `limit` parked messages behind a due time and origin.

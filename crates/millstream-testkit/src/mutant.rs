@@ -679,6 +679,14 @@ sabotages! {
     RescheduleAlwaysWins,
     /// A rescheduled message loses its body.
     RescheduleLosesBody,
+    /// Retries that are to be given up are released.
+    RetriesReleasedInsteadOfKilled,
+    /// Retries that are to be released are given up.
+    RetriesKilledInsteadOfReleased,
+    /// A release or the end of a retry is confirmed and forgotten.
+    RetriesSettledAreForgotten,
+    /// Every retry is reported to have been waiting.
+    RetriesSettledAlways,
     /// Waiting messages are not listed.
     WaitingHidden,
     /// Waiting messages are listed without their bodies.
@@ -819,6 +827,10 @@ sabotages! {
     ReplayTakesTheId,
     /// The retention of dead tasks is not stored with a queue.
     QueueRetentionForgotten,
+    /// The deletion of a queue is confirmed and forgotten.
+    DeleteQueueForgotten,
+    /// A deleted queue leaves its tasks behind.
+    DeleteQueueKeepsTasks,
     /// A change of a queue's settings is confirmed and not stored.
     AlterQueueForgotten,
     /// A trim of dead tasks counts and drops nothing.
@@ -923,12 +935,16 @@ sabotages! {
     TrimDeadTasksUnsupported,
     /// It claims unique ids, and answers that it is unsupported.
     UniqueUnsupported,
+    /// It claims deleting queues, and answers that it is unsupported.
+    DeleteQueueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.
     ListScheduledUnsupported,
     /// It claims promotion without a lease, and answers that it is unsupported.
     PromoteDelayedUnsupported,
+    /// It claims changing retries that wait, and answers that it is unsupported.
+    SettleRetriesUnsupported,
     /// It claims restoring topics and groups, and answers that it is unsupported.
     RestoreUnsupported,
     /// It claims expanding topics, and answers that it is unsupported.

@@ -94,6 +94,10 @@ impl Tasks for Recorder {
         self.tasks.alter_queue(name, change).await
     }
 
+    async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        self.tasks.delete_queue(name).await
+    }
+
     async fn trim_dead(
         &self,
         shard: &Shard,

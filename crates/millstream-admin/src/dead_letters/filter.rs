@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream_core::inspect::Range;
-use millstream_core::{DeadLetter, Limits, MessageId, Partition, Reason, Timestamp};
+use millstream_core::{DeadLetter, Fingerprint, Limits, MessageId, Partition, Reason, Timestamp};
 
 use crate::Filter;
 
@@ -20,6 +20,8 @@ pub struct DeadLetterFilter {
     pub reason: Option<Reason>,
     /// Text contained in the error of the last attempt.
     pub error: Option<String>,
+    /// Fingerprint of the error of the last attempt, as [`errors`](crate::DeadLetterQueue::errors) returns it.
+    pub fingerprint: Option<Fingerprint>,
     /// Minimum number of attempts.
     pub min_attempts: Option<u32>,
     /// Maximum number of attempts.
@@ -61,6 +63,7 @@ impl DeadLetterFilter {
             && attempts.contains(&letter.attempts)
             && self.died_from.is_none_or(|time| letter.id.timestamp() >= time)
             && self.died_before.is_none_or(|time| letter.id.timestamp() < time)
+            && self.fingerprint.is_none_or(|print| print == Fingerprint::of(&letter.error))
             && self.fits_message(letter, limits)
     }
 
@@ -107,7 +110,7 @@ mod tests {
             id: MessageId::new(500, 3),
             reason: Reason::Exhausted,
             attempts: 4,
-            error: "timed out after 3 s".into(),
+            error: "timed out after 3s".into(),
             origin: MessageId::new(70, 1),
             topic_partition: TopicPartition::new("orders".parse().expect("a name"), 2),
             group: "billing".parse().expect("a name"),
@@ -141,6 +144,10 @@ mod tests {
                 DeadLetterFilter { error: Some("no gate".into()), ..base() },
             ),
             (
+                DeadLetterFilter { fingerprint: Some(Fingerprint::of("timed out after 300ms")), ..base() },
+                DeadLetterFilter { fingerprint: Some(Fingerprint::of("timed out")), ..base() },
+            ),
+            (
                 DeadLetterFilter { min_attempts: Some(4), max_attempts: Some(4), ..base() },
                 DeadLetterFilter { min_attempts: Some(5), ..base() },
             ),
@@ -169,7 +176,7 @@ mod tests {
         }
         let unreadable = DeadLetter { body: Vec::new(), ..letter() };
         assert!(DeadLetterFilter::default().fits(&unreadable, &limits));
-        let (by_key, _) = &filters()[7];
+        let (by_key, _) = &filters()[8];
         assert!(!by_key.fits(&unreadable, &limits), "what cannot be read has no key");
     }
 

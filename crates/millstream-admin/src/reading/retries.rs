@@ -22,7 +22,7 @@ const PAGE: usize = 500;
 
 /// Failed message that waits for its next attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Retry {
+pub struct WaitingRetry {
     /// Partition of the message.
     pub partition: Partition,
     /// The message. If it is `ready`, the due time is that at which it was moved to the retry log.
@@ -33,11 +33,11 @@ pub struct Retry {
 
 /// Messages of a group that wait for their next attempt.
 #[derive(Clone, Debug)]
-pub struct Retries {
+pub struct WaitingRetries {
     /// Number of waiting messages, due ones included; `None` if it is unknown for a partition.
     pub total: Option<u64>,
     /// The first ones, in the order of due times.
-    pub retries: Vec<Retry>,
+    pub retries: Vec<WaitingRetry>,
     /// Partitions that are left out, in part or as a whole, since they cannot be read.
     pub errors: Vec<PartError>,
 }
@@ -48,7 +48,7 @@ impl Admin {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
-    pub async fn retries(&self, topic: &TopicName, group: &GroupName, limit: usize) -> Result<Retries> {
+    pub async fn waiting_retries(&self, topic: &TopicName, group: &GroupName, limit: usize) -> Result<WaitingRetries> {
         let spec = self.backend.catalog().topic(topic).await?;
         let surveys = self.backend.catalog().survey(&spec, group).await?;
         let total = surveys.iter().map(PartitionSurvey::retrying).sum();
@@ -67,7 +67,7 @@ impl Admin {
             for (found, ready) in both.into_iter().zip([false, true]) {
                 match found {
                     Ok(found) => {
-                        retries.extend(found.into_iter().map(|parked| Retry { partition, parked, ready }));
+                        retries.extend(found.into_iter().map(|parked| WaitingRetry { partition, parked, ready }));
                     }
                     Err(error) => errors.push(PartError { partition, error }),
                 }
@@ -75,7 +75,7 @@ impl Admin {
         }
         retries.sort_by_key(|it| (it.parked.due, it.partition, it.parked.origin));
         retries.truncate(limit);
-        Ok(Retries { total, retries, errors })
+        Ok(WaitingRetries { total, retries, errors })
     }
 
     /// Returns the first parked messages of a partition.

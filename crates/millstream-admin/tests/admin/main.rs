@@ -2,6 +2,8 @@
 
 mod dead_letters;
 mod replaying;
+mod retries;
+mod trimming;
 
 use std::time::Duration;
 

@@ -141,7 +141,7 @@ impl Consume {
             None => self.print(cx, puller).await?,
             Some(command) => {
                 let exec =
-                    Exec { command: command.clone(), group: self.group.clone(), timeout: self.timeout };
+                    Exec { command: command.clone(), group: Some(self.group.clone()), timeout: self.timeout };
                 self.execute(cx, puller, exec).await?
             }
         };
@@ -373,7 +373,7 @@ async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
 }
 
 /// Returns the label of this member: host name and process id.
-fn here() -> String {
+pub(in crate::commands) fn here() -> String {
     let name = rustix::system::uname();
     let host = name.nodename().to_string_lossy().into_owned();
     // The part behind the first point is the domain.

@@ -54,7 +54,8 @@ impl From<anyhow::Error> for ExecFailed {
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) command: String,
-    pub(crate) group: GroupName,
+    /// The group that the messages are handled for.
+    pub(crate) group: Option<GroupName>,
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -65,14 +66,31 @@ impl Exec {
     /// # Errors
     /// If the command cannot be run, or does not end with 0 in time.
     pub(crate) async fn run(&self, view: &View, more: &[(&str, String)]) -> Result<(), ExecFailed> {
+        let group = self.group.iter().map(|group| ("MILLSTREAM_GROUP", group.to_string()));
+        let about = [
+            ("MILLSTREAM_TOPIC", view.topic_partition.topic.to_string()),
+            ("MILLSTREAM_PARTITION", view.topic_partition.partition.to_string()),
+            ("MILLSTREAM_ID", view.id.to_string()),
+            ("MILLSTREAM_TIME_MS", view.id.ms.to_string()),
+            ("MILLSTREAM_ATTEMPT", view.attempt.unwrap_or(1).to_string()),
+        ];
+        let about: Vec<_> = group.chain(about).chain(more.iter().cloned()).collect();
+        self.run_with(&about, &view.body).await
+    }
+
+    /// Runs it for a message or task that is described by `about`, variables of its environment.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run).
+    pub(crate) async fn run_with(&self, about: &[(&str, String)], body: &Body) -> Result<(), ExecFailed> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(&self.command).stdin(Stdio::piped()).stderr(Stdio::piped());
         // A separate process group: Ctrl-C reaches only this process, which lets the command finish; and the children
         // of the command end with it.
         command.process_group(0).kill_on_drop(true);
-        let payload = self.describe(&mut command, view)?;
+        let payload = describe(&mut command, body)?;
         // Environment variables cannot contain zero bytes.
-        command.envs(more.iter().map(|(name, value)| (name, value.replace('\0', "\\0"))));
+        command.envs(about.iter().map(|(name, value)| (name, value.replace('\0', "\\0"))));
         let mut child = command.spawn().context("cannot run sh")?;
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
         let stdin = child.stdin.take();
@@ -105,35 +123,28 @@ impl Exec {
         let last = complaint.last().await.map_or_else(String::new, |last| format!(": {last}"));
         Err(ExecFailed { code: status.code(), why: format!("the command {}{last}", ended(status)) })
     }
+}
 
-    /// Sets the environment that describes the message, and returns the data for stdin.
-    fn describe(&self, command: &mut Command, view: &View) -> Result<Bytes> {
-        command
-            .env("MILLSTREAM_TOPIC", view.topic_partition.topic.as_str())
-            .env("MILLSTREAM_GROUP", self.group.as_str())
-            .env("MILLSTREAM_PARTITION", view.topic_partition.partition.to_string())
-            .env("MILLSTREAM_ID", view.id.to_string())
-            .env("MILLSTREAM_TIME_MS", view.id.ms.to_string())
-            .env("MILLSTREAM_ATTEMPT", view.attempt.unwrap_or(1).to_string());
-        // Removes the variables of an outer message, in case a command runs this one.
-        for name in ["MILLSTREAM_KEY", "MILLSTREAM_KEY_BASE64", "MILLSTREAM_MALFORMED"] {
-            command.env_remove(name);
-        }
-        let envelope = match &view.body {
-            Body::Message(envelope) => envelope,
-            Body::Malformed(why, fields) => {
-                command.env("MILLSTREAM_HEADERS", "{}").env("MILLSTREAM_MALFORMED", why.replace('\0', "\\0"));
-                return Ok(json::fields(fields).into());
-            }
-        };
-        command.env("MILLSTREAM_HEADERS", json::headers(&envelope.headers)?);
-        match &envelope.key {
-            None => {}
-            Some(key) if key.contains(&0) => drop(command.env("MILLSTREAM_KEY_BASE64", BASE64.encode(key))),
-            Some(key) => drop(command.env("MILLSTREAM_KEY", OsStr::from_bytes(key))),
-        }
-        Ok(envelope.payload.clone())
+/// Sets the environment that describes the body, and returns the data for stdin.
+fn describe(command: &mut Command, body: &Body) -> Result<Bytes> {
+    // Removes the variables of an outer message, in case a command runs this one.
+    for name in ["MILLSTREAM_KEY", "MILLSTREAM_KEY_BASE64", "MILLSTREAM_MALFORMED"] {
+        command.env_remove(name);
     }
+    let envelope = match body {
+        Body::Message(envelope) => envelope,
+        Body::Malformed(why, fields) => {
+            command.env("MILLSTREAM_HEADERS", "{}").env("MILLSTREAM_MALFORMED", why.replace('\0', "\\0"));
+            return Ok(json::fields(fields).into());
+        }
+    };
+    command.env("MILLSTREAM_HEADERS", json::headers(&envelope.headers)?);
+    match &envelope.key {
+        None => {}
+        Some(key) if key.contains(&0) => drop(command.env("MILLSTREAM_KEY_BASE64", BASE64.encode(key))),
+        Some(key) => drop(command.env("MILLSTREAM_KEY", OsStr::from_bytes(key))),
+    }
+    Ok(envelope.payload.clone())
 }
 
 /// Writes the payload to stdin. A command may end without reading all of it.
@@ -183,7 +194,7 @@ mod tests {
     }
 
     async fn ran_for(command: &str, body: Body, more: &[(&str, String)]) -> Result<(), String> {
-        let group = "billing".parse().expect("a name");
+        let group = Some("billing".parse().expect("a name"));
         let exec = Exec { command: command.into(), group, timeout: Some(Duration::from_secs(2)) };
         exec.run(&view(body), more).await.map_err(|error| error.to_string())
     }

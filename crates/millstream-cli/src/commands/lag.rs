@@ -3,12 +3,13 @@
 use std::cmp::Reverse;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
 use futures_util::{StreamExt, stream};
-use millstream::admin::GroupStats;
+use millstream::admin::{CatchUp, GroupStats, RateMeter, Rates};
 use millstream::{Error, ErrorKind, GroupName, Timestamp, TopicName, TopicSpec};
 use serde::Serialize;
 
@@ -30,6 +31,10 @@ const AT_ONCE: usize = 8;
 /// A lag that would take too long to count is shown as `>= 10,000` or `?`, and so is a backlog with it; in JSON both
 /// are `null`, with `lag_at_least` and `backlog_at_least`. Figures that cannot be read are `?`, with the reason on stderr;
 /// in JSON they are `null`, with `error`. The exit code is then 1.
+///
+/// With --watch there are also the messages per second that are produced and consumed, over the last 10 seconds or one
+/// interval, and the time until the backlog is handled if both stay so. They are `?` (in JSON `null`) in the first round, and
+/// after a log was lost or the group was moved: then there is nothing to compare with.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream lag
@@ -77,6 +82,71 @@ struct Row {
     topic: String,
     #[serde(flatten)]
     group: GroupView,
+    /// With --watch.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    rates: Option<RatesView>,
+}
+
+/// The rates of a group, for programs; `null` where they are unknown.
+#[derive(Debug, Serialize)]
+struct RatesView {
+    produced_per_s: Option<f64>,
+    consumed_per_s: Option<f64>,
+    /// `done` without a backlog, `running`, or `never` if the backlog does not shrink.
+    catch_up: Option<&'static str>,
+    catch_up_ms: Option<u64>,
+}
+
+impl RatesView {
+    fn of(rates: Rates, backlog: Option<u64>) -> Self {
+        let catch_up = rates.catch_up(backlog);
+        let state = catch_up.map(|it| match it {
+            CatchUp::Done => "done",
+            CatchUp::In(_) => "running",
+            CatchUp::Never => "never",
+        });
+        let catch_up_ms = match catch_up {
+            Some(CatchUp::In(time)) => Some(human::ms(time)),
+            Some(CatchUp::Done) => Some(0),
+            _ => None,
+        };
+        Self { produced_per_s: rates.produced, consumed_per_s: rates.consumed, catch_up: state, catch_up_ms }
+    }
+
+    fn row(&self) -> [String; 3] {
+        let rate = |rate: Option<f64>| rate.map_or_else(|| "?".to_owned(), human::rate);
+        let catch_up = match (self.catch_up, self.catch_up_ms) {
+            (Some("running"), Some(ms)) => human::duration(Duration::from_millis(ms)),
+            (Some("done"), _) => "-".to_owned(),
+            (Some(word), _) => word.to_owned(),
+            (None, _) => "?".to_owned(),
+        };
+        [rate(self.produced_per_s), rate(self.consumed_per_s), catch_up]
+    }
+}
+
+/// Measures rates from round to round.
+#[derive(Debug)]
+struct Meter {
+    since: Instant,
+    rates: Mutex<RateMeter>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        Self { since: Instant::now(), rates: Mutex::new(RateMeter::new()) }
+    }
+
+    fn record(&self, topic: &TopicName, stats: &GroupStats) -> Rates {
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        rates.record(topic, stats, self.since.elapsed())
+    }
+
+    /// Forgets groups that were not read for so long.
+    fn forget(&self, after: Duration) {
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        rates.forget_before(self.since.elapsed().saturating_sub(after));
+    }
 }
 
 /// Counts the lag of a group exactly; says every two seconds how far it is.
@@ -102,8 +172,14 @@ async fn count(cx: &Context, topic: &TopicSpec, stats: &mut GroupStats) -> Resul
 
 impl View {
     fn text(&self) -> String {
-        let titles: Vec<&str> = ["topic"].into_iter().chain(GroupView::TITLES).collect();
-        let row = |it: &Row| [it.topic.clone()].into_iter().chain(it.group.row()).collect::<Vec<_>>();
+        let watched = self.groups.iter().any(|it| it.rates.is_some());
+        let rates: &[&str] = if watched { &[">produced/s", ">consumed/s", ">catch up"] } else { &[] };
+        let titles: Vec<&str> =
+            ["topic"].into_iter().chain(GroupView::TITLES).chain(rates.iter().copied()).collect();
+        let row = |it: &Row| {
+            let rates = it.rates.iter().flat_map(RatesView::row);
+            [it.topic.clone()].into_iter().chain(it.group.row()).chain(rates).collect::<Vec<_>>()
+        };
         output::table(&titles, self.groups.iter().map(row))
     }
 }
@@ -111,14 +187,15 @@ impl View {
 impl Lag {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let Some(every) = self.watch else {
-            let view = self.look(cx).await?;
+            let view = self.look(cx, None).await?;
             cx.output.show(&view, View::text)?;
             return Failed::end(cx, &view.errors);
         };
         let redraws = !cx.output.is_json() && std::io::stdout().is_terminal();
+        let meter = Meter::new();
         let watch = async {
             loop {
-                self.look_again(cx, every, redraws).await?;
+                self.look_again(cx, &meter, every, redraws).await?;
                 tokio::time::sleep(every).await;
             }
         };
@@ -130,8 +207,10 @@ impl Lag {
     }
 
     /// Runs one of several rounds: a transient error is reported, and does not end the command.
-    async fn look_again(&self, cx: &Context, every: Duration, redraws: bool) -> Result<()> {
-        let view = match self.look(cx).await {
+    async fn look_again(&self, cx: &Context, meter: &Meter, every: Duration, redraws: bool) -> Result<()> {
+        // Longer than an outage that hides a group for some rounds.
+        meter.forget(every * 10 + Duration::from_secs(60));
+        let view = match self.look(cx, Some(meter)).await {
             Ok(view) => view,
             Err(error) if error.downcast_ref::<Error>().is_some_and(Error::is_transient) => {
                 cx.output.note(&format!("not now: {error:#}"));
@@ -158,7 +237,7 @@ impl Lag {
         self.watch.is_some() && parse::interval(topic.as_str()).is_ok()
     }
 
-    async fn look(&self, cx: &Context) -> Result<View> {
+    async fn look(&self, cx: &Context, meter: Option<&Meter>) -> Result<View> {
         let admin = cx.admin();
         let topics = match &self.topic {
             Some(topic) => vec![topic.clone()],
@@ -206,12 +285,16 @@ impl Lag {
                         }
                         errors.extend(Failed::parts(&topic, &stats));
                         let group = GroupView::of(&stats, overdue);
-                        groups.push(Row { topic: topic.to_string(), group });
+                        let rates = meter.map(|meter| meter.record(&topic, &stats));
+                        let rates = rates.map(|rates| RatesView::of(rates, group.backlog));
+                        groups.push(Row { topic: topic.to_string(), group, rates });
                     }
                     Err(error) => {
                         errors.push(Failed::group(&group, &error).of(&topic));
                         let group = GroupView::unknown(Some(&group), &error);
-                        groups.push(Row { topic: topic.to_string(), group });
+                        let rates = meter.map(|meter| meter.record(&topic, &stats));
+                        let rates = rates.map(|rates| RatesView::of(rates, group.backlog));
+                        groups.push(Row { topic: topic.to_string(), group, rates });
                     }
                 }
             }

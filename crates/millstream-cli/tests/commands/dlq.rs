@@ -1,5 +1,6 @@
 //! `millstream dlq`.
 
+mod errors;
 pub(crate) mod letters;
 
 use std::collections::BTreeSet;
@@ -320,7 +321,7 @@ async fn letters_that_a_retention_does_not_keep_are_dropped_after_a_question() {
     let role = mq.backend().dead_letters().expect("dead letters");
     assert_eq!(role.claim(&tp, &group, &[first], &claim).await.expect("claimed"), [first]);
     let said = cli.ok(&format!("{trim} --yes"));
-    assert_eq!(said, "3 dead letters dropped: 0 too old, 3 too many; 1 stay, since they are claimed\n");
+    assert_eq!(said, "3 dead letters dropped: 0 too old, 3 too many; 1 stays, since it is claimed\n");
     assert_eq!(ids(&cli.json("dlq list orders billing")), [&all[0], &all[3], &all[5]].map(String::clone));
     // That of the topic, without a question where nothing is dropped.
     cli.ok("topic alter orders --dead-letter-retention length:2 --yes");

@@ -1,5 +1,6 @@
 //! `millstream completions`, `man`, and the reference: what is made from the command itself.
 
+mod completing;
 pub(crate) mod globals;
 
 use std::collections::BTreeSet;

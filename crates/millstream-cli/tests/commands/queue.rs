@@ -1,5 +1,8 @@
 //! `millstream queue`.
 
+mod dead;
+mod work;
+
 use std::time::Duration;
 
 use millstream::Never;
@@ -217,4 +220,38 @@ async fn what_dies_while_somebody_reads_the_question_is_left() {
             |it: &serde_json::Value| it["task"].as_str().is_some_and(|it| it.starts_with("after-"));
         assert!(left.len() == 8 && left.iter().all(came_later), "{deed}: {list}");
     }
+}
+
+#[tokio::test]
+async fn a_queue_is_deleted_with_its_tasks() {
+    let cli = Cli::new();
+    let mails = mails(&cli).await;
+    for id in ["a", "b"] {
+        mails.schedule(&"x".to_owned()).id(id).await.expect("scheduled");
+    }
+    die(&mails, 2).await;
+    cli.ok("queue add mails --payload x --delay 1h");
+    cli.ok("schedule add mails sweep --queue --every 10m --payload x");
+    let dry = cli.json("queue delete mails --dry-run");
+    let counts =
+        |view: &serde_json::Value| ["waiting", "claimed", "dead", "recurring"].map(|it| view[it].as_u64());
+    assert_eq!(counts(&dry), [Some(1), Some(0), Some(2), Some(1)], "{dry}");
+    assert!(
+        cli.fails(2, "queue delete mails").contains("1 waiting task, 0 claimed, 2 dead and 1 recurring rule")
+    );
+    assert_eq!(cli.json("queue delete mails --yes")["deleted"], true);
+    assert!(cli.fails(1, "queue delete mails --yes").contains("delay queue mails does not exist"));
+    assert_eq!(cli.json("queue list"), json!([]));
+    cli.ok("queue create mails --shards 2");
+    assert_eq!(cli.json("queue counts mails")["dead"], 0);
+    assert_eq!(cli.json("schedule list mails --queue"), json!([]));
+
+    let task = |_: Task<String>| std::future::pending::<()>();
+    let worker = mails.worker().start(task).await.expect("a worker");
+    mails.schedule(&"x".to_owned()).id("c").await.expect("scheduled");
+    eventually("it is claimed", async || mails.count().await.expect("a count").claimed == 1).await;
+    let refused = cli.fails(1, "queue delete mails --yes");
+    assert!(refused.contains("workers have claimed 1 task of delay queue mails"), "{refused}");
+    assert_eq!(cli.json("queue delete mails --force --yes")["deleted"], true);
+    worker.shutdown_within(Duration::from_millis(10)).await;
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use millstream::delay::{DelayQueue, Task};
 use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{
-    DeadLetter, Delivery, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
+    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
 };
 use serde_json::Value;
 
@@ -43,6 +43,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("topic create", "more --partitions 2", Changes),
     ("topic alter", "orders --retention consumed", Asks),
     ("topic expand", "orders 4", Asks),
+    ("topic trim", "orders --retention length:1", Asks),
     ("topic delete", "orders", Asks),
     ("group list", "orders", Looks),
     ("group describe", "orders billing", Looks),
@@ -56,11 +57,15 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("lag", "", Looks),
     ("owners", "orders billing", Looks),
     ("pending", "orders billing", Looks),
-    ("retries list", "orders billing", Looks),
+    ("retries list", "orders waiting", Looks),
+    ("retries errors", "orders waiting", Looks),
+    ("retries now", "orders waiting --all", Asks),
+    ("retries kill", "orders waiting --all", Asks),
     ("memory", "", Looks),
     ("dlq list", "orders billing", Looks),
     ("dlq show", "orders billing LETTER", Looks),
     ("dlq count", "orders billing --reasons", Looks),
+    ("dlq errors", "orders billing", Looks),
     ("dlq consume", "orders billing --then purge --until-empty", Asks),
     ("dlq export", "orders billing", Looks),
     ("dlq import", "orders billing -", Changes),
@@ -77,6 +82,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("delayed reschedule", "orders ID --delay 2h", Changes),
     ("delayed now", "orders ID", Changes),
     ("schedule list", "orders", Looks),
+    ("schedule show", "orders ID", Looks),
     ("schedule add", "orders daily --every 1h --payload x", Changes),
     ("schedule pause", "orders ID", Changes),
     ("schedule resume", "orders ID", Changes),
@@ -86,13 +92,20 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("queue list", "", Looks),
     ("queue create", "more --shards 2", Changes),
     ("queue alter", "mails --dead-letter-retention length:5", Asks),
+    ("queue delete", "mails", Asks),
     ("queue counts", "mails", Looks),
     ("queue tasks", "mails", Looks),
+    ("queue show", "mails ID", Looks),
     ("queue add", "mails --payload x", Changes),
     ("queue cancel", "mails ID", Asks),
     ("queue reschedule", "mails ID --delay 2h", Changes),
     ("queue now", "mails ID", Changes),
+    ("queue work", "mails --exec true --until-empty", Looks),
     ("queue dead list", "mails", Looks),
+    ("queue dead show", "mails dead", Looks),
+    ("queue dead errors", "mails", Looks),
+    ("queue dead export", "mails", Looks),
+    ("queue dead edit", "mails dead --set-payload x", Changes),
     ("queue dead replay", "mails --all", Asks),
     ("queue dead purge", "mails --all", Asks),
     ("queue dead trim", "mails --retention age:1ms", Asks),
@@ -124,6 +137,11 @@ async fn place() -> (Cli, Millstream, String) {
     let recurring = mq.recurring(&orders).await.expect("the topic");
     recurring.id(TURNED).cron("0 9 * * *", "UTC").payload(&hostile()).await.expect("it recurs");
 
+    let hours = Fixed::new(Duration::from_secs(7_200));
+    let waiting = mq.consumer(orders.clone(), "waiting").retry(hours);
+    let waiting = waiting.start(async |_: Delivery<Bytes>| Outcome::retry(NASTY)).await.expect("a consumer");
+    eventually("all wait", async || waiting.report().retried == 3).await;
+    waiting.shutdown().await;
     let consumer = mq.consumer(orders, "billing");
     let consumer =
         consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter(NASTY)).await.expect("started");
@@ -226,7 +244,8 @@ async fn every_command_prints_json_and_nothing_for_a_terminal() {
                     let value: Result<Value, _> = serde_json::from_str(line);
                     assert!(value.is_ok(), "{args:?}: {value:?} of {line}");
                 }
-                let goes_on = ["produce", "consume", "dlq export", "dlq consume", "tail"].contains(&path);
+                let goes_on =
+                    ["produce", "consume", "dlq export", "dlq consume", "tail", "queue work"].contains(&path);
                 assert!(goes_on || ran.stdout.lines().count() == 1, "{args:?}: one value: {ran:?}");
             }
         }

@@ -2,6 +2,8 @@
 
 pub mod assignment;
 pub mod continuity;
+pub mod error_groups;
+pub mod fingerprint;
 pub mod pages;
 pub mod retention;
 pub mod suspension;

@@ -24,6 +24,8 @@ pub enum Reason {
     Malformed,
     /// Processes died while they handled it, as often as the consumer allows.
     Crashed,
+    /// An operator gave it up while it waited for its retry.
+    Killed,
     /// The body of a parked message was gone when it became due; only its id is left.
     Orphan,
     /// A reason that this version does not know.
@@ -31,6 +33,17 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All reasons that this version knows.
+    pub const ALL: [Self; 7] = [
+        Self::Exhausted,
+        Self::Rejected,
+        Self::Undecodable,
+        Self::Malformed,
+        Self::Crashed,
+        Self::Killed,
+        Self::Orphan,
+    ];
+
     /// Returns the word in the entry, in metrics and in the CLI.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -40,6 +53,7 @@ impl Reason {
             Self::Undecodable => "undecodable",
             Self::Malformed => "malformed",
             Self::Crashed => "crashed",
+            Self::Killed => "killed",
             Self::Orphan => "orphan",
             Self::Other(word) => word,
         }
@@ -48,7 +62,7 @@ impl Reason {
     /// Parses the word.
     #[must_use]
     pub fn parse(word: &str) -> Self {
-        [Self::Exhausted, Self::Rejected, Self::Undecodable, Self::Malformed, Self::Crashed, Self::Orphan]
+        Self::ALL
             .into_iter()
             .find(|reason| reason.as_str() == word)
             .unwrap_or_else(|| Self::Other(Cow::Owned(word.to_owned())))

@@ -16,8 +16,9 @@ use async_trait::async_trait;
 
 use crate::capability::unsupported;
 use crate::error::{Error, ErrorKind, Result};
+use crate::id::MessageId;
 use crate::leases::Lease;
-use crate::name::QueueName;
+use crate::name::{GroupName, QueueName};
 use crate::timestamp::Timestamp;
 use crate::topic::TopicPartition;
 use crate::wire::Fields;
@@ -275,6 +276,15 @@ pub struct Waiting {
     pub overdue: u64,
 }
 
+/// What is to become of a retry that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryAction {
+    /// It is due now. One that is due already stays as it is.
+    Release,
+    /// It becomes a dead letter, with the reason [`Killed`](crate::Reason::Killed) and the error of its last attempt.
+    Kill,
+}
+
 /// State of a place as a caller has seen it: returned by [`Schedule::wait`], and passed to its next call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen(pub String);
@@ -390,6 +400,24 @@ pub trait Schedule: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Fenced`], or a transient error; messages that were moved stay moved.
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted>;
+
+    /// Releases retries of a group that wait, or gives them up; `origins` are the ids of the messages in the partition's log.
+    /// Returns for each whether it waited: when two requests race for one retry (another one of these, a promotion), exactly
+    /// one wins. A retry that has lost its body becomes a dead letter as [`promote`](Self::promote) makes it.
+    ///
+    /// # Errors
+    /// Transient ones, after which some of them may have been changed; [`ErrorKind::WrongType`].
+    /// [`ErrorKind::Unsupported`] by default: see [`Capability::SettleRetries`](crate::Capability::SettleRetries).
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        let _ = (topic_partition, group, origins, action);
+        Err(unsupported("Schedule::settle_retries"))
+    }
 
     /// Moves only the delayed messages of a partition, as `promote` does: for callers that own no lease. Retries stay.
     ///

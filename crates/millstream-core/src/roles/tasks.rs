@@ -433,6 +433,21 @@ pub trait Tasks: Send + Sync {
         Err(unsupported("Tasks::alter_queue"))
     }
 
+    /// Deletes a queue with everything in it: tasks that wait, are worked on or are dead, and recurring rules. Returns
+    /// whether it existed. Interrupted, it can be called again: the settings are deleted last. Clients that have the queue
+    /// open do not notice: their settlements are stale, and what they schedule or recur afterwards is found again if a queue
+    /// of that name is created.
+    ///
+    /// [Optional](crate::Capability::DeleteQueue).
+    ///
+    /// # Errors
+    /// Transient ones; those of [`queue`](Self::queue) for settings that cannot be read. By default
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        let _ = name;
+        Err(unsupported("Tasks::delete_queue"))
+    }
+
     /// Drops the dead tasks of a shard that a retention does not keep, oldest first. The age of a task counts from its
     /// death, the number is that of the shard. The clock is the server's. A task is replayed in one step, so one that is
     /// dropped was not replayed, and one that was replayed is not dropped.

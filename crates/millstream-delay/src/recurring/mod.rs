@@ -85,11 +85,13 @@ pub struct RecurringEntry {
     pub next: Option<Timestamp>,
     /// Whether it is paused.
     pub paused: bool,
+    /// Message that is scheduled for each occurrence, as it is stored.
+    pub message: Fields,
 }
 
 impl RecurringEntry {
     fn new(place: Place, found: Recurrence) -> Self {
         let next = found.next.filter(|_| !found.paused);
-        Self { place, id: found.id, rule: found.rule, next, paused: found.paused }
+        Self { place, id: found.id, rule: found.rule, next, paused: found.paused, message: found.fields }
     }
 }

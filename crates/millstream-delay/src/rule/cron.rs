@@ -80,7 +80,10 @@ fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
         return Err(invalid(format!("a pattern of {} bytes, at most {MAX_LEN} are allowed", pattern.len())));
     }
     let parse = |part: &String| {
-        croner::Cron::from_str(part).map_err(|error| invalid(format!("cron pattern {pattern:?}: {error}")))
+        croner::Cron::from_str(part).map_err(|error| {
+            let why = wrong_fields(pattern).unwrap_or_else(|| error.to_string());
+            invalid(format!("cron pattern {pattern:?}: {why}"))
+        })
     };
     // The whole pattern is parsed first, so that the error quotes the pattern as it was written.
     let whole = parse(&pattern.to_owned())?;
@@ -91,6 +94,41 @@ fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
         Some(parts) => parts.iter().map(parse).collect(),
         None => Ok(vec![whole]),
     }
+}
+
+/// Fields of a pattern with seconds and years, and what they may hold.
+const FIELDS: [(&str, &str); 7] = [
+    ("second", "0-59"),
+    ("minute", "0-59"),
+    ("hour", "0-23"),
+    ("day of the month", "1-31"),
+    ("month", "1-12 or JAN-DEC"),
+    ("weekday", "0-7 or SUN-SAT"),
+    ("year", "1-9999"),
+];
+
+/// Returns which fields of a wrong pattern are so, each looked at by itself; `None` if each is right.
+fn wrong_fields(pattern: &str) -> Option<String> {
+    let fields: Vec<_> = pattern.split(' ').filter(|field| !field.is_empty()).collect();
+    let names = match fields.len() {
+        1 if pattern.starts_with('@') => return None,
+        5 => &FIELDS[1..6],
+        6 => &FIELDS[..6],
+        7 => &FIELDS[..],
+        count => {
+            let names: Vec<_> = FIELDS[1..6].iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
+            return Some(format!("{count} fields; it has 5 ({names}), or 6 with the second in front"));
+        }
+    };
+    let wrong = fields.iter().zip(names).enumerate().filter_map(|(at, (field, (name, allowed)))| {
+        let mut alone = vec!["*"; fields.len()];
+        alone[at] = field;
+        let error = croner::Cron::from_str(&alone.join(" ")).err()?;
+        Some(format!("the {name} {field:?} is wrong ({allowed}): {error}"))
+    });
+    let wrong: Vec<_> = wrong.collect();
+    (!wrong.is_empty()).then(|| wrong.join("; "))
 }
 
 /// Returns whether a date matches the pattern in any year. A search for one like the 31st of February goes through 3,000

@@ -4,17 +4,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::schedule::{
-    Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled,
-    Scheduling, Seen, Waiting,
+    Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId,
+    Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::wire;
-use millstream_core::{Error, ErrorKind, Lease, Result, Timestamp, TopicPartition};
+use millstream_core::{
+    DeadLetter, Error, ErrorKind, GroupName, Lease, MessageId, Reason, Result, Timestamp, TopicPartition,
+};
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
 use crate::roles::audit::orphan;
-use crate::state::Partition;
+use crate::state::{Item as Parked, Partition};
 use crate::timetable::{Item, Timetable};
 
 #[async_trait]
@@ -101,6 +103,40 @@ impl Schedule for MemoryBackend {
         Ok(promoted)
     }
 
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now().timestamp();
+        let partition = state.partition(topic_partition);
+        let of_group = partition.group(group);
+        let mut settled = Vec::with_capacity(origins.len());
+        for origin in origins {
+            settled.push(match action {
+                RetryAction::Release => of_group.parked.release(*origin, now),
+                RetryAction::Kill => match of_group.parked.take(*origin) {
+                    Some(item) => {
+                        let letter = killed(topic_partition, group, *origin, item);
+                        of_group.dead.append(now, wire::dead_letter(&letter, &letter.body));
+                        true
+                    }
+                    None => false,
+                },
+            });
+        }
+        if action == RetryAction::Release && settled.contains(&true) {
+            // Owners promote retries when they see a new head.
+            partition.heads += 1;
+            partition.wake.notify_waiters();
+        }
+        Ok(settled)
+    }
+
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
         breathe().await;
         let mut state = self.lock();
@@ -147,6 +183,28 @@ fn place(timetable: &mut Timetable, scheduling: &Scheduling, now: Now) -> Result
         };
     }
     timetable.place(id, Item::new(now.due(*due), Some(fields.clone())), *on_conflict)
+}
+
+/// Returns the dead letter of a retry that is given up.
+fn killed(
+    topic_partition: &TopicPartition,
+    group: &GroupName,
+    origin: MessageId,
+    item: Option<Parked>,
+) -> DeadLetter {
+    let letter = orphan(topic_partition, group, origin);
+    match item {
+        // The number in the item is that of the next attempt.
+        Some(Parked { attempt, error, history, body }) => DeadLetter {
+            reason: Reason::Killed,
+            attempts: attempt.saturating_sub(1),
+            error,
+            history,
+            body,
+            ..letter
+        },
+        None => letter,
+    }
 }
 
 /// Moves due messages to the log. The caller must wake those that wait for the partition.

@@ -121,6 +121,10 @@ impl Tasks for MemoryBackend {
         Ok(stored.clone())
     }
 
+    async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        Ok(self.lock().delete_queue(name))
+    }
+
     async fn trim_dead(
         &self,
         shard: &Shard,

@@ -4,6 +4,7 @@ use millstream_core::catalog::FORMAT;
 use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::QueueName;
+use millstream_core::schedule::Place;
 use millstream_core::tasks::{QueueChange, QueueSpec};
 use redis::{Pipeline, Value};
 
@@ -81,6 +82,43 @@ impl Inner {
         let mut pipe = Pipeline::new();
         pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
         spec(name, self.one(&meta, &pipe).await?)
+    }
+
+    pub(crate) async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        let (meta, registry) = (self.keys.queue_meta(name), self.keys.queues());
+        let found = match self.queue(name).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            other => Some(other?),
+        };
+        for shard in found.iter().flat_map(QueueSpec::iter) {
+            let (keys, place) = (&self.keys, Place::from(shard.clone()));
+            let of_shard = [
+                keys.delay(&place),
+                keys.delay_items(&place),
+                keys.recur(&place),
+                keys.recur_items(&place),
+                keys.wake(&place),
+                keys.claims(&shard),
+                keys.task_states(&shard),
+                keys.finished(&shard),
+                keys.watcher(&shard),
+                keys.dead_tasks(&shard),
+            ];
+            let mut pipe = Pipeline::new();
+            pipe.cmd("UNLINK");
+            for key in &of_shard {
+                pipe.arg(key.as_str());
+            }
+            self.one(&of_shard[0], &pipe).await?;
+        }
+        let mut pipe = Pipeline::new();
+        pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
+        self.one(&registry, &pipe).await?;
+        // Last: until then the number of shards is known, and an interrupted deletion can be repeated.
+        let mut pipe = Pipeline::new();
+        pipe.cmd("UNLINK").arg(meta.as_str());
+        self.one(&meta, &pipe).await?;
+        Ok(found.is_some())
     }
 
     pub(crate) async fn queues(&self) -> Result<Vec<QueueName>> {

@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millstream_core::Timestamp;
-use millstream_core::TopicPartition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::schedule::{
-    Due, MAX_PAGE, MAX_PROMOTE, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
-    Waiting,
+    Due, MAX_PAGE, MAX_PROMOTE, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled,
+    Scheduling, Seen, Waiting,
 };
 use millstream_core::wire::Fields;
+use millstream_core::{GroupName, Timestamp, TopicPartition};
 use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
@@ -207,6 +206,46 @@ impl Schedule for RedisBackend {
             next: [micros(next)?, delayed.next].into_iter().flatten().min(),
             recurring: delayed.recurring,
         })
+    }
+
+    async fn settle_retries(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        let (keys, script) = (&self.inner.keys, &self.inner.scripts.settle_retries);
+        let keys = [
+            keys.retry_due(tp, group),
+            keys.retry_items(tp, group),
+            keys.dead_letters(tp, group),
+            keys.wake(&tp.clone().into()),
+        ];
+        let action = match action {
+            RetryAction::Release => "release",
+            RetryAction::Kill => "kill",
+        };
+        let mut settled = Vec::with_capacity(origins.len());
+        while let Some(rest) = origins.get(settled.len()..).filter(|rest| !rest.is_empty()) {
+            let chunk = &rest[..rest.len().min(CHUNK)];
+            let call = script.call(keys.each_ref()).arg(action).arg(tp.topic.as_str()).arg(tp.partition.0);
+            let mut call = call.arg(group.as_str());
+            chunk.iter().for_each(|origin| call.push(origin.to_string()));
+            // The script stops early if bodies are large, but not before the first one.
+            let answers = reply::array(script::run_one(&self.inner.messages, call).await?)?;
+            if answers.is_empty() || answers.len() > chunk.len() {
+                return Err(unexpected(format_args!(
+                    "{} answers for {} retries",
+                    answers.len(),
+                    chunk.len()
+                )));
+            }
+            for answer in answers {
+                settled.push(reply::int(answer)? == 1);
+            }
+        }
+        Ok(settled)
     }
 
     async fn promote_delayed(&self, tp: &TopicPartition, limit: usize) -> Result<Promoted> {

@@ -310,6 +310,10 @@ impl Tasks for RedisBackend {
         self.inner.alter_queue(name, change).await
     }
 
+    async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        self.inner.delete_queue(name).await
+    }
+
     async fn trim_dead(
         &self,
         shard: &Shard,

@@ -3,6 +3,7 @@
 pub(crate) mod faults;
 pub(crate) mod parked;
 pub(crate) mod recurring;
+mod retries;
 pub(crate) mod wake;
 
 use std::collections::BTreeSet;

@@ -6,11 +6,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::Append;
 use millstream_core::schedule::{
-    Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled,
-    Scheduling, Seen, Shard, Waiting,
+    Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId,
+    Scheduled, Scheduling, Seen, Shard, Waiting,
 };
 use millstream_core::wire::Fields;
-use millstream_core::{Capability, Error, ErrorKind, Lease, Result, Timestamp, TopicPartition};
+use millstream_core::{
+    Capability, Error, ErrorKind, GroupName, Lease, MessageId, QueueName, Result, Timestamp, TopicPartition,
+};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
@@ -201,6 +203,28 @@ impl Schedule for Broken {
         self.spoil_promoted(&tp, promoted).await
     }
 
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        self.supports(Capability::SettleRetries)?;
+        let action = match self.sabotage {
+            Mutant::RetriesReleasedInsteadOfKilled => RetryAction::Release,
+            Mutant::RetriesKilledInsteadOfReleased => RetryAction::Kill,
+            Mutant::RetriesSettledAreForgotten => return Ok(vec![true; origins.len()]),
+            _ => action,
+        };
+        let schedule = self.inner.schedule();
+        let mut settled = schedule.settle_retries(topic_partition, group, origins, action).await?;
+        if self.is(Mutant::RetriesSettledAlways) {
+            settled.fill(true);
+        }
+        Ok(settled)
+    }
+
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
         self.supports(Capability::PromoteDelayed)?;
         let mut promoted = self.inner.schedule().promote_delayed(topic_partition, limit).await?;
@@ -328,6 +352,31 @@ impl Broken {
             waits.push(self.inner.schedule().get(place, id).await?.is_some());
         }
         Ok(waits)
+    }
+
+    /// Deletes a queue. With a mistake, its tasks are found by the next queue of that name.
+    pub(super) async fn deletes_queue(&self, name: &QueueName) -> Result<bool> {
+        self.supports(Capability::DeleteQueue)?;
+        let tasks = self.inner.tasks()?;
+        match self.sabotage {
+            Mutant::DeleteQueueForgotten => return Ok(true),
+            Mutant::DeleteQueueKeepsTasks => {}
+            _ => return tasks.delete_queue(name).await,
+        }
+        let mut kept = Vec::new();
+        for place in tasks.queue(name).await?.iter().map(Place::from) {
+            let waiting = self.inner.schedule().scheduled(&place, None, MAX_PAGE).await?;
+            kept.extend(waiting.into_iter().map(|it| Scheduling {
+                place: place.clone(),
+                id: it.id,
+                due: Due::At(it.due),
+                fields: it.fields,
+                on_conflict: OnConflict::Keep,
+            }));
+        }
+        let deleted = tasks.delete_queue(name).await?;
+        self.inner.schedule().schedule(&kept).await;
+        Ok(deleted)
     }
 
     /// Reschedules everything that waits at a partition to a later time, and returns the original messages.

@@ -278,6 +278,10 @@ impl Tasks for Broken {
         self.inner.tasks()?.alter_queue(name, change).await
     }
 
+    async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        self.deletes_queue(name).await
+    }
+
     async fn trim_dead(
         &self,
         shard: &Shard,

@@ -18,7 +18,7 @@ use millstream_core::log::{
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
-    Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
+    Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::{
     DeadLetter, Error, GroupName, Lease, MessageId, Resource, Result, Retention, Timestamp, TopicChange,
@@ -168,6 +168,16 @@ impl Schedule for Client {
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         call!(self, Schedule, schedule.waiting(place;))
+    }
+
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        call!(self, Schedule, schedule.settle_retries(topic_partition, group, origins; action))
     }
 
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {

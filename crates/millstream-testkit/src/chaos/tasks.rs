@@ -78,6 +78,10 @@ impl Tasks for Client {
         call!(self, Tasks, tasks?.alter_queue(name, change;))
     }
 
+    async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
+        call!(self, Tasks, tasks?.delete_queue(name;))
+    }
+
     async fn trim_dead(
         &self,
         shard: &Shard,

@@ -15,7 +15,8 @@ use millstream_core::log::{
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
-    Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
+    Due, Place as Waits, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
+    Waiting,
 };
 use millstream_core::{
     Backend, GroupName, Lease, Limits, MemberId, MessageId, Resource, Result, Retention, Timestamp,
@@ -312,6 +313,16 @@ impl Schedule for Recorder {
 
     async fn waiting(&self, place: &Waits) -> Result<Waiting> {
         self.0.inner.schedule().waiting(place).await
+    }
+
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        self.0.inner.schedule().settle_retries(topic_partition, group, origins, action).await
     }
 
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {

@@ -6,7 +6,7 @@ use millstream_core::catalog::Start;
 use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
 use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
-use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
+use millstream_core::schedule::{Due, OnConflict, Place, RetryAction, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::tasks::TrimTasksBy;
 use millstream_core::{
     Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, QueueChange, QueueName,
@@ -27,9 +27,11 @@ suite!("claims":
     ends_are_as_claimed,
     trimming_dead_letters_is_as_claimed needs [DeadLetters],
     trimming_dead_tasks_is_as_claimed needs [Tasks],
+    deleting_queues_is_as_claimed needs [Tasks],
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
     promoting_without_a_lease_is_as_claimed,
+    changing_retries_is_as_claimed,
     restoring_is_as_claimed,
     expanding_is_as_claimed,
     altering_is_as_claimed,
@@ -137,6 +139,16 @@ async fn trimming_dead_tasks_is_as_claimed(h: Harness) -> Verdict {
     as_claimed(&h, trims, "Tasks::trim_dead", trimmed)
 }
 
+async fn deleting_queues_is_as_claimed(h: Harness) -> Verdict {
+    let name = h.queue(1).await?.name;
+    as_claimed(
+        &h,
+        Capability::DeleteQueue,
+        "Tasks::delete_queue",
+        h.backend.tasks()?.delete_queue(&name).await,
+    )
+}
+
 async fn rescheduling_is_as_claimed(h: Harness) -> Verdict {
     let place = h.partition().await?.into();
     let moved = h.backend.schedule().reschedule(&place, &[id("a")?], Due::NOW).await;
@@ -157,6 +169,13 @@ async fn promoting_without_a_lease_is_as_claimed(h: Harness) -> Verdict {
     as_claimed(&h, promote, "Schedule::promote_delayed", schedule.promote_delayed(&tp, 10).await)?;
     let seen = schedule.wait(&tp, &Seen::default(), Duration::ZERO).await;
     as_claimed(&h, promote, "Schedule::wait", seen)
+}
+
+async fn changing_retries_is_as_claimed(h: Harness) -> Verdict {
+    let Scene { tp, group, .. } = scene(&h).await?;
+    let (schedule, some) = (h.backend.schedule(), [MessageId::MAX]);
+    let settled = schedule.settle_retries(&tp, &group, &some, RetryAction::Release).await;
+    as_claimed(&h, Capability::SettleRetries, "Schedule::settle_retries", settled)
 }
 
 async fn restoring_is_as_claimed(h: Harness) -> Verdict {

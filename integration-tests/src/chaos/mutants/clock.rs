@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use millstream_core::continuity::Continuity;
 use millstream_core::log::{Receipt, Settled, Settlement};
-use millstream_core::schedule::{Placed, Promoted, Scheduled, Scheduling, Seen, Waiting};
+use millstream_core::schedule::{Placed, Promoted, RetryAction, Scheduled, Scheduling, Seen, Waiting};
 use millstream_core::shared::Claimed;
 use millstream_core::tasks::{self, ClaimRequest, DeadTask, Extended, TaskCounts, Verdict};
 use millstream_core::{
-    Due, Lease, MemberId, MessageId, Partition, Place, QueueName, QueueSpec, Result, Schedule, ScheduleId,
-    Shard, Shared, SharedMember, SharedReader, Tasks, Timestamp, TopicPartition,
+    Due, GroupName, Lease, MemberId, MessageId, Partition, Place, QueueName, QueueSpec, Result, Schedule,
+    ScheduleId, Shard, Shared, SharedMember, SharedReader, Tasks, Timestamp, TopicPartition,
 };
 
 /// Turns a delay into a time, as this machine has it.
@@ -41,6 +41,16 @@ pub(super) struct Clocked<R: ?Sized>(pub(super) Arc<R>);
 
 #[async_trait]
 impl Schedule for Clocked<dyn Schedule> {
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        self.0.settle_retries(topic_partition, group, origins, action).await
+    }
+
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
         let of = |it: &Scheduling| Scheduling { due: at(it.due), ..it.clone() };
         self.0.schedule(&batch.iter().map(of).collect::<Vec<_>>()).await

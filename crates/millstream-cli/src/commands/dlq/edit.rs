@@ -7,15 +7,15 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
+use millstream::Limits;
 use millstream::admin::Edit;
-use millstream::layers::core::wire;
-use millstream::{DeadLetter, Limits};
+use millstream::layers::core::wire::{self, Field};
 
 use crate::commands::message::content::header;
 
 /// Changes of the messages
 #[derive(Args, Clone, Debug)]
-pub(super) struct EditArgs {
+pub(in crate::commands) struct EditArgs {
     /// Replaces the payload
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["payload_file", "edit"])]
     set_payload: Option<String>,
@@ -34,14 +34,14 @@ pub(super) struct EditArgs {
     /// Removes the headers with this name; can be repeated
     #[arg(long, value_name = "NAME")]
     remove_header: Vec<String>,
-    /// Opens the payload of one letter in $VISUAL or $EDITOR
+    /// Opens the payload of a single message in $VISUAL or $EDITOR
     #[arg(long)]
-    pub(super) edit: bool,
+    pub(in crate::commands) edit: bool,
 }
 
 impl EditArgs {
     /// Returns the edit from the options.
-    pub(super) fn edit(&self) -> Result<Edit> {
+    pub(in crate::commands) fn edit(&self) -> Result<Edit> {
         let payload = match (&self.set_payload, &self.payload_file) {
             (Some(text), _) => Some(Bytes::from(text.clone())),
             (None, Some(path)) => {
@@ -60,14 +60,14 @@ impl EditArgs {
     }
 }
 
-/// Opens the payload of a letter in an editor, and returns the result.
+/// Opens the payload of a message in an editor, and returns the result.
 ///
 /// # Errors
 /// If there is no editor, it fails, or nothing was changed.
-pub(super) fn by_hand(letter: &DeadLetter) -> Result<Bytes> {
-    let envelope = wire::decode_body(&letter.body, &Limits::default());
+pub(in crate::commands) fn by_hand(body: &[Field]) -> Result<Bytes> {
+    let envelope = wire::decode_body(body, &Limits::default());
     let before = envelope.map(|it| it.payload).unwrap_or_default();
-    let file = tempfile::Builder::new().prefix("letter-").tempfile().context("no temporary file")?;
+    let file = tempfile::Builder::new().prefix("payload-").tempfile().context("no temporary file")?;
     fs::write(file.path(), &before)?;
     let editor = ["VISUAL", "EDITOR"].iter().find_map(|name| std::env::var(name).ok());
     let editor = editor.filter(|it| !it.trim().is_empty()).unwrap_or_else(|| "vi".to_owned());

@@ -1,7 +1,8 @@
 //! `millstream dlq`: the dead letters of a group.
 
 mod consume;
-mod edit;
+pub(in crate::commands) mod edit;
+mod errors;
 mod file;
 mod inspect;
 mod purge;
@@ -15,7 +16,7 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Lists, shows, counts, consumes, exports, imports, replays, purges and trims dead letters
+/// Lists, shows, counts, groups by error, consumes, exports, imports, replays, purges and trims dead letters
 ///
 /// A message that a group has given up is stored as a dead letter until it is replayed or purged, or dropped by the
 /// retention of dead letters of its topic. All commands can run
@@ -23,7 +24,8 @@ use crate::exit::Exit;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq list orders billing --reason exhausted
-  millstream dlq replay orders billing --error timeout --rate 50
+  millstream dlq errors orders billing
+  millstream dlq replay orders billing --fingerprint 8f3c0a51d27be694 --rate 50
   millstream dlq consume orders billing --then ask
   millstream dlq export orders billing > letters.jsonl")]
 pub(crate) struct Dlq {
@@ -36,6 +38,7 @@ enum What {
     List(inspect::List),
     Show(inspect::Show),
     Count(inspect::Count),
+    Errors(errors::Errors),
     Consume(consume::Consume),
     Export(file::Export),
     Import(file::Import),
@@ -50,6 +53,7 @@ impl Dlq {
             What::List(it) => it.run(cx).await,
             What::Show(it) => it.run(cx).await,
             What::Count(it) => it.run(cx).await,
+            What::Errors(it) => it.run(cx).await,
             What::Consume(it) => it.run(cx).await,
             What::Export(it) => it.run(cx).await,
             What::Import(it) => it.run(cx).await,

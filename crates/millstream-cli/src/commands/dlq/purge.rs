@@ -58,8 +58,8 @@ impl Purge {
         })?;
         missing.check()?;
         if purged < survey.matched {
-            let left = human::of(survey.matched - purged, "letter", "letters");
-            bail!("{left} were skipped: deleted meanwhile, or claimed by others");
+            let left = human::of(survey.matched - purged, "letter was", "letters were");
+            bail!("{left} skipped: deleted meanwhile, or claimed by others");
         }
         Ok(Exit::Done)
     }

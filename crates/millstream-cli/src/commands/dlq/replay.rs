@@ -153,7 +153,8 @@ impl Replay {
         }
         missing.check()?;
         if outcome.refused > 0 {
-            bail!("{} cannot be sent unchanged, and stay", human::of(outcome.refused, "letter", "letters"));
+            let letters = human::of(outcome.refused, "letter stays: it", "letters stay: they");
+            bail!("{letters} cannot be sent unchanged");
         }
         if self.chosen.is_named() && outcome.passed_over > 0 {
             bail!("{} skipped: deleted, or claimed by others", human::count(outcome.passed_over));
@@ -166,7 +167,7 @@ impl Replay {
         let mut edit = self.edit.edit()?;
         if self.edit.edit {
             match letters {
-                [letter] if matched == 1 => edit.payload = Some(by_hand(letter)?),
+                [letter] if matched == 1 => edit.payload = Some(by_hand(&letter.body)?),
                 _ => return Err(Usage(format!("--edit is for one letter, and these are {matched}")).into()),
             }
         }

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use millstream::admin::{DeadLetterFilter, DeadLetterQueue, Filter, Survey};
+use millstream::layers::core::Fingerprint;
 use millstream::{MessageId, Partition, Reason, Timestamp};
 
 use crate::commands::group::Of;
@@ -20,12 +21,15 @@ pub(super) struct Wanted {
     /// Letters of these partitions. Default: all
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
-    /// Letters with this reason: exhausted, rejected, undecodable, malformed, crashed, orphan
+    /// Letters with this reason: exhausted, rejected, undecodable, malformed, crashed, killed, orphan
     #[arg(long, value_parser = reason)]
     reason: Option<Reason>,
     /// Letters with this text in the error of the last attempt
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
+    /// Letters with the error of this fingerprint, which `dlq errors` shows
+    #[arg(long, value_name = "FINGERPRINT")]
+    fingerprint: Option<Fingerprint>,
     /// Letters with this key
     #[arg(long)]
     key: Option<String>,
@@ -56,7 +60,7 @@ pub(super) struct Wanted {
 fn reason(word: &str) -> Result<Reason, String> {
     match Reason::parse(word) {
         Reason::Other(_) => {
-            Err("reasons are exhausted, rejected, undecodable, malformed, crashed and orphan".into())
+            Err("reasons are exhausted, rejected, undecodable, malformed, crashed, killed and orphan".into())
         }
         known => Ok(known),
     }
@@ -79,6 +83,7 @@ impl Wanted {
             origin: self.origin,
             reason: self.reason.clone(),
             error: self.error.clone(),
+            fingerprint: self.fingerprint,
             min_attempts: self.min_attempts,
             max_attempts: self.max_attempts,
             died_from: self.from.map(|when| when.at(now)),
@@ -118,7 +123,8 @@ impl Chosen {
             filter.ids = Some(self.ids.clone());
         }
         if filter.is_empty() && !self.all {
-            let message = "which letters? Ids, a filter (--reason, --error, --key, …) or --all says it";
+            let message =
+                "which letters? Ids, a filter (--reason, --error, --fingerprint, --key, …) or --all says it";
             return Err(Usage(message.into()).into());
         }
         Ok((open(cx, &self.of, &filter).await?, filter))

@@ -76,7 +76,9 @@ impl Trimmed {
         let (aged, excess) = (human::count(self.aged), human::count(self.excess));
         let claimed = match self.claimed {
             0 => String::new(),
-            claimed => format!("; {} stay, since they are claimed", human::count(claimed)),
+            claimed => {
+                format!("; {} claimed", human::of(claimed, "stays, since it is", "stay, since they are"))
+            }
         };
         format!("{letters} {done}: {aged} too old, {excess} too many{claimed}")
     }

@@ -1,8 +1,10 @@
 //! `millstream queue`: delay queues and their tasks.
 
 mod change;
-mod dead;
-mod trim;
+pub(in crate::commands) mod dead;
+mod delete;
+mod show;
+mod work;
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -21,11 +23,12 @@ use crate::commands::scheduled::delayed::Waits;
 use crate::commands::scheduled::recurring;
 use crate::commands::shared::ids::{self, Words};
 use crate::commands::shared::view;
+use crate::commands::shared::watch::WatchArgs;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
 
-/// Manages delay queues and their tasks: lists, creates, adds, cancels, reschedules, replays
+/// Manages delay queues and their tasks: lists, creates, deletes, adds, shows, cancels, reschedules, works, replays
 ///
 /// A task waits until it is due, and then a worker claims it. A task that fails is retried, and after its last attempt
 /// it is dead. `millstream schedule` manages recurring tasks.
@@ -45,16 +48,24 @@ enum What {
     /// Lists all delay queues with their counts
     #[command(after_help = "Examples:
   millstream queue list
+  millstream queue list --watch=5
   millstream queue list --json | jq -r '.[] | select(.dead > 0).queue'")]
-    List,
+    List {
+        #[command(flatten)]
+        watch: WatchArgs,
+    },
     Create(change::Create),
     Alter(change::Alter),
+    Delete(delete::Delete),
     /// Shows how many tasks of a queue are waiting, overdue, claimed and dead, and how long dead ones are kept
     #[command(after_help = "Examples:
-  millstream queue counts mails")]
+  millstream queue counts mails
+  millstream queue counts mails --watch")]
     Counts {
         /// The delay queue
         queue: QueueName,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// Lists waiting tasks in the order of their due times
     #[command(after_help = "Examples:
@@ -66,7 +77,10 @@ enum What {
         /// Maximum number of tasks
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
+    Show(show::Show),
     /// Schedules a task
     #[command(after_help = "Examples:
   millstream queue add mails --payload '\"welcome\"' --delay 1h --id welcome-42
@@ -89,6 +103,7 @@ enum What {
     #[command(after_help = "Examples:
   millstream queue now mails welcome-42")]
     Now(Named),
+    Work(work::Work),
     Dead(dead::Dead),
 }
 
@@ -168,21 +183,15 @@ struct Added {
 impl Queue {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         match self.what {
-            What::List => list(cx).await,
+            What::List { watch } => watch.run(cx, async || list(cx).await).await,
             What::Create(create) => create.run(cx).await,
             What::Alter(alter) => alter.run(cx).await,
-            What::Counts { queue } => {
-                let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
-                cx.output.show(&counts, |it| {
-                    let pairs = [("waiting", it.waiting), ("overdue", it.overdue), ("claimed", it.claimed)];
-                    let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
-                    let counts = pairs.into_iter().chain(more).map(|(name, it)| (name, human::count(it)));
-                    let retention = human::dead_letter_retention(it.retention);
-                    output::list(counts.chain([("dead letter retention", retention)]))
-                })?;
-                Ok(Exit::Done)
+            What::Delete(it) => it.run(cx).await,
+            What::Counts { queue, watch } => watch.run(cx, async || counts(cx, &queue).await).await,
+            What::Tasks { queue, limit, watch } => {
+                watch.run(cx, async || tasks(cx, &queue, limit).await).await
             }
-            What::Tasks { queue, limit } => tasks(cx, &queue, limit).await,
+            What::Show(it) => it.run(cx).await,
             What::Add(add) => add.run(cx).await,
             What::Cancel(some) => {
                 let queue = recurring::queue(cx, &some.queue).await?;
@@ -203,6 +212,7 @@ impl Queue {
                 let queue = recurring::queue(cx, &some.queue).await?;
                 some.each(cx, &queue, "due now", async |id| Ok(queue.run_now(id).await?)).await
             }
+            What::Work(it) => it.run(cx).await,
             What::Dead(dead) => dead.run(cx).await,
         }
     }
@@ -254,6 +264,18 @@ async fn list(cx: &Context) -> Result<Exit> {
             std::iter::once(it.queue.clone()).chain(numbers.map(human::count))
         });
         output::table(&titles, rows)
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn counts(cx: &Context, queue: &QueueName) -> Result<Exit> {
+    let counts = Counts::of(&recurring::queue(cx, queue).await?).await?;
+    cx.output.show(&counts, |it| {
+        let pairs = [("waiting", it.waiting), ("overdue", it.overdue), ("claimed", it.claimed)];
+        let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
+        let counts = pairs.into_iter().chain(more).map(|(name, it)| (name, human::count(it)));
+        let retention = human::dead_letter_retention(it.retention);
+        output::list(counts.chain([("dead letter retention", retention)]))
     })?;
     Ok(Exit::Done)
 }

@@ -80,7 +80,7 @@ pub(in crate::commands) async fn queue(cx: &Context, name: &QueueName) -> Result
 #[derive(Debug)]
 pub(in crate::commands) struct Shown {
     pub(in crate::commands) text: String,
-    zone: Tz,
+    pub(in crate::commands) zone: Tz,
 }
 
 impl Shown {

@@ -6,11 +6,13 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use millstream::Timestamp;
 use millstream::delay::{Missed, Placed, Recur, RecurringEntry, Rule};
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use crate::commands::DryRun;
 use crate::commands::message::content::ContentArgs;
-use crate::commands::message::sanitize;
+use crate::commands::message::{Body, sanitize};
+use crate::commands::queue::dead::content;
 use crate::commands::scheduled::recurring::{Home, Shown};
 use crate::commands::shared::ids::{self, Words};
 use crate::context::Context;
@@ -33,11 +35,21 @@ pub(crate) struct Schedule {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Lists recurring messages with their rules and next times
+    /// Lists recurring messages with their rules, next times and payloads
     #[command(after_help = "Examples:
   millstream schedule list reports
   millstream schedule list mails --queue --json")]
     List(Of),
+    /// Shows a recurring message with its rule, its next three times, headers and payload
+    #[command(after_help = "Examples:
+  millstream schedule show reports daily
+  millstream schedule show mails sweep --queue --json | jq .payload")]
+    Show {
+        #[command(flatten)]
+        of: Of,
+        /// Id of the recurring message
+        id: String,
+    },
     /// Adds a recurring message, or changes the one with the same id if it differs
     #[command(after_help = "Examples:
   millstream schedule add reports daily --cron '0 9 * * 1-5' --zone Europe/Zurich --payload '\"sales\"' --key eu
@@ -145,8 +157,11 @@ fn missed(text: &str) -> Result<Missed, String> {
     }
 }
 
+/// Number of times that `list` and `show` tell of each recurring message.
+const TIMES: usize = 3;
+
 /// A recurring message.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 struct Entry {
     id: String,
     /// `orders/3`: a partition of a topic, or a shard of a queue.
@@ -154,7 +169,73 @@ struct Entry {
     /// The rule as it is stored.
     rule: String,
     paused: bool,
-    next_ms: Option<Timestamp>,
+    next: Option<Timestamp>,
+    /// The next times; empty if it is paused or over, or if the rule is not known here.
+    times: Vec<Timestamp>,
+    body: Body,
+}
+
+impl From<RecurringEntry> for Entry {
+    fn from(entry: RecurringEntry) -> Self {
+        let RecurringEntry { place, id, rule, next, paused, message, .. } = entry;
+        // A rule of a later version is shown as it is stored.
+        let known: Option<Rule> = rule.parse().ok();
+        let times = known.zip(next).map(|(rule, next)| rule.between(next, FOREVER).take(TIMES).collect());
+        let (id, place, body) = (id.to_string(), place.to_string(), Body::of(&message));
+        Self { id, place, rule, paused, next, times: times.unwrap_or_default(), body }
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let shown = Shown::of(&self.rule);
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("id", &self.id)?;
+        map.serialize_entry("place", &self.place)?;
+        map.serialize_entry("rule", &self.rule)?;
+        map.serialize_entry("rule_text", &shown.text)?;
+        map.serialize_entry("zone", shown.zone.name())?;
+        map.serialize_entry("paused", &self.paused)?;
+        map.serialize_entry("next_ms", &self.next)?;
+        map.serialize_entry("times_ms", &self.times)?;
+        self.body.entries(&mut map)?;
+        map.end()
+    }
+}
+
+impl Entry {
+    /// Returns the columns of the list.
+    fn row(&self) -> [String; 5] {
+        let shown = Shown::of(&self.rule);
+        let next = match (self.paused, self.next) {
+            (true, _) => "paused".to_owned(),
+            (false, next) => next.map_or_else(|| "over".to_owned(), |next| shown.time(next)),
+        };
+        let payload = match &self.body {
+            Body::Message(it) => sanitize::short(&it.payload),
+            Body::Malformed(why, _) => format!("no message: {}", sanitize::line(why.as_bytes())),
+        };
+        [sanitize::line(self.id.as_bytes()), self.place.clone(), next, shown.text, payload]
+    }
+
+    /// Formats all known values, for people.
+    fn story(&self) -> String {
+        let shown = Shown::of(&self.rule);
+        let state = match (self.paused, self.next) {
+            (true, _) => "paused",
+            (false, Some(_)) => "active",
+            (false, None) => "over",
+        };
+        let mut pairs = vec![
+            ("id", sanitize::line(self.id.as_bytes())),
+            ("place", self.place.clone()),
+            ("rule", shown.text.clone()),
+            ("time zone", shown.zone.name().to_owned()),
+            ("state", state.to_owned()),
+        ];
+        pairs.extend(self.times.iter().map(|time| ("next", shown.time(*time))));
+        content(pairs, &self.body)
+    }
 }
 
 /// The next times of a recurring message.
@@ -183,6 +264,7 @@ impl Schedule {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         match self.what {
             What::List(of) => list(cx, &of).await,
+            What::Show { of, id } => show(cx, &of, &id).await,
             What::Add(add) => add.run(cx).await,
             What::Pause(some) => some.each(cx, "paused", async |it| Ok(it.pause().await?)).await,
             What::Resume(some) => some.each(cx, "resumed", async |it| Ok(it.resume().await?)).await,
@@ -301,29 +383,17 @@ impl Add {
 }
 
 async fn list(cx: &Context, of: &Of) -> Result<Exit> {
-    let entries: Vec<_> = of
-        .entries(cx)
-        .await?
-        .into_iter()
-        .map(|entry| Entry {
-            id: entry.id.to_string(),
-            place: entry.place.to_string(),
-            paused: entry.paused,
-            next_ms: entry.next,
-            rule: entry.rule,
-        })
-        .collect();
+    let entries: Vec<_> = of.entries(cx).await?.into_iter().map(Entry::from).collect();
     cx.output.show(&entries, |entries| {
-        let row = |entry: &Entry| {
-            let shown = Shown::of(&entry.rule);
-            let next = match (entry.paused, entry.next_ms) {
-                (true, _) => "paused".to_owned(),
-                (false, next) => next.map_or_else(|| "over".to_owned(), |next| shown.time(next)),
-            };
-            [sanitize::line(entry.id.as_bytes()), entry.place.clone(), next, shown.text]
-        };
-        output::table(&["id", "place", "next", "rule"], entries.iter().map(row))
+        output::table(&["id", "place", "next", "rule", "payload"], entries.iter().map(Entry::row))
     })?;
+    Ok(Exit::Done)
+}
+
+async fn show(cx: &Context, of: &Of, id: &str) -> Result<Exit> {
+    let entry = of.entries(cx).await?.into_iter().find(|entry| entry.id.as_str() == id);
+    let Some(entry) = entry else { bail!("{} has no recurring rule {id:?}", of.name) };
+    cx.output.show(&Entry::from(entry), Entry::story)?;
     Ok(Exit::Done)
 }
 

@@ -7,6 +7,7 @@ use crate::commands::DryRun;
 use crate::commands::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::human;
 
 /// The results.
 #[derive(Debug, Default, Serialize)]
@@ -59,7 +60,8 @@ pub(crate) async fn each(
     }
     failed?;
     if !outcome.missing.is_empty() {
-        bail!("{} of {} were not found", outcome.missing.len(), ids.len());
+        let missing = human::of(outcome.missing.len() as u64, "id", "ids");
+        bail!("{missing} of {} not found", human::count(ids.len() as u64));
     }
     Ok(Exit::Done)
 }

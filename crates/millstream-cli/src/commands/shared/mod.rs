@@ -1,7 +1,10 @@
 //! Parts that several commands use.
 
+pub(in crate::commands) mod count_progress;
 pub(in crate::commands) mod emptiness;
+pub(in crate::commands) mod errors;
 pub(in crate::commands) mod failures;
 pub(in crate::commands) mod ids;
 pub(in crate::commands) mod stderr_tail;
 pub(in crate::commands) mod view;
+pub(in crate::commands) mod watch;

@@ -61,7 +61,8 @@ impl TopicView {
     }
 }
 
-fn retention(of: Retention) -> Value {
+/// Returns a retention, as used in JSON.
+pub(in crate::commands) fn retention(of: Retention) -> Value {
     match of {
         Retention::ConsumedAfter(time) => json!({ "rule": "consumed-after", "ms": ms(time) }),
         Retention::Age(time) => json!({ "rule": "age", "ms": ms(time) }),

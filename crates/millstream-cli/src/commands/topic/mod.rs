@@ -3,6 +3,7 @@
 mod change;
 mod delete;
 mod inspect;
+mod trim;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -10,7 +11,7 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Lists, describes, creates, changes and deletes topics
+/// Lists, describes, creates, changes, trims and deletes topics
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic list
@@ -28,6 +29,7 @@ enum What {
     Create(change::Create),
     Alter(change::Alter),
     Expand(change::Expand),
+    Trim(trim::Trim),
     Delete(delete::Delete),
 }
 
@@ -39,6 +41,7 @@ impl Topic {
             What::Create(it) => it.run(cx).await,
             What::Alter(it) => it.run(cx).await,
             What::Expand(it) => it.run(cx).await,
+            What::Trim(it) => it.run(cx).await,
             What::Delete(it) => it.run(cx).await,
         }
     }

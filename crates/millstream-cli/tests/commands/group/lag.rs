@@ -113,3 +113,37 @@ async fn watching_draws_on_a_terminal() {
     terminal.press("\u{3}");
     assert_eq!(terminal.end().0, 0, "Ctrl-C is the end of it");
 }
+
+/// The rates are measured from round to round, and unknown where two rounds cannot be compared.
+#[tokio::test]
+async fn watching_tells_rates_and_the_time_to_catch_up() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 20).await;
+    cli.ok("group create orders billing");
+    let mut watch = Running::new(&cli, &["lag", "orders", "--watch=0.1", "--json"]);
+    let mut next = || serde_json::from_str::<Value>(&watch.line()).expect("JSON")["groups"][0].take();
+    let first = next();
+    assert_eq!((&first["produced_per_s"], &first["consumed_per_s"]), (&Value::Null, &Value::Null), "{first}");
+    assert_eq!((&first["catch_up"], &first["catch_up_ms"]), (&Value::Null, &Value::Null), "{first}");
+    let still = next();
+    assert_eq!((&still["produced_per_s"], &still["consumed_per_s"]), (&json!(0.0), &json!(0.0)), "{still}");
+    assert_eq!(still["catch_up"], "never", "a backlog, and nobody handles it: {still}");
+    seed::orders(&mq, 10).await;
+    let mut round = next();
+    while round["produced_per_s"] == json!(0.0) {
+        round = next();
+    }
+    assert_eq!((&round["lag"], &round["catch_up"]), (&json!(30), &json!("never")), "{round}");
+    // Moved to the end: nothing was consumed, and no rate says so.
+    cli.ok("group reset orders billing --to latest --execute --yes");
+    while round["lag"] != 0 {
+        round = next();
+        assert!(round["consumed_per_s"].as_f64().is_none_or(|rate| rate == 0.0), "{round}");
+    }
+    assert_eq!(round["catch_up"], "done", "{round}");
+    watch.signal(Signal::INT);
+    assert_eq!(watch.ended(), Some(0));
+    let once = cli.json("lag orders");
+    assert_eq!(once["groups"][0].get("produced_per_s"), None, "one round has no rates");
+}

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use millstream::layers::core::TopicPartition;
 use millstream::layers::core::keys::Keys;
-use millstream::{Delivery, Fixed, Namespace, Outcome};
-use serde_json::json;
+use millstream::{Delivery, Fixed, Millstream, Namespace, Outcome};
+use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
 use crate::support::feed::eventually;
@@ -81,4 +81,87 @@ async fn a_due_message_on_its_way_is_listed_until_it_is_handed_out() {
     assert!(text.stdout.contains(" due ") && text.stderr.is_empty(), "{text:?}");
     let some = cli.run("retries list orders billing --limit 1");
     assert!(some.stderr.starts_with("1 of 2; --limit shows more"), "{some:?}");
+}
+
+/// So many messages of the group billing that wait for two hours, each with an error of its own.
+async fn parked(mq: &Millstream, count: u64) {
+    seed::orders(mq, count).await;
+    let handler = async |order: Delivery<u64>| match order.payload % 3 {
+        0 => Outcome::retry(format!("till {}: refused", order.payload)),
+        _ => Outcome::retry(format!("timed out after {}s", order.payload)),
+    };
+    let hours = Fixed::new(Duration::from_secs(7_200));
+    let consumer = mq.consumer(ORDERS, "billing").retry(hours).start(handler).await.expect("a consumer");
+    eventually("all are parked", async || consumer.report().retried == count).await;
+    consumer.shutdown().await;
+}
+
+fn count(value: &Value) -> Option<u64> {
+    value["count"].as_u64()
+}
+
+#[tokio::test]
+async fn retries_are_grouped_by_error_and_selected_by_fingerprint() {
+    let cli = Cli::new();
+    parked(&cli.mq().await, 9).await;
+    let told = cli.json("retries errors orders billing");
+    let group = |row: usize| (told["errors"][row]["pattern"].clone(), count(&told["errors"][row]));
+    assert_eq!((count(&told), &told["others"]), (Some(9), &json!(0)));
+    assert_eq!(group(0), (json!("timed out after <n>"), Some(6)));
+    assert_eq!(group(1), (json!("till <n>: refused"), Some(3)));
+    let refused = told["errors"][1]["fingerprint"].as_str().expect("a fingerprint").to_owned();
+    let listed = cli.json(&format!("retries list orders billing --fingerprint {refused}"));
+    assert_eq!(listed["retries"].as_array().map(Vec::len), Some(3), "{listed}");
+    let some = cli.json("retries list orders billing --error refused --partition 0 --limit 1");
+    assert_eq!(some["retries"].as_array().map(Vec::len), Some(1));
+    assert!(cli.fails(2, "retries list orders billing --fingerprint nope").contains("is no fingerprint"));
+    assert!(cli.fails(2, "retries list orders billing --partition 2").contains("which has 2"));
+
+    let dry = cli.json(&format!("retries kill orders billing --fingerprint {refused} --dry-run"));
+    assert_eq!((count(&dry), dry["sample"].as_array().map(Vec::len)), (Some(3), Some(3)));
+    let killed = cli.json(&format!("retries kill orders billing --fingerprint {refused} --yes"));
+    assert_eq!((count(&killed), &killed["dry_run"]), (Some(3), &json!(false)));
+    let dead = cli.json("dlq list orders billing --reason killed");
+    let errors: Vec<_> =
+        dead["letters"].as_array().expect("a list").iter().map(|it| it["error"].to_string()).collect();
+    assert!(errors.len() == 3 && errors.iter().all(|it| it.contains(": refused")), "{dead}");
+    assert_eq!(dead["letters"][0]["attempts"], 1);
+    assert_eq!(cli.json("retries list orders billing")["total"], 6);
+    assert_eq!(cli.run("verify orders").code, 0, "nothing is damaged");
+}
+
+#[tokio::test]
+async fn a_released_retry_is_handled_at_once() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    parked(&mq, 4).await;
+    let list = cli.json("retries list orders billing");
+    let id = list["retries"][0]["id"].as_str().expect("an id").to_owned();
+    let payload = list["retries"][0]["payload"].clone();
+    // While a consumer runs: it is woken.
+    let (handled, mut receives) = tokio::sync::mpsc::unbounded_channel();
+    let handler = move |order: Delivery<u64>| {
+        let handled = handled.clone();
+        async move {
+            handled.send((order.payload, order.attempt())).expect("somebody listens");
+            Outcome::Ack
+        }
+    };
+    let consumer = mq.consumer(ORDERS, "billing").start(handler).await.expect("a consumer");
+    let released = cli.json(&format!("retries now orders billing {id}"));
+    assert_eq!((count(&released), &released["missing"]), (Some(1), &json!([])));
+    let came = receives.recv().await.expect("it comes");
+    assert_eq!((json!(came.0), came.1), (payload, 2));
+    assert!(cli.fails(2, "retries now orders billing").contains("which retries?"));
+    assert!(cli.fails(2, "retries now orders billing --all").contains("--yes"));
+    let gone = cli.run(&format!("retries now orders billing {id}"));
+    assert_eq!((gone.code, gone.stdout.as_str()), (1, "0 retries made due now\n"), "{gone:?}");
+    assert!(gone.stderr.contains("it does not wait for a retry"), "{gone:?}");
+    assert!(gone.stderr.contains("1 of 1 message was not found"), "{gone:?}");
+    assert_eq!(cli.ok("retries now orders billing --all --yes"), "3 retries made due now\n");
+    for _ in 0..3 {
+        receives.recv().await.expect("they all come");
+    }
+    consumer.shutdown().await;
+    assert_eq!(cli.json("retries list orders billing")["total"], 0);
 }

@@ -49,13 +49,35 @@ async fn what_recurs_in_a_topic_is_added_listed_and_told_in_advance() {
     let table = cli.ok("schedule list reports");
     assert!(table.contains("cron 0 9 * * * in Europe/Zurich") && table.contains("T09:00:00+0"), "{table}");
     assert!(cli.ok("schedule next reports").lines().skip(1).all(|line| line.contains("T09:00:00+0")));
+    assert_eq!(list[0]["payload"], "sales");
+    assert_eq!(
+        (&list[0]["zone"], &list[0]["rule_text"]),
+        (&json!("Europe/Zurich"), &json!("cron 0 9 * * * in Europe/Zurich"))
+    );
+    assert_eq!(
+        list[0]["times_ms"]
+            .as_array()
+            .map(|times| times[..] == dry["times_ms"].as_array().expect("times")[..3]),
+        Some(true)
+    );
+    assert!(table.lines().all(|line| line.ends_with("sales") || line.ends_with("payload")), "{table}");
+    assert_eq!(cli.json("schedule show reports daily"), list[0]);
+    let story = cli.ok("schedule show reports daily");
+    assert!(
+        story.contains("time zone  Europe/Zurich") && story.ends_with("key        eu\nsales\n"),
+        "{story}"
+    );
+    assert_eq!(story.matches("\nnext ").count(), 3, "{story}");
+    assert!(
+        cli.fails(1, "schedule show reports weekly").contains("reports has no recurring rule \"weekly\"")
+    );
     let next = cli.json("schedule next reports daily --count 5");
     assert_eq!(next, json!([{"id": "daily", "paused": false, "times_ms": dry["times_ms"]}]));
     assert!(
         cli.fails(1, "schedule next reports weekly").contains("reports has no recurring rule \"weekly\"")
     );
     let wrong = cli.fails(1, ["schedule", "add", "reports", "x", "--cron", "0 25 * * *", "--payload", "x"]);
-    assert!(wrong.contains("cron pattern"), "{wrong}");
+    assert!(wrong.contains("cron pattern \"0 25 * * *\": the hour \"25\" is wrong (0-23)"), "{wrong}");
     assert!(cli.fails(2, "schedule add reports x --payload x").contains("--cron"));
     assert!(cli.fails(2, "schedule add reports x --every 1m").contains("--payload or --file"));
 }
@@ -96,7 +118,7 @@ async fn it_is_paused_resumed_sent_and_removed() {
     let gone = cli.run("schedule pause reports pulse");
     assert_eq!(
         (gone.code, gone.stderr.as_str()),
-        (1, "pulse: no such recurring rule\nerror: 1 of 1 were not found\n")
+        (1, "pulse: no such recurring rule\nerror: 1 id of 1 not found\n")
     );
 }
 

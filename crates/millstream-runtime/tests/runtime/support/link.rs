@@ -15,7 +15,7 @@ use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
 use millstream_core::schedule::{
-    Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
+    Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{
@@ -293,6 +293,16 @@ impl Reader for LinkedReader {
 
 #[async_trait]
 impl Schedule for Linked<dyn Schedule> {
+    async fn settle_retries(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origins: &[MessageId],
+        action: RetryAction,
+    ) -> Result<Vec<bool>> {
+        self.role.settle_retries(topic_partition, group, origins, action).await
+    }
+
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
         self.link.pass("promote", self.role.promote(lease, limit)).await
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use millstream_core::envelope::Limits;
 use millstream_core::log::Entry;
-use millstream_core::schedule::{MAX_PROMOTE, Promoted};
-use millstream_core::{ErrorKind, MessageId, wire};
+use millstream_core::schedule::{MAX_PROMOTE, Promoted, RetryAction, Seen};
+use millstream_core::{ErrorKind, GroupName, MessageId, Reason, wire};
 
 use super::{ROUNDING, suite};
 use crate::case::{Verdict, Violation, ensure, equal, refused};
-use crate::harness::{BRIEF, Harness};
+use crate::harness::{BRIEF, Harness, LONG};
 use crate::owner::{Owner, retry};
 
 suite!("schedule":
@@ -24,7 +24,13 @@ suite!("schedule":
     two_promoters_move_each_message_once,
     a_stale_token_promotes_nothing,
     the_next_owner_promotes_what_the_last_one_parked,
+    a_released_retry_is_due_at_once_and_the_others_wait needs [SettleRetries],
+    a_release_wakes_who_waits needs [SettleRetries, PromoteDelayed],
+    a_killed_retry_is_a_dead_letter_and_never_comes_back needs [SettleRetries],
 );
+
+/// A delay that no case outlives.
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Parks one message per delay.
 async fn park(h: &Harness, owner: &mut Owner, delays: &[Duration]) -> Result<Vec<Entry>, Violation> {
@@ -206,5 +212,73 @@ async fn the_next_owner_promotes_what_the_last_one_parked(h: Harness) -> Verdict
     next.promote(2).await?;
     let origins: Vec<_> = next.take(2).await?.iter().map(origin).collect();
     equal!(origins, [entries[0].receipt.id, entries[1].receipt.id], "what comes back");
+    Ok(())
+}
+
+async fn a_released_retry_is_due_at_once_and_the_others_wait(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let (mut owner, group) = (h.owner(&tp, "group").await?, GroupName::new("group")?);
+    let entries = park(&h, &mut owner, &[HOUR, HOUR * 2, HOUR * 3]).await?;
+    let ids: Vec<_> = entries.iter().map(|entry| entry.receipt.id).collect();
+    let schedule = h.backend.schedule();
+    let unknown = MessageId::new(1, 1);
+    let some = [ids[2], unknown, ids[0]];
+    let released = schedule.settle_retries(&tp, &group, &some, RetryAction::Release).await?;
+    equal!(released, [true, false, true], "which of them waited");
+    let other = GroupName::new("other")?;
+    let released = schedule.settle_retries(&tp, &other, &ids, RetryAction::Release).await?;
+    equal!(released, [false; 3], "retries of another group");
+    owner.promote(2).await?;
+    let retried = owner.take_retries(2).await?;
+    let origins: BTreeSet<_> = retried.iter().map(origin).collect();
+    equal!(origins, BTreeSet::from([ids[0], ids[2]]), "what came");
+    owner.ack(&retried).await?;
+    owner.nothing("one waits").await?;
+    let promoted = schedule.promote(&owner.lease, 100).await?;
+    ensure!(promoted.next.is_some_and(|next| next > HOUR), "the other one is due in {:?}", promoted.next);
+    let released = schedule.settle_retries(&tp, &group, &[ids[0]], RetryAction::Release).await?;
+    equal!(released, [false], "one that has come");
+    equal!(h.letters(&tp, &group).await?.map_or(0, |letters| letters.len()), 0, "dead letters");
+    Ok(())
+}
+
+async fn a_release_wakes_who_waits(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let (mut owner, group) = (h.owner(&tp, "group").await?, GroupName::new("group")?);
+    let entries = park(&h, &mut owner, &[HOUR]).await?;
+    let schedule = h.backend.schedule();
+    let seen = schedule.wait(&tp, &Seen::default(), LONG).await?;
+    let action = RetryAction::Release;
+    equal!(
+        schedule.settle_retries(&tp, &group, &[entries[0].receipt.id], action).await?,
+        [true],
+        "a release"
+    );
+    h.soon("a wake-up", schedule.wait(&tp, &seen, LONG)).await.map(drop)
+}
+
+async fn a_killed_retry_is_a_dead_letter_and_never_comes_back(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let (mut owner, group) = (h.owner(&tp, "group").await?, GroupName::new("group")?);
+    let entries = park(&h, &mut owner, &[Duration::ZERO, HOUR, HOUR]).await?;
+    let ids: Vec<_> = entries.iter().map(|entry| entry.receipt.id).collect();
+    let schedule = h.backend.schedule();
+    // Due or not.
+    let killed = schedule.settle_retries(&tp, &group, &[ids[1], ids[0], ids[1]], RetryAction::Kill).await?;
+    equal!(killed, [true, true, false], "which of them waited");
+    equal!(schedule.promote(&owner.lease, 100).await?.moved, 0, "messages that came back");
+    owner.nothing("two were given up, and one waits").await?;
+    if let Some(letters) = h.letters(&tp, &group).await? {
+        let told: Vec<_> = letters.iter().map(|it| (it.origin, it.reason.clone(), it.attempts)).collect();
+        equal!(told, [(ids[1], Reason::Killed, 1), (ids[0], Reason::Killed, 1)], "dead letters");
+        for letter in &letters {
+            ensure!(!letter.error.is_empty(), "the error of the last attempt is lost: {letter:?}");
+            equal!(letter.history.failures().len(), 1, "failures of its history");
+            let entry = entries.iter().find(|entry| entry.receipt.id == letter.origin);
+            equal!(Some(&letter.body), entry.map(|entry| &entry.fields), "the body");
+        }
+    }
+    let killed = schedule.settle_retries(&tp, &group, &[ids[0]], RetryAction::Kill).await?;
+    equal!(killed, [false], "one that is dead");
     Ok(())
 }

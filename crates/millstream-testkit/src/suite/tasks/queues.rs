@@ -16,6 +16,7 @@ suite!("tasks":
     queues_are_listed_in_order,
     shards_do_not_mix,
     a_shard_is_counted needs [ListScheduled],
+    a_deleted_queue_is_gone_with_all_its_tasks needs [DeleteQueue, ListScheduled],
 );
 
 async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {
@@ -121,4 +122,26 @@ async fn a_shard_is_counted(h: Harness) -> Verdict {
     equal!(schedule(&queue_under_test.h, &[again]).await?, [Placed::Kept], "an id that is worked on");
     equal!(tasks[0].fields, body("brief"), "the body of a task");
     Ok(())
+}
+
+async fn a_deleted_queue_is_gone_with_all_its_tasks(h: Harness) -> Verdict {
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["dead", "claimed", "due"]).await?;
+    queue_under_test.place([("later", Due::In(HOUR))]).await?;
+    let given_up = queue_under_test.take_one(&ask("w", 1)).await?;
+    queue_under_test.settles(&given_up, dead(&given_up)).await?;
+    let claimed = queue_under_test.take_one(&ask("w", 1)).await?;
+    let QueueUnderTest { h, shard, place } = &queue_under_test;
+    let (role, name) = (h.backend.tasks()?, &shard.queue);
+    equal!(role.delete_queue(name).await?, true, "a queue that was there");
+    refused(role.queue(name).await, ErrorKind::NotFound, "a deleted queue")?;
+    ensure!(!role.queues().await?.contains(name), "the deleted queue is listed");
+    equal!(role.delete_queue(name).await?, false, "a queue that is not there");
+    equal!(role.create_queue(&QueueSpec::new(name.clone(), 1)).await?.shards, 1, "a new queue of that name");
+    equal!(queue_under_test.counts().await?, TaskCounts::default(), "what is in it");
+    equal!(all(h, place).await?, Vec::<String>::new(), "what waits in it");
+    let settled =
+        role.settle_tasks(shard, &[(claimed.id.clone(), claimed.token.clone(), Says::Complete)]).await?;
+    equal!((settled.applied, settled.stale), (0, 1), "a settlement of before");
+    place_all(h, place, [("later", Due::In(HOUR))]).await
 }

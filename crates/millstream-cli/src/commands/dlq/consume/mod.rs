@@ -207,7 +207,7 @@ impl Consume {
         Ok(match (self.then.fate(), &self.exec) {
             (Some(fate), Some(command)) => {
                 let (command, group) = (command.clone(), self.of.group.clone());
-                Choice::Command(Exec { command, group, timeout: self.timeout }, fate)
+                Choice::Command(Exec { command, group: Some(group), timeout: self.timeout }, fate)
             }
             (Some(fate), None) => Choice::Fixed(fate),
             (None, Some(_)) => return Err(Usage("--then ask goes without --exec".to_owned()).into()),

@@ -34,7 +34,7 @@ fn standing(name: &str, partitions: Vec<PartitionStats>) -> GroupStats {
     let partitions: Vec<_> = partitions.into_iter().map(PartitionSurvey::new).collect();
     let (totals, owned) = (Totals::of(&partitions), Some(partitions.len()));
     let (members, unreadable) = (Some(1), Vec::new());
-    GroupStats { group: group(name), partitions, totals, paused: None, members, owned, unreadable }
+    GroupStats { group: group(name), partitions, totals, paused: None, members, owned, epochs: Vec::new(), unreadable }
 }
 
 /// Returns the sample of a topic at a time, with groups.

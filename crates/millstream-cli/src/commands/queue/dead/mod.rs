@@ -1,0 +1,110 @@
+//! `millstream queue dead`: tasks that were given up.
+
+mod change;
+mod edit;
+mod inspect;
+mod trim;
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use millstream::delay::{DeadTaskFilter, DeadTasks};
+use millstream::layers::core::Fingerprint;
+use millstream::layers::core::QueueName;
+use millstream::layers::core::tasks::DeadTask;
+
+use crate::commands::scheduled::recurring;
+use crate::commands::shared::count_progress::CountProgress;
+use crate::context::Context;
+use crate::exit::{Exit, Usage};
+
+pub(in crate::commands) use inspect::content;
+
+/// Lists, shows, groups by error, exports, replays, edits, purges and trims dead tasks
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream queue dead list mails
+  millstream queue dead errors mails
+  millstream queue dead replay mails welcome-42")]
+pub(super) struct Dead {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    List(inspect::List),
+    Show(inspect::Show),
+    Errors(inspect::Errors),
+    Export(inspect::Export),
+    Replay(change::Replay),
+    Edit(edit::Edit),
+    Purge(change::Purge),
+    Trim(trim::Trim),
+}
+
+/// Filter of dead tasks, in which all conditions must match
+#[derive(Args, Clone, Debug, Default)]
+struct Wanted {
+    /// Tasks with this text in the error of the last attempt
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+    /// Tasks with the error of this fingerprint, which `queue dead errors` shows
+    #[arg(long, value_name = "FINGERPRINT")]
+    fingerprint: Option<Fingerprint>,
+}
+
+impl Wanted {
+    /// Returns the filter for the library. Without ids, all tasks are meant.
+    fn filter(&self, tasks: &[String]) -> Result<DeadTaskFilter> {
+        if tasks.iter().any(String::is_empty) {
+            return Err(Usage("a task has an id that is not empty".into()).into());
+        }
+        let tasks: Option<BTreeSet<_>> = (!tasks.is_empty()).then(|| tasks.iter().cloned().collect());
+        Ok(DeadTaskFilter { tasks, error: self.error.clone(), fingerprint: self.fingerprint })
+    }
+}
+
+impl Dead {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List(it) => it.run(cx).await,
+            What::Show(it) => it.run(cx).await,
+            What::Errors(it) => it.run(cx).await,
+            What::Export(it) => it.run(cx).await,
+            What::Replay(it) => it.run(cx).await,
+            What::Edit(it) => it.run(cx).await,
+            What::Purge(it) => it.run(cx).await,
+            What::Trim(it) => it.run(cx).await,
+        }
+    }
+}
+
+/// Returns the dead tasks of an existing queue.
+async fn dead(cx: &Context, queue: &QueueName) -> Result<DeadTasks<bytes::Bytes>> {
+    Ok(recurring::queue(cx, queue).await?.dead())
+}
+
+/// Returns the newest dead task with this id, and the number of older ones.
+///
+/// # Errors
+/// If there is none.
+async fn newest(dead: &DeadTasks<bytes::Bytes>, queue: &QueueName, task: &str) -> Result<(DeadTask, u64)> {
+    let filter = Wanted::default().filter(&[task.to_owned()])?;
+    let (mut walk, mut progress) = (dead.walk(filter), CountProgress::new());
+    let (mut newest, mut found) = (None::<DeadTask>, 0);
+    while !walk.is_done() {
+        for task in walk.run_once().await? {
+            found += 1;
+            if newest.as_ref().is_none_or(|newest| newest.id < task.id) {
+                newest = Some(task);
+            }
+        }
+        progress.set(walk.looked_at(), "task", "tasks");
+    }
+    match newest {
+        Some(newest) => Ok((newest, found - 1)),
+        None => anyhow::bail!("there is no dead task {task:?} in delay queue {queue}"),
+    }
+}

@@ -1,0 +1,98 @@
+//! `millstream topic trim`: what it would drop is what it drops.
+
+use millstream::{Delivery, Topic};
+use serde_json::{Value, json};
+
+use crate::support::cli::Cli;
+use crate::support::seed::{self, ORDERS};
+
+/// 40 messages on two partitions: `billing` has handled all, `shipping` none, and nobody runs.
+async fn prepared() -> Cli {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 40).await;
+    seed::handled(&mq, 40, &[]).await;
+    cli.ok("group create orders shipping");
+    cli
+}
+
+fn dropped(of: &Value) -> (Option<u64>, Vec<(Option<u64>, Option<u64>)>) {
+    let rows = of["partitions"].as_array().expect("a list").iter();
+    let rows = rows.map(|row| (row["dropped"].as_u64(), row["lost"][0]["unread"].as_u64()));
+    (of["dropped"].as_u64(), rows.collect())
+}
+
+#[tokio::test]
+async fn what_would_be_dropped_is_what_is_dropped() {
+    for (retention, expected, lost) in [
+        ("consumed", 0, None),
+        ("consumed-after:1ms", 0, None),
+        ("length:5", 30, Some(15)),
+        ("age:1ms", 40, Some(20)),
+    ] {
+        let cli = prepared().await;
+        // The age counts from the millisecond of the entry.
+        let wait = format!("topic trim orders --retention {retention}");
+        let mut dry = cli.json(&format!("{wait} --dry-run"));
+        while retention.starts_with("age") && dropped(&dry).0 != Some(40) {
+            dry = cli.json(&format!("{wait} --dry-run"));
+        }
+        assert_eq!(dry["dry_run"], true);
+        let each = Some(expected / 2);
+        assert_eq!(dropped(&dry), (Some(expected), vec![(each, lost); 2]), "{retention}: {dry}");
+        assert_eq!(cli.json("topic describe orders")["entries"], 40, "{retention}");
+        let done = cli.json(&format!("{wait} --yes"));
+        assert_eq!(dropped(&done), dropped(&dry), "{retention}: {done}");
+        assert_eq!(cli.json("topic describe orders")["entries"], 40 - expected, "{retention}");
+    }
+}
+
+#[tokio::test]
+async fn what_every_group_has_settled_is_dropped_up_to_the_first_that_one_needs() {
+    let cli = prepared().await;
+    cli.ok("group reset orders shipping --to latest --execute --yes");
+    let mq = cli.mq().await;
+    let holding = {
+        seed::orders(&mq, 4).await;
+        seed::holding(&mq, 4).await
+    };
+    let dry = cli.json("topic trim orders --retention consumed --dry-run");
+    assert_eq!(dropped(&dry).0, Some(40), "{dry}");
+    let text = cli.ok("topic trim orders --retention length:1 --dry-run");
+    assert!(text.starts_with("42 entries would be dropped\n"), "{text}");
+    assert!(text.contains("billing: 0 unread, ? pending; shipping: 1 unread, 0 pending"), "{text}");
+    // `billing` runs, `shipping` does not: its lease is enough.
+    let done = cli.json("topic trim orders --retention consumed --yes");
+    assert_eq!(dropped(&done).0, Some(40), "{done}");
+    let again = cli.ok("topic trim orders --retention consumed");
+    assert_eq!(again, "0 entries dropped\n");
+    holding.end().await;
+}
+
+#[tokio::test]
+async fn a_topic_whose_groups_all_run_is_left_to_them() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 4).await;
+    let holding = seed::holding(&mq, 4).await;
+    let left = cli.ok("topic trim orders --retention length:1 --yes");
+    assert!(left.starts_with("0 entries dropped\n"), "{left}");
+    assert_eq!(left.matches("nothing done: consumers of group billing trim it").count(), 2, "{left}");
+    assert_eq!(
+        cli.json("topic trim orders --retention length:1 --yes")["partitions"][0]["in_use_by"],
+        "billing"
+    );
+    holding.end().await;
+
+    let keep = cli.fails(2, "topic trim orders");
+    assert!(keep.contains("topic orders keeps all entries: --retention says which stay"), "{keep}");
+    assert!(cli.fails(2, "topic trim orders --retention length:1").contains("--yes"));
+    assert!(cli.fails(1, "topic trim nope --dry-run").contains("topic nope does not exist"));
+    cli.ok("topic create lonely");
+    assert!(cli.fails(1, "topic trim lonely --yes").contains("has no group"));
+    let topic = Topic::<u64>::new("lonely");
+    mq.producer(topic).await.expect("a producer").send(&1).await.expect("sent");
+    assert_eq!(cli.json("topic trim lonely --dry-run")["dropped"], json!(0), "nobody has settled it");
+    let consumer = mq.consumer(ORDERS, "billing").start(async |_: Delivery<u64>| {}).await.expect("started");
+    consumer.shutdown().await;
+}
