@@ -239,7 +239,8 @@ impl Admin {
         let owners = readable(&mut unreadable, self.backend.inspect()?.owners(spec, group).await)?;
         let state = readable(&mut unreadable, self.backend.catalog().group_state(&spec.name, group).await)?;
         let mut owned = owners.as_ref().map(|all| all.iter().filter(|it| it.holder.is_some()).count());
-        let epochs = owners.iter().flatten().map(|owner| owner.holder.as_ref().map(|holder| holder.epoch)).collect();
+        let epochs =
+            owners.iter().flatten().map(|owner| owner.holder.as_ref().map(|holder| holder.epoch)).collect();
         for reason in owners.iter().flatten().filter_map(|it| it.unreadable.clone()) {
             (owned, _) = (None, unreadable.push(reason));
         }

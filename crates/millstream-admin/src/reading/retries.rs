@@ -48,7 +48,12 @@ impl Admin {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
-    pub async fn waiting_retries(&self, topic: &TopicName, group: &GroupName, limit: usize) -> Result<WaitingRetries> {
+    pub async fn waiting_retries(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        limit: usize,
+    ) -> Result<WaitingRetries> {
         let spec = self.backend.catalog().topic(topic).await?;
         let surveys = self.backend.catalog().survey(&spec, group).await?;
         let total = surveys.iter().map(PartitionSurvey::retrying).sum();
@@ -67,7 +72,11 @@ impl Admin {
             for (found, ready) in both.into_iter().zip([false, true]) {
                 match found {
                     Ok(found) => {
-                        retries.extend(found.into_iter().map(|parked| WaitingRetry { partition, parked, ready }));
+                        retries.extend(found.into_iter().map(|parked| WaitingRetry {
+                            partition,
+                            parked,
+                            ready,
+                        }));
                     }
                     Err(error) => errors.push(PartError { partition, error }),
                 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use millstream_core::catalog::PartitionStats;
+use millstream_core::catalog::PartitionSurvey;
 use millstream_core::{GroupName, TopicName};
 
 use super::GroupStats;
@@ -100,7 +100,8 @@ impl RateMeter {
 #[derive(Debug)]
 struct Reading {
     at: Duration,
-    members: usize,
+    /// `None` if it is unknown.
+    members: Option<usize>,
     partitions: Vec<Counters>,
 }
 
@@ -131,9 +132,9 @@ struct History {
 
 impl Reading {
     fn of(group: &GroupStats, at: Duration) -> Self {
-        let counters = |(index, stats): (usize, &PartitionStats)| Counters {
-            appended: stats.appended,
-            done: done(stats),
+        let counters = |(index, survey): (usize, &PartitionSurvey)| Counters {
+            appended: survey.stats.appended,
+            done: done(survey),
             epoch: group.epochs.get(index).copied().flatten(),
         };
         let partitions = group.partitions.iter().enumerate().map(counters).collect();
@@ -161,16 +162,16 @@ impl Reading {
             done &= now.epoch == before.epoch;
         }
         // Nobody handles anything, so the group was moved.
-        let is_idle = self.members == 0 && before.members == 0;
+        let is_idle = self.members == Some(0) && before.members == Some(0);
         done &= !is_idle || self.sums().done == before.sums().done;
         (appended, appended && done)
     }
 }
 
 /// Returns the number of messages that a group has ever finished. Messages that wait for a retry are not.
-fn done(stats: &PartitionStats) -> Option<u64> {
-    let left = stats.lag?.checked_add(stats.pending)?.checked_add(stats.retrying)?;
-    Some(stats.appended?.saturating_sub(left))
+fn done(survey: &PartitionSurvey) -> Option<u64> {
+    let left = survey.stats.lag?.checked_add(survey.pending()?)?.checked_add(survey.retrying()?)?;
+    Some(survey.stats.appended?.saturating_sub(left))
 }
 
 impl History {
@@ -205,6 +206,7 @@ impl History {
 
 #[cfg(test)]
 mod tests {
+    use millstream_core::catalog::PartitionStats;
     use millstream_core::{MessageId, Partition};
 
     use super::*;
@@ -218,12 +220,13 @@ mod tests {
             stats.appended = Some(appended[index]);
             stats.lag = Some(appended[index] - handled[index]);
             stats.lag_at_least = appended[index] - handled[index];
-            stats
+            PartitionSurvey::new(stats)
         };
         let partitions = vec![partition(0), partition(1)];
         let group = "billing".parse().expect("a name");
         let (totals, epochs) = (Totals::of(&partitions), vec![Some(7), Some(3)]);
-        GroupStats { group, partitions, totals, paused: None, members: 1, owned: 2, epochs }
+        let (members, owned, unreadable) = (Some(1), Some(2), Vec::new());
+        GroupStats { group, partitions, totals, paused: None, members, owned, epochs, unreadable }
     }
 
     struct Clock(RateMeter, TopicName, Duration);
@@ -280,7 +283,7 @@ mod tests {
         // Moved forward while nobody runs.
         let mut clock = Clock::new();
         let idle =
-            |handled| GroupStats { members: 0, epochs: vec![None, None], ..group([100, 100], handled) };
+            |handled| GroupStats { members: Some(0), epochs: vec![None, None], ..group([100, 100], handled) };
         clock.after(0, &idle([10, 10]));
         assert_eq!(clock.after(1, &idle([10, 10])), (Some(0.0), Some(0.0)));
         assert_eq!(clock.after(1, &idle([100, 100])), (Some(0.0), None));
@@ -288,9 +291,9 @@ mod tests {
         // A counter that the server has lost.
         let mut clock = start();
         let mut unknown = group([102, 102], [52, 52]);
-        unknown.partitions[1].lag = None;
+        unknown.partitions[1].stats.lag = None;
         assert_eq!(clock.after(1, &unknown), (Some(2.0), None));
-        unknown.partitions[0].appended = None;
+        unknown.partitions[0].stats.appended = None;
         assert_eq!(clock.after(1, &unknown), (None, None));
         assert_eq!(clock.after(1, &group([103, 102], [53, 52])), (None, None), "not over the gap");
         assert_eq!(clock.after(1, &group([104, 102], [54, 52])), (Some(1.0), Some(1.0)));

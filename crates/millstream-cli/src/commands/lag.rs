@@ -87,6 +87,14 @@ struct Row {
     rates: Option<RatesView>,
 }
 
+impl Row {
+    /// Returns the row of a group whose state cannot be read, or of all groups of a topic.
+    fn unknown(topic: &TopicName, group: Option<&GroupName>, error: &Error, meter: Option<&Meter>) -> Self {
+        let rates = meter.map(|_| RatesView::of(Rates::default(), None));
+        Self { topic: topic.to_string(), group: GroupView::unknown(group, error), rates }
+    }
+}
+
 /// The rates of a group, for programs; `null` where they are unknown.
 #[derive(Debug, Serialize)]
 struct RatesView {
@@ -260,7 +268,7 @@ impl Lag {
                 // An error of one topic does not prevent the others from being shown.
                 Err(error) if self.topic.is_none() && !error.is_transient() => {
                     errors.push(Failed::topic(&topic, &error));
-                    groups.push(Row { topic: topic.to_string(), group: GroupView::unknown(None, &error) });
+                    groups.push(Row::unknown(&topic, None, &error, meter));
                     continue;
                 }
                 other => other?,
@@ -274,7 +282,7 @@ impl Lag {
             };
             if let Some(error) = survey.unlisted {
                 errors.push(Failed::topic(&topic, &error));
-                groups.push(Row { topic: topic.to_string(), group: GroupView::unknown(None, &error) });
+                groups.push(Row::unknown(&topic, None, &error, meter));
             }
             for (group, stats) in survey.groups {
                 match stats {
@@ -291,10 +299,7 @@ impl Lag {
                     }
                     Err(error) => {
                         errors.push(Failed::group(&group, &error).of(&topic));
-                        let group = GroupView::unknown(Some(&group), &error);
-                        let rates = meter.map(|meter| meter.record(&topic, &stats));
-                        let rates = rates.map(|rates| RatesView::of(rates, group.backlog));
-                        groups.push(Row { topic: topic.to_string(), group, rates });
+                        groups.push(Row::unknown(&topic, Some(&group), &error, meter));
                     }
                 }
             }

@@ -111,6 +111,7 @@ async fn whole(sampler: &mut Sampler, model: &mut Model) -> Result<()> {
         }
         let names = round.names.clone().unwrap_or_default();
         let before = asked.len();
+        asked.extend(round.unreadable.iter().cloned());
         asked.extend(round.topics.iter().map(|topic| topic.topic.name.clone()));
         model.take(round);
         // A topic that cannot be sampled must not keep the loop running.

@@ -1,6 +1,6 @@
 //! The model, built from rounds: rates from two samples, and the values to show. Pure: time comes with the rounds.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millstream::admin::{Server, Totals};
@@ -23,15 +23,16 @@ const CURVE: usize = 120;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     topics: BTreeMap<TopicName, History>,
-    /// The number of existing topics, sampled or not.
-    pub(crate) known: usize,
+    /// All existing topics, sampled or not.
+    names: BTreeSet<TopicName>,
     pub(crate) detail: Option<Detail>,
     pub(crate) servers: Vec<Server>,
     /// Dead letters, newest first.
     pub(crate) letters: VecDeque<DeadLetter>,
     /// Failed queries, newest first.
     pub(crate) problems: VecDeque<Seen>,
-    /// Messages produced and handled per second over all topics, one for each round, oldest first.
+    /// Messages produced and handled per second over all topics, one for each round, oldest first. An unknown rate is
+    /// missing in it.
     pub(crate) curve: VecDeque<(f64, f64)>,
     /// The time of the last reply, and whether the last round was complete.
     pub(crate) answered: Option<Duration>,
@@ -110,7 +111,7 @@ impl Model {
     /// Adds the results of a round.
     pub(crate) fn take(&mut self, round: Round) {
         if let Some(names) = &round.names {
-            self.known = names.len();
+            self.names = names.iter().cloned().collect();
             self.topics.retain(|name, _| names.binary_search(name).is_ok());
             self.letters.retain(|letter| names.binary_search(&letter.topic_partition.topic).is_ok());
         }
@@ -125,6 +126,8 @@ impl Model {
         for sample in round.topics {
             self.sample(sample);
         }
+        // What was known of it is not so any more.
+        self.topics.retain(|name, _| !round.unreadable.contains(name));
         self.letters(round.letters);
         if let Some(servers) = round.servers {
             self.servers = servers;
@@ -140,10 +143,8 @@ impl Model {
             None => self.detail.take(),
         };
         if asked {
-            let rates = self.topics().fold((0.0, 0.0), |sum, topic| {
-                let consumed: f64 = topic.groups.iter().filter_map(|group| group.consumed).sum();
-                (sum.0 + topic.produced.unwrap_or(0.0), sum.1 + consumed)
-            });
+            let topics: Vec<_> = self.topics().collect();
+            let rates = rates(&topics);
             self.curve.push_back(rates);
             self.curve.drain(..self.curve.len().saturating_sub(CURVE));
         }
@@ -152,6 +153,11 @@ impl Model {
     /// Returns all sampled topics, by name.
     pub(crate) fn topics(&self) -> impl Iterator<Item = TopicView<'_>> {
         self.topics.values().map(History::view)
+    }
+
+    /// Returns the names of the topics that were not sampled yet, or could not be read.
+    pub(crate) fn unknown(&self) -> impl Iterator<Item = &TopicName> {
+        self.names.iter().filter(|name| !self.topics.contains_key(name))
     }
 
     /// Returns one topic.
@@ -234,14 +240,16 @@ impl History {
         let first = self.counts.front().filter(|_| self.counts.len() > 1);
         let last = self.counts.back();
         let span = first.zip(last).map(|(first, last)| (last.at.saturating_sub(first.at)).as_secs_f64());
-        let rate =
-            |counts: fn(&Counts) -> Option<&Vec<Option<u64>>>| rates(counts(first?)?, counts(last?)?, span?);
+        let rate = |counts: fn(&Counts) -> Option<&Vec<Option<u64>>>| {
+            partition_rates(counts(first?)?, counts(last?)?, span?)
+        };
         let produced = rate(|counts| Some(&counts.appended)).unwrap_or_default();
         let groups = sample.groups.iter().map(|group| {
             let of = |counts: Option<&'_ Counts>| counts.and_then(|it| it.done.get(&group.group).cloned());
             let consumed = of(first).zip(of(last)).zip(span);
-            let consumed =
-                consumed.and_then(|((first, last), span)| rates(&first, &last, span)).unwrap_or_default();
+            let consumed = consumed
+                .and_then(|((first, last), span)| partition_rates(&first, &last, span))
+                .unwrap_or_default();
             GroupView {
                 group: &group.group,
                 totals: &group.totals,
@@ -278,9 +286,18 @@ fn views<'a>(
     partitions.iter().enumerate().map(view).collect()
 }
 
+/// Returns the messages per second that were appended to these topics, and that their groups finished, as far as they are
+/// known.
+pub(crate) fn rates(topics: &[TopicView<'_>]) -> (f64, f64) {
+    topics.iter().fold((0.0, 0.0), |sum, topic| {
+        let consumed: f64 = topic.groups.iter().filter_map(|group| group.consumed).sum();
+        (sum.0 + topic.produced.unwrap_or(0.0), sum.1 + consumed)
+    })
+}
+
 /// Returns the rates of partitions for which both counts are known. A count that decreased has started over. A new
 /// partition had a count of zero before.
-fn rates(first: &[Option<u64>], last: &[Option<u64>], span: f64) -> Option<Vec<Option<f64>>> {
+fn partition_rates(first: &[Option<u64>], last: &[Option<u64>], span: f64) -> Option<Vec<Option<f64>>> {
     if span <= 0.0 {
         return None;
     }

@@ -10,6 +10,8 @@ use crate::commands::top::view;
 #[derive(Debug, Serialize)]
 pub(crate) struct Everything {
     topics: Vec<Topic>,
+    /// Topics that could not be read.
+    unreadable: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -42,7 +44,10 @@ struct Group {
 
 impl Everything {
     pub(crate) fn of(model: &Model) -> Self {
-        Self { topics: model.topics().map(|topic| Topic::of(&topic)).collect() }
+        Self {
+            topics: model.topics().map(|topic| Topic::of(&topic)).collect(),
+            unreadable: model.unknown().map(ToString::to_string).collect(),
+        }
     }
 }
 

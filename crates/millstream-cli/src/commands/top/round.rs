@@ -55,6 +55,8 @@ pub(crate) struct Detail {
 pub(crate) struct Problem {
     /// The query: `ask for topics`.
     pub(crate) doing: String,
+    /// The topic that it is about, if it is about one.
+    pub(crate) topic: Option<TopicName>,
     pub(crate) error: String,
     /// Whether waiting helps: the server was unreachable, and the remaining queries were skipped.
     pub(crate) transient: bool,
@@ -69,6 +71,8 @@ pub(crate) struct Round {
     /// All existing topics; `None` if the list was not requested, or the query failed.
     pub(crate) names: Option<Vec<TopicName>>,
     pub(crate) topics: Vec<TopicSample>,
+    /// Topics of which nothing could be read, not even the settings.
+    pub(crate) unreadable: Vec<TopicName>,
     /// Dead letters that are new since the previous round, newest first for each partition.
     pub(crate) letters: Vec<DeadLetter>,
     pub(crate) servers: Option<Vec<Server>>,

@@ -60,6 +60,8 @@ impl Sort {
         fn most<T: Ord + Default>(topic: &TopicView<'_>, of: impl Fn(&GroupView<'_>) -> T) -> T {
             topic.groups.iter().map(of).max().unwrap_or_default()
         }
+        // What is unknown comes before all that is known: somebody should look at it.
+        let count = |it: Option<u64>| Some(it.unwrap_or(u64::MAX));
         // Rates are compared in thousandths, since floating-point numbers have no total order.
         let rate = |it: Option<f64>| it.map(|rate| (rate * 1e3) as u64);
         let by = |topic: &TopicView<'_>| match self {
@@ -69,9 +71,9 @@ impl Sort {
             Self::Backlog => Some(most(topic, |group| group.backlog_at_least)),
             Self::Lag => Some(most(topic, |group| group.totals.lag_at_least)),
             Self::Oldest => most(topic, |group| group.totals.oldest.map(crate::human::ms)),
-            Self::Pending => most(topic, |group| group.totals.pending),
-            Self::Dead => topic.groups.iter().map(|group| group.totals.dead).sum(),
-            Self::Entries => topic.entries,
+            Self::Pending => most(topic, |group| count(group.totals.pending)),
+            Self::Dead => count(topic.groups.iter().map(|group| group.totals.dead).sum()),
+            Self::Entries => count(topic.entries),
         };
         (Reverse(by(a)), &a.topic.name).cmp(&(Reverse(by(b)), &b.topic.name))
     }
@@ -88,6 +90,8 @@ pub(crate) struct Place {
 #[derive(Clone, Debug)]
 pub(crate) enum Line<'a> {
     Topic(TopicView<'a>),
+    /// A topic that was not sampled yet, or could not be read.
+    Unknown(&'a TopicName),
     /// A group, and whether it is the last one of its topic.
     Group {
         topic: &'a TopicName,
@@ -100,6 +104,7 @@ impl Line<'_> {
     pub(crate) fn place(&self) -> Place {
         match self {
             Self::Topic(topic) => Place { topic: topic.topic.name.clone(), group: None },
+            Self::Unknown(topic) => Place { topic: (*topic).clone(), group: None },
             Self::Group { topic, group, .. } => {
                 Place { topic: (*topic).clone(), group: Some(group.group.clone()) }
             }
@@ -107,14 +112,31 @@ impl Line<'_> {
     }
 }
 
-/// Returns all lines whose topic or one of its groups has `filter` in its name; `reversed` sorts the smallest first.
-pub(crate) fn lines<'a>(model: &'a Model, sort: Sort, reversed: bool, filter: &str) -> Vec<Line<'a>> {
+/// Returns the topics with `filter` in their names or in that of one of their groups.
+pub(crate) fn filtered<'a>(model: &'a Model, filter: &str) -> Vec<TopicView<'a>> {
     let filter = filter.to_lowercase();
-    let has = |name: &str| name.to_lowercase().contains(&filter);
     let fits = |topic: &TopicView<'_>| {
-        has(topic.topic.name.as_str()) || topic.groups.iter().any(|group| has(group.group.as_str()))
+        has(topic.topic.name.as_str(), &filter)
+            || topic.groups.iter().any(|group| has(group.group.as_str(), &filter))
     };
-    let mut topics: Vec<TopicView<'a>> = model.topics().filter(fits).collect();
+    model.topics().filter(fits).collect()
+}
+
+/// Returns the topics with `filter` in their names of which nothing is known.
+pub(crate) fn unknown<'a>(model: &'a Model, filter: &str) -> impl Iterator<Item = &'a TopicName> {
+    let filter = filter.to_lowercase();
+    model.unknown().filter(move |name| has(name.as_str(), &filter))
+}
+
+/// Whether a name contains a filter in lower case.
+fn has(name: &str, filter: &str) -> bool {
+    name.to_lowercase().contains(filter)
+}
+
+/// Returns all lines whose topic or one of its groups has `filter` in its name; `reversed` sorts the smallest first. Topics of
+/// which nothing is known stand at the end.
+pub(crate) fn lines<'a>(model: &'a Model, sort: Sort, reversed: bool, filter: &str) -> Vec<Line<'a>> {
+    let mut topics = filtered(model, filter);
     topics.sort_by(|a, b| if reversed { sort.compare(b, a) } else { sort.compare(a, b) });
     let mut lines = Vec::new();
     for topic in topics {
@@ -124,5 +146,6 @@ pub(crate) fn lines<'a>(model: &'a Model, sort: Sort, reversed: bool, filter: &s
         let line = |(at, group)| Line::Group { topic: name, group, last: at + 1 == count };
         lines.extend(groups.into_iter().enumerate().map(line));
     }
+    lines.extend(unknown(model, filter).map(Line::Unknown));
     lines
 }

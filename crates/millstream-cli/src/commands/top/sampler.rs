@@ -1,8 +1,9 @@
 //! Samples the server in rounds of a bounded size, so that the screen does not put load on it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt};
 use millstream::admin::{PendingQuery, Range};
 use millstream::{
     DeadLetter, Error, ErrorKind, GroupName, Millstream, Partition, PartitionStats, Result, TopicName,
@@ -14,6 +15,12 @@ use crate::commands::top::round::{Detail, Focus, Order, Problem, Round, TopicSam
 
 /// Approximate number of commands after which a round starts no further topic; the next round continues with it.
 const COMMANDS: u64 = 2_000;
+
+/// Number of commands that a topic is taken to need before its first sample: one group and four partitions.
+const UNKNOWN: u64 = 50;
+
+/// Maximum number of topics that are sampled at once: one that takes long holds up no other.
+const AT_ONCE: usize = 8;
 
 /// Maximum number of partitions whose dead letters are read in a round, and of letters of each.
 const LETTER_LISTS: usize = 16;
@@ -39,8 +46,10 @@ pub(crate) struct Sampler {
     interval: Duration,
     /// The number of commands that a topic took in its last sample.
     costs: BTreeMap<TopicName, u64>,
-    /// The last topic of the previous round, if that had no room for all topics.
+    /// The last topic of the previous round.
     last: Option<TopicName>,
+    /// Topics that no round has got to. Until there are none, the next round begins at once.
+    unseen: BTreeSet<TopicName>,
     /// The number of dead letters of each partition when they were last read.
     dead: BTreeMap<(TopicName, GroupName, Partition), u64>,
     /// The time of the last query of the server's own state.
@@ -50,7 +59,8 @@ pub(crate) struct Sampler {
 impl Sampler {
     pub(crate) fn new(mq: Millstream, interval: Duration) -> Self {
         let (costs, dead) = (BTreeMap::new(), BTreeMap::new());
-        Self { mq, started: Instant::now(), interval, costs, last: None, dead, server: None }
+        let (last, unseen, server) = (None, BTreeSet::new(), None);
+        Self { mq, started: Instant::now(), interval, costs, last, unseen, dead, server }
     }
 
     /// Samples in a loop until the receiver is dropped. A change of the focus is sampled immediately.
@@ -65,7 +75,10 @@ impl Sampler {
         loop {
             let now = focus.borrow_and_update().clone();
             let round = self.run_once(&now).await;
-            let next = Instant::now() + rest(self.interval, round.took);
+            let answered = !round.problems.iter().any(|problem| problem.transient);
+            let at_once = answered && !self.unseen.is_empty();
+            let pause = if at_once { Duration::ZERO } else { rest(self.interval, round.took) };
+            let next = Instant::now() + pause;
             if rounds.send(round).await.is_err() {
                 return;
             }
@@ -116,6 +129,7 @@ impl Sampler {
         // A concurrent caller has done the same.
         done.map(drop).map_err(|error| Problem {
             doing,
+            topic: Some(topic.clone()),
             error: error.to_string(),
             transient: error.is_transient(),
         })
@@ -135,80 +149,69 @@ impl Sampler {
     /// Runs the queries of a round. Stops at the first one that the server does not answer, since the rest would fail
     /// too.
     async fn ask(&mut self, focus: &Focus, round: &mut Round) -> Result<(), Problem> {
-        let names = self.mq.admin().topics().await.map_err(|error| problem("topics", &error))?;
-        self.costs.retain(|name, _| names.binary_search(name).is_ok());
-        self.dead.retain(|(name, ..), _| names.binary_search(name).is_ok());
-        let first = focus.group.as_ref().map(|(topic, _)| topic);
-        let order = order(&names, first, self.last.take().as_ref());
+        let names = self.mq.admin().topics().await.map_err(|error| problem("topics", None, &error))?;
+        let exists = |name: &TopicName| names.binary_search(name).is_ok();
+        self.costs.retain(|name, _| exists(name));
+        self.dead.retain(|(name, ..), _| exists(name));
+        self.unseen = names.iter().filter(|name| !self.costs.contains_key(name)).cloned().collect();
+        let focused = focus.group.as_ref().map(|(topic, _)| topic);
+        let chosen = self.choose(&order(&names, focused, self.last.as_ref()), focused);
         round.names = Some(names);
         round.detail = self.detail(focus).await?;
-        let mut sent = 0;
-        for name in order {
-            // The focused topic is part of every round, and takes no other topic's place.
-            let focused = focus.group.as_ref().is_some_and(|(topic, _)| *topic == name);
-            let cost = self.costs.get(&name).copied().unwrap_or(0);
-            if !focused && sent > 0 && sent + cost > COMMANDS {
-                break;
-            }
-            match self.topic(&name).await {
+        let (mq, started) = (&self.mq.clone(), self.started);
+        let samples = stream::iter(chosen.clone())
+            .map(|name| async move { (topic(mq, started, &name).await, name) })
+            .buffer_unordered(AT_ONCE);
+        let mut samples = std::pin::pin!(samples);
+        let mut sampled = Vec::new();
+        while let Some((sample, name)) = samples.next().await {
+            let cost = match sample {
                 Ok((sample, problems)) => {
-                    round.problems.extend(problems);
                     let cost = cost_of(&sample);
-                    sent += if focused { 0 } else { cost };
-                    self.costs.insert(name.clone(), cost);
                     round.topics.push(sample);
+                    round.problems.extend(problems);
+                    cost
                 }
                 // The topic was deleted since the list was made.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) if error.is_transient() => return Err(problem(&format!("topic {name}"), &error)),
-                Err(error) => round.problems.push(problem(&format!("topic {name}"), &error)),
-            }
-            if !focused {
-                self.last = Some(name);
-            }
+                Err(error) if error.kind() == ErrorKind::NotFound => 1,
+                Err(error) if error.is_transient() => {
+                    return Err(problem(&format!("topic {name}"), Some(&name), &error));
+                }
+                Err(error) => {
+                    round.problems.push(problem(&format!("topic {name}"), Some(&name), &error));
+                    round.unreadable.push(name.clone());
+                    1
+                }
+            };
+            sampled.push((name, cost));
         }
+        for (name, cost) in sampled {
+            self.unseen.remove(&name);
+            self.costs.insert(name, cost);
+        }
+        self.last = chosen.into_iter().rfind(|name| Some(name) != focused).or(self.last.take());
         self.letters(round).await?;
         if self.server.is_none_or(|at| at.elapsed() >= SERVER) {
             let servers = self.mq.admin().servers().await;
-            round.servers = Some(servers.map_err(|error| problem("the server", &error))?);
+            round.servers = Some(servers.map_err(|error| problem("the server", None, &error))?);
             self.server = Some(Instant::now());
         }
         Ok(())
     }
 
-    /// Samples a topic. What cannot be read of it is unknown in the sample, and a problem.
-    async fn topic(&self, name: &TopicName) -> Result<(TopicSample, Vec<Problem>)> {
-        let survey = self.mq.admin().survey(name).await?;
-        let mut problems = Vec::new();
-        let waiting =
-            survey.delayed.inspect_err(|error| problems.push(problem(&format!("topic {name}"), error)));
-        if let Some(error) = &survey.unlisted {
-            problems.push(problem(&format!("the groups of {name}"), error));
-        }
-        let mut groups = Vec::new();
-        for (group, stats) in survey.groups {
-            let doing = format!("group {group} of {name}");
-            match stats {
-                Ok(stats) => {
-                    problems.extend(stats.reasons().map(|reason| Problem {
-                        doing: format!("ask for {doing}"),
-                        error: reason.to_owned(),
-                        transient: false,
-                    }));
-                    groups.push(stats);
-                }
-                Err(error) => problems.push(problem(&doing, &error)),
+    /// Returns the topics that a round has room for, at least one: the first ones of this order. The focused topic is part of
+    /// every round, and takes no other topic's place.
+    fn choose(&self, order: &[TopicName], focused: Option<&TopicName>) -> Vec<TopicName> {
+        let mut sent = 0;
+        let fits = |name: &&TopicName| {
+            if Some(*name) == focused {
+                return true;
             }
-        }
-        let logs = match groups.first() {
-            Some(group) => group.partitions.clone(),
-            // No group reads the topic. The catalog returns the logs even for a group that does not exist.
-            None => self.mq.backend().catalog().survey(&survey.topic, &GroupName::new("top")?).await?,
+            let before = sent;
+            sent += self.costs.get(*name).copied().unwrap_or(UNKNOWN);
+            before == 0 || sent <= COMMANDS
         };
-        let (delayed, overdue) =
-            (waiting.as_ref().ok().map(|it| it.total), waiting.ok().map(|it| it.overdue));
-        let at = self.started.elapsed();
-        Ok((TopicSample { at, topic: survey.topic, delayed, overdue, groups, logs }, problems))
+        order.iter().take_while(fits).cloned().collect()
     }
 
     /// Reads the newest dead letters of partitions that have more of them than before.
@@ -252,7 +255,7 @@ impl Sampler {
         let Some(tp) = sample.topic.iter().nth(number) else { return Ok(Vec::new()) };
         let newest = Range { newest_first: true, ..Range::ALL };
         let page = async { self.mq.backend().dead_letters()?.list(&tp, group, newest, most).await };
-        Ok(page.await.map_err(|error| problem("dead letters", &error))?.items)
+        Ok(page.await.map_err(|error| problem("dead letters", Some(&sample.topic.name), &error))?.items)
     }
 
     /// Reads the details of the focused group.
@@ -261,7 +264,7 @@ impl Sampler {
         match self.detail_of(topic, group, focus.messages).await {
             Ok(detail) => Ok(Some(detail)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(problem(&format!("group {group}"), &error)),
+            Err(error) => Err(problem(&format!("group {group}"), Some(topic), &error)),
         }
     }
 
@@ -293,8 +296,45 @@ impl Sampler {
     }
 }
 
-fn problem(of: &str, error: &Error) -> Problem {
-    Problem { doing: format!("ask for {of}"), error: error.to_string(), transient: error.is_transient() }
+/// Samples a topic. What cannot be read of it is unknown in the sample, and a problem.
+async fn topic(mq: &Millstream, started: Instant, name: &TopicName) -> Result<(TopicSample, Vec<Problem>)> {
+    let survey = mq.admin().survey(name).await?;
+    let mut problems = Vec::new();
+    let waiting = survey
+        .delayed
+        .inspect_err(|error| problems.push(problem(&format!("topic {name}"), Some(name), error)));
+    if let Some(error) = &survey.unlisted {
+        problems.push(problem(&format!("the groups of {name}"), Some(name), error));
+    }
+    let mut groups = Vec::new();
+    for (group, stats) in survey.groups {
+        let doing = format!("group {group} of {name}");
+        match stats {
+            Ok(stats) => {
+                problems.extend(stats.reasons().map(|reason| Problem {
+                    doing: format!("ask for {doing}"),
+                    topic: Some(name.clone()),
+                    error: reason.to_owned(),
+                    transient: false,
+                }));
+                groups.push(stats);
+            }
+            Err(error) => problems.push(problem(&doing, Some(name), &error)),
+        }
+    }
+    let logs = match groups.first() {
+        Some(group) => group.partitions.clone(),
+        // No group reads the topic. The catalog returns the logs even for a group that does not exist.
+        None => mq.backend().catalog().survey(&survey.topic, &GroupName::new("top")?).await?,
+    };
+    let (delayed, overdue) = (waiting.as_ref().ok().map(|it| it.total), waiting.ok().map(|it| it.overdue));
+    let at = started.elapsed();
+    Ok((TopicSample { at, topic: survey.topic, delayed, overdue, groups, logs }, problems))
+}
+
+fn problem(of: &str, topic: Option<&TopicName>, error: &Error) -> Problem {
+    let (doing, topic) = (format!("ask for {of}"), topic.cloned());
+    Problem { doing, topic, error: error.to_string(), transient: error.is_transient() }
 }
 
 /// Returns the pause after a round.
@@ -313,7 +353,7 @@ fn order(names: &[TopicName], first: Option<&TopicName>, last: Option<&TopicName
 
 /// Returns the approximate number of commands for a topic: see `docs/guides/admin.md`.
 fn cost_of(sample: &TopicSample) -> u64 {
-    let (partitions, groups) = (sample.logs.len() as u64, sample.groups.len() as u64);
+    let (partitions, groups) = (u64::from(sample.topic.partitions), sample.groups.len() as u64);
     3 + partitions + groups.max(1) * (4 + 8 * partitions)
 }
 

@@ -154,7 +154,7 @@ where
                         if self.orders.try_send(order).is_err() {
                             let (doing, error) =
                                 ("do that".to_owned(), "too much is waiting already".to_owned());
-                            let problems = vec![Problem { doing, error, transient: true }];
+                            let problems = vec![Problem { doing, topic: None, error, transient: true }];
                             self.model.take(Round {
                                 at: self.started.elapsed(),
                                 problems,

@@ -153,7 +153,10 @@ impl List {
         let filter = wanted.filter(cx, &[]).await?;
         let queue = open(cx, of, &filter).await?;
         let (topic, group) = (of.topic.to_string(), of.group.to_string());
-        let found = cx.admin().waiting_retries(&of.topic, &of.group, if filter.is_empty() { limit } else { 0 }).await?;
+        let found = cx
+            .admin()
+            .waiting_retries(&of.topic, &of.group, if filter.is_empty() { limit } else { 0 })
+            .await?;
         let failed = |error: &PartError| Failed {
             topic: Some(topic.clone()),
             group: Some(group.clone()),

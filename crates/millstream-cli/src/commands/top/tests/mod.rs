@@ -34,7 +34,16 @@ fn standing(name: &str, partitions: Vec<PartitionStats>) -> GroupStats {
     let partitions: Vec<_> = partitions.into_iter().map(PartitionSurvey::new).collect();
     let (totals, owned) = (Totals::of(&partitions), Some(partitions.len()));
     let (members, unreadable) = (Some(1), Vec::new());
-    GroupStats { group: group(name), partitions, totals, paused: None, members, owned, epochs: Vec::new(), unreadable }
+    GroupStats {
+        group: group(name),
+        partitions,
+        totals,
+        paused: None,
+        members,
+        owned,
+        epochs: Vec::new(),
+        unreadable,
+    }
 }
 
 /// Returns the sample of a topic at a time, with groups.
@@ -60,7 +69,7 @@ fn round(seconds: u64, topics: Vec<TopicSample>) -> Round {
 }
 
 fn problem(error: &str, transient: bool) -> Problem {
-    Problem { doing: "ask for topics".into(), error: error.into(), transient }
+    Problem { doing: "ask for topics".into(), topic: None, error: error.into(), transient }
 }
 
 fn letter(topic: &str, number: u32, ms: u64, error: &str) -> DeadLetter {

@@ -81,9 +81,9 @@ fn what_is_deleted_is_gone_and_what_was_not_asked_stays() {
     let mut part = round(1, vec![sample(1, "b", vec![])]);
     part.names = Some(vec![name("a"), name("b"), name("c")]);
     model.take(part);
-    assert_eq!((model.topics().count(), model.known), (2, 3));
+    assert_eq!((model.topics().count(), model.unknown().count()), (2, 1));
     model.take(round(2, vec![sample(2, "b", vec![])]));
-    assert_eq!((model.topics().count(), model.known), (1, 1));
+    assert_eq!((model.topics().count(), model.unknown().count()), (1, 0));
 }
 
 #[test]
@@ -166,4 +166,28 @@ fn lines_are_sorted_with_their_groups_and_filtered() {
         sort = sort.next();
     }
     assert_eq!(sort, Sort::Name, "all of them have their turn");
+}
+
+#[test]
+fn a_topic_that_cannot_be_read_any_more_is_unknown() {
+    let mut model = Model::default();
+    model.take(orders(0, vec![partition(0, 10, 10)]));
+    let mut broken = round(1, vec![]);
+    (broken.names, broken.unreadable) = (Some(vec![name("orders")]), vec![name("orders")]);
+    broken.problems = vec![problem("wrong type", false)];
+    model.take(broken);
+    let unknown: Vec<_> = model.unknown().collect();
+    assert_eq!((model.topics().count(), unknown), (0, vec![&name("orders")]));
+}
+
+#[test]
+fn what_is_unknown_is_sorted_before_what_is_known() {
+    let mut model = Model::default();
+    let mut damaged = sample(0, "b", vec![standing("x", vec![partition(0, 1, 1)])]);
+    damaged.groups[0].totals = Totals::default();
+    let busy = sample(0, "a", vec![standing("y", vec![partition(0, 900, 900)])]);
+    model.take(round(0, vec![damaged, busy]));
+    for sort in [Sort::Pending, Sort::Dead] {
+        assert_eq!(lines(&model, sort, false, "")[0].place().topic, name("b"), "{sort:?}");
+    }
 }

@@ -83,6 +83,49 @@ fn what_cannot_be_read_is_a_question_mark_and_never_a_zero() {
     assert_eq!(words[2..], ["?", ">=", "7", "7", "-", "0", "?", "0", "2/2"], "{row}");
 }
 
+/// Returns the known model with a topic that could not be read, and another whose delayed messages could not.
+fn damaged() -> Model {
+    let mut model = known();
+    let mut idle = sample(2, "idle", vec![]);
+    (idle.delayed, idle.overdue) = (None, None);
+    let mut round = round(2, vec![idle]);
+    round.names = Some(vec![name("broken"), name("flights"), name("idle")]);
+    round.unreadable = vec![name("broken")];
+    let of = |topic: &str| Problem { topic: Some(name(topic)), ..problem("wrong type", false) };
+    round.problems = vec![of("broken"), of("idle")];
+    model.take(round);
+    model
+}
+
+#[test]
+fn a_topic_that_could_not_be_read_has_a_row_and_sums_say_that_it_is_missing() {
+    let lines = text(&damaged(), &State::default(), (120, 30));
+    let broken = lines.iter().find(|line| line.starts_with("broken")).expect("a row");
+    assert_eq!(broken.split_whitespace().skip(1).collect::<Vec<_>>(), ["?"; 12], "{broken}");
+    assert!(lines[1].contains("pending >= 12") && lines[1].contains("dead >= 2"), "{}", lines[1]);
+    assert!(lines[2].contains("2 of 3 read"), "{}", lines[2]);
+    let json = serde_json::to_value(plain::Everything::of(&damaged())).expect("JSON");
+    assert_eq!(json["unreadable"], serde_json::json!(["broken"]));
+}
+
+/// For the sums, the rates and the list of errors too.
+#[test]
+fn a_filter_is_for_everything_on_the_page() {
+    let filtered = |filter: &str| {
+        let state = State { filter: filter.into(), ..State::default() };
+        text(&damaged(), &state, (120, 36))
+    };
+    let all = filtered("");
+    assert!(all.iter().any(|line| line.contains("no gate")) && all[1].contains("lag >= 20,013"), "{all:#?}");
+    let idle = filtered("idle");
+    assert!(!idle.iter().any(|line| line.contains("no gate") || line.contains("flights")), "{idle:#?}");
+    assert!(idle[1].contains(" in/s       0") && idle[1].contains("dead 0"), "{}", idle[1]);
+    let flights = filtered("FLIGHTS");
+    assert!(flights.iter().any(|line| line.contains("no gate")), "{flights:#?}");
+    assert!(flights[1].contains(" in/s   5,000") && flights[1].contains("dead 2"), "{}", flights[1]);
+    assert!(!flights.iter().any(|line| line.contains("wrong type")), "{flights:#?}");
+}
+
 #[test]
 fn a_topic_has_its_groups_and_partitions() {
     let (model, mut state) = (known(), State::default());

@@ -5,6 +5,8 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 
+use crate::commands::top::model::{TopicView, rates};
+use crate::commands::top::rows;
 use crate::commands::top::text;
 use crate::commands::top::view::Shown;
 use crate::commands::top::view::theme::Look;
@@ -18,15 +20,54 @@ const CURVE: usize = 16;
 /// Minimum length of a curve: a shorter one is meaningless.
 const SHORTEST_CURVE: usize = 6;
 
+/// Sum of which a part may be unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    at_least: u64,
+    unknown: bool,
+}
+
+impl Sum {
+    fn add(&mut self, known: Option<u64>, at_least: u64) {
+        self.at_least += known.unwrap_or(at_least);
+        self.unknown |= known.is_none();
+    }
+
+    /// Formats it: `7`, `>= 7`, `?`.
+    fn text(self, width: usize) -> String {
+        text::lag((!self.unknown).then_some(self.at_least), self.at_least, width)
+    }
+}
+
 /// Sums over all groups.
 #[derive(Default)]
 struct Sums {
-    lag: Option<u64>,
-    lag_at_least: u64,
-    pending: Option<u64>,
-    retrying: Option<u64>,
-    delayed: Option<u64>,
-    dead: Option<u64>,
+    lag: Sum,
+    pending: Sum,
+    retrying: Sum,
+    delayed: Sum,
+    dead: Sum,
+}
+
+impl Sums {
+    /// Returns the sums of these topics, and of as many that are unknown.
+    fn of(topics: &[TopicView<'_>], unknown: bool) -> Self {
+        let mut sums = Self::default();
+        let Self { lag, pending, retrying, delayed, dead } = &mut sums;
+        for topic in topics {
+            delayed.add(topic.delayed, 0);
+            for group in &topic.groups {
+                lag.add(group.totals.lag, group.totals.lag_at_least);
+                pending.add(group.totals.pending, 0);
+                retrying.add(group.totals.retrying, 0);
+                dead.add(group.totals.dead, 0);
+            }
+        }
+        for sum in [lag, pending, retrying, delayed, dead] {
+            sum.unknown |= unknown;
+        }
+        sums
+    }
 }
 
 impl Shown<'_> {
@@ -63,34 +104,26 @@ impl Shown<'_> {
     }
 
     fn sums(&self, width: usize) -> Line<'static> {
-        let zero = Some(0);
-        let mut sums =
-            Sums { lag: zero, lag_at_least: 0, pending: zero, retrying: zero, delayed: zero, dead: zero };
-        let plus = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a + b);
-        for topic in self.model.topics() {
-            sums.delayed = plus(sums.delayed, topic.delayed);
-            for group in topic.groups {
-                let totals = group.totals;
-                sums.lag = plus(sums.lag, totals.lag);
-                sums.lag_at_least += totals.lag_at_least;
-                sums.pending = plus(sums.pending, totals.pending);
-                sums.dead = plus(sums.dead, totals.dead);
-                sums.retrying = plus(sums.retrying, totals.retrying);
-            }
-        }
+        let filter = &self.state.filter;
+        let topics = rows::filtered(self.model, filter);
+        let sums = Sums::of(&topics, rows::unknown(self.model, filter).next().is_some());
         let known = self.model.curve.len() > 1;
-        let last = self.model.curve.back().copied().filter(|_| known);
-        let worry = |count: Option<u64>, look| if count == Some(0) { Look::Plain } else { look };
+        // The curve is that of all topics.
+        let last = match filter.is_empty() {
+            true => self.model.curve.back().copied().filter(|_| known),
+            false => known.then(|| rates(&topics)),
+        };
+        let worry = |sum: Sum, look| if sum.at_least > 0 { look } else { Look::Plain };
         let rate = |of: fn(&(f64, f64)) -> f64| format!("{:>7}", text::rate(last.as_ref().map(of), 7));
         let (came, went): (Side, Side) = (|it| it.0, |it| it.1);
         let said = [
             ("in/s", rate(came), Look::Good, Some(came)),
             ("out/s", rate(went), Look::Good, Some(went)),
-            ("lag", text::lag(sums.lag, sums.lag_at_least, 12), Look::Plain, None),
-            ("pending", text::known(sums.pending, 9), Look::Plain, None),
-            ("retrying", text::known(sums.retrying, 7), worry(sums.retrying, Look::Doubtful), None),
-            ("delayed", text::known(sums.delayed, 7), Look::Plain, None),
-            ("dead", text::known(sums.dead, 7), worry(sums.dead, Look::Bad), None),
+            ("lag", sums.lag.text(12), Look::Plain, None),
+            ("pending", sums.pending.text(9), Look::Plain, None),
+            ("retrying", sums.retrying.text(7), worry(sums.retrying, Look::Doubtful), None),
+            ("delayed", sums.delayed.text(7), Look::Plain, None),
+            ("dead", sums.dead.text(7), worry(sums.dead, Look::Bad), None),
         ];
         // Where not everything fits, numbers that are included in others are dropped first.
         let mut said = said.to_vec();
@@ -105,7 +138,7 @@ impl Shown<'_> {
         let taken = taken(&said);
         let room = (width.saturating_sub(taken) / 2).saturating_sub(1).min(CURVE);
         let spans = said.into_iter().flat_map(|(name, value, look, curved)| {
-            let curved = curved.filter(|_| room >= SHORTEST_CURVE);
+            let curved = curved.filter(|_| room >= SHORTEST_CURVE && filter.is_empty());
             let curve = curved.map(|of| format!("{} ", curve(self.model.curve.iter().skip(1).map(of), room)));
             [
                 Span::styled(format!(" {name} "), self.theme.style(Look::Faint)),

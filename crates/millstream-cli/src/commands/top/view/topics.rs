@@ -1,7 +1,9 @@
 //! The first page: all topics with their groups, their consumers, and errors.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use millstream::TopicName;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
@@ -38,6 +40,7 @@ const NAMES: usize = 32;
 fn columns(lines: &[rows::Line<'_>]) -> [Column; 13] {
     let len = |line: &rows::Line<'_>| match line {
         rows::Line::Topic(topic) => topic.topic.name.as_str().len(),
+        rows::Line::Unknown(topic) => topic.as_str().len(),
         rows::Line::Group { group, .. } => named(group).0.len() + BRANCH,
     };
     let longest = lines.iter().map(len).max().unwrap_or(0).min(NAMES);
@@ -72,6 +75,7 @@ impl Shown<'_> {
         let at = self.state.line(&lines);
         let row = |line: usize| match &lines[line] {
             rows::Line::Topic(topic) => of_topic(topic, self.stale(topic.at)),
+            rows::Line::Unknown(topic) => of_unknown(topic),
             rows::Line::Group { group, last, .. } => of_group(group, *last),
         };
         let columns = columns(&lines);
@@ -101,10 +105,10 @@ impl Shown<'_> {
     }
 
     fn about_topics(&self) -> String {
-        let asked = self.model.topics().count();
-        let mut parts = vec![match self.model.known {
-            known if known == asked => human::count(known as u64),
-            known => format!("{} of {} asked so far", human::count(asked as u64), human::count(known as u64)),
+        let read = self.model.topics().count();
+        let mut parts = vec![match self.model.unknown().count() {
+            0 => human::count(read as u64),
+            more => format!("{} of {} read", human::count(read as u64), human::count((read + more) as u64)),
         }];
         let least = if self.state.reversed { ", reversed" } else { "" };
         parts.push(format!("by {}{least}", self.state.sort.as_str()));
@@ -135,7 +139,13 @@ impl Shown<'_> {
             .border_style(self.theme.style(Look::Faint))
             .title(self.title("Errors", "newest dead letters, and what could not be asked"));
         let style = |look| self.theme.style(look);
-        let problems = self.model.problems.iter().map(|seen| {
+        // All of it is about the topics that are shown.
+        let filter = &self.state.filter;
+        let shown: Option<BTreeSet<&TopicName>> = (!filter.is_empty())
+            .then(|| rows::filtered(self.model, filter).iter().map(|it| &it.topic.name).collect());
+        let fits = |topic: &TopicName| shown.as_ref().is_none_or(|shown| shown.contains(topic));
+        let problems = self.model.problems.iter().filter(|seen| seen.problem.topic.as_ref().is_none_or(fits));
+        let problems = problems.map(|seen| {
             let since = self.now.saturating_sub(seen.last);
             let times =
                 if seen.times > 1 { format!(" ({} times)", human::count(seen.times)) } else { String::new() };
@@ -145,7 +155,7 @@ impl Shown<'_> {
                 Span::raw(format!(": {}{times}", text::clean(&seen.problem.error))),
             ])
         });
-        let letters = self.model.letters.iter().map(|letter| {
+        let letters = self.model.letters.iter().filter(|it| fits(&it.topic_partition.topic)).map(|letter| {
             let of = &letter.topic_partition;
             Line::from_iter([
                 Span::styled(format!(" {}", text::moment(letter.id.timestamp())), style(Look::Faint)),
@@ -176,6 +186,7 @@ pub(crate) fn table(lines: &[rows::Line<'_>]) -> String {
     });
     let rows = lines.iter().map(|line| match line {
         rows::Line::Topic(topic) => of_topic(topic, false),
+        rows::Line::Unknown(topic) => of_unknown(topic),
         rows::Line::Group { group, last, .. } => of_group(group, *last),
     });
     let rows = rows.map(|row| row.into_iter().map(|(text, _)| text).collect::<Vec<_>>());
@@ -203,6 +214,13 @@ fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
         none(),
         none(),
     ]
+}
+
+/// Returns the row of a topic that could not be read.
+fn of_unknown(topic: &TopicName) -> Vec<Field> {
+    let mut row = vec![(topic.to_string(), Look::Doubtful)];
+    row.resize(COLUMNS.len(), ("?".to_owned(), Look::Doubtful));
+    row
 }
 
 fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
