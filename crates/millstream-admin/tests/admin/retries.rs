@@ -44,7 +44,7 @@ async fn retries_are_listed_by_due_time_and_filtered() {
     assert_eq!(count(all).await, 30);
     let refused = Some(Fingerprint::of("refused"));
     assert_eq!(count(RetryFilter { fingerprint: refused, ..RetryFilter::default() }).await, 10);
-    assert_eq!(count(RetryFilter { error: Some("took 1".into()), ..RetryFilter::default() }).await, 7);
+    assert_eq!(count(RetryFilter { error: Some("took 1".into()), ..RetryFilter::default() }).await, 8);
     assert_eq!(
         count(RetryFilter { partitions: Some(vec![Partition(1)]), ..RetryFilter::default() }).await,
         10

@@ -22,7 +22,7 @@ use crate::exit::Exit;
   millstream dlq errors orders billing
   millstream dlq errors orders billing --from '1h ago' --limit 5
   millstream dlq errors orders billing --json | jq -r '.errors[0].fingerprint'
-  millstream dlq replay orders billing --fingerprint 8f3c0a51d27be694 --dry-run")]
+  millstream dlq replay orders billing --fingerprint 8f3c0a51d27be694")]
 pub(super) struct Errors {
     #[command(flatten)]
     of: Of,

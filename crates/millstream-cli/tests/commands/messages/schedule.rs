@@ -133,7 +133,7 @@ async fn a_delay_queue_has_recurring_tasks() {
     let entry = mails.recurring_list().await.expect("a list").pop().expect("it is there");
     assert_eq!(entry.id.as_str(), "sweep");
     assert!(entry.rule.starts_with("every 600000 anchor "), "{}", entry.rule);
-    assert!(cli.ok("schedule list mails --queue").trim_end().ends_with(" every 10m"));
+    assert!(cli.ok("schedule list mails --queue").contains(" every 10m "));
     cli.ok("schedule run mails sweep --queue");
     let task = mails.list(None, 10).await.expect("a page").pop().expect("it waits");
     assert_eq!(task.payload().expect("a payload"), "x");

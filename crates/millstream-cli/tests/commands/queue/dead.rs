@@ -44,7 +44,7 @@ async fn a_dead_task_is_shown_and_scheduled_again_with_changes() {
     let shown = cli.json("queue dead show mails a");
     assert_eq!(
         (&shown["task"], &shown["attempts"], &shown["payload"]),
-        (&json!("a"), &json!(1), &json!("x"))
+        (&json!("a"), &json!(1), &json!("\"x\""))
     );
     assert_eq!((&shown["key"], &shown["headers"]), (&json!("k"), &json!({"trace": "7"})));
     let story = cli.ok("queue dead show mails a");
@@ -52,13 +52,16 @@ async fn a_dead_task_is_shown_and_scheduled_again_with_changes() {
     assert!(cli.fails(1, "queue dead show mails b").contains("there is no dead task \"b\""));
 
     let dry = cli.json("queue dead edit mails a --set-payload \"y\" --dry-run");
-    assert_eq!((&dry["scheduled"], &dry["before"]["payload"]), (&json!(true), &json!("x")));
+    assert_eq!((&dry["scheduled"], &dry["before"]["payload"]), (&json!(true), &json!("\"x\"")));
     assert_eq!(cli.json("queue counts mails")["dead"], 1);
     cli.ok("queue dead edit mails a --set-payload \"y\" --remove-header trace");
     let counts = cli.json("queue counts mails");
     assert_eq!((&counts["dead"], &counts["waiting"]), (&json!(0), &json!(1)));
     let waits = cli.json("queue show mails a");
-    assert_eq!((&waits["payload"], &waits["key"], &waits["headers"]), (&json!("y"), &json!("k"), &json!({})));
+    assert_eq!(
+        (&waits["payload"], &waits["key"], &waits["headers"]),
+        (&json!("\"y\""), &json!("k"), &json!({}))
+    );
     assert!(cli.ok("queue show mails a").contains("it is due"));
     assert!(cli.fails(1, "queue show mails b").contains("does not wait in delay queue mails"));
 
@@ -68,5 +71,5 @@ async fn a_dead_task_is_shown_and_scheduled_again_with_changes() {
     let refused = cli.fails(1, "queue dead edit mails a --set-payload w");
     assert!(refused.contains("its id is in use; it stays dead"), "{refused}");
     assert_eq!(cli.json("queue counts mails")["dead"], 1);
-    assert_eq!(cli.json("queue show mails a")["payload"], "z");
+    assert_eq!(cli.json("queue show mails a")["payload"], "\"z\"");
 }

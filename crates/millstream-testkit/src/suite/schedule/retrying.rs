@@ -247,7 +247,7 @@ async fn a_release_wakes_who_waits(h: Harness) -> Verdict {
     let (mut owner, group) = (h.owner(&tp, "group").await?, GroupName::new("group")?);
     let entries = park(&h, &mut owner, &[HOUR]).await?;
     let schedule = h.backend.schedule();
-    let seen = schedule.wait(&tp, &Seen::default(), LONG).await?;
+    let seen = h.soon("the first wait", schedule.wait(&tp, &Seen::default(), LONG)).await?;
     let action = RetryAction::Release;
     equal!(
         schedule.settle_retries(&tp, &group, &[entries[0].receipt.id], action).await?,

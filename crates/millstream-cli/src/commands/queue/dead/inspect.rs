@@ -53,7 +53,7 @@ pub(super) struct Show {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead errors mails
-  millstream queue dead replay mails --fingerprint 8f3c0a51d27be694 --dry-run")]
+  millstream queue dead replay mails --fingerprint 8f3c0a51d27be694")]
 pub(super) struct Errors {
     /// The delay queue
     queue: QueueName,
