@@ -315,6 +315,7 @@ mod tests {
             members: None,
             owned: Some(0),
             unreadable: vec!["members".to_owned()],
+            epochs: Vec::new(),
         };
         assert_eq!((group.backlog(), group.backlog_at_least()), (None, 0));
         assert_eq!(group.reasons().collect::<Vec<_>>(), ["why", "members"]);
