@@ -268,12 +268,14 @@ mod tests {
             (bulk(b"last-delivered-id"), bulk(b"5-1")),
             (bulk(b"new-in-9"), Value::Array(vec![])),
             (bulk(b"lag"), Value::Nil),
+            (bulk(b"entries-read"), Value::Int(7)),
         ];
         let other = Value::Array(vec![bulk(b"name"), bulk(b"other"), bulk(b"lag"), Value::Int(1)]);
         let flat = Value::Array(fields.iter().flat_map(|(n, v)| [n.clone(), v.clone()]).collect());
         for info in [Value::Map(fields.to_vec()), flat] {
             let found = group(Value::Array(vec![other.clone(), info]), "g").expect("a reply");
-            let expected = GroupInfo { pending: 3, last_delivered: MessageId::new(5, 1), lag: None };
+            let last_delivered = MessageId::new(5, 1);
+            let expected = GroupInfo { pending: 3, last_delivered, lag: None, read: Some(7) };
             assert_eq!(found, Some(expected));
         }
         assert_eq!(group(parse(b"-ERR no such key\r\n"), "g").expect("none"), None);
