@@ -3,11 +3,10 @@
 //! private PostgreSQL. For tests with several
 //! processes: the `member` binary ([`member`], [`process`], [`fixture`]), the events that its processes record
 //! ([`history`]), and the checks of these events ([`owners`], [`order`], [`monitor`]). [`proxy`] is a link that is
-//! slow, late or cut; [`baseline`] is what times are compared with; [`delays`] tests the delay engine; [`console`] deletes data of a memory backend.
+//! slow, late or cut; [`equipment::baseline`] is what times are compared with; [`delays`] tests the delay engine; [`console`] deletes data of a memory backend.
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
-pub mod baseline;
 pub mod chaos;
 pub mod cluster;
 pub mod console;

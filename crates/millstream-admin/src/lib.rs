@@ -7,7 +7,6 @@ mod faults;
 
 mod dead_letters;
 mod doctor;
-mod emptiness;
 mod groups;
 mod locks;
 mod memory;
@@ -25,7 +24,6 @@ pub use dead_letters::{
     Replayer, Survey, from_line, to_line,
 };
 pub use doctor::{Report, diagnose};
-pub use emptiness::Emptiness;
 pub use faults::Level;
 pub use groups::ExpiredGroup;
 pub use memory::{Memory, Size, used_of};
@@ -39,5 +37,5 @@ pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;
 pub use retries::{Retry, RetryFilter, RetryQueue, RetrySelection, RetryWalk};
 pub use stats::{CatchUp, GroupStats, RateMeter, Rates, TopicStats, TopicSurvey, Totals};
-pub use topics::{InUse, LostPreview, PartitionTrimmed, TrimPreview};
+pub use topics::{Emptiness, InUse, LostPreview, PartitionTrimmed, TrimPreview};
 pub use verify::{Repaired, Verdict, Verified, VerifyOptions, advice};

@@ -1,5 +1,6 @@
 //! Topics as a whole: creating, changing and deleting them.
 
+mod emptiness;
 mod trim;
 
 use millstream_core::topic::TopicChange;
@@ -7,6 +8,7 @@ use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec}
 
 use crate::Admin;
 
+pub use emptiness::Emptiness;
 pub use trim::{LostPreview, PartitionTrimmed, TrimPreview};
 
 /// What to do when something is to be deleted that is still in use.

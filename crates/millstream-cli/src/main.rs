@@ -70,7 +70,8 @@ fn main() -> ExitCode {
     }
     // For the completion scripts of shells.
     if std::env::args_os().nth(1).is_some_and(|word| word == "complete") {
-        return exit::code(commands::generate::complete::run(std::env::args_os().skip(2).collect()));
+        let words: Vec<_> = std::env::args_os().skip(2).collect();
+        return exit::code(commands::generate::complete::run(&words));
     }
     // Ends the process itself: with 0 after --help, with 2 on wrong usage.
     let matches = Cli::command().get_matches_from(expand_help(std::env::args_os().collect()));

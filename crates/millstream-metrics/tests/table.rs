@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use millstream_metrics::{Kind, table};
 
-/// OpenMetrics names a family of counters without `_total`, so a gauge of that name would be the same family.
+/// `OpenMetrics` names a family of counters without `_total`, so a gauge of that name would be the same family.
 #[test]
 fn no_two_metrics_are_one_family() {
     let mut families = BTreeSet::new();

@@ -22,13 +22,15 @@ const CHUNK: usize = 250;
 /// A key, and the command that counts its items; `None` if its items are those of the key before.
 type Weighed = (Partition, Option<GroupName>, Structure, Key, Option<&'static str>);
 
+/// Items and bytes of a structure, and why the items could not be counted.
+type Total = (u64, u64, Option<String>);
+
 pub(crate) async fn look(
     inner: &Inner,
     partitions: &[TopicPartition],
     groups: &[GroupName],
 ) -> Result<Vec<Usage>> {
-    let mut totals: BTreeMap<(Partition, Option<GroupName>, Structure), (u64, u64, Option<String>)> =
-        BTreeMap::new();
+    let mut totals: BTreeMap<(Partition, Option<GroupName>, Structure), Total> = BTreeMap::new();
     let keys = partitions.iter().flat_map(|tp| keys_of(inner, tp, groups)).collect::<Vec<_>>();
     for chunk in keys.chunks(CHUNK) {
         let mut pipe = Pipeline::with_capacity(2 * chunk.len());

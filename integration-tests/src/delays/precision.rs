@@ -10,7 +10,7 @@ use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
 use super::recorder::witnessed;
 use super::{Engine, quantile, spread, wall_ms_in, wall_us};
-use crate::baseline::Echo;
+use crate::equipment::baseline::Echo;
 use crate::server::Server;
 
 const DUE: Topic<u64> = Topic::new("due").partitions(1);

@@ -1,5 +1,7 @@
-//! What servers of tests are given: small disks, certificates, networks that lose packets, and loss of power.
+//! What tests on servers are given: small disks, certificates, networks that lose packets, loss of power; and a baseline to
+//! compare times with.
 
+pub mod baseline;
 pub mod certificates;
 pub mod disk;
 pub mod network;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use integration_tests::baseline::Echo;
+use integration_tests::equipment::baseline::Echo;
 use integration_tests::eventually;
 use millstream::{ConsumerConfig, Delivery, Durability, ErrorKind, Millstream, Retention, Topic};
 use millstream_core::TopicPartition;

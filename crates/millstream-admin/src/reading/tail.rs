@@ -86,8 +86,8 @@ impl Tail {
     /// on is left out.
     ///
     /// # Errors
-    /// Same as [`Admin::messages`]; the error of a partition, if none can be read. After an error, or if the future is dropped, nothing is skipped: the next call
-    /// reads the same messages.
+    /// Same as [`Admin::messages`]; the error of a partition, if none can be read. After an error, or if the future is
+    /// dropped, nothing is skipped: the next call reads the same messages.
     pub async fn run_once(&mut self, limit: usize) -> Result<Vec<Message>> {
         let spec = self.admin.backend.catalog().topic(&self.topic).await?;
         let is_open = |tp: &TopicPartition| self.is_wanted(tp) && !self.failed.contains_key(tp);

@@ -25,7 +25,8 @@ pub(crate) async fn operate(stage: &Stage, question: Question) -> Result<Measure
     match question {
         Question::Lag | Question::Scrape => each(&mut connection, &streams, states).await?,
         Question::Memory => {
-            each(&mut connection, &streams, |stream| vec![of("MEMORY", &["USAGE", stream])]).await?
+            let usage = |stream: &str| vec![of("MEMORY", &["USAGE", stream])];
+            each(&mut connection, &streams, usage).await?;
         }
         Question::Verify => {
             let checked = |stream: &str| {

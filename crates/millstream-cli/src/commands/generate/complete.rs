@@ -34,7 +34,7 @@ enum Wanted {
 }
 
 /// Prints the names, one on each line.
-pub(crate) fn run(words: Vec<OsString>) -> Result<Exit> {
+pub(crate) fn run(words: &[OsString]) -> Result<Exit> {
     let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let Some((typed, before)) = words.split_last() else { return Ok(Exit::Done) };
     let Some(wanted) = wanted(&Cli::command(), before, typed) else { return Ok(Exit::Done) };

@@ -268,8 +268,7 @@ fn table() -> String {
     for Damage { name, what, seen, partial, pending, verify, after, .. } in &TABLE {
         let seen = match seen {
             Seen::Figures(figures) => figures.replace(' ', ", "),
-            Seen::NoGroups => "a row without a group".to_owned(),
-            Seen::NoTopic => "a row without a group".to_owned(),
+            Seen::NoGroups | Seen::NoTopic => "a row without a group".to_owned(),
         };
         let after = match after {
             After::Sound => "sound",

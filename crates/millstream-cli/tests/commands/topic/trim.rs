@@ -16,7 +16,10 @@ async fn prepared() -> Cli {
     cli
 }
 
-fn dropped(of: &Value) -> (Option<u64>, Vec<(Option<u64>, Option<u64>)>) {
+/// Entries of a partition that are dropped, and of these the unread ones.
+type Dropped = (Option<u64>, Option<u64>);
+
+fn dropped(of: &Value) -> (Option<u64>, Vec<Dropped>) {
     let rows = of["partitions"].as_array().expect("a list").iter();
     let rows = rows.map(|row| (row["dropped"].as_u64(), row["lost"][0]["unread"].as_u64()));
     (of["dropped"].as_u64(), rows.collect())

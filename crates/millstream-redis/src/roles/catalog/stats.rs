@@ -61,7 +61,7 @@ impl RedisBackend {
             for ((tp, wrong), beside) in chunk.iter().zip(wrong).zip(beside) {
                 let log = match wrong {
                     Some(error) => Err(error),
-                    None => read.next().map(Ok).unwrap_or_else(|| Ok((Look::default(), None))),
+                    None => read.next().map_or_else(|| Ok((Look::default(), None)), Ok),
                 };
                 let one = partition_survey(tp, group, log, beside);
                 surveyed.push(

@@ -196,7 +196,7 @@ impl Errors {
         let groups = dead.errors(filter, MAX_GROUPS, |read| progress.set(read, "task", "tasks")).await?;
         drop(progress);
         let view = ErrorsView::of(groups, self.limit, |task| task.to_string());
-        cx.output.show(&view, |view| view.table(|task| task.clone()))?;
+        cx.output.show(&view, |view| view.table(Clone::clone))?;
         view.notes("dead task", "dead tasks").iter().for_each(|note| cx.output.note(note));
         Ok(Exit::Done)
     }

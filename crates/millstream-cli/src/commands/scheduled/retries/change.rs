@@ -97,7 +97,7 @@ impl Chosen {
         let mut progress = CountProgress::new();
         let selected = queue
             .select(&filter, self.limit, SAMPLE.max(self.ids.len()), |read| {
-                progress.set(read, "retry", "retries")
+                progress.set(read, "retry", "retries");
             })
             .await?;
         drop(progress);

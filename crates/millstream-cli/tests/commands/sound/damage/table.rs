@@ -1,5 +1,7 @@
 //! The damage of the table: the raw commands that make each, and the truth of it.
 
+use std::fmt::Display;
+
 use millstream::layers::core::keys::Keys;
 use millstream::{GroupName, TopicName, TopicPartition};
 
@@ -59,8 +61,8 @@ impl Place {
 }
 
 /// Something of another type where this key was.
-fn foreign(key: impl ToString) -> Vec<String> {
-    vec![format!("DEL {}", key.to_string()), format!("SET {} theirs", key.to_string())]
+fn foreign(key: &impl Display) -> Vec<String> {
+    vec![format!("DEL {key}"), format!("SET {key} theirs")]
 }
 
 const WHOLE: Seen = Seen::Figures("8 2 0 0");
@@ -136,42 +138,42 @@ pub(super) static TABLE: [Damage; 33] = [
     ),
     row(
         ("foreign_log", "another type at the key of a log"),
-        |at| foreign(at.log()),
+        |at| foreign(&at.log()),
         Seen::Figures("? ? 0 0"),
         (true, "?"),
         FOREIGN,
     ),
     row(
         ("foreign_retry_log", "of a retry log"),
-        |at| foreign(at.keys.retry_log(&at.tp, &at.group)),
+        |at| foreign(&at.keys.retry_log(&at.tp, &at.group)),
         Seen::Figures("8 ? ? 0"),
         (true, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_retry_due", "of the due times of retries"),
-        |at| foreign(at.keys.retry_due(&at.tp, &at.group)),
+        |at| foreign(&at.keys.retry_due(&at.tp, &at.group)),
         Seen::Figures("8 2 ? 0"),
         (true, "2"),
         FOREIGN,
     ),
     row(
         ("foreign_retry_items", "of the bodies of retries"),
-        |at| foreign(at.keys.retry_items(&at.tp, &at.group)),
+        |at| foreign(&at.keys.retry_items(&at.tp, &at.group)),
         WHOLE,
         (false, "2"),
         FOREIGN,
     ),
     row(
         ("foreign_notes", "of the notes on pending entries"),
-        |at| foreign(at.keys.held(&at.tp, &at.group)),
+        |at| foreign(&at.keys.held(&at.tp, &at.group)),
         WHOLE,
         (false, "?"),
         FOREIGN,
     ),
     row(
         ("foreign_dead_letters", "of dead letters"),
-        |at| foreign(at.keys.dead_letters(&at.tp, &at.group)),
+        |at| foreign(&at.keys.dead_letters(&at.tp, &at.group)),
         Seen::Figures("8 2 0 ?"),
         (true, "2"),
         FOREIGN,
@@ -183,66 +185,66 @@ pub(super) static TABLE: [Damage; 33] = [
         (true, "2 ?"),
         FOREIGN,
     ),
-    row(("foreign_fence", "of a fence"), |at| foreign(at.fence()), WHOLE, (true, "2 ?"), FOREIGN),
+    row(("foreign_fence", "of a fence"), |at| foreign(&at.fence()), WHOLE, (true, "2 ?"), FOREIGN),
     row(
         ("foreign_members", "of the members of a group"),
-        |at| foreign(at.keys.members(&at.topic, &at.group)),
+        |at| foreign(&at.keys.members(&at.topic, &at.group)),
         WHOLE,
         (true, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_member", "of the descriptions of members"),
-        |at| foreign(at.keys.member(&at.topic, &at.group)),
+        |at| foreign(&at.keys.member(&at.topic, &at.group)),
         WHOLE,
         (true, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_assignment", "of an assignment"),
-        |at| foreign(at.keys.assignment(&at.topic, &at.group)),
+        |at| foreign(&at.keys.assignment(&at.topic, &at.group)),
         WHOLE,
         (true, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_changes", "of the changes of members"),
-        |at| foreign(at.keys.changes(&at.topic, &at.group)),
+        |at| foreign(&at.keys.changes(&at.topic, &at.group)),
         WHOLE,
         (true, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_group_state", "of the state of a group"),
-        |at| foreign(at.keys.group_state(&at.topic, &at.group)),
+        |at| foreign(&at.keys.group_state(&at.topic, &at.group)),
         WHOLE,
         (true, "2"),
         FOREIGN,
     ),
     row(
         ("foreign_groups", "of the list of groups"),
-        |at| foreign(at.keys.topic_groups(&at.topic)),
+        |at| foreign(&at.keys.topic_groups(&at.topic)),
         Seen::NoGroups,
         (true, "2"),
         FOREIGN,
     ),
     row(
         ("foreign_partitions", "of the list of partitions"),
-        |at| foreign(at.keys.topic_partitions(&at.topic)),
+        |at| foreign(&at.keys.topic_partitions(&at.topic)),
         WHOLE,
         (false, "2"),
         FOREIGN,
     ),
     row(
         ("foreign_settings", "of the settings of a topic"),
-        |at| foreign(at.keys.topic_meta(&at.topic)),
+        |at| foreign(&at.keys.topic_meta(&at.topic)),
         Seen::NoTopic,
         (true, "?"),
         FOREIGN,
     ),
     row(
         ("foreign_delayed", "of delayed messages"),
-        |at| foreign(at.keys.delay(&at.tp.clone().into())),
+        |at| foreign(&at.keys.delay(&at.tp.clone().into())),
         WHOLE,
         (true, "2"),
         FOREIGN,

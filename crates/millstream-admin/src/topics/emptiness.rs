@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn an_empty_log_has_one_reason() {
         let never = log(0, 0, Some(0), Some(0));
-        assert_eq!(why(&[never.clone()], true), Some(Emptiness::NeverWritten));
+        assert_eq!(why(std::slice::from_ref(&never), true), Some(Emptiness::NeverWritten));
         let left = log(1, 0, Some(7), Some(0));
         assert_eq!(why(&[never.clone(), left.clone()], true), Some(Emptiness::Left { appended: 7 }));
         assert_eq!(why(&[left, log(2, 1, Some(1), Some(0))], true), None, "it is not empty");
