@@ -77,7 +77,8 @@ pub(crate) struct QueueSample {
 /// Returns what was read; `None` for an error that is not transient, whose reason is recorded.
 fn readable<T>(reasons: &mut Vec<String>, read: Result<T>) -> Result<Option<T>> {
     match read {
-        Err(error) if error.kind() == ErrorKind::WrongType => {
+        // A key of another type, or one with a value that makes no sense.
+        Err(error) if matches!(error.kind(), ErrorKind::WrongType | ErrorKind::Protocol) => {
             reasons.push(error.to_string());
             Ok(None)
         }

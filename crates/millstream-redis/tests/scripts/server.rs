@@ -57,7 +57,8 @@ impl Server {
         let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let child = Command::new(program)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .args(["--logfile", "server.log"])
+            .arg("--logfile")
+            .arg(dir.path().join("server.log"))
             .args(extra)
             .current_dir(dir.path())
             .stdout(Stdio::null())

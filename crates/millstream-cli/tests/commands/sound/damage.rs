@@ -78,7 +78,8 @@ fn metrics(text: &str, topic: &str, group: &str) -> Option<String> {
                 .sum(),
         )
     };
-    let all: Option<Vec<f64>> = FIGURES.iter().map(|name| sum(name)).collect();
+    let names = FIGURES.map(|name| if name == "dead" { "dead_letters" } else { name });
+    let all: Option<Vec<f64>> = names.iter().map(|name| sum(name)).collect();
     Some(
         all?.iter()
             .map(|it| if it.is_nan() { "?".to_owned() } else { it.to_string() })
@@ -115,8 +116,8 @@ async fn check(server: &Server, damage: &Damage) {
     let top = json(&cli, partial, "top --once --interval 100ms");
     assert!(find(&top["topics"], "topic", "other").is_some(), "{name}: {top}");
     let exported = cli.run("exporter --once");
-    // No metric of the server comes from leases, or from the pause of a group.
-    let beside = ["foreign_lease", "foreign_fence", "foreign_group_state", "pause_damaged"].contains(&name);
+    // No metric of the server comes from leases.
+    let beside = ["foreign_lease", "foreign_fence"].contains(&name);
     assert_eq!(exported.code, i32::from(partial && !beside), "{name}: {exported:?}");
     assert_eq!(metrics(&exported.stdout, "other", "g").as_deref(), Some("0 0 0 0"), "{name}");
     let exported = metrics(&exported.stdout, "orders", "billing");
