@@ -35,7 +35,8 @@ pub(crate) fn run() -> Result<()> {
         entries(&folder.join("package"))?.filter(|path| path.extension().is_some_and(|end| end == "crate"))
     {
         let (file, to) = (text(&package)?, text(&unpacked)?);
-        program("tar", ["-xzf", file, "-C", to]).run()?;
+        // Packages have one time for all files, however often they change: without a new one cargo would not check them again.
+        program("tar", ["-xzmf", file, "-C", to]).run()?;
         members.push(name(&package).trim_end_matches(".crate").to_owned());
     }
     ensure!(!members.is_empty(), "there are no packages in {}", folder.display());
