@@ -4,7 +4,6 @@
 mod table;
 
 use std::collections::BTreeSet;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use millstream::layers::core::keys::Keys;
 use millstream::{Delivery, GroupName, Namespace, Outcome, TopicName, TopicPartition};
@@ -33,19 +32,20 @@ async fn whole(server: &Server) -> (Cli, Place) {
     let topic: TopicName = "orders".parse().expect("a name");
     let group: GroupName = "billing".parse().expect("a name");
     let tp = TopicPartition::new(topic.clone(), 0);
-    let epoch = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").as_millis().to_string();
-    for number in [0, 1] {
-        let fence = keys.fence(&TopicPartition::new(topic.clone(), number), &group).to_string();
-        server
-            .cli(&["HSET", &fence, "owner", "gone", "token", "", "epoch", &epoch, "ttl", "1000", "ends", ""]);
-    }
     let log = keys.log(&tp).to_string();
-    // As the owner of the partition reads.
-    server.cli(&["XREADGROUP", "GROUP", "billing", "owner", "COUNT", "2", "STREAMS", &log, ">"]);
     let entries = server.cli(&["XRANGE", &log, "-", "+"]);
     let is_id = |line: &&str| line.split_once('-').is_some_and(|(ms, _)| ms.parse::<u64>().is_ok());
     let ids = entries.lines().map(str::trim).filter(is_id).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(ids.len(), 5, "{entries}");
+    // An owner that came with the last entry: what is appended from now on is newer than its lease.
+    let epoch = ids[4].split_once('-').expect("an id").0;
+    for number in [0, 1] {
+        let fence = keys.fence(&TopicPartition::new(topic.clone(), number), &group).to_string();
+        server
+            .cli(&["HSET", &fence, "owner", "gone", "token", "", "epoch", epoch, "ttl", "1000", "ends", ""]);
+    }
+    // As the owner of the partition reads.
+    server.cli(&["XREADGROUP", "GROUP", "billing", "owner", "COUNT", "2", "STREAMS", &log, ">"]);
     (cli, Place { keys, topic, tp, group, ids })
 }
 
