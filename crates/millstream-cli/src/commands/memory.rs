@@ -228,7 +228,7 @@ impl View {
         format!("{}\n\n{tables}", output::list(head))
     }
 
-    /// Returns the topics of which nothing could be read.
+    /// Returns the unreadable topics.
     fn unmeasured(&self) -> impl Iterator<Item = &str> {
         let failed = self.errors.iter().filter_map(|it| it.topic.as_deref());
         failed.filter(|name| self.topics.iter().all(|it| it.topic != *name))

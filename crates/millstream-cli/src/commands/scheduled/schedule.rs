@@ -157,7 +157,7 @@ fn missed(text: &str) -> Result<Missed, String> {
     }
 }
 
-/// Number of times that `list` and `show` tell of each recurring message.
+/// Number of next due times that `list` and `show` print for each recurring message.
 const TIMES: usize = 3;
 
 /// A recurring message.

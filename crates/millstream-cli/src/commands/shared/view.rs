@@ -102,7 +102,7 @@ pub(in crate::commands) struct GroupView {
 }
 
 impl GroupView {
-    /// Creates the view of a group, or of the groups of a topic, of which nothing can be read.
+    /// Creates the view of an unreadable group, or of the unreadable groups of a topic.
     pub(in crate::commands) fn unknown(group: Option<&GroupName>, error: &millstream::Error) -> Self {
         let error = Some(error.to_string());
         Self { group: group.map(ToString::to_string), error, ..Self::default() }

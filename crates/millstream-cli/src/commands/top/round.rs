@@ -71,7 +71,7 @@ pub(crate) struct Round {
     /// All existing topics; `None` if the list was not requested, or the query failed.
     pub(crate) names: Option<Vec<TopicName>>,
     pub(crate) topics: Vec<TopicSample>,
-    /// Topics of which nothing could be read, not even the settings.
+    /// Topics whose settings could not be read.
     pub(crate) unreadable: Vec<TopicName>,
     /// Dead letters that are new since the previous round, newest first for each partition.
     pub(crate) letters: Vec<DeadLetter>,

@@ -122,7 +122,7 @@ pub(crate) fn filtered<'a>(model: &'a Model, filter: &str) -> Vec<TopicView<'a>>
     model.topics().filter(fits).collect()
 }
 
-/// Returns the topics with `filter` in their names of which nothing is known.
+/// Returns the unread and unreadable topics with `filter` in their names.
 pub(crate) fn unknown<'a>(model: &'a Model, filter: &str) -> impl Iterator<Item = &'a TopicName> {
     let filter = filter.to_lowercase();
     model.unknown().filter(move |name| has(name.as_str(), &filter))

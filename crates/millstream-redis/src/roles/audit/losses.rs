@@ -142,7 +142,7 @@ impl RedisBackend {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("HGET").arg(key.as_str()).arg(&field);
         let text = reply::maybe_bytes(self.inner.one(&key, &pipe).await?)?;
-        // What makes no sense is still the record of a loss, of which nothing is known.
+        // A record that cannot be parsed still shows that there was a loss.
         let unknown = Record { loss: Loss::new(0, 0, 1, None), ..Record::default() };
         Ok(text.map(|text| Record::parse(&String::from_utf8_lossy(&text)).unwrap_or(unknown)))
     }
