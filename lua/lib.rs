@@ -274,8 +274,8 @@ script!(
 );
 script!(
     read_only
-    /// Counts waiting messages.
-    WAITING, "schedule", "waiting", ["delay"], []
+    /// Counts the items of a list by time.
+    COUNT_DUE, "schedule", "count_due", ["list"], []
 );
 script!(
     /// Moves messages that are due to the log of their partition, for all groups.
@@ -385,8 +385,10 @@ script!(
 );
 script!(
     read_only
-    /// Returns the state of a log and all its groups, at one moment unless entries are large.
-    LOOK, "inspect", "look", ["log"], ["who", "after"]
+    /// Returns the state of a log and its groups, and of what else groups have that are named: of one moment unless entries are
+    /// large, so that a message that moves is seen once.
+    LOOK, "inspect", "look", ["log", "delay", "retry_log...", "retry_due...", "dlq..."],
+    ["who", "after", "named", "groups..."]
 );
 script!(
     /// Stores a topic's settings unless it has some.
@@ -511,7 +513,7 @@ pub const ALL: &[&Script] = &[
     &RESCHEDULE,
     &FIND,
     &SCHEDULED,
-    &WAITING,
+    &COUNT_DUE,
     &PROMOTE_DELAYED,
     &RECUR_PUT,
     &RECUR_REMOVE,

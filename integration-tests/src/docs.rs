@@ -44,3 +44,21 @@ mod outbox {}
 
 #[doc = include_str!("../../docs/guides/locks.md")]
 mod locks {}
+
+#[doc = include_str!("../../docs/guides/handlers.md")]
+mod handlers {}
+
+#[doc = include_str!("../../docs/guides/produce.md")]
+mod produce {}
+
+#[doc = include_str!("../../docs/guides/test.md")]
+mod test {}
+
+#[doc = include_str!("../../docs/guides/tune.md")]
+mod tune {}
+
+#[doc = include_str!("../../docs/guides/secure.md")]
+mod secure {}
+
+#[doc = include_str!("../../docs/guides/tutorial.md")]
+mod tutorial {}

@@ -113,6 +113,17 @@ impl Fixture {
         self.leaving.push(process);
     }
 
+    /// Shuts a member down in an orderly way and waits until its process is gone.
+    ///
+    /// # Panics
+    /// If there is no member with that id, or it does not end, or ends with an error.
+    pub async fn stop(&mut self, pid: u32) {
+        let mut process = self.processes.remove(&pid).expect("a process of ours");
+        process.terminate();
+        assert!(process.ended().await, "member {pid} ends well");
+        self.read();
+    }
+
     /// Shuts all members down in an orderly way, and also waits for those that were requested to before.
     ///
     /// # Panics

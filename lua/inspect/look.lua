@@ -1,20 +1,36 @@
--- look: returns the state of a log and all its groups, at one moment unless entries are large.
+-- look: returns the state of a log and its groups, and of what else groups have that are named: of one moment unless
+-- entries are large, so that a message that moves is seen once.
 -- KEYS[1] log STREAM a partition's log
+-- KEYS[2] delay ZSET its delayed messages by due time in milliseconds; no key behind the log if ARGV[3] is ''
+-- KEYS[3] retry_log... STREAM redeliveries of the first group that is named
+-- KEYS[4] retry_due... ZSET its parked retries by due time in milliseconds
+-- KEYS[5] dlq... STREAM its dead letters; then these three of each further group
 -- ARGV[1] who '1' to request the identity of the server, or ''
--- ARGV[2] after name of a group: to return only the groups after it; or '' to start
--- returns {now_ms, length or nil, first id or nil, last id or nil, removed or nil, largest id that was deleted or nil,
---   server or nil, groups, 1 if there are more groups or 0, bytes}, each group as {name, position, pending, id
---   of the oldest pending entry that exists or nil, first unread id or nil, lag or nil}; it stops when bodies reach
---   1 MiB; bytes is how many were copied
-local log = KEYS[1]
-local who, after = ARGV[1], ARGV[2]
+-- ARGV[2] after name of a group: to return only the groups after it; or '' to start, and if groups are named
+-- ARGV[3] named number of groups whose keys are passed, to return what else they have too; or '' for the log alone
+-- ARGV[4] groups... their names, or '' if there are none
+-- returns {now_ms, 1 if the log exists or 0, length or nil, first id or nil, last id or nil, removed or nil, largest
+--   id that was deleted or nil, server or nil, groups, 1 if there are more groups or 0, bytes, waiting, rest}, each
+--   group as {name, position, pending, id of the oldest pending entry that exists or nil, first unread id or nil, lag
+--   or nil}; there are more if groups are named and the log has others, too; it stops when bodies reach 1 MiB; bytes
+--   is how many were copied; if groups are named, or 0 of them, waiting is {delayed messages, those that are due},
+--   and rest has for each group, up to where it stops, {entries of its retry log, those that are pending or nil if
+--   the group is not on it, parked retries, dead letters}; -1 instead of a number stands for a key of another type,
+--   also instead of the 1
+local log, delay = KEYS[1], KEYS[2]
+local who, after, named = ARGV[1], ARGV[2], ARGV[3]
+local keys, names = KEYS, ARGV
 -- MAX_GHOSTS: ghosts that are skipped per group.
 local MAX_BYTES, MAX_GHOSTS = 1048576, 100
 
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-if redis.call('EXISTS', log) == 0 then
-  return { now_ms, false, false, false, false, false, false, {}, 0, 0 }
+-- Returns the answer to a command, or -1 if its key has another type. Any other error ends the script.
+local function of_type(answer)
+  if type(answer) == 'table' and answer.err then
+    return string.find(answer.err, 'WRONGTYPE', 1, true) and -1 or error(answer)
+  end
+  return answer
 end
 local function map(flat)
   local fields = {}
@@ -26,9 +42,7 @@ end
 -- As text, since Redis converts a number to an integer.
 local function text(number)
   return number and string.format('%.0f', number)
-end
-
--- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
+end-- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
 local function size(entry)
   local bytes = 0
   for _, value in ipairs(entry and entry[2] or {}) do
@@ -46,18 +60,24 @@ local function up_to(one, other)
   end
   return #one <= #other
 end
-
 -- Ids padded to one length, so that text comparison is correct: Lua numbers would lose their last digits.
 local function wide(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
 end
 
-local info = map(redis.call('XINFO', 'STREAM', log))
+-- A log of another type is an error, unless something else is asked for too.
+local exists, info, standing = redis.call('EXISTS', log), {}, {}
+if exists == 1 and named ~= '' and of_type(redis.pcall('XLEN', log)) == -1 then
+  exists = -1
+elseif exists == 1 then
+  info = map(redis.call('XINFO', 'STREAM', log))
+  standing = redis.call('XINFO', 'GROUPS', log)
+end
 local first, last = info['first-entry'], info['last-entry']
 local added, copied = info['entries-added'], size(first) + size(last)
 local deleted = info['max-deleted-entry-id'] and wide(info['max-deleted-entry-id'])
-local groups, unread_above, bytes, more = {}, {}, 0, 0
+local groups, unread_above, waiting, rest, bytes, more = {}, {}, {}, {}, 0, 0
 -- Returns the oldest pending entry of a group that is no ghost: `trim` keeps nothing for a ghost either. Entries are
 -- trimmed from the beginning, or deleted one by one up to the largest id that was deleted: so most logs are known to
 -- have no ghosts without reading a body. After too many ghosts or bytes, the id may be that of a ghost.
@@ -82,25 +102,65 @@ local function oldest_pending(group)
   end
   return id
 end
-for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
-  local group = map(flat)
-  if bytes >= MAX_BYTES then
-    more = 1
-    break
-  elseif after == '' or not up_to(group.name, after) then
-    local position = group['last-delivered-id']
-    local oldest = group.pending > 0 and oldest_pending(group.name)
-    if unread_above[position] == nil then
-      unread_above[position] = false
-      if not last or last[1] ~= position then
-        -- Above the largest possible id XRANGE returns an error.
-        local above = '(' .. position
-        local entries = redis.pcall('XRANGE', log, above, '+', 'COUNT', 1)
-        unread_above[position], bytes = entries[1] and entries[1][1] or false, bytes + size(entries[1])
-      end
+-- Adds a group that is on the log.
+local function add(group)
+  local position = group['last-delivered-id']
+  local oldest = group.pending > 0 and oldest_pending(group.name)
+  if unread_above[position] == nil then
+    unread_above[position] = false
+    if not last or last[1] ~= position then
+      -- Above the largest possible id XRANGE returns an error.
+      local above = '(' .. position
+      local entries = redis.pcall('XRANGE', log, above, '+', 'COUNT', 1)
+      unread_above[position], bytes = entries[1] and entries[1][1] or false, bytes + size(entries[1])
     end
-    groups[#groups + 1] = { group.name, position, group.pending, oldest, unread_above[position],
-      text(group.lag) or false }
+  end
+  groups[#groups + 1] = { group.name, position, group.pending, oldest, unread_above[position],
+    text(group.lag) or false }
+end
+-- Returns the number of pending entries of a group on its retry log; nil if it is not there, or there is no such log.
+local function pending_on(retry_log, name)
+  local found = redis.pcall('XINFO', 'GROUPS', retry_log)
+  if found.err and not string.find(found.err, 'no such key', 1, true) then
+    return error(found)
+  end
+  for _, flat in ipairs(found) do
+    if map(flat).name == name then
+      return map(flat).pending
+    end
+  end
+  return false
+end
+if named ~= '' then
+  local by_name = {}
+  for _, flat in ipairs(standing) do
+    by_name[map(flat).name] = map(flat)
+  end
+  local total = of_type(redis.pcall('ZCARD', delay))
+  waiting = { total, total > 0 and redis.call('ZCOUNT', delay, '-inf', now_ms) or 0 }
+  for at = 1, tonumber(named) do
+    if bytes >= MAX_BYTES then
+      break
+    end
+    local name, retry_log, retry_due, dlq = names[3 + at], unpack(keys, 3 * at, 3 * at + 2)
+    if by_name[name] then
+      add(by_name[name])
+    end
+    local length = of_type(redis.pcall('XLEN', retry_log))
+    local pending = length ~= -1 and pending_on(retry_log, name)
+    local parked, dead = of_type(redis.pcall('ZCARD', retry_due)), of_type(redis.pcall('XLEN', dlq))
+    rest[#rest + 1] = { length, pending, parked, dead }
+  end
+  more = #standing > #groups and 1 or 0
+else
+  for _, flat in ipairs(standing) do
+    local group = map(flat)
+    if bytes >= MAX_BYTES then
+      more = 1
+      break
+    elseif after == '' or not up_to(group.name, after) then
+      add(group)
+    end
   end
 end
 -- The identity changes with every restart and fail-over: earlier results may then be wrong.
@@ -114,6 +174,7 @@ if who == '1' then
 end
 return {
   now_ms,
+  exists,
   info.length or false,
   first and first[1] or false,
   last and last[1] or false,
@@ -123,4 +184,6 @@ return {
   groups,
   more,
   copied + bytes,
+  waiting,
+  rest,
 }

@@ -185,18 +185,23 @@ fn diagnose_one(server: &Server) -> Vec<Report> {
     reports
 }
 
+/// Returns a size in MiB.
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
 fn memory(server: &Server, say: &mut impl FnMut(Level, &str, String, &str)) {
     let (Some(used), Some(most)) = (server.used_memory, server.max_memory) else { return };
     if most == 0 {
         let advice =
             "Set maxmemory below what the machine has: else the system ends the server when it is full";
-        say(Level::Warn, "memory", format!("{used} bytes in use, without a limit"), advice);
+        say(Level::Warn, "memory", format!("{} in use, without a limit", mebibytes(used)), advice);
     } else if used.saturating_mul(100) >= most.saturating_mul(TIGHT) {
         let advice =
             "When it is full, appends are refused: look for a group that does not read, or raise maxmemory";
-        say(Level::Error, "memory", format!("{used} of {most} bytes in use"), advice);
+        say(Level::Error, "memory", format!("{} of {} in use", mebibytes(used), mebibytes(most)), advice);
     } else {
-        say(Level::Ok, "memory", format!("{used} of {most} bytes in use"), "");
+        say(Level::Ok, "memory", format!("{} of {} in use", mebibytes(used), mebibytes(most)), "");
     }
     if let Some(evicted) = server.evicted.filter(|evicted| *evicted > 0) {
         let advice =

@@ -63,7 +63,10 @@ const TRIM: &str =
     "with several groups, ACKED and DELREF of XADD, XTRIM and XDELEX delete the wrong entries or none";
 const RIGHTS: &str = "XREAD and XREADGROUP pass over key permissions of ACLs";
 
-static FAULTS: [Known; 10] = [
+/// Stands for the version that mends a fault, where there is none yet.
+const OPEN: (u32, u32, u32) = (u32::MAX, 0, 0);
+
+static FAULTS: [Known; 11] = [
     fault(
         "redis",
         (0, 0, 0),
@@ -87,6 +90,15 @@ static FAULTS: [Known; 10] = [
         Level::Warn,
         "ids for XADD … IDMP are lost or doubled by restarts and replicas",
         "Upgrade to 8.6.6 or newer; we do not use them",
+    ),
+    // Measured with 8.0.1 and 9.1.2: docs/reliability.md.
+    fault(
+        "valkey",
+        (8, 0, 0),
+        OPEN,
+        Level::Warn,
+        "with `appendfsync everysec` WAITAOF answers before the file is synced",
+        "Set `appendfsync always` if messages are sent with Durability::Fsynced",
     ),
 ];
 
@@ -113,7 +125,11 @@ mod tests {
             ["6.2.14", "8.2.1", "8.2.3", "8.2.8", "8.4.5"].map(|it| count("redis", it)),
             [1, 3, 2, 1, 1]
         );
-        assert_eq!(count("valkey", "8.1.1"), 0, "Redis' faults are not Valkey's");
+        assert_eq!(
+            ["7.2.4", "8.0.1", "9.1.2"].map(|it| count("valkey", it)),
+            [0, 1, 1],
+            "Redis' faults are not Valkey's"
+        );
     }
 
     #[test]

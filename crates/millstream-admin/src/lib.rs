@@ -26,7 +26,7 @@ pub use dead_letters::{
 pub use doctor::{Report, diagnose};
 pub use faults::Level;
 pub use groups::ExpiredGroup;
-pub use memory::{Memory, Size, used_of};
+pub use memory::{Memory, ServerMemory, Size};
 pub use owners::{OwnedPartition, Owners, Standing};
 pub use reading::cursor::Cursor;
 pub use reading::messages::{Browse, Filter, Message, Messages};

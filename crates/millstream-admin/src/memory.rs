@@ -1,4 +1,4 @@
-//! Memory usage of a topic by structure, partition and group, with a forecast of when the server is full.
+//! Memory usage of a topic by structure, partition and group, and of the servers, with a forecast of when they are full.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,10 +43,6 @@ pub struct Memory {
     pub partitions: BTreeMap<Partition, Size>,
     /// Usage of each group's own data. Its pending list counts as part of the log.
     pub groups: BTreeMap<GroupName, Size>,
-    /// Bytes that the server uses for everything; `None` if it does not report it.
-    pub used: Option<u64>,
-    /// Memory limit of the server, in bytes; `None` if there is none, or if it does not report it.
-    pub max: Option<u64>,
     /// Reasons why a part is missing: the items of a structure could not be counted, or the groups are unknown.
     pub unreadable: Vec<String>,
 }
@@ -58,16 +54,6 @@ impl Memory {
         self.structures.values().map(|size| size.bytes).sum()
     }
 
-    /// Returns the time until the server is full, if it grows as between `earlier` and this reading. `None` if it did
-    /// not grow, or has no limit.
-    #[must_use]
-    pub fn full_in(&self, earlier: &Self, between: Duration) -> Option<Duration> {
-        let (used, before, max) = (self.used?, earlier.used?, self.max?);
-        let grown = used.checked_sub(before).filter(|grown| *grown > 0)?;
-        let seconds = between.as_secs_f64() * max.saturating_sub(used) as f64 / grown as f64;
-        Duration::try_from_secs_f64(seconds).ok()
-    }
-
     fn add(&mut self, usage: &Usage) {
         self.structures.entry(usage.structure).or_default().add(usage);
         self.partitions.entry(usage.partition).or_default().add(usage);
@@ -75,6 +61,35 @@ impl Memory {
         if let Some(group) = &usage.group {
             self.groups.entry(group.clone()).or_default().add(usage);
         }
+    }
+}
+
+/// Memory usage of all servers together, of all keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerMemory {
+    /// Bytes that they use; `None` if one of them does not report it.
+    pub used: Option<u64>,
+    /// Their memory limit, in bytes; `None` if one of them has none, or does not report it.
+    pub max: Option<u64>,
+}
+
+impl ServerMemory {
+    /// Returns that of these servers, which [`Admin::servers`] returns.
+    #[must_use]
+    pub fn of(servers: &[Server]) -> Self {
+        let sum = |of: fn(&Server) -> Option<u64>| servers.iter().map(of).sum();
+        let max = sum(|server| server.max_memory.filter(|max| *max > 0));
+        Self { used: sum(|server| server.used_memory), max }
+    }
+
+    /// Returns the time until they are full, if they grow as between `earlier` and this reading. `None` if they did
+    /// not grow, or have no limit.
+    #[must_use]
+    pub fn full_in(&self, earlier: &Self, between: Duration) -> Option<Duration> {
+        let (used, before, max) = (self.used?, earlier.used?, self.max?);
+        let grown = used.checked_sub(before).filter(|grown| *grown > 0)?;
+        let seconds = between.as_secs_f64() * max.saturating_sub(used) as f64 / grown as f64;
+        Duration::try_from_secs_f64(seconds).ok()
     }
 }
 
@@ -93,25 +108,16 @@ impl Admin {
             let usage = self.backend.inspect()?.usage(chunk, &groups).await?;
             usage.iter().for_each(|usage| memory.add(usage));
         }
-        (memory.used, memory.max) = used_of(&self.servers().await?);
         Ok(memory)
     }
-}
-
-/// Returns the used memory of all servers together, and their limit, in bytes; `None` if one of them does not report it, or
-/// has no limit.
-#[must_use]
-pub fn used_of(servers: &[Server]) -> (Option<u64>, Option<u64>) {
-    let sum = |of: fn(&Server) -> Option<u64>| servers.iter().map(of).sum();
-    (sum(|server| server.used_memory), sum(|server| server.max_memory.filter(|max| *max > 0)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn looked(used: u64, max: Option<u64>) -> Memory {
-        Memory { used: Some(used), max, ..Memory::default() }
+    fn looked(used: u64, max: Option<u64>) -> ServerMemory {
+        ServerMemory { used: Some(used), max }
     }
 
     #[test]
@@ -131,10 +137,14 @@ mod tests {
             (server.used_memory, server.max_memory) = (used, max);
             server
         };
+        let of = |servers: &[Server]| {
+            let memory = ServerMemory::of(servers);
+            (memory.used, memory.max)
+        };
         let [one, two] = [server(Some(10), Some(100)), server(Some(5), Some(50))];
-        assert_eq!(used_of(&[one.clone(), two]), (Some(15), Some(150)));
-        assert_eq!(used_of(&[one.clone(), server(Some(5), Some(0))]), (Some(15), None), "one has no limit");
-        assert_eq!(used_of(&[one, server(None, None)]), (None, None), "one is away");
+        assert_eq!(of(&[one.clone(), two]), (Some(15), Some(150)));
+        assert_eq!(of(&[one.clone(), server(Some(5), Some(0))]), (Some(15), None), "one has no limit");
+        assert_eq!(of(&[one, server(None, None)]), (None, None), "one is away");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Verification that every message is in exactly one place, and repair of what is not.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_core::audit::{Check, Fault, Finding, Loss, Remedy, Scope};
 use millstream_core::schedule::Shard;
@@ -9,17 +11,19 @@ use millstream_core::{Error, ErrorKind, QueueName, Result, TopicName};
 use crate::Admin;
 
 /// Options of a verification.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct VerifyOptions {
     /// Whether repairable findings are repaired immediately. Default: no.
     pub repair: bool,
     /// Maximum number of findings: the next one ends the verification and is not repaired. Default: 10,000.
     pub limit: usize,
+    /// Counter to which the number of examined items is added while it runs, for a display of progress. Default: none.
+    pub progress: Option<Arc<AtomicU64>>,
 }
 
 impl Default for VerifyOptions {
     fn default() -> Self {
-        Self { repair: false, limit: 10_000 }
+        Self { repair: false, limit: 10_000, progress: None }
     }
 }
 
@@ -212,6 +216,9 @@ impl<'a> Pass<'a> {
         loop {
             let page = self.admin.backend.audit()?.audit(scope, check, after.as_deref()).await?;
             self.verified.looked_at += page.looked_at;
+            if let Some(progress) = &self.options.progress {
+                progress.fetch_add(page.looked_at, Ordering::Relaxed);
+            }
             for finding in page.findings {
                 if finding.fault.needs_second_look() {
                     self.suspects.push((scope.clone(), check, finding));

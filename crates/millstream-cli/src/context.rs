@@ -33,7 +33,7 @@ impl Context {
 
     /// Creates a context over a connection made with other settings; see [`Global::builder`].
     pub(crate) fn over(mq: Millstream, global: &Global) -> Self {
-        Self { mq, output: Output::new(global.json), yes: global.yes }
+        Self { mq, output: global.output(), yes: global.yes }
     }
 
     /// Returns the administration handle.

@@ -8,7 +8,8 @@ use anyhow::{Error, Result};
 use millstream::ErrorKind;
 
 use crate::commands::message::sanitize;
-use crate::output::Closed;
+use crate::envelope::ErrorView;
+use crate::output::{Closed, Output};
 
 /// The result of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +44,29 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Returns the error for a topic, group or queue that does not exist. Similar names are suggested to the user.
+/// An error that ended a command.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: Error,
+    /// What may help, beyond the advice for the kind of the error.
+    pub(crate) advice: Option<String>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, advice: None }
+    }
+}
+
+/// Returns the error for something that does not exist. Similar names of topics, groups and queues are suggested to the
+/// user.
 pub(crate) fn not_found(why: String) -> Error {
     millstream::Error::new(ErrorKind::NotFound, why).into()
+}
+
+/// Returns the error for something that exists already, and is different.
+pub(crate) fn exists(why: String) -> Error {
+    millstream::Error::new(ErrorKind::Exists, why).into()
 }
 
 /// Returns advice on an error, if there is any for its kind.
@@ -71,20 +92,22 @@ fn advice(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// Returns the exit code; prints an error on stderr first.
-pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
-    let error = match ended {
+/// Returns the exit code; prints an error first, on stderr and, as JSON, as the last line of stdout.
+pub(crate) fn code(ended: Result<Exit, Failure>, output: Output) -> ExitCode {
+    let Failure { error, advice: more } = match ended {
         Ok(Exit::Done) => return ExitCode::SUCCESS,
         Ok(Exit::Wrong) => return ExitCode::from(3),
-        Err(error) => error,
+        Err(failure) => failure,
     };
     let code = code_of(&error);
     if code != 0 {
         // Starts like the error messages of clap.
         let text = sanitize::text(format!("{error:#}").as_bytes());
-        let advice = advice(&error).map(|advice| format!("; {advice}")).unwrap_or_default();
+        let advice = more.or_else(|| advice(&error).map(str::to_owned));
+        let added = advice.iter().map(|advice| format!("; {advice}")).collect::<String>();
         // If stderr is closed, the message is dropped.
-        let _ = writeln!(std::io::stderr(), "error: {text}{advice}");
+        let _ = writeln!(std::io::stderr(), "error: {text}{added}");
+        output.fail(&ErrorView::of(&error, advice));
     }
     ExitCode::from(code)
 }

@@ -12,6 +12,8 @@ use millstream::TlsConfig;
 use millstream::{Builder, Credentials, Millstream, Namespace, PasswordFile};
 use serde::Deserialize;
 
+use crate::output::Output;
+
 /// The default URL.
 const URL: &str = "redis://127.0.0.1:6379";
 /// Variable with the password.
@@ -30,22 +32,22 @@ pub(crate) struct Global {
     user: Option<String>,
     /// File with the password, or else the variable `MILLSTREAM_PASSWORD`: neither is seen in a list of processes, as the
     /// URL is. Default: none
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_PASSWORD_FILE", value_parser = path())]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_PASSWORD_FILE", value_parser = file_path())]
     password_file: Option<PathBuf>,
     /// Prefix of all keys, the same as in the programs that use the queue. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
     /// With TLS: file with the certificates (PEM) of the authorities to trust. Default: those of the system
     #[cfg(feature = "tls")]
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CA", value_parser = path())]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CA", value_parser = file_path())]
     tls_ca: Option<PathBuf>,
     /// With TLS: file with the certificate (PEM) to present, and its chain. Default: none
     #[cfg(feature = "tls")]
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CERT", value_parser = path())]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_CERT", value_parser = file_path())]
     tls_cert: Option<PathBuf>,
     /// File with the private key (PEM) of `--tls-cert`
     #[cfg(feature = "tls")]
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_KEY", value_parser = path())]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_TLS_KEY", value_parser = file_path())]
     tls_key: Option<PathBuf>,
     /// With TLS: name that the servers' certificates must have. Default: the host of the address
     #[cfg(feature = "tls")]
@@ -59,14 +61,17 @@ pub(crate) struct Global {
         not(feature = "tls"),
         doc = "Settings file (TOML) with `url`, `user`, `password-file` and `namespace`. `tls-ca`, `tls-cert`, `tls-key` and\n`tls-server-name` are for a command that was built with TLS, and are not used"
     )]
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = file_path())]
     config: Option<PathBuf>,
-    /// Prints JSON
+    /// Prints JSON: each line of stdout is an envelope with the data, or with the error
     #[arg(long, global = true)]
-    pub(crate) json: bool,
+    json: bool,
     /// Answers all prompts with yes
     #[arg(long, short, global = true)]
     pub(crate) yes: bool,
+    /// Path of the called command.
+    #[arg(skip)]
+    command: &'static str,
 }
 
 /// The settings in a file. It may be shared with a command that was built with TLS.
@@ -88,15 +93,32 @@ struct Settings {
     tls_server_name: Option<String>,
 }
 
+/// Returns the path of the called command: `topic list`. Called once or twice in a process, so that it may leak.
+pub(crate) fn path(matches: &ArgMatches) -> &'static str {
+    let mut names = Vec::new();
+    let mut leaf = matches;
+    while let Some((name, beneath)) = leaf.subcommand() {
+        names.push(name);
+        leaf = beneath;
+    }
+    names.join(" ").leak()
+}
+
 /// Accepts an empty path too, which stands for no file.
-fn path() -> impl TypedValueParser<Value = PathBuf> {
+fn file_path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
 impl Global {
-    /// Determines the sources of values. An empty variable counts as not set, since files of settings often name all
+    /// Returns the output settings of the called command.
+    pub(crate) fn output(&self) -> Output {
+        Output::new(self.json, self.command)
+    }
+
+    /// Determines the sources of values, and the called command. An empty variable counts as not set, since files of settings often name all
     /// variables; an empty option is an empty value.
     pub(crate) fn settle(&mut self, matches: &ArgMatches) {
+        self.command = path(matches);
         let drops = |id, value: &mut Option<String>| {
             if matches.value_source(id) == Some(ValueSource::EnvVariable) {
                 value.take_if(|it| it.is_empty());

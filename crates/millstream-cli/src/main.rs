@@ -3,6 +3,7 @@
 mod commands;
 mod confirm;
 mod context;
+mod envelope;
 mod exit;
 mod global;
 mod human;
@@ -14,13 +15,15 @@ mod suggest;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::Result;
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tracing_subscriber::EnvFilter;
 
 use commands::Command;
-use exit::Exit;
+use envelope::ErrorView;
+use exit::{Exit, Failure};
 use global::Global;
+use output::Output;
 use suggest::Typed;
 
 /// Manages topics, groups and messages of Millstream, a message queue on Redis Streams.
@@ -37,22 +40,24 @@ struct Cli {
 const AFTER_HELP: &str = "Examples:
   millstream topic list                                 all topics
   millstream --url redis://10.0.0.5 lag orders --watch  how far each group is behind, every 2 seconds
-  millstream doctor --json                              the state of the server, as one JSON value
+  millstream doctor --json                              the state of the server, as one line of JSON
 
 Settings, in the order of precedence: options, the environment, the file of --config (by default
 $XDG_CONFIG_HOME/millstream/config.toml or ~/.config/millstream/config.toml), defaults. Store a password in the
 environment or in the file: all users of a machine can see the arguments of a process.
 
-Output: data on stdout, notes on stderr. With --json one JSON value per command, or one per line from commands that run
-until they are stopped. Colours only on a terminal, and without NO_COLOR. RUST_LOG sets the log filter.
+Output: data on stdout, notes on stderr. With --json each line of stdout is {\"version\":1,\"command\":…,\"data\":…}, one line
+per command, or one per record from commands that print records; after a failure the last line has \"error\" in the place
+of \"data\". `millstream schema` prints the schema of each. Colours only on a terminal, and without NO_COLOR. RUST_LOG sets
+the log filter.
 
 Exit codes: 0 done; 1 failed, also if the server, a permission or the named object is missing; 2 wrong usage, also a
 missing confirmation; 3 found a fault (doctor, verify); 130 interrupted before its end. A command that runs until it is
 stopped ends with 0 then.";
 
 /// The log filter unless `RUST_LOG` is set. The warning that a server without persistence can lose messages is
-/// omitted.
-const LOG_FILTER: &str = "warn,millstream_redis::risks=error";
+/// omitted, and what users of the dashboard change is logged.
+const LOG_FILTER: &str = "warn,millstream_redis::risks=error,millstream_dashboard::audit=info";
 
 /// Rewrites `millstream help topic list` to `millstream topic list --help`.
 fn expand_help(mut args: Vec<OsString>) -> Vec<OsString> {
@@ -65,21 +70,25 @@ fn expand_help(mut args: Vec<OsString>) -> Vec<OsString> {
 
 fn main() -> ExitCode {
     // For developers of the commands: it is not one of them.
-    if std::env::args_os().skip(1).eq(["markdown"]) {
-        return exit::code(commands::generate::markdown::run(output::Output::new(false)));
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let page: Option<fn(Output) -> anyhow::Result<Exit>> = match words.as_slice() {
+        [word] if word == "markdown" => Some(commands::generate::markdown::run),
+        [word, page] if word == "markdown" && page == "json" => Some(commands::generate::json_page::run),
+        _ => None,
+    };
+    if let Some(page) = page {
+        return exit::code(page(Output::plain()).map_err(Failure::from), Output::plain());
     }
     // For the completion scripts of shells.
     if std::env::args_os().nth(1).is_some_and(|word| word == "complete") {
         let words: Vec<_> = std::env::args_os().skip(2).collect();
-        return exit::code(commands::generate::complete::run(&words));
+        return exit::code(commands::generate::complete::run(&words).map_err(Failure::from), Output::plain());
     }
-    // Ends the process itself: with 0 after --help, with 2 on wrong usage.
-    let matches = Cli::command().get_matches_from(expand_help(std::env::args_os().collect()));
-    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    cli.global.settle(&matches);
-    if let Err(wrong) = cli.command.check() {
-        Cli::command().error(clap::error::ErrorKind::ValueValidation, wrong).exit();
-    }
+    let args = expand_help(std::env::args_os().collect());
+    let (cli, matches) = match parse(&args) {
+        Ok(parsed) => parsed,
+        Err(error) => return refuse(&error, &args),
+    };
     // Errors in the background are logged when they occur, and are not part of the output.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = output::colours(&std::io::stderr());
@@ -88,15 +97,47 @@ fn main() -> ExitCode {
         .with_ansi(colours)
         .with_writer(|| log_buffer::LogWriter)
         .init();
-    exit::code(run(cli, &Typed::of(&matches)))
+    let output = cli.global.output();
+    exit::code(run(cli, &Typed::of(&matches)), output)
 }
 
-fn run(Cli { global, command }: Cli, typed: &Typed) -> Result<Exit> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+fn parse(args: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
+    let matches = Cli::command().try_get_matches_from(args)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    cli.global.settle(&matches);
+    match cli.command.check() {
+        Ok(()) => Ok((cli, matches)),
+        Err(wrong) => Err(Cli::command().error(ErrorKind::ValueValidation, wrong)),
+    }
+}
+
+/// Prints the help or the version, and ends with 0; or the error in the arguments, and ends with 2.
+fn refuse(error: &clap::Error, args: &[OsString]) -> ExitCode {
+    // If the stream is closed, the text is dropped.
+    let _ = error.print();
+    if error.use_stderr() {
+        // The arguments up to the wrong one: they name the command.
+        let known = Cli::command().ignore_errors(true).try_get_matches_from(args);
+        let command = known.as_ref().map_or("", global::path);
+        Output::new(wants_json(args), command).fail(&ErrorView::of_arguments(error));
+    }
+    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Whether `--json` is among the arguments: where they are wrong, clap does not say it.
+fn wants_json(args: &[OsString]) -> bool {
+    args.iter().take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
+fn run(Cli { global, command }: Cli, typed: &Typed) -> Result<Exit, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(anyhow::Error::from)?.block_on(async {
         match command.run(&global).await {
-            Err(error) => Err(suggest::explain(error, typed, &global).await),
-            ended => ended,
+            Err(error) => {
+                let advice = suggest::explain(&error, typed, &global).await;
+                Err(Failure { error, advice })
+            }
+            Ok(ended) => Ok(ended),
         }
     })
 }

@@ -8,12 +8,15 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use crate::commands::message::sanitize;
+use crate::envelope::{self, ErrorView};
 
 /// The output settings of a command.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Output {
     json: bool,
     colours: bool,
+    /// Path of the command, as it is in the envelope: `topic list`.
+    command: &'static str,
 }
 
 /// Error: the reader of stdout has closed it. It ends a command silently.
@@ -37,8 +40,13 @@ pub(crate) enum Tone {
 }
 
 impl Output {
-    pub(crate) fn new(json: bool) -> Self {
-        Self { json, colours: !json && colours(&io::stdout()) }
+    pub(crate) fn new(json: bool, command: &'static str) -> Self {
+        Self { json, colours: !json && colours(&io::stdout()), command }
+    }
+
+    /// The output of what is no command with JSON output, such as a generated page.
+    pub(crate) fn plain() -> Self {
+        Self::new(false, "")
     }
 
     /// Whether the output is JSON.
@@ -46,20 +54,35 @@ impl Output {
         self.json
     }
 
-    /// Prints a value as one line of JSON, with control characters escaped, or as the text made of it, which has to
-    /// be escaped by its maker. Commands that stream call it once per record.
+    /// Prints a value in the envelope, as one line of JSON with control characters escaped, or as the text made of it,
+    /// which has to be escaped by its maker. Commands that stream call it once per record.
     ///
     /// # Errors
     /// If it cannot be written; [`Closed`] if stdout is closed.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json {
-            return self.write(&(sanitize::json(&serde_json::to_string(value)?).into_owned() + "\n"));
+            return self.write(&self.line(value)?);
         }
         let mut text = text(value);
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
         self.write(&text)
+    }
+
+    /// Returns the line of a value in the envelope, for commands that print several at once.
+    ///
+    /// # Errors
+    /// If the value has no JSON form.
+    pub(crate) fn line<T: Serialize>(&self, value: &T) -> Result<String> {
+        Ok(envelope::data(self.command, value)? + "\n")
+    }
+
+    /// Prints the error that ends the command in the envelope, if the output is JSON. If stdout is closed, it is dropped.
+    pub(crate) fn fail(&self, error: &ErrorView) {
+        if let (true, Ok(line)) = (self.json, envelope::error(self.command, error)) {
+            let _ = self.write(&(line + "\n"));
+        }
     }
 
     /// Writes text to stdout unchanged, for text that is the data itself.
@@ -155,8 +178,8 @@ mod tests {
 
     #[test]
     fn json_and_pipes_have_no_colours() {
-        let painted = Output { json: false, colours: true }.paint(Tone::Bad, "error");
+        let painted = Output { json: false, colours: true, command: "" }.paint(Tone::Bad, "error");
         assert_eq!(painted, "\x1b[31merror\x1b[0m");
-        assert_eq!(Output::new(true).paint(Tone::Bad, "error"), "error");
+        assert_eq!(Output::new(true, "doctor").paint(Tone::Bad, "error"), "error");
     }
 }

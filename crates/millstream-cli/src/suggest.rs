@@ -1,6 +1,6 @@
 //! Suggestions for names that do not exist.
 
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Error, Result};
 use clap::ArgMatches;
 use millstream::layers::core::QueueName;
 use millstream::{ErrorKind, GroupName, TopicName};
@@ -43,18 +43,15 @@ fn many<T: ToString + Clone + Send + Sync + 'static>(leaf: &ArgMatches, ids: &[&
     ids.iter().filter_map(of).flatten().map(ToString::to_string).collect()
 }
 
-/// Adds a similar existing name to an error about a name that does not exist.
-pub(crate) async fn explain(error: Error, typed: &Typed, global: &Global) -> Error {
+/// Returns advice on an error about a name that does not exist: a similar name that exists.
+pub(crate) async fn explain(error: &Error, typed: &Typed, global: &Global) -> Option<String> {
     let kind =
         error.chain().find_map(|it| it.downcast_ref::<millstream::Error>()).map(millstream::Error::kind);
     if kind != Some(ErrorKind::NotFound) {
-        return error;
+        return None;
     }
     // An error of the lookup must not replace the original one.
-    match meant(typed, global).await {
-        Ok(Some(name)) => anyhow!("{error:#}; is {name} meant?"),
-        Ok(None) | Err(_) => error,
-    }
+    meant(typed, global).await.ok().flatten().map(|name| format!("is {name} meant?"))
 }
 
 /// Returns the existing name that is most similar to the missing one.

@@ -272,6 +272,7 @@ impl Observer for MetricsObserver {
                 origin,
                 source,
                 cause,
+                ..
             } => {
                 let first = attempt == 1 && source == Source::Log;
                 self.handled(&Message { tp, group, first, handled, elapsed, origin, cause });
@@ -371,7 +372,7 @@ impl Observer for MetricsObserver {
                     counts.crashed.increment(crashed as u64);
                 });
             }
-            Event::Worked { shard, attempt, handled, late, elapsed } => {
+            Event::Worked { shard, attempt, handled, late, elapsed, .. } => {
                 self.worked(shard, attempt, handled, late, elapsed);
             }
             Event::TasksSettled { shard, settled } => {

@@ -23,7 +23,9 @@ pub type SharedRecorder = Arc<dyn Recorder + Send + Sync>;
 pub struct MetricsConfig {
     /// Maximum number of label sets of one metric. Beyond it, counts and times go to one series whose labels are all
     /// `other`, and gauges are left out. Either is logged once, as a warning, and counted in
-    /// `millstream_series_over_limit_total`. Default: 1,000.
+    /// `millstream_series_over_limit_total`. Where partitions of all topics are too many, a
+    /// [`Sampler`](crate::Sampler) shows those of the topics with the most work; the others have the gauges of their groups,
+    /// and `millstream_topics_without_partitions` counts them. Default: 1,000.
     pub max_series: usize,
     /// Labels of every series. Default: none.
     pub labels: Vec<(String, String)>,
@@ -94,6 +96,11 @@ impl Registry {
         let registry = Self { recorder, limit, labels, sets: Mutex::default() };
         registry.with(|recorder| table::ALL.iter().for_each(|metric| metric.describe(recorder)));
         Ok(registry)
+    }
+
+    /// Returns the maximum number of label sets of one metric.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
     }
 
     fn with<T>(&self, f: impl FnOnce(&dyn Recorder) -> T) -> T {

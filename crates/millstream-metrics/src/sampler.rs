@@ -1,8 +1,9 @@
 //! The sampler: gauges of the server, read at intervals.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,14 +19,33 @@ use crate::observer::MetricsObserver;
 use crate::sampling::gauges::Values;
 use crate::sampling::lag::is_gone;
 use crate::sampling::sample::{self, GroupSample, QueueSample, TopicSample};
+use crate::sampling::shown::{Share, choose};
 use crate::table;
 
 /// Number of intervals without an answer after which values are no longer shown.
 const KEPT_ROUNDS: u32 = 3;
 /// Minimum interval between reads of the retention pins of a topic.
 const PINS_EVERY: Duration = Duration::from_secs(60);
+/// Number of parts into which topics are divided, so that their pins are not read in the same round.
+const PINS_PARTS: u32 = 4;
+/// Topics that are read together.
+const TOGETHER: usize = 64;
 /// Scope of the sampler's own gauge.
 const AGE: &str = "age";
+/// Scope of the gauge with the number of topics whose partitions are not shown.
+const LEFT_OUT: &str = "left out";
+
+/// What a round found of a topic.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    /// Messages that were ever appended.
+    appended: u64,
+    /// Its work, and the number of series that a metric of its partitions could have.
+    work: u64,
+    series: usize,
+    /// Whether its partitions were shown.
+    shown: bool,
+}
 
 /// Settings of a [`Sampler`].
 #[derive(Clone, Debug)]
@@ -75,11 +95,10 @@ impl SamplerConfig {
 
 /// Reads the state of topics, groups and delay queues from the server, once per interval.
 ///
-/// A round costs three requests. A topic of `p` partitions costs `2p + 2` more; each of its groups costs one for
-/// its members, one for its pause, and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per
-/// shard.
-/// [`Catalog::pins`](millstream_core::Catalog::pins) is called once a minute. At most eight requests run at once, and a
-/// round does not begin before the previous one has ended.
+/// A round costs three requests, and about six for each 64 topics with up to 500 partitions in all; more where a lag has to be
+/// counted. A backend without [`Inspect::overview`](millstream_core::Inspect::overview) is asked for each part of a topic by
+/// itself. A delay queue costs one request, and one per shard. Which groups keep entries is read once a minute. A round does
+/// not begin before the previous one has ended.
 ///
 /// When it is dropped, its gauges become NaN.
 pub struct Sampler {
@@ -90,6 +109,10 @@ pub struct Sampler {
     answered: Mutex<BTreeMap<String, Instant>>,
     /// Time of the last read of the retention pins, by topic.
     pins: Mutex<BTreeMap<TopicName, Instant>>,
+    /// What the previous round found, by topic.
+    found: Mutex<BTreeMap<TopicName, Before>>,
+    /// Whether the first round is over: from then on pins are read in parts.
+    spreads: AtomicBool,
     /// Time of the last round without an error.
     last: Mutex<Option<Instant>>,
 }
@@ -101,8 +124,9 @@ impl Sampler {
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) for an interval below 100 ms.
     pub fn new(backend: Backend, observer: Arc<MetricsObserver>, config: SamplerConfig) -> Result<Self> {
         config.check()?;
-        let (answered, pins, last) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { backend, observer, config, answered, pins, last })
+        let (answered, pins, found) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (last, spreads) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { backend, observer, config, answered, pins, found, spreads, last })
     }
 
     /// Samples once, and sets the gauges. A request that fails does not prevent the others; its gauges keep their
@@ -121,43 +145,33 @@ impl Sampler {
             });
             first.get_or_insert(error);
         };
-        let mut known = Vec::new();
+        let mut known = BTreeSet::new();
         if let Err(error) = sample::clock(&self.backend, &self.observer.clock).await {
-            fails(error.during("read the time"));
+            fails(error);
         }
         match self.topics().await {
             Ok(topics) => {
-                for topic in topics {
-                    let scopes = [scope("topic", topic.as_str()), scope("pins", topic.as_str())];
-                    let sampled = async {
-                        let sample = sample::topic(&self.backend, &topic, None).await?;
-                        self.say(&scopes[0], of_topic(&sample));
-                        let reasons: Vec<String> = sample.reasons().map(str::to_owned).collect();
-                        if self.asks_for_pins(&topic) {
-                            let pins = sample::pins(&self.backend, &topic).await?;
-                            self.say(&scopes[1], of_pins(&sample, &pins));
-                        } else {
-                            self.stays(&scopes[1]);
-                        }
-                        Ok(reasons)
-                    };
-                    match sampled.await {
-                        // Everything else of the topic is known.
-                        Ok(reasons) => {
-                            for reason in reasons {
-                                let error = Error::new(ErrorKind::WrongType, reason).at(&topic);
-                                fails(error.during(format_args!("sample {topic}")));
-                            }
-                        }
-                        // Deleted between the two requests.
-                        Err(error) if is_gone(&error) => continue,
-                        Err(error) => {
-                            fails(error.during(format_args!("sample {topic}")));
-                            self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(&topic);
-                        }
+                let mut all = Vec::with_capacity(topics.len());
+                for topics in topics.chunks(TOGETHER) {
+                    let (with_pins, without): (Vec<TopicName>, Vec<TopicName>) =
+                        topics.iter().cloned().partition(|topic| self.asks_for_pins(topic));
+                    for (topics, pins) in [(with_pins, true), (without, false)] {
+                        let samples = sample::topics(&self.backend, &topics, pins).await;
+                        all.extend(
+                            topics.into_iter().zip(samples).map(|(topic, sample)| (topic, sample, pins)),
+                        );
                     }
-                    known.extend(scopes);
                 }
+                let series = self.choose(&all);
+                let mut all: Vec<_> = all.into_iter().zip(series).collect();
+                // Those that have fewer series than they could have come first, and make room for the others.
+                all.sort_by_key(|((_, sample, _), series)| {
+                    *series >= sample.as_ref().map_or(0, TopicSample::series)
+                });
+                for ((topic, sample, pins), series) in all {
+                    known.extend(self.sampled(&topic, sample, series, pins, &mut fails));
+                }
+                self.spreads.store(true, Ordering::Relaxed);
             }
             Err(error) => fails(error.during("sample topics")),
         }
@@ -170,7 +184,7 @@ impl Sampler {
                         Err(error) if is_gone(&error) => continue,
                         Err(error) => fails(error.during(format_args!("sample queue {queue}"))),
                     }
-                    known.push(scope);
+                    known.insert(scope);
                 }
             }
             Err(error) => fails(error.during("sample queues")),
@@ -182,6 +196,87 @@ impl Sampler {
         }
         self.tell_age();
         first.map_or(Ok(()), Err)
+    }
+
+    /// Returns for each topic how many series a metric of its partitions has.
+    fn choose(&self, all: &[(TopicName, Result<TopicSample>, bool)]) -> Vec<usize> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut *found);
+        let shares = all.iter().map(|(topic, sample, _)| {
+            let before = before.get(topic).copied();
+            let of_topic = match (sample, before) {
+                (Ok(sample), _) => {
+                    let total = sample.appended();
+                    let new = before.map_or(0, |before| total.saturating_sub(before.appended));
+                    let backlog: u64 = sample.groups.iter().map(|group| sample.backlog_at_least(group)).sum();
+                    let work = new.saturating_add(backlog);
+                    Before { appended: total, work, series: sample.series(), shown: false }
+                }
+                // Its series stay for some rounds, and so does its place.
+                (Err(error), Some(before)) if !is_gone(error) => before,
+                (Err(_), _) => Before { appended: 0, work: 0, series: 0, shown: false },
+            };
+            let was_shown = before.is_some_and(|before| before.shown);
+            found.insert(topic.clone(), Before { shown: was_shown, ..of_topic });
+            Share { work: of_topic.work, series: of_topic.series, was_shown }
+        });
+        let shares: Vec<Share> = shares.collect();
+        let limit = self.observer.registry.limit();
+        let series = choose(&shares, limit);
+        for ((topic, ..), series) in all.iter().zip(&series) {
+            found.entry(topic.clone()).and_modify(|before| before.shown = *series > 0);
+        }
+        let left_out =
+            shares.iter().zip(&series).filter(|(share, series)| share.series > 0 && **series == 0).count();
+        let is_new = before.values().all(|before| before.shown || before.series == 0);
+        if left_out > 0 && is_new {
+            tracing::warn!(
+                left_out,
+                limit,
+                "too many series: the partitions of topics with the least work have none"
+            );
+        }
+        let mut values = Values::default();
+        values.set(table::TOPICS_WITHOUT_PARTITIONS, &[], left_out as f64);
+        self.observer.gauges.say(&self.observer.registry, LEFT_OUT, values);
+        series
+    }
+
+    /// Sets the gauges of a topic. Returns its scopes; none if it was deleted.
+    fn sampled(
+        &self,
+        topic: &TopicName,
+        sample: Result<TopicSample>,
+        series: usize,
+        pins: bool,
+        fails: &mut impl FnMut(Error),
+    ) -> Vec<String> {
+        let scopes = vec![scope("topic", topic.as_str()), scope("pins", topic.as_str())];
+        match sample {
+            // Everything else of the topic is known.
+            Ok(sample) => {
+                self.say(&scopes[0], of_topic(&sample, series));
+                match &sample.pins {
+                    Some(pins) => self.say(&scopes[1], of_pins(&sample, pins)),
+                    // They are asked for again in the next round.
+                    None if pins => {
+                        self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
+                    }
+                    None => self.stays(&scopes[1]),
+                }
+                for reason in sample.reasons() {
+                    let error = Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic);
+                    fails(error.during(format_args!("sample {topic}")));
+                }
+            }
+            // Deleted between the two requests.
+            Err(error) if is_gone(&error) => return Vec::new(),
+            Err(error) => {
+                fails(error.during(format_args!("sample {topic}")));
+                self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
+            }
+        }
+        scopes
     }
 
     /// Samples in a loop, without an end. Errors do not end it.
@@ -235,7 +330,7 @@ impl Sampler {
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
         match &self.config.topics {
-            Some(topics) => Ok(topics.clone()),
+            Some(topics) => Ok(topics.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect()),
             None if !self.knows_topics() => Ok(Vec::new()),
             None => self.backend.catalog().topics().await,
         }
@@ -258,7 +353,11 @@ impl Sampler {
         let due = asked.get(topic).is_none_or(|at| at.elapsed() >= PINS_EVERY);
         if due {
             asked.retain(|_, at| at.elapsed() < PINS_EVERY);
-            asked.insert(topic.clone(), Instant::now());
+            // The first round asks for those of all topics. After that, each round asks for a part of them.
+            let ahead = PINS_EVERY / PINS_PARTS * (asked.len() as u32 % PINS_PARTS);
+            let is_first = !self.spreads.load(Ordering::Relaxed);
+            let at = Instant::now().checked_sub(ahead).filter(|_| is_first);
+            asked.insert(topic.clone(), at.unwrap_or_else(Instant::now));
         }
         due
     }
@@ -275,7 +374,7 @@ impl Sampler {
     }
 
     /// Removes scopes that no longer exist, or have had no answer for too long.
-    fn forget(&self, known: &[String], all: bool) {
+    fn forget(&self, known: &BTreeSet<String>, all: bool) {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = self.config.interval * KEPT_ROUNDS;
         answered.retain(|scope, at| {
@@ -291,7 +390,7 @@ impl Sampler {
 impl Drop for Sampler {
     fn drop(&mut self) {
         let answered = std::mem::take(&mut *self.answered.lock().unwrap_or_else(PoisonError::into_inner));
-        for scope in answered.keys().map(String::as_str).chain([AGE]) {
+        for scope in answered.keys().map(String::as_str).chain([AGE, LEFT_OUT]) {
             self.observer.gauges.forget(&self.observer.registry, scope);
         }
     }
@@ -301,17 +400,18 @@ fn scope(kind: &str, name: &str) -> String {
     format!("{kind} {name}")
 }
 
-fn of_topic(sample: &TopicSample) -> Values {
+/// Returns the gauges of a topic, with so many series of a metric of its partitions.
+fn of_topic(sample: &TopicSample, series: usize) -> Values {
     let mut values = Values::default();
-    let topic = sample.topic.as_str();
-    for (partition, length, waiting) in &sample.partitions {
+    let (topic, shown) = (sample.topic.as_str(), series / sample.groups.len().max(1));
+    for (partition, length, waiting) in sample.partitions.iter().take(shown) {
         let labels = [topic, &partition.0.to_string()];
         values.set(table::LENGTH, &labels, known(*length));
         values.set(table::DELAYED, &labels, known(waiting.map(|it| it.total)));
         values.set(table::DELAYED_OVERDUE, &labels, known(waiting.map(|it| it.overdue)));
     }
     for group in &sample.groups {
-        of_group(&mut values, topic, group);
+        of_group(&mut values, topic, group, shown);
         let backlog = sample.backlog_at_least(group) as f64;
         values.set(table::BACKLOG, &[topic, group.group.as_str()], backlog);
     }
@@ -339,11 +439,11 @@ fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
     values
 }
 
-fn of_group(values: &mut Values, topic: &str, sample: &GroupSample) {
+fn of_group(values: &mut Values, topic: &str, sample: &GroupSample, shown: usize) {
     let group = sample.group.as_str();
     values.set(table::MEMBERS, &[topic, group], known(sample.members.map(|it| it as u64)));
     values.set(table::GROUP_PAUSED, &[topic, group], known(sample.paused.map(u64::from)));
-    for survey in &sample.partitions {
+    for survey in sample.partitions.iter().take(shown) {
         let stats = &survey.stats;
         let number = stats.partition.0.to_string();
         let labels = [topic, &number, group];

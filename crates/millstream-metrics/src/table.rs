@@ -238,6 +238,8 @@ table! {
     TASKS_EXPIRED = Gauge Server "millstream_tasks_expired" SHARD,
         "Claimed tasks whose claim has expired.";
     TASKS_DEAD = Gauge Server "millstream_tasks_dead" SHARD, "Dead tasks.";
+    TOPICS_WITHOUT_PARTITIONS = Gauge Server "millstream_topics_without_partitions" &[],
+        "Topics whose partitions have no series, since there are more than `max_series`: those with the least work. Their groups have theirs.";
     SAMPLE_AGE_SECONDS = Gauge Server "millstream_sample_age_seconds" &[],
         "Time since the gauges of the server were last read successfully.";
 }

@@ -33,6 +33,8 @@ fn handled(metrics: &Metrics, attempt: u32, handled: Handled, cause: Option<Caus
         origin: MessageId::new(now().saturating_sub(1_000), 0),
         source: if attempt == 1 { Source::Log } else { Source::Retry },
         cause,
+        error: cause.map(|_| "no"),
+        key: None,
     });
 }
 
@@ -122,7 +124,15 @@ fn everything(metrics: &Metrics) {
         Event::Fired { place: &at_topic, id: &schedule, messages: 2, missed: 1 },
         Event::Fired { place: &at_queue, id: &schedule, messages: 3, missed: 0 },
         Event::Claimed { shard: &shard, tasks: 5, again: 2, crashed: 1 },
-        Event::Worked { shard: &shard, attempt: 1, handled: Handled::Acked, late, elapsed: late },
+        Event::Worked {
+            shard: &shard,
+            task: &schedule,
+            attempt: 1,
+            handled: Handled::Acked,
+            late,
+            elapsed: late,
+            error: None,
+        },
         Event::TasksSettled { shard: &shard, settled },
         Event::ClaimsLost { shard: &shard, tasks: 2 },
         Event::LockAcquired { lock: &lock, election: none, epoch: 1, waited: late },
@@ -281,6 +291,8 @@ fn cost(observer: &dyn Observer, rounds: u32) -> f64 {
                 origin,
                 source: Source::Log,
                 cause: None,
+                error: None,
+                key: None,
             });
         }
     };

@@ -130,7 +130,7 @@ const SENDING: &[&lua::Script] = &[
     &lua::RESCHEDULE,
     &lua::FIND,
     &lua::SCHEDULED,
-    &lua::WAITING,
+    &lua::COUNT_DUE,
     &lua::RECUR_PUT,
     &lua::RECUR_REMOVE,
     &lua::RECUR_PAUSE,

@@ -13,11 +13,14 @@ mod calls;
 mod panics;
 mod report;
 
+pub mod extract;
+pub mod test;
+
 pub use calls::{CallError, Called, IdempotentCalls};
 pub use consumer::{
-    Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState,
-    Events, Failure, Health, Idempotent, LoopHealth, Pulled, Puller, RetryOrder, Sharing, TopicHealth,
-    WhileRunning,
+    Answer, Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
+    ConsumerState, Events, Failure, Health, Idempotent, Layer, LoopHealth, Next, Pulled, Puller, RetryOrder,
+    Router, Sharing, Timeout, TopicHealth, Trace, WhileRunning,
 };
 pub use dead_letters::{
     DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,
@@ -26,8 +29,8 @@ pub use dead_letters::{
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
-    Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig, Record, SendDelayed,
-    SendFuture, Sent,
+    Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig, ProducerLayer, Record,
+    SendDelayed, SendFuture, Sent, TYPE_HEADER,
 };
 pub use report::Report;
 

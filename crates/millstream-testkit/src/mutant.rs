@@ -903,6 +903,10 @@ sabotages! {
     OwnersEndsHidden,
     /// Partitions that are free are left out.
     FreeNotShown,
+    /// An overview counts one member less than there are.
+    OverviewMiscounts,
+    /// An overview leaves out topics that are missing.
+    OverviewSkipsTopics,
     /// The consumer names of a group are hidden.
     ConsumersHidden,
     /// A server has no name.

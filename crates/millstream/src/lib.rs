@@ -22,7 +22,8 @@ pub use millstream_runtime::{
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Failure, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
     IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig, Pulled,
-    Puller, Record, Report, RetryOrder, SendDelayed, SendFuture, Sent, Sharing, TopicHealth, WhileRunning,
+    Puller, Record, Report, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER,
+    TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]
@@ -85,6 +86,39 @@ pub mod metrics {
 pub mod sql {
     pub use millstream_core::idempotency::Operation;
     pub use millstream_sql::*;
+}
+
+/// Arguments of handlers: state and parts of the message.
+pub mod extract {
+    pub use millstream_runtime::extract::*;
+}
+
+/// Layers: code around handlers, and between the codec of a producer and the server.
+pub mod layer {
+    #[cfg(feature = "zstd")]
+    pub use millstream_payload::Compression;
+    #[cfg(feature = "encryption")]
+    pub use millstream_payload::{Encryption, InvalidKey};
+    pub use millstream_runtime::{Answer, Layer, Next, ProducerLayer, Timeout, Trace};
+}
+
+/// Codecs, which convert payloads between values and bytes: those that are there. [`Topic::with_codec`] takes one.
+pub mod codec {
+    pub use millstream_core::codec::{Json, Raw};
+    #[cfg(feature = "messagepack")]
+    pub use millstream_payload::MessagePack;
+    #[cfg(feature = "protobuf")]
+    pub use millstream_payload::Protobuf;
+}
+
+/// For the tests of handlers: deliveries that nobody sent.
+pub mod test {
+    pub use millstream_runtime::test::*;
+}
+
+/// Policies of retries: what a [`RetryPolicy`] is asked, and what it answers.
+pub mod policy {
+    pub use millstream_core::policy::{Decision, Failure, FailureKind};
 }
 
 /// Partitioners: they choose the partition of a message.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::time::Duration;
 
 use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
 use millstream_core::catalog::PartitionStats;
@@ -61,6 +63,8 @@ impl Millstream {
             tls: None,
             #[cfg(feature = "redis")]
             credentials: [None, None],
+            #[cfg(feature = "redis")]
+            connections: Connections::default(),
             observer: None,
         }
     }
@@ -339,7 +343,29 @@ pub struct Builder {
     tls: Option<TlsConfig>,
     #[cfg(feature = "redis")]
     credentials: [Option<Arc<dyn CredentialsProvider>>; 2],
+    #[cfg(feature = "redis")]
+    connections: Connections,
     observer: Option<Arc<dyn Observer>>,
+}
+
+/// Settings of connections to servers; `None` for the default.
+#[cfg(feature = "redis")]
+#[derive(Default)]
+struct Connections {
+    connect_timeout: Option<Duration>,
+    response_timeout: Option<Duration>,
+    pool_size: Option<usize>,
+    max_reader_connections: Option<usize>,
+}
+
+#[cfg(feature = "redis")]
+impl Connections {
+    fn apply(&self, config: &mut millstream_redis::RedisConfig) {
+        config.connect_timeout = self.connect_timeout.unwrap_or(config.connect_timeout);
+        config.response_timeout = self.response_timeout.unwrap_or(config.response_timeout);
+        config.pool_size = self.pool_size.unwrap_or(config.pool_size);
+        config.max_reader_connections = self.max_reader_connections.unwrap_or(config.max_reader_connections);
+    }
 }
 
 impl Builder {
@@ -415,10 +441,52 @@ impl Builder {
         self
     }
 
+    /// Sets the time limit for opening a connection, log-in included: 1 ms to a day. Default: 5 s. Without effect on a queue in memory.
+    #[cfg(feature = "redis")]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connections.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the time limit for an answer of a server, without the wait for messages: 1 ms to a day. A long one suits a server that is far away or
+    /// runs long commands of others, a short one notices a fail-over sooner. Default: 5 s. Without effect on a queue in memory.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn example() -> millstream::Result<()> {
+    /// let mq = millstream::Millstream::at("redis://far.example.com")
+    ///     .connect_timeout(Duration::from_secs(10))
+    ///     .response_timeout(Duration::from_secs(15))
+    ///     .await?;
+    /// # drop(mq); Ok(()) }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.connections.response_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the largest number of connections for catalog, statistics and dead letters, at least 1. Messages do not use them. Default: 4.
+    /// Without effect on a queue in memory.
+    #[cfg(feature = "redis")]
+    pub fn pool_size(mut self, connections: usize) -> Self {
+        self.connections.pool_size = Some(connections);
+        self
+    }
+
+    /// Sets the largest number of connections to one node for reading owned partitions; those beyond share connections. Raise it if more
+    /// than 64 partitions of a process are busy at once. Default: 64. Without effect on a queue in memory.
+    #[cfg(feature = "redis")]
+    pub fn max_reader_connections(mut self, connections: usize) -> Self {
+        self.connections.max_reader_connections = Some(connections);
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
-    /// Those of [`Millstream::connect`]; [`ErrorKind::InvalidName`] for a bad namespace.
+    /// Those of [`Millstream::connect`]; [`ErrorKind::InvalidName`] for a bad namespace;
+    /// [`ErrorKind::InvalidConfig`] for a setting out of its range.
     pub async fn connect(self) -> Result<Millstream> {
         let namespace = self.namespace.clone().map(Namespace::new).transpose()?;
         let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -473,6 +541,7 @@ impl Builder {
             config = config.with_tls(tls.clone());
         }
         [config.credentials, config.sentinel_credentials] = self.credentials.clone();
+        self.connections.apply(&mut config);
         Ok(Backend::from(RedisBackend::connect(config).await?))
     }
 
@@ -498,5 +567,33 @@ impl IntoFuture for Builder {
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_set_keeps_its_default() {
+        let mut config = millstream_redis::RedisConfig::new("redis://127.0.0.1");
+        Connections::default().apply(&mut config);
+        assert_eq!(
+            (config.connect_timeout, config.response_timeout),
+            (Duration::from_secs(5), Duration::from_secs(5))
+        );
+        assert_eq!((config.pool_size, config.max_reader_connections), (4, 64));
+        let set = Connections {
+            connect_timeout: Some(Duration::from_secs(1)),
+            response_timeout: Some(Duration::from_secs(2)),
+            pool_size: Some(3),
+            max_reader_connections: Some(0),
+        };
+        set.apply(&mut config);
+        assert_eq!(
+            (config.connect_timeout, config.response_timeout),
+            (Duration::from_secs(1), Duration::from_secs(2))
+        );
+        assert_eq!((config.pool_size, config.max_reader_connections), (3, 0));
     }
 }

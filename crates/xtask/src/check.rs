@@ -2,31 +2,30 @@
 
 use anyhow::Result;
 
+use crate::api;
 use crate::run::cargo;
 use crate::steps::{Step, quiet};
 
-/// Formatting, lints, features, documentation.
+/// Formatting, lints, features, documentation with the public API.
 pub(crate) const STEPS: [Step; 4] = [
     Step { name: "format", run: || quiet(cargo(["fmt", "--all", "--check"]).run()) },
     Step { name: "clippy", run: || quiet(cargo(CLIPPY).run()) },
     Step { name: "features", run: || quiet(FEATURES.iter().try_for_each(|args| few_features(args))) },
-    Step {
-        name: "docs",
-        run: || {
-            let doc = cargo(["doc", "--workspace", "--no-deps", "--keep-going"]);
-            quiet(doc.env("RUSTDOCFLAGS", "-D warnings -D missing_docs").run())
-        },
-    },
+    Step { name: "docs", run: || quiet(api::run(false)) },
 ];
 
 /// All findings at once, and not those of the first crate that has any.
 const CLIPPY: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
 
 /// Crates with fewer features than they have beside all others: what one feature needs may not depend on another one.
-const FEATURES: [&[&str]; 4] = [
+const FEATURES: [&[&str]; 8] = [
     // With it the facade and the backend on Redis, without TLS.
     &["millstream-cli"],
     &["millstream"],
+    &["millstream-payload", "--features", "zstd"],
+    &["millstream-payload", "--features", "encryption"],
+    &["millstream-payload", "--features", "messagepack"],
+    &["millstream-payload", "--features", "protobuf"],
     &["millstream-sql", "--features", "postgres"],
     &["millstream-sql", "--features", "sqlite"],
 ];

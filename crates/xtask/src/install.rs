@@ -1,4 +1,4 @@
-//! Makes sure that there are a `redis-server`, a PostgreSQL, packet filters and `promtool` for the tests.
+//! Makes sure that there are a `redis-server`, a PostgreSQL, packet filters, `promtool`, Python and a browser for the tests.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -70,6 +70,30 @@ pub(crate) fn ensure_promtool() -> Result<()> {
     let otherwise = "promtool is missing, which evaluates the alerts. Install it (Debian, Ubuntu: `apt-get install prometheus`), \
                      or run this as root on Debian";
     install("prometheus", otherwise)
+}
+
+/// Makes sure that the script of the wire format runs.
+pub(crate) fn ensure_python() -> Result<()> {
+    if program("python3", ["--version"]).works() {
+        return Ok(());
+    }
+    let otherwise = "python3 is missing, which runs the script of the wire format. Install it (Debian, Ubuntu: `apt-get install \
+                     python3`), or run this as root on Debian";
+    install("python3", otherwise)
+}
+
+/// Makes sure that the dashboard can be tried in a browser, and `npm` can fetch what finds inaccessible pages.
+pub(crate) fn ensure_browser() -> Result<()> {
+    for (package, command) in [("chromium", "chromium"), ("npm", "npm")] {
+        if !program(command, ["--version"]).works() {
+            let otherwise = format!(
+                "{command} is missing, with which the tests look at the dashboard. Install it (Debian, Ubuntu: `apt-get install \
+                 {package}`), or run this as root on Debian"
+            );
+            install(package, &otherwise)?;
+        }
+    }
+    Ok(())
 }
 
 fn accept(path: String, version: (u32, u32)) -> Result<String> {

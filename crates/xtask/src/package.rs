@@ -37,7 +37,11 @@ pub(crate) fn run() -> Result<()> {
         let (file, to) = (text(&package)?, text(&unpacked)?);
         // Packages have one time for all files, however often they change: without a new one cargo would not check them again.
         program("tar", ["-xzmf", file, "-C", to]).run()?;
-        members.push(name(&package).trim_end_matches(".crate").to_owned());
+        let member = name(&package).trim_end_matches(".crate").to_owned();
+        for wanted in ["LICENSE-APACHE", "LICENSE-MIT", "README.md"] {
+            ensure!(unpacked.join(&member).join(wanted).is_file(), "{wanted} is not in the package {member}");
+        }
+        members.push(member);
     }
     ensure!(!members.is_empty(), "there are no packages in {}", folder.display());
     fs::write(

@@ -5,8 +5,11 @@ use std::{env, thread};
 
 use anyhow::{Result, bail, ensure};
 
+use crate::EXAMPLES;
 use crate::cluster::Cluster;
-use crate::install::{ensure_packet_filters, ensure_postgres, ensure_promtool, ensure_server};
+use crate::install::{
+    ensure_browser, ensure_packet_filters, ensure_postgres, ensure_promtool, ensure_python, ensure_server,
+};
 use crate::postgres::Postgres;
 use crate::run::{cargo, root};
 use crate::server::Server;
@@ -58,6 +61,8 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
     let others = others.into_iter().collect::<Result<Vec<_>>>()?;
     ensure_packet_filters()?;
     ensure_promtool()?;
+    ensure_python()?;
+    ensure_browser()?;
 
     let (config, threads) = (nextest_config(), nextest_threads());
     let nextest = cargo(["nextest", "--version"]).works();
@@ -66,6 +71,8 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         let run = ["nextest", "run", "--workspace", "--no-tests=pass", "--tool-config-file", &config];
         [&run[..], &["--test-threads", &threads]].concat()
     } else {
+        // The examples as programs, which tests run; nextest builds them beside the tests.
+        cargo(EXAMPLES).run()?;
         vec!["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"]
     };
     let mut doctests = vec!["test", "--doc", "--workspace", "--no-fail-fast"];

@@ -47,7 +47,7 @@ fn a_role_has_one_name_in_five_places() {
 }
 
 /// The anchor of a heading: `## Dead letters` is `dead-letters`.
-fn anchor(heading: &str) -> String {
+pub(crate) fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase().replace(['_', ' '], "-");
     text.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
 }

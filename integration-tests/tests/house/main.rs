@@ -3,10 +3,14 @@
 //! They read the source tree and need no server. A rule that fails says where, and what to do.
 
 mod documents;
+mod features;
 mod imports;
 mod manifests;
+mod settings;
 mod sources;
+mod systems;
 mod tree;
+mod wire;
 mod words;
 
 /// Fails with the rule's advice if there are offenders.

@@ -21,10 +21,11 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
         "millstream-delay" | "millstream-runtime" | "millstream-lock" | "millstream-sql" => {
             these(&[CORE, "millstream-loops"])
         }
+        "millstream-payload" => these(&[CORE, "millstream-runtime"]),
         "millstream-memory" | "millstream-loops" | "millstream-testkit" | "millstream-admin"
         | "millstream-metrics" => these(&[CORE]),
         "millstream" => all_but(&["millstream-testkit"]),
-        "millstream-bench" => these(&["millstream"]),
+        "millstream-bench" | "millstream-dashboard" => these(&["millstream"]),
         "millstream-cli" | "integration-tests" => all_but(&[]),
         _ => None,
     }
@@ -150,6 +151,27 @@ fn every_crate_says_what_a_registry_asks() {
         offenders.extend(missing.map(|line| format!("{path}: no `{}`", line.replace('\n', " "))));
     }
     none(&offenders, "Inherit from the root manifest, and describe the crate in one sentence:");
+}
+
+#[test]
+fn every_package_has_its_licences_and_the_features_of_its_pages() {
+    let mut offenders = Vec::new();
+    for package in members().iter().filter(|package| is_published(package)) {
+        let dir = from_root(package.manifest_path.parent().expect("a folder"));
+        for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+            if read(&format!("{dir}/{licence}")).is_none_or(|text| Some(text) != read(licence)) {
+                offenders.push(format!("{dir}/{licence} is not that of the root: ln -s"));
+            }
+        }
+        if package.metadata["docs"]["rs"]["all-features"] != true {
+            offenders
+                .push(format!("{dir}/Cargo.toml: no [package.metadata.docs.rs] with `all-features = true`"));
+        }
+    }
+    none(
+        &offenders,
+        "A package has only what is in its folder, and docs.rs shows the default features unless told:",
+    );
 }
 
 #[test]

@@ -2,7 +2,6 @@
 //! One binary, because each costs its own linking.
 #![allow(missing_docs)]
 
-mod example;
 mod faults;
 mod kills;
 mod rate;

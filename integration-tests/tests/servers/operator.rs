@@ -3,4 +3,5 @@
 pub(crate) mod admin;
 pub(crate) mod alerts;
 pub(crate) mod metrics;
+pub(crate) mod told;
 pub(crate) mod verify;

@@ -6,7 +6,7 @@ use std::pin::Pin;
 
 use futures_util::{StreamExt, stream};
 use millstream_core::inspect::Page;
-use millstream_core::{Error, MessageId, Result};
+use millstream_core::{Error, ErrorKind, MessageId, Result};
 
 use crate::reading::cursor::Cursor;
 
@@ -18,6 +18,12 @@ pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> +
 const PORTION: usize = 500;
 /// Number of lanes that are fetched from at the same time.
 const AT_ONCE: usize = 8;
+
+/// Approximate number of bytes that all lanes together read ahead, of items whose size is known. One item of each lane is read
+/// in any case, since its id is needed.
+const AHEAD_BYTES: u64 = 64 << 20;
+/// Number of items fetched from a lane as long as no size is known.
+const FIRST: usize = 2;
 
 /// State of a lane.
 struct Lane<T> {
@@ -34,9 +40,13 @@ pub(crate) struct Merge<'a, T> {
     portion: usize,
     id: fn(&T) -> MessageId,
     fetch: Fetch<'a, T>,
+    /// Size of an item in bytes, where items can be large.
+    size: Option<fn(&T) -> usize>,
+    /// Number of items that were fetched, and their bytes.
+    fetched: (u64, u64),
     /// Whether a lane that cannot be read is left out.
     partial: bool,
-    /// Lanes that were left out, with the errors.
+    /// Lanes that were left out, or of whose items a part is missing, with the errors.
     failed: Vec<(usize, Error)>,
 }
 
@@ -57,8 +67,28 @@ impl<'a, T: Send> Merge<'a, T> {
             portion,
             id,
             fetch,
+            size: None,
+            fetched: (0, 0),
             partial: false,
             failed: Vec::new(),
+        }
+    }
+
+    /// Reads fewer items ahead where they are large.
+    pub(crate) fn sized(self, size: fn(&T) -> usize) -> Self {
+        Self { size: Some(size), ..self }
+    }
+
+    /// Returns the number of items to fetch from a lane.
+    fn portion(&self) -> usize {
+        match (self.size, self.fetched) {
+            (None, _) => self.portion,
+            (Some(_), (0, _)) => FIRST,
+            (Some(_), (items, bytes)) => {
+                let of_lane = AHEAD_BYTES / self.lanes.len().max(1) as u64;
+                let fit = of_lane.saturating_mul(items).checked_div(bytes).unwrap_or(u64::MAX);
+                self.portion.min(usize::try_from(fit).unwrap_or(usize::MAX)).max(1)
+            }
         }
     }
 
@@ -95,24 +125,41 @@ impl<'a, T: Send> Merge<'a, T> {
         if empty.is_empty() {
             return Ok(());
         }
-        let fetches: Vec<_> =
-            empty.iter().map(|at| (self.fetch)(*at, self.lanes[*at].last, self.portion)).collect();
-        let pages: Vec<_> = stream::iter(fetches).buffered(AT_ONCE).collect().await;
         let mut first = Ok(());
-        for (at, page) in empty.into_iter().zip(pages) {
-            match page {
-                Ok(page) => {
-                    let lane = &mut self.lanes[at];
-                    (lane.ready, lane.more) = (page.items.into(), page.more);
+        // Some lanes after the others: what arrives says how large items are.
+        for some in empty.chunks(AT_ONCE) {
+            let portion = self.portion();
+            let fetches: Vec<_> =
+                some.iter().map(|at| (self.fetch)(*at, self.lanes[*at].last, portion)).collect();
+            let pages: Vec<_> = stream::iter(fetches).buffered(AT_ONCE).collect().await;
+            for (at, page) in some.iter().copied().zip(pages) {
+                match page {
+                    Ok(page) => {
+                        if let Some(size) = self.size {
+                            let bytes: usize = page.items.iter().map(size).sum();
+                            self.fetched.0 += page.items.len() as u64;
+                            self.fetched.1 += bytes as u64;
+                        }
+                        if let Some(reason) = page.unreadable.filter(|_| !self.is_told(at)) {
+                            self.failed.push((at, Error::new(ErrorKind::WrongType, reason)));
+                        }
+                        let lane = &mut self.lanes[at];
+                        (lane.ready, lane.more) = (page.items.into(), page.more);
+                    }
+                    Err(error) if self.partial && !error.is_transient() => {
+                        self.lanes[at].more = false;
+                        self.failed.push((at, error));
+                    }
+                    Err(error) => first = first.and(Err(error)),
                 }
-                Err(error) if self.partial && !error.is_transient() => {
-                    self.lanes[at].more = false;
-                    self.failed.push((at, error));
-                }
-                Err(error) => first = first.and(Err(error)),
             }
         }
         first
+    }
+
+    /// Whether an error of this lane is recorded.
+    fn is_told(&self, lane: usize) -> bool {
+        self.failed.iter().any(|(at, _)| *at == lane)
     }
 
     /// Returns whether there may be a next item.
@@ -127,7 +174,7 @@ pub(crate) struct Merged<T> {
     pub(crate) items: Vec<(usize, T)>,
     /// Cursor for the next page.
     pub(crate) next: Option<Cursor>,
-    /// Lanes that cannot be read, with the errors.
+    /// Lanes that cannot be read, or of whose items a part is missing, with the errors.
     pub(crate) failed: Vec<(usize, Error)>,
 }
 
@@ -187,6 +234,31 @@ mod tests {
                 Some(next) => cursor = Some(next),
                 None => return (seen, pages),
             }
+        }
+    }
+
+    #[test]
+    fn large_items_are_not_read_ahead_in_all_lanes() {
+        const LANES: usize = 1_000;
+        for (size, most) in [(1 << 20, 1), (8 << 10, 8), (100, 500)] {
+            let asked = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+            let seen = asked.clone();
+            let fetch: Fetch<'_, (u64, usize)> = Box::new(move |_, behind, portion| {
+                seen.lock().expect("lock").push(portion);
+                let from = behind.map_or(1, |id| id.ms + 1);
+                let items = (from..from + portion as u64).map(|ms| (ms, size)).collect();
+                Box::pin(async move { Ok(Page::new(items, true)) })
+            });
+            let id = |(ms, _): &(u64, usize)| MessageId::new(*ms, 0);
+            let mut all = Merge::new(LANES, false, usize::MAX, id, fetch).sized(|(_, size)| *size);
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            for nth in 0..3 * LANES {
+                let (lane, (ms, _)) = runtime.block_on(all.next()).expect("read").expect("one");
+                assert_eq!((lane, ms as usize), (nth % LANES, nth / LANES + 1), "in order");
+            }
+            let asked = asked.lock().expect("lock");
+            assert_eq!(asked[..AT_ONCE], [FIRST; AT_ONCE], "sizes are not known");
+            assert!(asked[AT_ONCE..].iter().all(|portion| *portion == most), "{size}: {asked:?}");
         }
     }
 

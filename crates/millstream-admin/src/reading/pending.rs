@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_core::inspect::{MAX_PAGE, Page, Pending};
 use millstream_core::log::Source;
-use millstream_core::{Error, GroupName, MessageId, Partition, Result, TopicName, TopicPartition};
+use millstream_core::{Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName, TopicPartition};
 
 use crate::Admin;
 use crate::reading::cursor::Cursor;
@@ -143,13 +143,18 @@ impl Admin {
                 loop {
                     let inspect = self.backend.inspect()?;
                     let page = inspect.pending(topic_partition, group, source, after, MAX_PAGE).await;
-                    let Page { items, more, .. } = match lasting(page)? {
+                    let Page { items, more, unreadable, .. } = match lasting(page)? {
                         Ok(page) => page,
                         Err(error) => {
                             errors.push(PartError { partition: topic_partition.partition, error });
                             break;
                         }
                     };
+                    if let Some(reason) = unreadable.filter(|_| after == MessageId::ZERO) {
+                        let (partition, error) =
+                            (topic_partition.partition, Error::new(ErrorKind::WrongType, reason));
+                        errors.push(PartError { partition, error });
+                    }
                     after = items.last().map_or(MessageId::MAX, |last| last.id);
                     for pending in items.into_iter().filter(|it| it.idle >= query.idle) {
                         let (by, id) = (rank(&pending), pending.id);

@@ -38,7 +38,8 @@ impl MessageWalk {
             Box::pin(async move { backend.inspect()?.entries(&tp, &stream, from, portion).await })
         });
         let id = |stored: &Stored| stored.id;
-        let merge = Merge::new(lanes.len(), range.newest_first, browse.limit, id, fetch);
+        let size = |stored: &Stored| stored.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let merge = Merge::new(lanes.len(), range.newest_first, browse.limit, id, fetch).sized(size);
         let merge = if browse.partial { merge.partial() } else { merge };
         Self { merge, lanes, source, last: browse.after, done: false }
     }

@@ -224,14 +224,18 @@ async fn verify_finds_tells_and_repairs() {
     let faults: Vec<_> = looked.verdicts.iter().map(|verdict| verdict.finding.fault).collect();
     assert_eq!((faults, looked.is_sound()), (vec![Fault::Ghost, Fault::GroupMissing], false));
     assert!(looked.verdicts.iter().all(|verdict| verdict.repaired == Repaired::NotAsked));
-    let cut = stage.admin.verify(topic, VerifyOptions { limit: 1, repair: false }).await.expect("verified");
+    let cut = stage
+        .admin
+        .verify(topic, VerifyOptions { limit: 1, ..VerifyOptions::default() })
+        .await
+        .expect("verified");
     assert_eq!((cut.verdicts.len(), cut.cut, cut.is_sound()), (1, true, false));
 
     let repair = VerifyOptions { repair: true, ..VerifyOptions::default() };
-    let repaired = stage.admin.verify(topic, repair).await.expect("verified");
+    let repaired = stage.admin.verify(topic, repair.clone()).await.expect("verified");
     assert!(repaired.is_repaired() && repaired.verdicts.len() == 3, "{repaired:?}");
     for _ in 0..2 {
-        let again = stage.admin.verify(topic, repair).await.expect("verified");
+        let again = stage.admin.verify(topic, repair.clone()).await.expect("verified");
         let faults: Vec<_> = again.verdicts.iter().map(|it| (it.finding.fault, it.repaired)).collect();
         assert_eq!(faults, [(Fault::EntriesLost, Repaired::Record)], "what was lost is never called sound");
         assert!(!again.is_sound() && again.is_repaired() && again.lost().pending == 1, "{again:?}");
@@ -249,7 +253,6 @@ async fn memory_is_told_by_structure_partition_and_group() {
     assert_eq!(memory.structures[&Structure::Log].items, 30);
     assert_eq!(memory.partitions.len(), 3);
     assert_eq!(memory.bytes(), memory.partitions.values().map(|size| size.bytes).sum::<u64>());
-    assert_eq!((memory.used, memory.max), (None, None));
 }
 
 #[tokio::test(start_paused = true)]

@@ -86,12 +86,13 @@ pub(crate) enum PendingIn {
     Other,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   millstream-bench consume --partitions 8 --baseline       read, handle, acknowledge, trim
   millstream-bench consume --keep --baseline               without trimming
   millstream-bench consume --pending 1000000               while a million others stay pending
   millstream-bench consume --concurrency unordered:64      up to 64 handlers at once
+  millstream-bench consume --layers 3 --baseline           with layers, beside the same without
   millstream-bench consume --groups 4 --prefetch 1000")]
 pub(crate) struct Consume {
     #[command(flatten)]
@@ -109,6 +110,10 @@ pub(crate) struct Consume {
     /// Messages of a partition that Millstream handles at once: `serial`, `unordered:N`, or `per-key:N`.
     #[arg(long, value_name = "ORDER", default_value = "serial", value_parser = concurrency, conflicts_with = "pending")]
     pub(crate) concurrency: Concurrency,
+    /// Number of layers around the handler, which do nothing. The baseline is the same consumer without them.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100),
+          conflicts_with = "pending")]
+    pub(crate) layers: u32,
     /// Number of groups, which each read all messages at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand(), conflicts_with = "pending")]
     pub(crate) groups: u32,

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
+use async_trait::async_trait;
 use bytes::Bytes;
+use millstream::layer::{Answer, Layer, Next};
 use millstream::{
     Concurrency, Consumer, ConsumerBuilder, Delivery, Millstream, Outcome, Record, RetryOrder, Start,
 };
@@ -34,7 +36,10 @@ pub(crate) async fn consume(stage: &Stage, of: &Consume) -> Result<Measured> {
     let meter = stage.meter().await?;
     let mut consumers = Vec::new();
     for group in groups(of.groups) {
-        let consumer = with_prefetch(mq.consumer(topic.clone(), group), of).concurrency(of.concurrency);
+        let mut consumer = with_prefetch(mq.consumer(topic.clone(), group), of).concurrency(of.concurrency);
+        for _ in 0..of.layers {
+            consumer = consumer.layer(PassOn);
+        }
         consumers.push(consumer.start(|_: Delivery<Bytes>| async {}).await?);
     }
     for consumer in &consumers {
@@ -133,6 +138,16 @@ async fn pend(
     })
     .await?;
     Ok(consumer)
+}
+
+/// A layer that does nothing.
+struct PassOn;
+
+#[async_trait]
+impl Layer for PassOn {
+    async fn handle(&self, delivery: Delivery<Bytes>, next: Next<'_>) -> Answer {
+        next.run(delivery).await
+    }
 }
 
 /// Holds handlers until it is opened.

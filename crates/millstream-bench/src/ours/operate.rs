@@ -15,6 +15,9 @@ use crate::work::NEEDLE;
 /// Number of topics that are asked for at once, as in the commands.
 const AT_ONCE: usize = 8;
 
+/// Number of topics of which the lag is asked for together, as in the commands.
+const TOGETHER: usize = 64;
+
 /// Number of topics that are filled at once.
 const FILLED_AT_ONCE: usize = 32;
 
@@ -60,11 +63,15 @@ pub(crate) async fn operate(stage: &Stage, of: &Operate, question: Question) -> 
     let admin = &mq.admin();
     let meter = stage.meter().await?;
     // As each command begins.
-    let topics = stream::iter(admin.topics().await?);
+    let all = admin.topics().await?;
+    let topics = stream::iter(all.clone());
     match question {
         Question::Lag => {
-            let surveys = topics.map(|topic| async move { admin.survey(&topic).await });
-            let surveys: Vec<_> = surveys.buffered(AT_ONCE).try_collect().await?;
+            let mut surveys = Vec::with_capacity(all.len());
+            for some in all.chunks(TOGETHER) {
+                surveys
+                    .extend(admin.surveys(some).await.into_iter().collect::<millstream::Result<Vec<_>>>()?);
+            }
             let expected = of.messages * u64::from(of.partitions);
             let lags = surveys.iter().flat_map(|survey| &survey.groups);
             let right = lags.filter(|(_, stats)| matches!(stats, Ok(it) if it.totals.lag == Some(expected)));

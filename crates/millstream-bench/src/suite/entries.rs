@@ -149,6 +149,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         NO_TARGETS,
     ),
     throughput(
+        "consume-layers",
+        "consume, three layers around the handler, 1 partition (beside none)",
+        "consume --layers 3 --messages 300000",
+        &[ratio_at_least(Throughput, 0.95)],
+    ),
+    throughput(
         "consume-per-key",
         "consume, 64 handlers at once in the order of 1,000 keys, 1 partition",
         "consume --concurrency per-key:64 --keys 1000 --messages 300000",

@@ -17,6 +17,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use crate::commands::exec::Exec;
 use crate::commands::message::View;
 use crate::commands::message::format::FormatArgs;
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::emptiness;
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, not_found};
@@ -126,6 +127,9 @@ enum Ended {
     /// An error, with the message that caused it and is not acknowledged.
     Failed(anyhow::Error, Option<Pulled<Bytes>>),
 }
+
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("consume", of::<View>())];
 
 impl Consume {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -367,7 +371,8 @@ async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
             Err(Interrupted.into())
         }
         () = tokio::time::sleep(SHUTDOWN) => {
-            bail!("the last messages could not be settled within {SHUTDOWN:?}: they will be handled again")
+            let limit = human::duration(SHUTDOWN);
+            bail!("the last messages could not be settled within {limit}: they will be handled again")
         }
     }
 }

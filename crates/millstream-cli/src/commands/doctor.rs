@@ -3,9 +3,11 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::{Level, Report};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::message::sanitize;
+use crate::commands::schemas::{Table, of};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};
@@ -16,25 +18,27 @@ use crate::output::{Output, Tone};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream doctor
-  millstream doctor --strict --json | jq '.reports[] | select(.level != \"ok\")'")]
+  millstream doctor --strict --json | jq '.data.reports[] | select(.level != \"ok\")'")]
 pub(crate) struct Doctor {
     /// Treats warnings as errors
     #[arg(long)]
     strict: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct View {
     sound: bool,
     reports: Vec<ReportView>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ReportView {
     /// `ok`, `warn` or `error`.
+    #[schemars(extend("enum" = ["ok", "warn", "error"]))]
     level: String,
     /// Address of the server that it is about, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     node: Option<String>,
     subject: String,
     found: String,
@@ -63,6 +67,9 @@ impl View {
         text
     }
 }
+
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("doctor", of::<View>())];
 
 impl Doctor {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

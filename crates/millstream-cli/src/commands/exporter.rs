@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use millstream::TopicName;
 use millstream::layers::core::QueueName;
 use millstream::metrics::{Metrics, Sampler, SamplerConfig, ServerConfig};
+use millstream::{ErrorKind, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::commands::schemas::{Table, of};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Usage};
-use crate::parse;
+use crate::{human, parse};
 
 /// Minimum interval between two samples, as that of the sampler.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -48,26 +50,38 @@ pub(crate) struct Exporter {
     once: bool,
 }
 
-/// The address at which it can be reached.
-#[derive(Debug, Serialize)]
-struct Listening {
-    address: SocketAddr,
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum Printed {
+    /// The address at which it can be reached.
+    Listening { address: SocketAddr },
+    /// With --once: what `/metrics` would answer.
+    Rendered { metrics: String },
 }
 
-/// What `/metrics` would answer.
-#[derive(Debug, Serialize)]
-struct Rendered {
-    metrics: String,
-}
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("exporter", of::<Printed>())];
 
 impl Exporter {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         if self.interval < SHORTEST {
             return Err(Usage(format!(
-                "--interval is {:?}, at least {SHORTEST:?} are needed",
-                self.interval
+                "--interval is {}, at least {} are needed",
+                human::exact(self.interval),
+                human::exact(SHORTEST)
             ))
             .into());
+        }
+        // They may be created later, so that is no error while it runs; and none of a name that is wrong would ever be told.
+        for topic in &self.topic {
+            if let Err(error) = cx.admin().topic(topic).await
+                && error.kind() == ErrorKind::NotFound
+            {
+                if self.once {
+                    return Err(error.into());
+                }
+                cx.output.note(&format!("{error}: it has no figures until it is created"));
+            }
         }
         let metrics = Metrics::new()?;
         if self.once {
@@ -78,16 +92,16 @@ impl Exporter {
             {
                 return Err(error.clone().into());
             }
-            let rendered = Rendered { metrics: metrics.render() };
-            cx.output.show(&rendered, |it| it.metrics.clone())?;
+            let text = metrics.render();
+            cx.output.show(&Printed::Rendered { metrics: text.clone() }, |_| text)?;
             // What cannot be read is not a number, and does not prevent the others from being shown.
             return read.map(|()| Exit::Done).map_err(Into::into);
         }
         let stopped = context::stopped();
         let config = ServerConfig::default().address(self.address).sampler(self.sampler());
         let server = metrics.serve(cx.mq.backend(), config).await?;
-        let listening = Listening { address: server.address() };
-        cx.output.show(&listening, |it| format!("http://{}/metrics", it.address))?;
+        let address = server.address();
+        cx.output.show(&Printed::Listening { address }, |_| format!("http://{address}/metrics"))?;
         stopped.await?;
         server.shutdown().await;
         Ok(Exit::Done)

@@ -8,19 +8,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use futures_util::{StreamExt, stream};
 use millstream::admin::{CatchUp, GroupStats, RateMeter, Rates};
 use millstream::{Error, ErrorKind, GroupName, Timestamp, TopicName, TopicSpec};
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::Failed;
 use crate::commands::shared::view::GroupView;
 use crate::context::{Context, stopped};
 use crate::exit::{Exit, not_found};
 use crate::{human, output, parse};
 
-/// Number of topics that are read at the same time.
-const AT_ONCE: usize = 8;
+/// Number of topics that are read together.
+const TOGETHER: usize = 64;
 
 /// Shows how far the groups of a topic, or of all topics, are behind
 ///
@@ -40,8 +41,9 @@ const AT_ONCE: usize = 8;
   millstream lag
   millstream lag orders --exact
   millstream lag --behind 1000 --limit 10
+  millstream lag --behind 10000 --fail-if-behind || echo 'a group is behind' | mail -s lag ops@example.com
   millstream lag orders --group billing --watch=5
-  millstream lag --json | jq '.groups[] | select(.backlog == null or .backlog > 1000)'")]
+  millstream lag --json | jq '.data.groups[] | select(.backlog == null or .backlog > 1000)'")]
 pub(crate) struct Lag {
     /// The topic. Default: all topics
     topic: Option<TopicName>,
@@ -51,6 +53,9 @@ pub(crate) struct Lag {
     /// Only groups with at least this backlog, and those whose lag is unknown
     #[arg(long, value_name = "N")]
     behind: Option<u64>,
+    /// Ends with exit code 3 if a group is shown, for an alert from cron
+    #[arg(long, requires = "behind", conflicts_with = "watch")]
+    fail_if_behind: bool,
     /// Counts a lag that would take too long to count otherwise: about a second per million entries. Progress is shown on
     /// stderr
     #[arg(long)]
@@ -68,7 +73,7 @@ pub(crate) struct Lag {
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 /// The result of one round.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct View {
     /// Milliseconds since 1970.
     at_ms: u64,
@@ -77,7 +82,7 @@ struct View {
     errors: Vec<Failed>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Row {
     topic: String,
     #[serde(flatten)]
@@ -96,11 +101,12 @@ impl Row {
 }
 
 /// The rates of a group, for programs; `null` where they are unknown.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct RatesView {
     produced_per_s: Option<f64>,
     consumed_per_s: Option<f64>,
     /// `done` without a backlog, `running`, or `never` if the backlog does not shrink.
+    #[schemars(extend("enum" = ["done", "running", "never", null]))]
     catch_up: Option<&'static str>,
     catch_up_ms: Option<u64>,
 }
@@ -192,12 +198,18 @@ impl View {
     }
 }
 
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("lag", of::<View>())];
+
 impl Lag {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let Some(every) = self.watch else {
             let view = self.look(cx, None).await?;
             cx.output.show(&view, View::text)?;
-            return Failed::end(cx, &view.errors);
+            return match Failed::end(cx, &view.errors)? {
+                Exit::Done if self.fail_if_behind && !view.groups.is_empty() => Ok(Exit::Wrong),
+                end => Ok(end),
+            };
         };
         let redraws = !cx.output.is_json() && std::io::stdout().is_terminal();
         let meter = Meter::new();
@@ -252,12 +264,20 @@ impl Lag {
             None => admin.topics().await?,
         };
         let (mut groups, mut errors) = (Vec::new(), Vec::new());
-        let surveys = stream::iter(topics).map(|topic| {
-            let admin = &admin;
-            async move { (admin.survey(&topic).await, topic) }
-        });
-        let mut surveys = std::pin::pin!(surveys.buffered(AT_ONCE));
-        while let Some((survey, topic)) = surveys.next().await {
+        let mut rest = topics.as_slice();
+        let mut surveys = Vec::new().into_iter();
+        loop {
+            // One part after the other: an error of a server that is away is returned after the first.
+            let Some((topic, survey)) = surveys.next() else {
+                let (some, later) = rest.split_at(rest.len().min(TOGETHER));
+                rest = later;
+                if some.is_empty() {
+                    break;
+                }
+                let read: Vec<_> = some.iter().cloned().zip(admin.surveys(some).await).collect();
+                surveys = read.into_iter();
+                continue;
+            };
             let survey = match survey {
                 // One of all topics was deleted in the meantime, or only partly deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => continue,

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use millstream::admin::{Memory as Measured, Size, used_of};
+use futures_util::stream::{self, StreamExt};
+use millstream::admin::{Memory as Measured, ServerMemory, Size};
 use millstream::{ErrorKind, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::AT_ONCE;
 use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -29,7 +33,7 @@ const SHOWN: usize = 10;
   millstream memory
   millstream memory orders payments
   millstream memory orders --over 1m
-  millstream memory --json | jq '.topics[] | {topic, bytes}'")]
+  millstream memory --json | jq '.data.topics[] | {topic, bytes}'")]
 pub(crate) struct Memory {
     /// The topics. Default: all
     #[arg(value_name = "TOPIC")]
@@ -39,7 +43,7 @@ pub(crate) struct Memory {
     over: Option<Duration>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct View {
     /// The memory of all these topics.
     bytes: u64,
@@ -53,7 +57,7 @@ struct View {
     growth: Option<Growth>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct TopicView {
     topic: String,
     bytes: u64,
@@ -64,7 +68,7 @@ struct TopicView {
     partitions: Vec<Line>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Line {
     #[serde(flatten)]
     of: Of,
@@ -74,7 +78,7 @@ struct Line {
 }
 
 /// The structure that uses it: `"structure": "log"`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Of {
     Structure(&'static str),
@@ -83,7 +87,7 @@ enum Of {
 }
 
 /// The change between two samples.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Growth {
     over_ms: u64,
     topics_bytes: i64,
@@ -97,8 +101,8 @@ struct Look {
     at: Instant,
     topics: Vec<(TopicName, Measured)>,
     errors: Vec<Failed>,
-    /// The measurement of the server as a whole.
-    server: Measured,
+    /// The measurement of the servers as a whole.
+    server: ServerMemory,
 }
 
 impl Look {
@@ -262,6 +266,9 @@ impl View {
     }
 }
 
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("memory", of::<View>())];
+
 impl Memory {
     pub(crate) async fn run(mut self, cx: &Context) -> Result<Exit> {
         // A topic that is named twice is counted once.
@@ -281,12 +288,14 @@ impl Memory {
     }
 
     async fn look(&self, cx: &Context) -> Result<Look> {
-        let admin = cx.admin();
+        let admin = &cx.admin();
         let names = if self.topics.is_empty() { admin.topics().await? } else { self.topics.clone() };
         let at = Instant::now();
         let (mut topics, mut errors) = (Vec::new(), Vec::new());
-        for name in names {
-            match admin.memory(&name).await {
+        let measured = stream::iter(names).map(|name| async move { (admin.memory(&name).await, name) });
+        let mut measured = std::pin::pin!(measured.buffered(AT_ONCE));
+        while let Some((measured, name)) = measured.next().await {
+            match measured {
                 // One of all topics was deleted in the meantime, or only partly deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topics.is_empty() => {}
                 // A topic that cannot be measured does not prevent the others from being shown.
@@ -305,10 +314,7 @@ impl Memory {
                 }
             }
         }
-        let (used, max) = match topics.last() {
-            Some((_, last)) => (last.used, last.max),
-            None => used_of(&admin.servers().await?),
-        };
-        Ok(Look { at, topics, errors, server: Measured { used, max, ..Measured::default() } })
+        let server = ServerMemory::of(&admin.servers().await?);
+        Ok(Look { at, topics, errors, server })
     }
 }

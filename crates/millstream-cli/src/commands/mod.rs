@@ -1,6 +1,8 @@
 //! The commands: each has a module, a line in the list, and a line where it is run.
 
 mod consume;
+#[cfg(feature = "dashboard")]
+mod dashboard;
 mod dlq;
 mod doctor;
 mod exec;
@@ -17,6 +19,7 @@ mod pending;
 mod produce;
 mod queue;
 mod scheduled;
+pub(crate) mod schemas;
 mod shared;
 mod tail;
 #[cfg(feature = "top")]
@@ -30,7 +33,6 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::global::Global;
-use crate::output::Output;
 
 /// All commands.
 // There is one of it, once.
@@ -57,11 +59,14 @@ pub(crate) enum Command {
     Leader(lock::leader::Leader),
     #[cfg(feature = "top")]
     Top(top::Top),
+    #[cfg(feature = "dashboard")]
+    Dashboard(dashboard::Dashboard),
     #[cfg(feature = "exporter")]
     Exporter(exporter::Exporter),
     Acl(generate::acl::Acl),
     Completions(generate::completions::Completions),
     Man(generate::man::Man),
+    Schema(generate::schema::SchemaArgs),
 }
 
 impl Command {
@@ -82,6 +87,8 @@ impl Command {
             Self::Queue(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Lock(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Leader(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            #[cfg(feature = "dashboard")]
+            Self::Dashboard(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             #[cfg(feature = "exporter")]
             Self::Exporter(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             #[cfg(feature = "top")]
@@ -94,9 +101,10 @@ impl Command {
             Self::Dlq(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Verify(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Doctor(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Acl(it) => it.run(global, Output::new(global.json)),
-            Self::Completions(it) => it.run(Output::new(global.json)),
-            Self::Man(it) => it.run(Output::new(global.json)),
+            Self::Acl(it) => it.run(global, global.output()),
+            Self::Completions(it) => it.run(global.output()),
+            Self::Man(it) => it.run(global.output()),
+            Self::Schema(it) => it.run(global.output()),
         }
     }
 

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use millstream::Timestamp;
 use millstream::admin::{OwnedPartition, Owners as Found, Standing};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::group::Of;
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -22,13 +25,13 @@ use crate::{human, output};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream owners orders billing
-  millstream owners orders billing --json | jq '.partitions[] | select(.standing != \"settled\")'")]
+  millstream owners orders billing --json | jq '.data.partitions[] | select(.standing != \"settled\")'")]
 pub(crate) struct Owners {
     #[command(flatten)]
     of: Of,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct View {
     topic: String,
     group: String,
@@ -41,7 +44,7 @@ struct View {
 }
 
 /// A member of the group, or the owner of a partition.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct MemberView {
     member: String,
     partitions: Vec<u32>,
@@ -49,15 +52,20 @@ struct MemberView {
     overdue: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PartitionView {
     partition: u32,
     owner: Option<String>,
     epoch: Option<u64>,
+    /// The time at which the owner acquired the partition, by the server's clock; later by a bit if that clock was set back.
+    #[schemars(with = "Option<u64>")]
+    since_ms: Option<Timestamp>,
     /// The time until the lease expires unless it is renewed.
     expires_in_ms: Option<u64>,
     ttl_ms: Option<u64>,
     assigned: Option<String>,
+    /// `settled`, `moving`, `waiting`, `unassigned`, `idle` or `unknown`.
+    #[schemars(extend("enum" = ["settled", "moving", "waiting", "unassigned", "idle", "unknown"]))]
     standing: &'static str,
     /// The number of consecutive earlier owners that ended without releasing it.
     ends: usize,
@@ -70,6 +78,7 @@ impl PartitionView {
             partition: owned.ownership.partition.0,
             owner: holder.map(|it| it.owner.clone()),
             epoch: holder.map(|it| it.epoch),
+            since_ms: holder.and_then(|it| since(it.epoch)),
             expires_in_ms: holder.map(|it| ms(it.expires_in)),
             ttl_ms: owned.ownership.ttl.map(ms),
             assigned: owned.assigned.as_ref().map(ToString::to_string),
@@ -78,7 +87,7 @@ impl PartitionView {
         }
     }
 
-    fn row(&self) -> [String; 6] {
+    fn row(&self) -> [String; 7] {
         let left = |ms| human::duration(Duration::from_millis(ms));
         [
             self.partition.to_string(),
@@ -87,6 +96,7 @@ impl PartitionView {
                 owner => human::or_none(owner.as_deref(), human::member),
             },
             human::or_none(self.epoch, |epoch| epoch.to_string()),
+            human::or_none(self.since_ms, human::time),
             human::or_none(self.expires_in_ms, left),
             human::or_none(self.assigned.as_deref(), human::member),
             match self.ends {
@@ -95,6 +105,13 @@ impl PartitionView {
             },
         ]
     }
+}
+
+/// Returns the time of a grant. On Redis its epoch is the time in milliseconds, at least one more than that of the grant before;
+/// the backend in memory counts from 1.
+fn since(epoch: u64) -> Option<Timestamp> {
+    const IN_2001: u64 = 1_000_000_000_000;
+    Some(epoch).filter(|epoch| *epoch >= IN_2001).map(Timestamp::from_millis)
 }
 
 fn standing(of: Standing) -> &'static str {
@@ -146,10 +163,13 @@ impl View {
             true => "the group has no live members".to_owned(),
             false => output::table(&["member", ">has", "partitions"], members),
         };
-        let titles = [">partition", "owner", ">epoch", ">ends in", "should be", "standing"];
+        let titles = [">partition", "owner", ">epoch", "since", ">ends in", "should be", "standing"];
         format!("{members}\n\n{}", output::table(&titles, self.partitions.iter().map(PartitionView::row)))
     }
 }
+
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("owners", of::<View>())];
 
 impl Owners {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

@@ -6,9 +6,11 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use millstream::admin::{Cursor, OwnedPartition, PendingEntry, PendingOrder, PendingQuery};
 use millstream::layers::core::log::Source;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::group::Of;
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -56,7 +58,7 @@ enum Sort {
     Deliveries,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct View {
     topic: String,
     group: String,
@@ -67,10 +69,11 @@ struct View {
     errors: Vec<Failed>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Entry {
     partition: u32,
     /// `log` or `retry`.
+    #[schemars(extend("enum" = ["log", "retry"]))]
     source: &'static str,
     id: String,
     /// The holder: the member that owns the partition, or the one that received the entry in shared mode. `null` if
@@ -84,6 +87,9 @@ struct Entry {
     suspicions: u32,
     error: Option<String>,
 }
+
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("pending", of::<View>())];
 
 impl Entry {
     fn of(entry: &PendingEntry, owned: &[OwnedPartition]) -> Self {

@@ -11,6 +11,8 @@ use millstream::{Limits, MessageId, Partition, Timestamp, TopicName, TopicPartit
 
 use crate::commands::message::View;
 use crate::commands::message::format::{FormatArgs, Printer};
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::emptiness;
 use crate::commands::shared::failures::Failed;
 use crate::context::{self, Context};
@@ -103,6 +105,9 @@ impl Wanted {
     }
 }
 
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("tail", of::<View>())];
+
 impl Tail {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let stopped = context::stopped();
@@ -190,16 +195,19 @@ impl Tail {
         let range = Range { newest_first: true, ..Range::ALL };
         let limit = if shower.filters.is_empty() { wanted.saturating_add(1).min(AHEAD) } else { AHEAD };
         let mut walk = cx.admin().walk(&self.topic, &Browse { range, limit, ..browse }).await?;
-        let mut found = Vec::new();
+        let (mut found, mut looked_at, mut progress) = (Vec::new(), 0, CountProgress::new());
         while found.len() < wanted {
             let messages = walk.run_once(PAGE).await?;
             if messages.is_empty() {
                 break;
             }
+            looked_at += messages.len() as u64;
+            progress.set(looked_at, "message", "messages");
             // Newer messages are shown when the topic is followed.
             let there = messages.into_iter().filter(|it| from.position(&it.topic_partition) >= it.stored.id);
             found.extend(there.filter(|it| shower.is_wanted(it)).take(wanted - found.len()));
         }
+        drop(progress);
         shower.fail(walk.failed());
         found.reverse();
         shower.show(&found)
@@ -208,10 +216,17 @@ impl Tail {
     async fn onwards(&self, cx: &Context, browse: Browse, shower: &mut Shower) -> Result<()> {
         let limit = if shower.filters.is_empty() { shower.left.min(AHEAD) } else { AHEAD };
         let mut walk = cx.admin().walk(&self.topic, &Browse { limit, ..browse }).await?;
+        let (mut looked_at, mut progress) = (0, CountProgress::new());
         while shower.left > 0 {
             let messages = walk.run_once(PAGE.min(limit)).await?;
             if messages.is_empty() {
                 break;
+            }
+            looked_at += messages.len() as u64;
+            // Without a filter all of them are shown, and that is progress enough.
+            match shower.filters.is_empty() || messages.iter().any(|it| shower.is_wanted(it)) {
+                true => progress.hide(),
+                false => progress.set(looked_at, "message", "messages"),
             }
             shower.show(&messages)?;
         }

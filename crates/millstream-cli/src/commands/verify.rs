@@ -1,16 +1,25 @@
 //! `millstream verify`: checks that every message is in exactly one place.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use futures_util::stream::{self, StreamExt};
 use millstream::admin::{Fault, Loss, Repaired, Verdict, Verified, VerifyOptions, advice};
 use millstream::layers::core::QueueName;
 use millstream::{ErrorKind, Timestamp, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::message::sanitize;
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::AT_ONCE;
+use crate::commands::shared::count_progress::CountProgress;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};
@@ -28,7 +37,8 @@ use crate::{human, output};
   millstream verify
   millstream verify orders payments --queue mails
   millstream verify orders --repair --yes
-  millstream verify --queue mails --json | jq '.findings[].fault'")]
+  millstream verify orders --all | less
+  millstream verify --queue mails --json | jq '.data.findings[].fault'")]
 pub(crate) struct Verify {
     /// The topics. Default: all topics and all delay queues
     #[arg(value_name = "TOPIC")]
@@ -42,9 +52,15 @@ pub(crate) struct Verify {
     /// Maximum number of findings in total; the check ends at the next one, which is not repaired
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     limit: u32,
+    /// Shows every finding. Default: the first 10 of each kind of fault; with --json always every one
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     dry: DryRun,
 }
+
+/// Number of findings of each kind of fault that are shown unless all are requested.
+const SHOWN: usize = 10;
 
 /// The subject of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +78,7 @@ impl fmt::Display for Subject {
     }
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct View {
     /// Whether no fault is left, and nothing was ever lost.
     sound: bool,
@@ -78,13 +94,14 @@ struct View {
 }
 
 /// Entries that were lost.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct LossView {
     unread: u64,
     pending: u64,
     /// Whole logs: what was in them is not known, so the other numbers are then lower bounds.
     logs: u64,
     /// The time at which the last part of it was found.
+    #[schemars(with = "Option<u64>")]
     last_found_ms: Option<Timestamp>,
     #[serde(skip)]
     text: String,
@@ -99,7 +116,7 @@ impl LossView {
 }
 
 /// A checked subject.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Checked {
     topic: Option<String>,
     queue: Option<String>,
@@ -150,7 +167,7 @@ impl Checked {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct FindingView {
     fault: &'static str,
     /// The place of the finding.
@@ -160,6 +177,7 @@ struct FindingView {
     detail: String,
     /// `not_asked`, `yes`, `gone` (the fault was gone), `still` (the fault is still there) or `person` (a person has
     /// to decide), or `record` (of a loss).
+    #[schemars(extend("enum" = ["not_asked", "yes", "gone", "still", "person", "record"]))]
     repaired: &'static str,
     /// The loss that it proves, or the record of it.
     loss: Option<LossView>,
@@ -206,14 +224,25 @@ impl FindingView {
 }
 
 impl View {
-    fn text(&self, output: Output) -> String {
-        let mut text: String = self.findings.iter().map(|finding| finding.line(output)).collect();
-        let mut faults: Vec<_> = self.findings.iter().map(|finding| finding.of).collect();
-        faults.sort_unstable();
-        faults.dedup();
-        if !faults.is_empty() {
-            text.push('\n');
-            text.extend(faults.into_iter().map(|fault| advice(fault) + "\n"));
+    fn text(&self, output: Output, most: usize) -> String {
+        let mut by_fault: BTreeMap<Fault, Vec<&FindingView>> = BTreeMap::new();
+        for finding in &self.findings {
+            by_fault.entry(finding.of).or_default().push(finding);
+        }
+        let mut text = String::new();
+        if !by_fault.is_empty() {
+            let row = |(fault, found): (&Fault, &Vec<_>)| {
+                [fault.to_string(), human::count(found.len() as u64), advice(*fault)]
+            };
+            text += &output::table(&["fault", ">found", "what to do"], by_fault.iter().map(row));
+            text += "\n\n";
+            for found in by_fault.values() {
+                text.extend(found.iter().take(most).map(|finding| finding.line(output)));
+                if let Some(more @ 1..) = found.len().checked_sub(most) {
+                    let more = human::count(more as u64);
+                    text += &format!("          {}  … {more} more; --all shows them\n", found[0].fault);
+                }
+            }
             text.push('\n');
         }
         if self.checked.len() > 1 {
@@ -241,6 +270,9 @@ impl View {
     }
 }
 
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("verify", of::<View>())];
+
 impl Verify {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let repair = self.repair && !self.dry.dry_run;
@@ -253,9 +285,19 @@ impl Verify {
         let named = self.names_some();
         let mut view = View::default();
         let (mut failed, mut lost) = (Vec::new(), Loss::default());
-        for subject in &subjects {
-            let limit = (self.limit as usize).saturating_sub(view.findings.len());
-            match verify(cx, subject, VerifyOptions { repair, limit }).await {
+        let (looked_at, mut progress) = (Arc::new(AtomicU64::new(0)), CountProgress::new());
+        let (limit, found) = (self.limit as usize, Cell::new(0));
+        let verified = stream::iter(&subjects).map(|subject| {
+            let limit = limit - found.get();
+            let options = VerifyOptions { repair, limit, progress: Some(looked_at.clone()) };
+            async move { (subject, verify(cx, subject, options).await) }
+        });
+        // A repair ends at the limit, and no other one is half done then.
+        let mut verified = verified.buffered(if repair { 1 } else { AT_ONCE });
+        while let Some((subject, verified)) =
+            progress.during(verified.next(), &looked_at, "item", "items").await
+        {
+            match verified {
                 // One of all subjects was deleted in the meantime.
                 Err(error) if error.kind() == ErrorKind::NotFound && !named => {}
                 Err(error) => {
@@ -268,12 +310,18 @@ impl Verify {
                     view.cut = verified.cut;
                     lost = lost.and(verified.lost());
                     view.findings.extend(verified.verdicts.into_iter().map(FindingView::of));
+                    // Those that are checked at once find more together than each may.
+                    view.cut |= view.findings.len() > limit;
+                    view.findings.truncate(limit);
+                    found.set(view.findings.len());
                 }
             }
             if view.cut {
                 break;
             }
         }
+        drop(verified);
+        drop(progress);
         view.sound = !view.cut && view.checked.iter().all(|it| it.sound);
         view.repaired = !view.cut && view.checked.iter().all(|it| it.repaired);
         view.lost = LossView::of(lost);
@@ -282,7 +330,8 @@ impl Verify {
             let Some((_, error)) = failed.pop() else { return Ok(Exit::Wrong) };
             return Err(error.into());
         }
-        cx.output.show(&view, |view| view.text(cx.output))?;
+        let most = if self.all { usize::MAX } else { SHOWN };
+        cx.output.show(&view, |view| view.text(cx.output, most))?;
         for (subject, error) in &failed {
             cx.output.note(&format!("{subject}: {error}"));
         }

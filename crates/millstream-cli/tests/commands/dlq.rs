@@ -4,6 +4,7 @@ mod errors;
 pub(crate) mod letters;
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ use millstream::{DeadLetter, Delivery, MessageId, Millstream, Outcome, Topic, To
 use serde_json::Value;
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
+use crate::support::feed::eventually;
+use crate::support::server::Server;
 
 const ORDERS: Topic<Bytes> = Topic::raw("orders").partitions(2);
 const REPAIRS: Topic<Bytes> = Topic::raw("repairs").partitions(1);
@@ -240,8 +244,9 @@ async fn a_rate_is_kept_and_an_interruption_is_told() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("sent");
     let ran = child.wait_with_output().expect("it ended");
     assert_eq!(ran.status.code(), Some(130), "{ran:?}");
-    let told: Value = serde_json::from_slice(&ran.stdout).expect("JSON");
-    assert_eq!((&told["replayed"], left()), (&1.into(), 18));
+    let (told, error) = envelope::parts(&String::from_utf8(ran.stdout).expect("UTF-8"));
+    assert_eq!((&told[0]["replayed"], left()), (&1.into(), 18));
+    assert_eq!(error.expect("it was interrupted")["kind"], "interrupted");
 }
 
 #[tokio::test]
@@ -350,4 +355,53 @@ async fn an_id_that_two_partitions_have_needs_the_partition() {
     let purge = ["dlq", "purge", "orders", "billing", &id, "--partition", "1", "--yes"];
     assert_eq!(cli.json(purge)["purged"], 1);
     assert_eq!(cli.json(["dlq", "show", "orders", "billing", &id])["error"], "no gate 0");
+}
+
+#[tokio::test]
+async fn a_replay_waits_for_a_full_server_and_says_so_once() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    letters(&mq, 4).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let words = ["dlq", "replay", "orders", "billing", "--all", "--yes", "--json"];
+    let mut command = cli.command(&words);
+    let mut replay = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut said = BufReader::new(replay.stderr.take().expect("a pipe")).lines();
+    let first = said.next().expect("a line").expect("text");
+    assert_eq!(first, "the server is out of memory; it is tried again for 20 s");
+    // It tries several times.
+    let count = || {
+        let stats = server.cli(&["INFO", "errorstats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix("errorstat_OOM:count="));
+        line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or_default()
+    };
+    let before = count();
+    eventually("it is refused again", async || count() > before + 1).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    let output = replay.wait_with_output().expect("it ends");
+    let rest: Vec<String> = said.map(|line| line.expect("text")).collect();
+    assert!(output.status.success(), "{rest:?}");
+    assert_eq!(rest, Vec::<String>::new(), "nothing is said twice");
+    assert_eq!(cli.json("dlq count orders billing")["count"], 0);
+}
+
+#[tokio::test]
+async fn a_replay_that_gives_up_says_how_many_stay_and_how_to_go_on() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    letters(&mq, 4).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let words = "dlq replay orders billing --all --yes";
+    let gave_up = cli.run(words);
+    let said: Vec<&str> = gave_up.stderr.lines().collect();
+    let full = "the server is out of memory";
+    let again = format!("{full}; it is tried again for 20 s");
+    let stay =
+        format!("error: {full}; 4 dead letters stay where they are: the same command goes on with them");
+    assert_eq!((gave_up.code, said), (1, vec![&*again, &*stay]), "{gave_up:?}");
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    cli.ok(words);
+    assert_eq!(cli.json("dlq count orders billing")["count"], 0);
 }

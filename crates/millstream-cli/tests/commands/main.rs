@@ -2,10 +2,9 @@
 
 mod dlq;
 mod docs;
-#[cfg(feature = "exporter")]
-mod exporter;
 mod group;
 mod help;
+mod http;
 mod lock;
 mod messages;
 mod queue;

@@ -10,6 +10,7 @@ use millstream::delay::{DelayQueue, Task};
 use serde_json::json;
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::feed::eventually;
 use crate::support::pty::Pty;
 
@@ -70,8 +71,7 @@ async fn tasks_are_added_listed_moved_and_cancelled() {
             "k",
             "--json",
         ];
-        let text = cli.ok(words);
-        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
+        envelope::data(&cli.ok(words))
     };
     let dry = cli.json("queue add mails --payload x --id a --delay 1h --dry-run");
     assert_eq!(dry, json!({"id": "a", "outcome": "new", "dry_run": true}));

@@ -102,6 +102,41 @@ async fn what_verify_finds_is_repaired_if_it_is_asked() {
 }
 
 #[tokio::test]
+async fn faults_are_counted_and_the_first_of_each_shown() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    let mails = DelayQueue::<String>::new("mails").shards(1).open(mq.backend()).await.expect("a queue");
+    let place = Shard::new("mails".parse().expect("a name"), 0).into();
+    let (delay, items) = (keys(&cli).delay(&place).to_string(), keys(&cli).delay_items(&place).to_string());
+    for number in 0..15 {
+        let id = format!("task-{number}");
+        mails.schedule(&id).id(id.as_str()).delay(Duration::from_secs(3_600)).await.expect("scheduled");
+        // Of twelve the due time is lost, of three the body.
+        match number {
+            0..12 => server.cli(&["ZREM", &delay, &id]),
+            _ => server.cli(&["HDEL", &items, &id]),
+        };
+    }
+    let text = cli.run("verify --queue mails");
+    let counts: Vec<Vec<&str>> =
+        text.stdout.lines().take(3).map(|line| line.split_whitespace().take(2).collect()).collect();
+    assert_eq!(counts, [["fault", "found"], ["body_lost", "3"], ["body_stranded", "12"]], "{text:?}");
+    let shown = |text: &str, fault: &str| {
+        let of = |line: &&str| line.starts_with("wrong") && line.contains(fault);
+        text.lines().filter(of).count()
+    };
+    let stranded = |text: &str| shown(text, "body_stranded");
+    assert_eq!((shown(&text.stdout, "body_lost"), stranded(&text.stdout)), (3, 10), "{text:?}");
+    assert!(text.stdout.contains("body_stranded  … 2 more; --all shows them"), "{text:?}");
+    let time = text.stdout.lines().find(|line| line.starts_with("wrong") && line.contains("body_lost"));
+    assert!(time.is_some_and(|line| line.contains("due 20") && line.ends_with('Z')), "a time: {text:?}");
+    assert_eq!(stranded(&cli.run("verify --queue mails --all").stdout), 12);
+    let json = cli.json_with(3, "verify --queue mails");
+    assert_eq!(json["findings"].as_array().map(Vec::len), Some(15), "a program has them all");
+}
+
+#[tokio::test]
 async fn a_delay_queue_is_verified_too() {
     let server = Server::start();
     let cli = Cli::at(server.url());

@@ -1,6 +1,7 @@
 //! What all of these tests use: the compiled command, a terminal, data, a server.
 
 pub(crate) mod cli;
+pub(crate) mod envelope;
 pub(crate) mod feed;
 pub(crate) mod pty;
 pub(crate) mod seed;

@@ -12,10 +12,10 @@ use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{
     DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
 };
-use serde_json::Value;
 
 use crate::help;
 use crate::support::cli::{Cli, Ran, bare};
+use crate::support::envelope::{self, Line};
 use crate::support::feed::eventually;
 
 /// What nothing may be left of in what people see.
@@ -36,7 +36,7 @@ enum Does {
 use Does::{Asks, Changes, Looks};
 
 /// Every command that talks to the queue, with arguments that fit the place. Not those that make something of the command
-/// itself (acl, completions, man).
+/// itself (acl, completions, man, schema).
 const COMMANDS: &[(&str, &str, Does)] = &[
     ("topic list", "", Looks),
     ("topic describe", "orders", Looks),
@@ -115,6 +115,8 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("leader show", "scheduler", Looks),
     #[cfg(feature = "top")]
     ("top", "--once", Looks),
+    #[cfg(feature = "dashboard")]
+    ("dashboard", "--routes", Looks),
     #[cfg(feature = "exporter")]
     ("exporter", "--once", Looks),
 ];
@@ -212,7 +214,7 @@ fn every_command_stands_in_the_table() {
     let all: BTreeSet<String> = leaves.keys().cloned().collect();
     leaves
         .retain(|path, _| !all.iter().any(|other| other.starts_with(&format!("{path} ")) || path.is_empty()));
-    leaves.retain(|path, _| !["acl", "completions", "man"].contains(&path.as_str()));
+    leaves.retain(|path, _| !["acl", "completions", "man", "schema"].contains(&path.as_str()));
     let listed: BTreeSet<String> = commands().map(|(path, ..)| path.to_owned()).collect();
     assert_eq!(leaves.keys().cloned().collect::<BTreeSet<_>>(), listed);
     for (path, _, does) in commands() {
@@ -234,23 +236,27 @@ async fn every_command_prints_json_and_nothing_for_a_terminal() {
     let before = cli.ok("topic describe orders --json");
     for (path, args, does) in commands() {
         let dry: &[&str] = if does == Looks { &[] } else { &["--dry-run"] };
-        for json in [&[][..], &["--json"]] {
+        // JSON first: `consume` leaves nothing for the second one.
+        for json in [&["--json"][..], &[]] {
             let args = words(path, args, &letter, &[dry, json].concat());
             let ran = Ran::of(&mut cli.command(&args));
             is_harmless(&args, &ran);
             assert!(ran.code == 0 || path == "doctor" && ran.code == 3, "{args:?}: {ran:?}");
             if !json.is_empty() {
                 for line in ran.stdout.lines() {
-                    let value: Result<Value, _> = serde_json::from_str(line);
-                    assert!(value.is_ok(), "{args:?}: {value:?} of {line}");
+                    let (command, content) = envelope::read(line);
+                    assert!(command == path && matches!(content, Line::Data(_)), "{args:?}: {ran:?}");
+                    envelope::is_strict(line);
                 }
+                let prints = envelope::schema(path)["oneOf"].as_array().is_some_and(|lines| lines.len() == 2);
+                assert_eq!(ran.stdout.lines().count() > 0, prints, "{args:?}: {ran:?}");
                 let goes_on =
                     ["produce", "consume", "dlq export", "dlq consume", "tail", "queue work"].contains(&path);
                 assert!(goes_on || ran.stdout.lines().count() == 1, "{args:?}: one value: {ran:?}");
             }
         }
     }
-    let groups = |text: &str| serde_json::from_str::<Value>(text).expect("JSON")["groups"][0]["dead"].clone();
+    let groups = |text: &str| envelope::data(text)["groups"][0]["dead"].clone();
     let after = cli.ok("topic describe orders --json");
     assert_eq!(
         (groups(&after), after.contains("\"partitions\":2")),
@@ -270,7 +276,9 @@ async fn what_cannot_be_undone_is_not_done_without_a_yes() {
             let args = words(path, args, &letter, json);
             let ran = Ran::of(&mut cli.command(&args));
             is_harmless(&args, &ran);
-            assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{args:?}: {ran:?}");
+            let (data, error) = envelope::parts(&ran.stdout);
+            assert_eq!((ran.code, data.len()), (2, 0), "{args:?}: {ran:?}");
+            assert_eq!(error.map(|error| error["kind"] == "usage"), (!json.is_empty()).then_some(true));
             assert!(ran.stderr.contains("say --yes"), "{args:?}: {ran:?}");
         }
     }
@@ -281,13 +289,18 @@ async fn what_cannot_be_undone_is_not_done_without_a_yes() {
 #[test]
 fn every_command_fails_in_one_line_without_a_server() {
     for (path, args, _) in commands() {
-        let args = words(path, args, "1-1", &["--yes"]);
-        let ran = Ran::of(bare(&args).env("MILLSTREAM_URL", "redis://127.0.0.1:1"));
-        assert_eq!(
-            (ran.code, ran.stdout.as_str(), ran.stderr.lines().count()),
-            (1, "", 1),
-            "{args:?}: {ran:?}"
-        );
-        assert!(ran.stderr.contains("the server cannot be reached"), "{args:?}: {ran:?}");
+        for json in [&[][..], &["--json"]] {
+            let args = words(path, args, "1-1", &[&["--yes"], json].concat());
+            let ran = Ran::of(bare(&args).env("MILLSTREAM_URL", "redis://127.0.0.1:1"));
+            assert_eq!((ran.code, ran.stderr.lines().count()), (1, 1), "{args:?}: {ran:?}");
+            assert!(ran.stderr.contains("the server cannot be reached"), "{args:?}: {ran:?}");
+            assert_eq!(ran.stdout.lines().count(), json.len(), "{args:?}: {ran:?}");
+            for line in ran.stdout.lines() {
+                let (command, line) = envelope::read(line);
+                let Line::Error(error) = line else { panic!("{args:?}: {ran:?}") };
+                assert_eq!((command.as_str(), &error["kind"]), (path, &"unavailable".into()), "{error}");
+                assert!(error["advice"].as_str().is_some_and(|it| it.contains("MILLSTREAM_URL")), "{error}");
+            }
+        }
     }
 }

@@ -77,6 +77,29 @@ impl<E> ErrorGroups<E> {
         }
     }
 
+    /// Adds the errors of another set. `example` converts its examples.
+    pub fn merge<O>(&mut self, other: ErrorGroups<O>, example: impl Fn(O) -> E) {
+        self.others += other.others;
+        for (fingerprint, new) in other.groups {
+            let is_full = self.groups.len() >= self.most;
+            match self.groups.get_mut(&fingerprint) {
+                Some(group) => {
+                    group.count += new.count;
+                    group.first = group.first.min(new.first);
+                    if new.last >= group.last {
+                        (group.last, group.example) = (new.last, example(new.example));
+                    }
+                }
+                None if is_full => self.others += new.count,
+                None => {
+                    let ErrorGroup { fingerprint, pattern, count, first, last, example: of } = new;
+                    let group = ErrorGroup { fingerprint, pattern, count, first, last, example: example(of) };
+                    self.groups.insert(fingerprint, group);
+                }
+            }
+        }
+    }
+
     /// Returns the number of errors in no group, because the maximum number of groups was reached.
     #[must_use]
     pub fn others(&self) -> u64 {
@@ -104,6 +127,24 @@ mod tests {
 
     fn at(ms: u64) -> Timestamp {
         Timestamp::from_millis(ms)
+    }
+
+    #[test]
+    fn sets_are_merged_by_fingerprint() {
+        let set = |most, errors: &[(u64, &str)]| {
+            let mut groups = ErrorGroups::new(most);
+            errors.iter().for_each(|(ms, error)| groups.add(error, at(*ms), *ms));
+            groups
+        };
+        let mut all = set(2, &[(5, "no order 7"), (9, "refused")]);
+        all.merge(set(9, &[(2, "no order 1"), (3, "no order 2"), (4, "away"), (12, "refused")]), |ms| {
+            ms * 10
+        });
+        assert_eq!((all.count(), all.others()), (6, 1), "the third error is one too many");
+        let groups = all.into_groups();
+        let told: Vec<_> =
+            groups.iter().map(|it| (it.pattern.as_str(), it.count, it.first, it.last, it.example)).collect();
+        assert_eq!(told, [("no order <n>", 3, at(2), at(5), 5), ("refused", 2, at(9), at(12), 120)]);
     }
 
     #[test]

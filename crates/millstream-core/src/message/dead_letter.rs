@@ -76,7 +76,7 @@ impl fmt::Display for Reason {
 }
 
 /// Message that a group gave up, with its place of origin and its original entry.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DeadLetter {
     /// Id of the dead letter; its first part is the time of death, by the server's clock.
     pub id: MessageId,
@@ -96,6 +96,24 @@ pub struct DeadLetter {
     pub history: History,
     /// The original entry, byte for byte.
     pub body: Fields,
+}
+
+/// Without the bytes of the message: they may be secret.
+impl fmt::Debug for DeadLetter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: usize = self.body.iter().map(|(name, value)| name.len() + value.len()).sum();
+        f.debug_struct("DeadLetter")
+            .field("id", &self.id)
+            .field("reason", &self.reason)
+            .field("attempts", &self.attempts)
+            .field("error", &self.error)
+            .field("origin", &self.origin)
+            .field("topic_partition", &self.topic_partition)
+            .field("group", &self.group)
+            .field("history", &self.history)
+            .field("body_bytes", &bytes)
+            .finish()
+    }
 }
 
 impl DeadLetter {

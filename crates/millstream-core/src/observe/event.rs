@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::dead_letters::Reason;
 use crate::error::Error;
 use crate::health::{HealthCheck, LoopsCheck, WorkerCheck};
 use crate::id::MessageId;
@@ -14,113 +13,9 @@ use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
 use crate::user_code::{Panicked, UserCode, catch};
 
+pub use crate::observe::handled::{Cause, Handled};
 pub use crate::observe::lock_end::LockEnd;
-
-/// Result of handling a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Handled {
-    /// The handler returned [`Outcome::Ack`](crate::Outcome::Ack).
-    Acked,
-    /// The attempt failed, and the message is retried.
-    Retried,
-    /// The message was given up and kept as a dead letter.
-    Dead,
-    /// The handler postponed the message, without using an attempt.
-    Snoozed,
-    /// The message was given up and dropped by the dead-letter policy.
-    Discarded,
-    /// The message was acknowledged without the handler: its operation was done already, or another message runs it.
-    Duplicate,
-    /// The message was acknowledged without the handler: the check before its redelivery found that it was handled.
-    Checked,
-}
-
-impl Handled {
-    /// All variants.
-    pub const ALL: [Self; 7] = [
-        Self::Acked,
-        Self::Retried,
-        Self::Dead,
-        Self::Snoozed,
-        Self::Discarded,
-        Self::Duplicate,
-        Self::Checked,
-    ];
-
-    /// Returns the word for it in metrics and traces.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Acked => "acked",
-            Self::Retried => "retried",
-            Self::Dead => "dead",
-            Self::Snoozed => "snoozed",
-            Self::Discarded => "discarded",
-            Self::Duplicate => "duplicate",
-            Self::Checked => "checked",
-        }
-    }
-}
-
-/// Cause of a failed attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Cause {
-    /// The handler returned an error.
-    Error,
-    /// The handler panicked.
-    Panic,
-    /// The handler exceeded its time limit.
-    Timeout,
-    /// The handler rejected the message: another attempt would not help.
-    Rejected,
-    /// The codec could not read the payload.
-    Undecodable,
-    /// The entry is not a message.
-    Malformed,
-    /// Processes died while they handled it.
-    Crashed,
-}
-
-impl Cause {
-    /// All variants.
-    pub const ALL: [Self; 7] = [
-        Self::Error,
-        Self::Panic,
-        Self::Timeout,
-        Self::Rejected,
-        Self::Undecodable,
-        Self::Malformed,
-        Self::Crashed,
-    ];
-
-    /// Returns the word for it in metrics and traces.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Panic => "panic",
-            Self::Timeout => "timeout",
-            Self::Rejected => "rejected",
-            Self::Undecodable => "undecodable",
-            Self::Malformed => "malformed",
-            Self::Crashed => "crashed",
-        }
-    }
-
-    /// Returns the reason with which a message is given up for this cause.
-    #[must_use]
-    pub const fn reason(self) -> Reason {
-        match self {
-            Self::Error | Self::Panic | Self::Timeout => Reason::Exhausted,
-            Self::Rejected => Reason::Rejected,
-            Self::Undecodable => Reason::Undecodable,
-            Self::Malformed => Reason::Malformed,
-            Self::Crashed => Reason::Crashed,
-        }
-    }
-}
+pub use crate::observe::message_bytes::MessageBytes;
 
 /// Operation on dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -398,6 +293,11 @@ pub enum Event<'a> {
         source: Source,
         /// Cause of the failure; `None` if the attempt did not fail.
         cause: Option<Cause>,
+        /// Text of the handler's error, as it is kept with the message (at most 1 KiB). `None` if the attempt did not fail, and
+        /// where the text may quote the message: that of a codec, or of a malformed entry, is in the dead letter only.
+        error: Option<&'a str>,
+        /// Key of the message, if it has one and is well-formed.
+        key: Option<MessageBytes<'a>>,
     },
     /// A batch was settled.
     Settled {
@@ -460,6 +360,8 @@ pub enum Event<'a> {
     Worked {
         /// The shard.
         shard: &'a Shard,
+        /// Id of the task.
+        task: &'a ScheduleId,
         /// Number of the attempt.
         attempt: u32,
         /// The result.
@@ -468,6 +370,9 @@ pub enum Event<'a> {
         late: Duration,
         /// Run time of the handler.
         elapsed: Duration,
+        /// Text of the handler's error, as it is kept with the task (at most 1 KiB). `None` if the attempt did not fail, and where
+        /// the text may quote the task: that of a codec, or of a malformed task, is in the dead task only.
+        error: Option<&'a str>,
     },
     /// Tasks were settled.
     TasksSettled {

@@ -1,5 +1,7 @@
 //! What observers get: events and health.
 
 pub mod event;
+mod handled;
 pub mod health;
 mod lock_end;
+mod message_bytes;

@@ -137,7 +137,7 @@ impl Jitter {
 /// # let _ = policy;
 /// ```
 ///
-/// The default is 500 ms up to 60 s with full jitter and 10 attempts: about four minutes in total.
+/// The default is 500 ms up to 60 s with full jitter and 10 attempts: three minutes in total at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exponential {
     base: Duration,

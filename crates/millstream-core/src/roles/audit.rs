@@ -307,7 +307,8 @@ impl Fault {
             Self::DeletionUnfinished => "its deletion was stopped half-way: delete it again",
             Self::WrongType => "another program uses this key: rename that key, or choose a namespace",
             Self::SettingsDamaged => {
-                "correct the field, or delete the topic by force; an invalid pause ends when the group is resumed"
+                "`millstream topic alter` replaces a retention or a bound, `group resume` ends an invalid pause; for another \
+                 field delete the topic by force, or correct it by hand"
             }
             Self::FenceDamaged => {
                 "where no consumer can own the partition, stop all of them, set epoch to the time in milliseconds, and ttl to 0"

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::error::Result;
+use crate::catalog::{GroupState, PartitionSurvey, Pin};
+use crate::error::{Error, Result};
 use crate::history::History;
 use crate::id::MessageId;
 use crate::leases::Holder;
 use crate::log::{Note, Source};
-use crate::name::GroupName;
+use crate::name::{GroupName, TopicName};
+use crate::schedule::Waiting;
 use crate::timestamp::Timestamp;
 use crate::topic::{Partition, TopicPartition, TopicSpec};
 use crate::wire::Fields;
@@ -31,19 +33,21 @@ pub struct Page<T> {
     pub items: Vec<T>,
     /// Whether there may be more items behind the last one.
     pub more: bool,
+    /// Why a part of what is stored of the items, such as notes, is missing in them: its key cannot be read. Default: `None`.
+    pub unreadable: Option<String>,
 }
 
 impl<T> Page<T> {
     /// Creates a page as a backend returns it.
     #[must_use]
     pub const fn new(items: Vec<T>, more: bool) -> Self {
-        Self { items, more }
+        Self { items, more, unreadable: None }
     }
 
     /// Creates an empty page, with nothing behind it.
     #[must_use]
     pub const fn empty() -> Self {
-        Self { items: Vec::new(), more: false }
+        Self { items: Vec::new(), more: false, unreadable: None }
     }
 }
 
@@ -292,6 +296,130 @@ pub struct Usage {
     pub unreadable: Option<String>,
 }
 
+/// What of a topic is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OverviewQuery {
+    /// The only group that is read, whether the topic's list has it or not. Default: all groups in that list.
+    pub group: Option<GroupName>,
+    /// Whether owners are read. Default: no.
+    pub owners: bool,
+    /// Whether it is read which groups keep entries from being dropped; entries may have to be counted for it. Default: no.
+    pub pins: bool,
+}
+
+impl OverviewQuery {
+    /// Returns the query of this group only.
+    #[must_use]
+    pub fn of(self, group: GroupName) -> Self {
+        Self { group: Some(group), ..self }
+    }
+
+    /// Returns the query with the groups that keep entries.
+    #[must_use]
+    pub fn with_pins(self) -> Self {
+        Self { pins: true, ..self }
+    }
+
+    /// Returns the query with the owners of partitions.
+    #[must_use]
+    pub fn with_owners(self) -> Self {
+        Self { owners: true, ..self }
+    }
+}
+
+/// State of the log of a partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LogState {
+    /// Number of entries.
+    pub length: u64,
+    /// Id of the oldest entry; `None` if there is none, or if the backend does not claim
+    /// [`Capability::Inspect`](crate::Capability::Inspect).
+    pub first: Option<MessageId>,
+    /// Id of the newest entry; `None` as for the oldest.
+    pub last: Option<MessageId>,
+}
+
+impl LogState {
+    /// Creates the state of a log of this many entries, with its oldest and its newest.
+    #[must_use]
+    pub const fn new(length: u64, first: Option<MessageId>, last: Option<MessageId>) -> Self {
+        Self { length, first, last }
+    }
+}
+
+/// State of a topic. The parts are read shortly after each other, not at one moment.
+///
+/// A part that cannot be read, such as a key of a wrong type, has its error in its place. No error in here is transient.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Overview {
+    /// Topic as stored.
+    pub topic: TopicSpec,
+    /// State of the log of each partition, in the order of partitions.
+    pub logs: Vec<Result<LogState>>,
+    /// Delayed messages of each partition, in the order of partitions.
+    pub delayed: Vec<Result<Waiting>>,
+    /// State of each group, by name.
+    pub groups: Vec<GroupOverview>,
+    /// Group that keeps the most entries, of each partition where one does; `None` if that was not asked for.
+    pub pins: Option<Result<Vec<Pin>>>,
+    /// Error of reading the list of groups: then the topic may have groups that are not in `groups`.
+    pub unlisted: Option<Error>,
+}
+
+impl Overview {
+    /// Creates the overview of a topic without partitions and groups, for a backend to fill.
+    #[must_use]
+    pub fn new(topic: TopicSpec) -> Self {
+        Self { topic, logs: Vec::new(), delayed: Vec::new(), groups: Vec::new(), pins: None, unlisted: None }
+    }
+
+    /// Returns the number of delayed messages of the topic, or the first error of reading it.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn waiting(&self) -> Result<Waiting> {
+        let mut sum = Waiting::default();
+        for waiting in &self.delayed {
+            let Waiting { total, overdue } = waiting.clone()?;
+            (sum.total, sum.overdue) = (sum.total + total, sum.overdue + overdue);
+        }
+        Ok(sum)
+    }
+}
+
+/// State of a group.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GroupOverview {
+    /// The group.
+    pub group: GroupName,
+    /// State of each partition, in the order of partitions.
+    pub partitions: Result<Vec<PartitionSurvey>>,
+    /// Number of live members.
+    pub members: Result<usize>,
+    /// State of the group as a whole.
+    pub state: Result<GroupState>,
+    /// Ownership of each partition, in the order of partitions; `None` if it was not asked for.
+    pub owners: Option<Result<Vec<Ownership>>>,
+}
+
+impl GroupOverview {
+    /// Creates the overview of a group.
+    #[must_use]
+    pub fn new(
+        group: GroupName,
+        partitions: Result<Vec<PartitionSurvey>>,
+        members: Result<usize>,
+        state: Result<GroupState>,
+        owners: Option<Result<Vec<Ownership>>>,
+    ) -> Self {
+        Self { group, partitions, members, state, owners }
+    }
+}
+
 /// Reads stored data, and changes nothing.
 #[async_trait]
 pub trait Inspect: Send + Sync {
@@ -309,7 +437,8 @@ pub trait Inspect: Send + Sync {
     ) -> Result<Page<Stored>>;
 
     /// Returns up to `limit` (at most [`MAX_PAGE`]) entries with an id above `after` that were handed out to the group
-    /// and not settled, in the order of ids. Returns none if there is no such group.
+    /// and not settled, in the order of ids. Returns none if there is no such group. Where notes cannot be read, the entries
+    /// are without them, and the page [says so](Page::unreadable).
     ///
     /// # Errors
     /// As [`entries`](Self::entries).
@@ -341,6 +470,17 @@ pub trait Inspect: Send + Sync {
     /// # Errors
     /// Transient ones.
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>>;
+
+    /// Returns the state of these topics, in their order, in a few requests for all of them. Default: `None`, and then
+    /// [`Backend::overview`](crate::Backend::overview) asks the roles for one part after the other. What both return is the
+    /// same.
+    ///
+    /// # Errors
+    /// Those of [`Backend::overview`](crate::Backend::overview).
+    async fn overview(&self, topics: &[TopicName], query: &OverviewQuery) -> Option<Vec<Result<Overview>>> {
+        let _ = (topics, query);
+        None
+    }
 
     /// Returns the names under which the group reads a partition, those of the log first, in the order of names.
     ///

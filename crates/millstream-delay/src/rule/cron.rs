@@ -118,14 +118,16 @@ fn wrong_fields(pattern: &str) -> Option<String> {
         count => {
             let names: Vec<_> = FIELDS[1..6].iter().map(|(name, _)| *name).collect();
             let names = names.join(", ");
-            return Some(format!("{count} fields; it has 5 ({names}), or 6 with the second in front"));
+            let fields = if count == 1 { "field" } else { "fields" };
+            return Some(format!("{count} {fields}; it has 5 ({names}), or 6 with the second in front"));
         }
     };
     let wrong = fields.iter().zip(names).enumerate().filter_map(|(at, (field, (name, allowed)))| {
         let mut alone = vec!["*"; fields.len()];
         alone[at] = field;
         let error = croner::Cron::from_str(&alone.join(" ")).err()?;
-        Some(format!("the {name} {field:?} is wrong ({allowed}): {error}"))
+        let why = error.to_string();
+        Some(format!("the {name} {field:?} is wrong ({allowed}): {}", why.trim_end_matches('.')))
     });
     let wrong: Vec<_> = wrong.collect();
     (!wrong.is_empty()).then(|| wrong.join("; "))

@@ -128,10 +128,11 @@ impl Rule {
         if let When::Every { period, anchor } = self.when {
             let shortest = SHORTEST.as_millis() as u64;
             problems.require((shortest..=FAR).contains(&period), || {
-                format!("it recurs every {period} ms, {shortest} to {FAR} are allowed")
+                format!("it recurs every {period} ms, {shortest} ms to {FAR} ms are allowed")
             });
-            problems
-                .require(anchor <= FAR, || format!("its anchor is {anchor} ms, at most {FAR} are allowed"));
+            problems.require(anchor <= FAR, || {
+                format!("its anchor is {anchor} ms, at most {FAR} ms are allowed")
+            });
         }
         problems.require(self.grace <= FAR, || format!("grace is {} ms, at most {FAR}", self.grace));
         if let Missed::All(most) = self.missed {

@@ -98,8 +98,8 @@ pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
     let mut lags = Lags::default();
     let topics = backend.catalog().topics().await?;
     let mut first = None;
-    for topic in &topics {
-        match sample::topic(backend, topic, None).await {
+    for (topic, sample) in topics.iter().zip(sample::topics(backend, &topics, false).await) {
+        match sample {
             Ok(sample) => {
                 let known = sample.groups.iter().filter(|group| why_unknown(&sample, group).is_none());
                 lags.groups.extend(known.map(|group| Lag::of(&sample, group)));
@@ -144,7 +144,7 @@ pub(crate) async fn one(backend: &Backend, topic: &TopicName, group: &GroupName)
     if !backend.catalog().groups(topic).await?.contains(group) {
         return Ok(None);
     }
-    match sample::topic(backend, topic, Some(group)).await {
+    match sample::one(backend, topic, group).await {
         Ok(sample) => match sample.groups.first() {
             Some(group) => match why_unknown(&sample, group) {
                 Some(reason) => Err(unreadable(topic, reason)),

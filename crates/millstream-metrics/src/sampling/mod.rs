@@ -4,3 +4,4 @@ pub(crate) mod clock;
 pub(crate) mod gauges;
 pub(crate) mod lag;
 pub(crate) mod sample;
+pub(crate) mod shown;

@@ -2,11 +2,10 @@
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::catalog::{PartitionStats, PartitionSurvey, Pin};
-use millstream_core::schedule::{Place, Shard, Waiting};
+use millstream_core::inspect::{GroupOverview, Overview, OverviewQuery};
+use millstream_core::schedule::{Shard, Waiting};
 use millstream_core::tasks::TaskCounts;
-use millstream_core::{
-    Backend, ErrorKind, GroupName, Partition, QueueName, Result, Start, TopicName, TopicSpec,
-};
+use millstream_core::{Backend, Error, ErrorKind, GroupName, Partition, QueueName, Result, TopicName};
 
 use crate::sampling::clock::{Clock, our_ms};
 
@@ -24,6 +23,17 @@ impl TopicSample {
     /// Returns the number of delayed messages that are due, as far as it is known.
     pub(crate) fn overdue(&self) -> u64 {
         self.partitions.iter().filter_map(|(_, _, waiting)| *waiting).map(|waiting| waiting.overdue).sum()
+    }
+
+    /// Returns the number of series that a metric of partitions and groups can have.
+    pub(crate) fn series(&self) -> usize {
+        self.partitions.len() * self.groups.len().max(1)
+    }
+
+    /// Returns the number of messages that were ever appended, as far as a group shows it.
+    pub(crate) fn appended(&self) -> u64 {
+        let partitions = self.groups.first().into_iter().flat_map(|group| &group.partitions);
+        partitions.filter_map(|it| it.stats.appended).sum()
     }
 
     /// Returns the reasons of what cannot be read of the topic as a whole.
@@ -50,6 +60,8 @@ pub(crate) struct TopicSample {
     /// Number of messages in the log, and delayed messages, by partition; `None` for what cannot be read.
     pub(crate) partitions: Vec<(Partition, Option<u64>, Option<Waiting>)>,
     pub(crate) groups: Vec<GroupSample>,
+    /// Groups that keep entries; `None` if that was not read.
+    pub(crate) pins: Option<Vec<Pin>>,
     /// Reasons of what cannot be read, apart from groups.
     pub(crate) unreadable: Vec<String>,
 }
@@ -74,60 +86,49 @@ pub(crate) struct QueueSample {
     pub(crate) shards: Vec<(u32, TaskCounts)>,
 }
 
-/// Returns what was read; `None` for an error that is not transient, whose reason is recorded.
-fn readable<T>(reasons: &mut Vec<String>, read: Result<T>) -> Result<Option<T>> {
-    match read {
-        // A key of another type, or one with a value that makes no sense.
-        Err(error) if matches!(error.kind(), ErrorKind::WrongType | ErrorKind::Protocol) => {
-            reasons.push(error.to_string());
-            Ok(None)
-        }
-        read => read.map(Some),
-    }
+/// Reads the state of topics with all of their groups, as far as it can be read.
+pub(crate) async fn topics(backend: &Backend, names: &[TopicName], pins: bool) -> Vec<Result<TopicSample>> {
+    let query = OverviewQuery::default();
+    let overviews = backend.overview(names, &if pins { query.with_pins() } else { query }).await;
+    overviews.into_iter().map(|overview| overview.map(topic)).collect()
 }
 
-/// Reads the state of a topic with all of its groups, or with one group only, as far as it can be read.
-pub(crate) async fn topic(
-    backend: &Backend,
-    name: &TopicName,
-    only: Option<&GroupName>,
-) -> Result<TopicSample> {
-    let spec = backend.catalog().topic(name).await?;
-    let mut unreadable = Vec::new();
-    let groups = match only {
-        Some(group) => vec![group.clone()],
-        None => readable(&mut unreadable, backend.catalog().groups(name).await)?.unwrap_or_default(),
-    };
-    let partitions: Vec<_> = stream::iter(spec.iter())
-        .map(|tp| async move {
-            let partition = tp.partition;
-            let mut reasons = Vec::new();
-            let length = backend.catalog().count(&tp, Start::Earliest, None, u64::MAX).await;
-            let length = readable(&mut reasons, length)?;
-            let waiting = readable(&mut reasons, backend.schedule().waiting(&Place::from(tp)).await)?;
-            Ok(((partition, length, waiting), reasons))
-        })
-        .buffered(AT_ONCE)
-        .try_collect()
-        .await?;
-    let (partitions, reasons): (Vec<_>, Vec<_>) = partitions.into_iter().unzip();
-    unreadable.extend(reasons.into_iter().flatten());
-    let mut samples = Vec::with_capacity(groups.len());
-    for group in groups {
-        samples.push(self::group(backend, &spec, group).await?);
-    }
-    Ok(TopicSample { topic: name.clone(), partitions, groups: samples, unreadable })
+/// Reads the state of a topic with one group only.
+pub(crate) async fn one(backend: &Backend, name: &TopicName, group: &GroupName) -> Result<TopicSample> {
+    let query = OverviewQuery::default().of(group.clone());
+    let mut overviews = backend.overview(std::slice::from_ref(name), &query).await;
+    let none = || Err(Error::new(ErrorKind::Protocol, "no topic was read"));
+    overviews.pop().unwrap_or_else(none).map(topic)
 }
 
-async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<GroupSample> {
+fn topic(overview: Overview) -> TopicSample {
+    let Overview { topic, logs, delayed, groups, pins, unlisted, .. } = overview;
+    let mut unreadable: Vec<String> = unlisted.iter().map(Error::to_string).collect();
+    let partitions = topic.iter().zip(logs).zip(delayed).map(|((tp, log), delayed)| {
+        (
+            tp.partition,
+            readable(&mut unreadable, log).map(|log| log.length),
+            readable(&mut unreadable, delayed),
+        )
+    });
+    let partitions = partitions.collect();
+    let pins = pins.and_then(|pins| readable(&mut unreadable, pins));
+    let groups = groups.into_iter().map(group).collect();
+    TopicSample { topic: topic.name, partitions, groups, pins, unreadable }
+}
+
+fn group(overview: GroupOverview) -> GroupSample {
     let mut unreadable = Vec::new();
-    let roster = readable(&mut unreadable, backend.members().roster(&spec.name, &group).await)?;
-    let members = roster.map(|roster| roster.living().count());
-    let state = readable(&mut unreadable, backend.catalog().group_state(&spec.name, &group).await)?;
-    let paused = state.map(|state| state.paused.is_some());
-    let partitions = backend.catalog().survey(spec, &group).await?;
+    let members = readable(&mut unreadable, overview.members);
+    let paused = readable(&mut unreadable, overview.state).map(|state| state.paused.is_some());
+    let partitions = readable(&mut unreadable, overview.partitions).unwrap_or_default();
     unreadable.extend(partitions.iter().flat_map(|it| &it.unreadable).map(|it| it.reason.clone()));
-    Ok(GroupSample { group, members, paused, partitions, unreadable })
+    GroupSample { group: overview.group, members, paused, partitions, unreadable }
+}
+
+/// Returns what was read; `None` for what cannot be, whose reason is recorded.
+fn readable<T>(reasons: &mut Vec<String>, read: Result<T>) -> Option<T> {
+    read.map_err(|error| reasons.push(error.to_string())).ok()
 }
 
 /// Reads the server's clock.
@@ -136,12 +137,6 @@ pub(crate) async fn clock(backend: &Backend, clock: &Clock) -> Result<()> {
     let server = backend.schedule().now().await?;
     clock.told(server, asked, our_ms());
     Ok(())
-}
-
-/// Reads which groups keep entries of a topic from being dropped.
-pub(crate) async fn pins(backend: &Backend, name: &TopicName) -> Result<Vec<Pin>> {
-    let spec = backend.catalog().topic(name).await?;
-    backend.catalog().pins(&spec).await
 }
 
 /// Reads the state of a delay queue.

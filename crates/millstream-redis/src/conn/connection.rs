@@ -1,17 +1,15 @@
-//! Shared connections: one for many callers, and a pool.
+//! Shared connections: one for many callers.
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_redis::{Manager, Pool, PoolError, Runtime};
-use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::error::Result;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Pipeline, Value};
+use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
-use crate::config::RedisConfig;
 use crate::conn::dial::Dial;
 use crate::conn::lease_thread::LeaseThread;
 use crate::conn::multiplexed::Multiplexed;
@@ -171,62 +169,6 @@ impl<L: Line + Send + 'static> Line for OnThread<L> {
         let (line, sent) = (self.line.clone(), pipe.clone());
         let answers = self.thread.run(async move { Ok(line.send_each(&sent).await) }).await;
         answers.unwrap_or_else(|error| vec![Err(error); pipe.len()])
-    }
-}
-
-/// A few connections for work that is rare or large, so that it does not delay messages.
-pub(crate) enum Pooled {
-    /// Each is used by one caller at a time.
-    Pool(Pool),
-    /// Where the pool cannot open connections by itself: over TLS the client would use other certificates, and read them
-    /// anew for each connection; with Sentinels the address changes, and with a provider the credentials do. Each request
-    /// goes to the next connection, behind those of others.
-    Turns { connections: Vec<Shared>, next: AtomicUsize },
-}
-
-impl Pooled {
-    pub(crate) fn new(config: &RedisConfig, dial: &Arc<Dial>) -> Result<Self> {
-        let Some(info) = dial.plain() else {
-            let connections = (0..config.pool_size).map(|_| Shared::new(dial.clone(), "pool")).collect();
-            return Ok(Self::Turns { connections, next: AtomicUsize::new(0) });
-        };
-        let connection = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(config.connect_timeout))
-            .set_response_timeout(Some(config.response_timeout));
-        let manager = Manager::new_with_config(info.clone(), connection)
-            .map_err(|error| translate(&error, Phase::Connecting))?;
-        let pool = Pool::builder(manager)
-            .max_size(config.pool_size)
-            .wait_timeout(Some(config.connect_timeout + config.response_timeout))
-            .create_timeout(Some(config.connect_timeout))
-            .recycle_timeout(Some(config.response_timeout))
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| Error::new(ErrorKind::InvalidConfig, error.to_string()))?;
-        Ok(Self::Pool(pool))
-    }
-}
-
-impl Line for Pooled {
-    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        let pool = match self {
-            Self::Pool(pool) => pool,
-            Self::Turns { connections, next } => {
-                let turn = next.fetch_add(1, Ordering::Relaxed) % connections.len();
-                return connections[turn].send(pipe).await;
-            }
-        };
-        let mut connection = pool.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => translate(&error, Phase::Connecting),
-            other => Error::new(ErrorKind::Unavailable, format!("the server cannot be reached: {other}")),
-        })?;
-        let answer = connection.send_packed_commands(pipe, 0, pipe.len()).await;
-        if answer.as_ref().map_or(true, |values| is_demoted(values)) {
-            // Not returned to the pool: late answers on it, or a server that takes no writes, are of no use to the next
-            // caller.
-            drop(deadpool_redis::Connection::take(connection));
-        }
-        complete(answer, pipe)
     }
 }
 

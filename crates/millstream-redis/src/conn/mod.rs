@@ -14,6 +14,7 @@ pub(crate) mod login;
 pub(crate) mod multiplexed;
 pub(crate) mod once;
 pub(crate) mod pipe;
+pub(crate) mod pooled;
 pub(crate) mod reader_connections;
 pub(crate) mod request;
 pub(crate) mod socket;

@@ -5,6 +5,7 @@ mod catalog;
 pub(crate) mod losses;
 
 use async_trait::async_trait;
+use millstream_core::Timestamp;
 use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, Loss, MAX_PAGE, Remedy, Scope};
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -113,7 +114,7 @@ fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
         ];
         let fault = known.into_iter().find(|known| known.as_str() == fault);
         let fault = fault.ok_or_else(|| unexpected("a fault that is not known"))?;
-        Ok(Finding::new(fault, scope, id, detail))
+        Ok(Finding::new(fault, scope, id, with_times(&detail)))
     });
     let findings = findings.collect::<Result<_>>()?;
     let next = Some(reply::text(next)?).filter(|next| !next.is_empty());
@@ -377,5 +378,36 @@ impl RedisBackend {
             }
         }
         Ok(page)
+    }
+}
+
+/// Writes the times in a script's words, which are milliseconds behind `due` and `until`, as times.
+fn with_times(detail: &str) -> String {
+    let mut is_time = false;
+    let words = detail.split(' ').map(|word| {
+        let (number, end) = word.strip_suffix(',').map_or((word, ""), |number| (number, ","));
+        let time = number.parse().ok().filter(|_| is_time).map(Timestamp::from_millis);
+        is_time = word == "due" || word == "until";
+        time.map_or_else(|| word.to_owned(), |time| format!("{time}{end}"))
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_times_and_other_numbers_stay() {
+        let detail = "due 1795665388306, worked on until 1795665388307";
+        let expected = format!(
+            "due {}, worked on until {}",
+            Timestamp::from_millis(1_795_665_388_306),
+            Timestamp::from_millis(1_795_665_388_307)
+        );
+        assert_eq!(with_times(detail), expected);
+        for same in ["7 pending", "without a due time", "pending under 12, parked until then", "due soon"] {
+            assert_eq!(with_times(same), same);
+        }
     }
 }

@@ -4,6 +4,7 @@ mod count_range;
 mod deleting;
 mod groups;
 mod lag;
+mod overview;
 mod retention_pins;
 mod settings;
 mod snapshot;
@@ -55,20 +56,26 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the names in a set, sorted. A member that is no valid name was added by somebody else and is skipped.
+    /// Returns the names in a set, sorted.
     pub(crate) async fn names<T: Ord>(&self, key: &Key, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
         let mut pipe = Pipeline::new();
         pipe.cmd("SMEMBERS").arg(key.as_str());
-        let mut names = Vec::new();
-        for member in reply::array(self.one(key, &pipe).await?)? {
-            match parse(&reply::text(member)?) {
-                Ok(name) => names.push(name),
-                Err(error) => tracing::warn!(%key, "skipped in the catalog: {error}"),
-            }
-        }
-        names.sort();
-        Ok(names)
+        parse_names(key, self.one(key, &pipe).await?, parse)
     }
+}
+
+/// Returns the names in the answer to `SMEMBERS`, sorted. A member that is no valid name was added by somebody else and is
+/// skipped.
+fn parse_names<T: Ord>(key: &Key, members: Value, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+    let mut names = Vec::new();
+    for member in reply::array(members)? {
+        match parse(&reply::text(member)?) {
+            Ok(name) => names.push(name),
+            Err(error) => tracing::warn!(%key, "skipped in the catalog: {error}"),
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Mode of a creation: create, or only restore, which fails for anything that was deleted.

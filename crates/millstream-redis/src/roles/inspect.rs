@@ -9,13 +9,13 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
 use millstream_core::inspect::{
-    Inspect, MAX_PAGE, MAX_PAGE_BYTES, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored,
-    Stream, Usage,
+    Inspect, MAX_PAGE, MAX_PAGE_BYTES, Overview, OverviewQuery, Ownership, Page, Parked, Pending, Range,
+    Reading, Server, Stored, Stream, Usage,
 };
-use millstream_core::keys::Key;
+use millstream_core::keys::{Key, Keys};
 use millstream_core::leases::Holder;
 use millstream_core::log::Source;
-use millstream_core::name::GroupName;
+use millstream_core::name::{GroupName, TopicName};
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use millstream_core::wire::Fields;
 use redis::{Pipeline, Value};
@@ -77,7 +77,14 @@ impl Inspect for RedisBackend {
             return Ok(Page::empty());
         }
         let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {key}")))?;
-        let noted = reply::count(noted).map_err(|error| error.during(format_args!("notes in {held}")))? > 0;
+        let (noted, unreadable) = match reply::count(noted) {
+            Ok(noted) => (noted > 0, None),
+            // The entries are shown all the same.
+            Err(error) if error.kind() == ErrorKind::WrongType => {
+                (false, Some(error.during(format_args!("notes in {held}")).to_string()))
+            }
+            Err(error) => return Err(error.during(format_args!("notes in {held}"))),
+        };
         let mut notes = Vec::new();
         if noted && !rows.is_empty() {
             let ids: Vec<MessageId> = rows.iter().map(|row| row.id).collect();
@@ -87,7 +94,9 @@ impl Inspect for RedisBackend {
         let more = rows.len() == limit;
         let mut notes = notes.into_iter();
         let noted = |row| Pending { note: notes.next().flatten(), ..row };
-        Ok(Page::new(rows.into_iter().map(noted).collect(), more))
+        let mut page = Page::new(rows.into_iter().map(noted).collect(), more);
+        page.unreadable = unreadable.filter(|_| !page.items.is_empty());
+        Ok(page)
     }
 
     async fn parked(
@@ -130,28 +139,21 @@ impl Inspect for RedisBackend {
         let all: Vec<TopicPartition> = topic.iter().collect();
         let mut owners = Vec::with_capacity(all.len());
         for chunk in all.chunks(CHUNK) {
-            let mut pipe = Pipeline::with_capacity(3 * chunk.len());
+            let mut pipe = Pipeline::with_capacity(OF_OWNER * chunk.len());
             for tp in chunk {
-                let (lease, fence) = (keys.lease(tp, group), keys.fence(tp, group));
-                pipe.cmd("HMGET").arg(fence.as_str()).arg(&["owner", "token", "epoch", "ttl", "ends"]);
-                pipe.cmd("GET").arg(lease.as_str());
-                pipe.cmd("PTTL").arg(lease.as_str());
+                owner_commands(&mut pipe, keys, tp, group);
             }
             let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
             for tp in chunk {
-                let answers: Vec<Value> = answers.by_ref().take(3).collect();
-                let one = ownership(tp, answers);
-                match one.map_err(|error| error.during(format_args!("owner of {tp} for {group}")).at(tp)) {
-                    Err(error) if error.kind() == ErrorKind::WrongType => {
-                        let mut unknown = Ownership::free(tp.partition);
-                        unknown.unreadable = Some(error.to_string());
-                        owners.push(unknown);
-                    }
-                    one => owners.push(one?),
-                }
+                let answers = answers.by_ref().take(OF_OWNER).collect();
+                owners.push(ownership_or_unreadable(tp, group, answers)?);
             }
         }
         Ok(owners)
+    }
+
+    async fn overview(&self, topics: &[TopicName], query: &OverviewQuery) -> Option<Vec<Result<Overview>>> {
+        Some(self.overviews(topics, query).await)
     }
 
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {
@@ -280,6 +282,35 @@ fn parked(origin: MessageId, due: Timestamp, item: Option<&Bytes>) -> Parked {
     }
     let (error, history, body) = (String::new(), History::default(), Fields::new());
     Parked { origin, due, attempt: 0, error, history, body }
+}
+
+/// Number of commands for the owner of a partition.
+pub(crate) const OF_OWNER: usize = 3;
+
+/// Adds the commands whose replies [`ownership_or_unreadable`] takes.
+pub(crate) fn owner_commands(pipe: &mut Pipeline, keys: &Keys, tp: &TopicPartition, group: &GroupName) {
+    let (lease, fence) = (keys.lease(tp, group), keys.fence(tp, group));
+    pipe.cmd("HMGET").arg(fence.as_str()).arg(&["owner", "token", "epoch", "ttl", "ends"]);
+    pipe.cmd("GET").arg(lease.as_str());
+    pipe.cmd("PTTL").arg(lease.as_str());
+}
+
+/// Parses the ownership of a partition. It is not known where lease or fence have a wrong type.
+pub(crate) fn ownership_or_unreadable(
+    tp: &TopicPartition,
+    group: &GroupName,
+    answers: Vec<Value>,
+) -> Result<Ownership> {
+    match ownership(tp, answers)
+        .map_err(|error| error.during(format_args!("owner of {tp} for {group}")).at(tp))
+    {
+        Err(error) if error.kind() == ErrorKind::WrongType => {
+            let mut unknown = Ownership::free(tp.partition);
+            unknown.unreadable = Some(error.to_string());
+            Ok(unknown)
+        }
+        read => read,
+    }
 }
 
 fn ownership(tp: &TopicPartition, answers: Vec<Value>) -> Result<Ownership> {

@@ -155,7 +155,7 @@ impl Schedule for RedisBackend {
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
-        let call = self.inner.scripts.waiting.call([&self.inner.keys.delay(place)]);
+        let call = self.inner.scripts.count_due.call([&self.inner.keys.delay(place)]);
         let [total, overdue] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
         Ok(Waiting { total: reply::count(total)? as u64, overdue: reply::count(overdue)? as u64 })
     }

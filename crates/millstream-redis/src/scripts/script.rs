@@ -31,6 +31,10 @@ impl Loaded {
     /// Returns a call with these keys; its arguments are added later.
     pub(crate) fn call<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
         debug_assert_eq!(N, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
+        self.made(keys)
+    }
+
+    fn made<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
         // A user who may only read may run it then.
         let mut cmd = redis::cmd(if self.contract.read_only { "EVALSHA_RO" } else { "EVALSHA" });
         cmd.arg(&self.sha).arg(N);
@@ -38,6 +42,12 @@ impl Loaded {
             cmd.arg(key.as_str());
         }
         Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
+    }
+
+    /// Returns a call with its first keys only, for a way of working in which it uses no others.
+    pub(crate) fn call_of_first<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
+        debug_assert!(N < self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
+        self.made(keys)
     }
 
     /// Returns a call with these keys, for a script that takes a row of further keys any number of times.
@@ -48,7 +58,7 @@ impl Loaded {
     ) -> Call<'_> {
         debug_assert_eq!(N + M, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
         let keys: Vec<Key> = keys.into_iter().chain(rows.iter().flatten()).cloned().collect();
-        let mut cmd = redis::cmd("EVALSHA");
+        let mut cmd = redis::cmd(if self.contract.read_only { "EVALSHA_RO" } else { "EVALSHA" });
         cmd.arg(&self.sha).arg(keys.len());
         for key in &keys {
             cmd.arg(key.as_str());
@@ -237,7 +247,7 @@ pub(crate) struct Scripts {
     pub(crate) reschedule: Loaded,
     pub(crate) find: Loaded,
     pub(crate) scheduled: Loaded,
-    pub(crate) waiting: Loaded,
+    pub(crate) count_due: Loaded,
     pub(crate) promote_delayed: Loaded,
     pub(crate) recur_put: Loaded,
     pub(crate) recur_remove: Loaded,
@@ -309,7 +319,7 @@ impl Scripts {
             reschedule: Loaded::new(&lua::RESCHEDULE, strict),
             find: Loaded::new(&lua::FIND, strict),
             scheduled: Loaded::new(&lua::SCHEDULED, strict),
-            waiting: Loaded::new(&lua::WAITING, strict),
+            count_due: Loaded::new(&lua::COUNT_DUE, strict),
             promote_delayed: Loaded::new(&lua::PROMOTE_DELAYED, strict),
             recur_put: Loaded::new(&lua::RECUR_PUT, strict),
             recur_remove: Loaded::new(&lua::RECUR_REMOVE, strict),

@@ -1,12 +1,15 @@
-//! Snapshot of a log and its groups, of one moment: the answer of the script `look`.
+//! Snapshot of a log and its groups, with what else groups have, of one moment: the answer of the script `look`.
 
 use bytes::Bytes;
 use millstream_core::Timestamp;
-use millstream_core::error::Result;
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::schedule::Waiting;
 use redis::Value;
 
 use crate::conn::replies::reply;
+use crate::error::{answered, unexpected};
 
 /// Snapshot of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +48,15 @@ impl Look {
     pub(crate) fn group(&self, name: &str) -> Option<&GroupLook> {
         self.groups.iter().find(|group| group.name == name)
     }
+
+    /// Returns the same snapshot with this group only.
+    pub(crate) fn of_group(&self, name: &str) -> Self {
+        let groups = self.group(name).cloned().into_iter().collect();
+        let Self { now, exists, length, first, last, removed, deleted, server, groups: _ } = self;
+        let (now, exists, length, removed) = (*now, *exists, *length, *removed);
+        let (first, last, deleted, server) = (*first, *last, *deleted, server.clone());
+        Self { now, exists, length, first, last, removed, deleted, server, groups }
+    }
 }
 
 impl GroupLook {
@@ -61,12 +73,98 @@ impl GroupLook {
     }
 }
 
+/// What a group has beside its place on the log, read in the same moment as that.
+#[derive(Clone, Debug)]
+pub(crate) struct Rest {
+    /// Number of entries of its retry log.
+    pub(crate) retry_length: Result<u64>,
+    /// Number of those that are pending; `None` if the group is not on the retry log.
+    pub(crate) retry_pending: Option<u64>,
+    /// Number of parked retries.
+    pub(crate) parked: Result<u64>,
+    /// Number of dead letters.
+    pub(crate) dead: Result<u64>,
+}
+
+/// Keys of a group that [`Rest`] comes from.
+pub(crate) struct RestKeys {
+    pub(crate) retry_log: Key,
+    pub(crate) retry_due: Key,
+    pub(crate) dead_letters: Key,
+}
+
+impl RestKeys {
+    pub(crate) fn row(&self) -> [Key; 3] {
+        [self.retry_log.clone(), self.retry_due.clone(), self.dead_letters.clone()]
+    }
+}
+
+/// A snapshot with everything else of the groups that were named. Where they were too many for one call, each call has a
+/// snapshot of its own, with the groups that it returned.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    /// The index of the first group of each call, with the log and those of the call's groups that are on it. An error if the
+    /// key has another type. At least one.
+    calls: Vec<(usize, Result<Look>)>,
+    /// Whether the log may have groups that were not named, or that another call returned.
+    more: bool,
+    pub(crate) waiting: Result<Waiting>,
+    /// Of each named group, in their order.
+    pub(crate) rest: Vec<Rest>,
+}
+
+impl Standing {
+    fn new(look: Result<Look>, more: bool, waiting: Result<Waiting>, rest: Vec<Rest>) -> Self {
+        Self { calls: vec![(0, look)], more, waiting, rest }
+    }
+
+    /// Returns the log, as the first call found it.
+    pub(crate) fn log(&self) -> std::result::Result<&Look, &Error> {
+        self.calls[0].1.as_ref()
+    }
+
+    /// Returns the log with all groups that it has; `None` if the call did not return all.
+    pub(crate) fn whole(&self) -> Option<std::result::Result<&Look, &Error>> {
+        (!self.more).then(|| self.log())
+    }
+
+    /// Returns the log with this group only, of the moment at which the group was read. `at` is its index among those that were
+    /// named.
+    pub(crate) fn of_group(&self, at: usize, name: &str) -> Result<Look> {
+        let call = self.calls.iter().rev().find(|(from, _)| *from <= at).unwrap_or(&self.calls[0]);
+        call.1.as_ref().map(|look| look.of_group(name)).map_err(Clone::clone)
+    }
+
+    /// Returns the snapshots of all calls.
+    pub(crate) fn looks(&mut self) -> impl Iterator<Item = &mut Look> {
+        self.calls.iter_mut().flat_map(|(_, look)| look)
+    }
+
+    /// Adds what a later call returned for further groups.
+    pub(crate) fn add(&mut self, further: Self) {
+        let from = self.rest.len();
+        self.more = true;
+        self.calls.extend(further.calls.into_iter().map(|(_, look)| (from, look)));
+        self.rest.extend(further.rest);
+    }
+}
+
 fn number(value: Value) -> Result<u64> {
     Ok(u64::try_from(reply::int(value)?).unwrap_or(0))
 }
 
 fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>> {
     if value == Value::Nil { Ok(None) } else { read(value).map(Some) }
+}
+
+/// Parses the number of what is at a key: the outer error is that of an answer without sense.
+fn at_key(value: Value, key: &Key) -> Result<Result<u64>> {
+    let number = reply::int(value)?;
+    Ok(u64::try_from(number).map_err(|_| another_type(key)))
+}
+
+fn another_type(key: &Key) -> Error {
+    Error::new(ErrorKind::WrongType, format!("a key has the wrong type: {key}"))
 }
 
 /// Parsed answer of one call.
@@ -78,9 +176,59 @@ pub(crate) struct Answer {
     pub(crate) bytes: usize,
 }
 
-/// Parses the answer of one call.
+/// Parses the answer of a call that names no groups.
 pub(crate) fn read(answer: Value) -> Result<Answer> {
-    let [now, length, first, last, removed, deleted, server, groups, more, bytes] = reply::tuple(answer)?;
+    let [_, _, _, _, _, _, _, _, _, more, bytes, _, _] = parts(&answer)?;
+    let (more, bytes) = (reply::int(more.clone())? == 1, reply::count(bytes.clone())?);
+    let Some(look) = log(answer)? else { return Err(unexpected("a log of another type")) };
+    Ok(Answer { look, more, bytes })
+}
+
+/// Parses the answer of a call that names groups, up to the one at which the script stopped. Returns it with the size in bytes
+/// of the bodies that the script copied.
+pub(crate) fn read_with_rest(
+    answer: Value,
+    log_key: &Key,
+    delay: &Key,
+    groups: &[RestKeys],
+) -> Result<(Standing, usize)> {
+    let [_, _, _, _, _, _, _, _, _, more, bytes, waiting, rest] = parts(&answer)?;
+    let more = reply::int(more.clone())? == 1;
+    let (bytes, [total, overdue]) = (reply::count(bytes.clone())?, reply::tuple(waiting.clone())?);
+    let overdue = number(overdue)?;
+    let waiting = at_key(total, delay)?.map(|total| Waiting { total, overdue });
+    let rest = reply::array(rest.clone())?.into_iter().zip(groups).map(|(of_group, keys)| {
+        let [retry_length, retry_pending, parked, dead] = reply::tuple(of_group)?;
+        Ok(Rest {
+            retry_length: at_key(retry_length, &keys.retry_log)?,
+            retry_pending: maybe(retry_pending, number)?,
+            parked: at_key(parked, &keys.retry_due)?,
+            dead: at_key(dead, &keys.dead_letters)?,
+        })
+    });
+    let rest = rest.collect::<Result<_>>()?;
+    let look = log(answer)?.ok_or_else(|| another_type(log_key));
+    Ok((Standing::new(look, more, waiting, rest), bytes))
+}
+
+fn parts(answer: &Value) -> Result<&[Value; 13]> {
+    match answer {
+        Value::Array(parts) => {
+            parts.as_slice().try_into().map_err(|_| unexpected("a snapshot of another form"))
+        }
+        Value::ServerError(error) => Err(answered(error.clone())),
+        _ => Err(unexpected("no snapshot")),
+    }
+}
+
+/// Returns the log of an answer; `None` if its key has another type.
+fn log(answer: Value) -> Result<Option<Look>> {
+    let [now, exists, length, first, last, removed, deleted, server, groups, ..]: [Value; 13] =
+        reply::tuple(answer)?;
+    let exists = reply::int(exists)?;
+    if exists < 0 {
+        return Ok(None);
+    }
     let groups = reply::array(groups)?.into_iter().map(|group| {
         let [name, position, pending, oldest_pending, first_unread, lag] = reply::tuple(group)?;
         Ok(GroupLook {
@@ -92,9 +240,9 @@ pub(crate) fn read(answer: Value) -> Result<Answer> {
             lag: maybe(lag, number)?,
         })
     });
-    let look = Look {
+    Ok(Some(Look {
         now: Timestamp::from_millis(number(now)?),
-        exists: length != Value::Nil,
+        exists: exists > 0,
         length: maybe(length, number)?.unwrap_or(0),
         first: maybe(first, reply::id)?,
         last: maybe(last, reply::id)?,
@@ -102,6 +250,39 @@ pub(crate) fn read(answer: Value) -> Result<Answer> {
         deleted: maybe(deleted, reply::id)?,
         server: maybe(server, reply::text)?,
         groups: groups.collect::<Result<_>>()?,
-    };
-    Ok(Answer { look, more: reply::int(more)? == 1, bytes: reply::count(bytes)? })
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_the_log_of_the_call_that_returned_it() {
+        let look = |ms, name: &'static str| {
+            let group = GroupLook { name: Bytes::from_static(name.as_bytes()), ..GroupLook::default() };
+            Look { now: Timestamp::from_millis(ms), exists: true, groups: vec![group], ..Look::default() }
+        };
+        let rest = |_| Rest { retry_length: Ok(0), retry_pending: None, parked: Ok(0), dead: Ok(0) };
+        let mut standing =
+            Standing::new(Ok(look(1, "a")), false, Ok(Waiting::default()), (0..2).map(rest).collect());
+        standing.add(Standing::new(
+            Ok(look(2, "c")),
+            false,
+            Ok(Waiting::default()),
+            (0..2).map(rest).collect(),
+        ));
+        standing.add(Standing::new(Err(another_type(&key())), false, Ok(Waiting::default()), vec![rest(0)]));
+        let of = |at, name| standing.of_group(at, name).map(|look| (look.now.as_millis(), look.groups.len()));
+        assert_eq!(of(0, "a").expect("read"), (1, 1));
+        assert_eq!(of(1, "b").expect("read"), (1, 0), "not on the log");
+        assert_eq!(of(2, "c").expect("read"), (2, 1));
+        assert_eq!(of(3, "d").expect("read"), (2, 0));
+        assert!(of(4, "e").is_err(), "it was replaced meanwhile");
+        assert_eq!((standing.rest.len(), standing.log().expect("the first").now.as_millis()), (5, 1));
+    }
+
+    fn key() -> Key {
+        millstream_core::keys::Keys::new().topics()
+    }
 }

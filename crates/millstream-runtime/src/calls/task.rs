@@ -170,9 +170,10 @@ impl Task {
 
     /// Reports that another call has begun the work.
     fn lost(&self) {
-        let operation = &self.marker.operation;
-        tracing::warn!(%operation, "the marker was taken over while the work ran");
-        self.observer.observe(&Event::CallMarkerLost { calls: operation.topic().as_str() });
+        // The key of a call is not logged.
+        let calls = self.marker.operation.topic().as_str();
+        tracing::warn!(calls, "the marker was taken over while the work ran");
+        self.observer.observe(&Event::CallMarkerLost { calls });
     }
 
     /// Extends the marker, three times per ttl, until the work has ended. `None` if the call was dropped. Sets `is_lost` if another
@@ -225,8 +226,8 @@ impl Task {
         if let Err(error) = self.role.abandon(&self.marker).await
             && error.kind() != ErrorKind::Fenced
         {
-            let operation = &self.marker.operation;
-            tracing::warn!(%operation, %error, "not abandoned: the next call waits until its marker expires");
+            let calls = self.marker.operation.topic().as_str();
+            tracing::warn!(calls, %error, "not abandoned: the next call waits until its marker expires");
         }
     }
 }

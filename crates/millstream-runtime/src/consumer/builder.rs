@@ -13,7 +13,7 @@ use millstream_core::{
 
 use crate::consumer::check::{self, CheckCall};
 use crate::consumer::context::{Context, Subscription};
-use crate::consumer::handler::{self, Handler};
+use crate::consumer::handler::{self, Handler, Layer};
 use crate::consumer::idempotent::Idempotent;
 use crate::consumer::maintenance::{settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer};
 use crate::consumer::markers::guard;
@@ -36,6 +36,8 @@ pub struct ConsumerBuilder<T: 'static> {
     upkeep: Vec<Arc<dyn Upkeep>>,
     /// Further topics, each with its handler.
     also: Vec<(TopicSpec, Handler)>,
+    /// The outermost first.
+    layers: Vec<Arc<dyn Layer>>,
     /// Errors of the parts that were passed in. They are reported when the consumer starts.
     problems: Vec<Error>,
 }
@@ -50,8 +52,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     ) -> Self {
         let group = group.into();
         let config = ConsumerConfig::default();
-        let (upkeep, also, problems) = (Vec::new(), Vec::new(), Vec::new());
-        Self { backend, topic, group, config, check: None, observer, upkeep, also, problems }
+        let (upkeep, also, layers, problems) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { backend, topic, group, config, check: None, observer, upkeep, also, layers, problems }
     }
 
     /// Adds a topic with a handler of its own to the same consumer. Group, settings and limits are shared.
@@ -63,15 +65,25 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
-        match topic.spec() {
-            Ok(spec) if self.has(&spec) => {
-                let message = format!("topic {} is there twice: its messages go to one handler", spec.name);
-                self.problems.push(Error::new(ErrorKind::InvalidConfig, message));
-            }
-            Ok(spec) => self.also.push((spec, handler::erase(topic.codec(), handler))),
-            Err(error) => self.problems.push(error),
-        }
+        self.add(topic.spec(), Ok(handler::erase(topic.codec(), handler)));
         self
+    }
+
+    /// Adds a topic with its handler, or what is wrong with either.
+    pub(in crate::consumer) fn add(&mut self, topic: Result<TopicSpec>, handler: Result<Handler>) {
+        match (topic, handler) {
+            (Ok(spec), _) if self.has(&spec) => {
+                let message = format!("topic {} is there twice: its messages go to one handler", spec.name);
+                self.problem(Error::new(ErrorKind::InvalidConfig, message));
+            }
+            (Ok(spec), Ok(handler)) => self.also.push((spec, handler)),
+            (Err(error), _) | (_, Err(error)) => self.problem(error),
+        }
+    }
+
+    /// Keeps an error that is reported when the consumer starts.
+    pub(in crate::consumer) fn problem(&mut self, error: Error) {
+        self.problems.push(error);
     }
 
     fn has(&self, other: &TopicSpec) -> bool {
@@ -138,6 +150,12 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Fut::Output: IntoCheck,
     {
         self.check = Some(Arc::new(move |delivery| check(delivery).map(IntoCheck::into_check).boxed()));
+        self
+    }
+
+    /// Adds a [`Layer`] inside of those that were added before, for the handlers of all topics. Not for handlers of batches.
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Arc::new(layer));
         self
     }
 
@@ -291,6 +309,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         let mut problems = Problems::new("consumer");
         if let Handler::Batch(config, _) = &handler {
             config.check(&mut problems);
+            if !self.layers.is_empty() {
+                let why = "layers are for handlers of single messages, not of batches";
+                let _: Option<()> = problems.take(Err(Error::new(ErrorKind::InvalidConfig, why)));
+            }
         }
         let spec = problems.take(self.topic.spec());
         let group = problems.take(GroupName::new(&self.group));
@@ -313,6 +335,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         };
         let mut routes = vec![(spec, handler)];
         routes.append(&mut self.also);
+        let layers = std::mem::take(&mut self.layers);
+        let routes = routes.into_iter().map(|(spec, handler)| (spec, handler.within(&layers))).collect();
         self.subscribe(group, routes).await
     }
 

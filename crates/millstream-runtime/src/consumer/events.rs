@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::stream::{self, Stream, StreamExt};
 use millstream_core::event::{Event, Observer};
 use millstream_core::{ErrorKind, MemberId, MessageId, TopicName, TopicPartition};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
@@ -265,6 +266,23 @@ impl Events {
         };
         self.over = matches!(event, None | Some(ConsumerEvent::Ended));
         event
+    }
+
+    /// Returns the events as a [`Stream`], which ends behind [`ConsumerEvent::Ended`].
+    ///
+    /// ```
+    /// # use millstream_runtime::{Consumer, ConsumerEvent};
+    /// use futures_util::StreamExt;
+    /// # async fn example(consumer: &Consumer) {
+    /// let lost = consumer.events().into_stream().filter_map(async |event| match event {
+    ///     ConsumerEvent::LeaseLost { topic_partition, .. } => Some(topic_partition),
+    ///     _ => None,
+    /// });
+    /// let first = std::pin::pin!(lost).next().await;
+    /// # drop(first); }
+    /// ```
+    pub fn into_stream(self) -> impl Stream<Item = ConsumerEvent> + Send + Unpin + 'static {
+        stream::unfold(self, async |mut events| Some((events.next().await?, events))).fuse().boxed()
     }
 }
 

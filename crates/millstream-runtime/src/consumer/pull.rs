@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream, StreamExt};
 use millstream_core::error::Result;
 use millstream_core::panics::decode;
 use millstream_core::{BoxError, Codec, Outcome, Timestamp, TopicPartition};
@@ -73,6 +74,29 @@ impl<T> Puller<T> {
             () = self.stopped.cancelled() => None,
             next = next => next,
         }
+    }
+
+    /// Returns the messages as a [`Stream`], which ends when [`next`](Self::next) returns `None`. Dropping the stream loses nothing. Several
+    /// streams, and calls of `next`, may be used at the same time: each message goes to one of them.
+    ///
+    /// ```
+    /// # use millstream_runtime::Puller;
+    /// use futures_util::StreamExt;
+    /// # async fn import(_: &u64) -> Result<(), std::io::Error> { Ok(()) }
+    /// # async fn example(puller: Puller<u64>) {
+    /// let handle = async |number: millstream_runtime::Pulled<u64>| match import(&number.payload).await {
+    ///     Ok(()) => number.ack(),
+    ///     Err(error) => number.retry(error),
+    /// };
+    /// puller.stream().for_each_concurrent(8, handle).await;
+    /// # }
+    /// ```
+    pub fn stream(&self) -> impl Stream<Item = Pulled<T>> + Send + Unpin + '_
+    where
+        T: Send,
+    {
+        // No call is dropped between two polls, and no message with it.
+        stream::unfold(self, async |puller| Some((puller.next().await?, puller))).fuse().boxed()
     }
 
     /// Begins the shutdown. All pending calls of [`next`](Self::next) return `None`. Messages that were pulled can still

@@ -1,5 +1,6 @@
 //! A dead letter as a handler receives it, and the outcomes that a handler may return.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -9,12 +10,21 @@ use millstream_core::wire;
 use millstream_core::{BoxError, Codec, DeadLetter, Envelope, Limits};
 
 /// A dead letter as a handler receives it.
-#[derive(Debug)]
 pub struct Letter<T> {
     /// The payload, or the error of decoding it: undecodable messages become dead letters, too.
     pub payload: Result<T, BoxError>,
     /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] returns key and headers.
     pub dead: DeadLetter,
+}
+
+/// Without the payload: it may be a secret.
+impl<T> fmt::Debug for Letter<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Letter")
+            .field("is_decoded", &self.payload.is_ok())
+            .field("dead", &self.dead)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<T> Letter<T> {

@@ -65,6 +65,13 @@ pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the producer is closed")
 }
 
+/// Error of a send whose own time limit ended before the answer came.
+fn unanswered(limit: Duration) -> Error {
+    let why =
+        format!("no answer within {limit:?}: the message is queued or under way, and may still be stored");
+    Error::new(ErrorKind::Unconfirmed, why)
+}
+
 /// Error of a send whose task ended without a reply, because the runtime was shut down during a request.
 fn interrupted() -> Error {
     Error::new(ErrorKind::Unconfirmed, "the producer was shut down while the message was under way")
@@ -88,17 +95,25 @@ impl<C: Outgoing> Batcher<C> {
         }
     }
 
-    pub(super) async fn send(&self, message: C) -> Result<C::Done> {
-        let ticket = self.reserve(message.charge()).await?;
+    /// Queues a message and waits for its result, up to `limit`.
+    pub(super) async fn send(&self, message: C, limit: Option<Duration>) -> Result<C::Done> {
+        // A time that the clock cannot reach is no limit.
+        let limit = limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?)));
+        let ticket = self.reserve(message.charge(), limit).await?;
         let (reply, result) = oneshot::channel();
         self.commands.send(Command::One(message, reply, ticket)).map_err(|_| closed())?;
-        result.await.map_err(|_| interrupted())?
+        let result = match limit {
+            None => result.await,
+            // It is queued or under way: nobody can say whether it will be stored.
+            Some((limit, until)) => timeout_at(until, result).await.map_err(|_| unanswered(limit))?,
+        };
+        result.map_err(|_| interrupted())?
     }
 
     /// Queues a chunk and returns a handle to its results.
     pub(super) async fn send_chunk(&self, messages: Vec<C>) -> Pending<C> {
         let count = messages.len();
-        let ticket = match self.reserve(messages.iter().map(Outgoing::charge).sum()).await {
+        let ticket = match self.reserve(messages.iter().map(Outgoing::charge).sum(), None).await {
             Ok(ticket) => ticket,
             Err(error) => return Pending::Failed(count, error),
         };
@@ -125,21 +140,23 @@ impl<C: Outgoing> Batcher<C> {
         }
     }
 
-    /// Waits for room. A request for more than the whole buffer takes all of it: it would otherwise wait forever.
-    async fn reserve(&self, bytes: usize) -> Result<Ticket> {
+    /// Waits for room, up to the limit of the send or the delivery timeout. A request for more than the whole buffer takes
+    /// all of it: it would otherwise wait forever.
+    ///
+    /// The deadline of the ticket is not that of the send: messages of one request share it, and those of others have more time.
+    async fn reserve(&self, bytes: usize, limit: Option<(Duration, Instant)>) -> Result<Ticket> {
         let deadline = Instant::now() + self.delivery_timeout;
+        let (waits, until) =
+            limit.filter(|(_, until)| *until < deadline).unwrap_or((self.delivery_timeout, deadline));
         let bytes = u32::try_from(bytes.min(self.buffer_memory)).unwrap_or(u32::MAX);
         if let Ok(room) = self.room.clone().try_acquire_many_owned(bytes) {
             return Ok(Ticket { room, deadline });
         }
-        match timeout_at(deadline, self.room.clone().acquire_many_owned(bytes)).await {
+        match timeout_at(until, self.room.clone().acquire_many_owned(bytes)).await {
             Ok(room) => Ok(Ticket { room: room.map_err(|_| closed())?, deadline }),
             Err(_) => Err(Error::new(
                 ErrorKind::Backpressure,
-                format!(
-                    "the buffer of {} bytes stayed full for {:?}",
-                    self.buffer_memory, self.delivery_timeout
-                ),
+                format!("the buffer of {} bytes stayed full for {waits:?}", self.buffer_memory),
             )),
         }
     }

@@ -43,10 +43,10 @@ pub struct ProducerConfig {
     /// What a send waits for, unless it [says](crate::SendFuture::durability) otherwise. Default: [`Durability::Stored`].
     pub durability: Durability,
     /// Time for which a [dedup id](crate::SendFuture::dedup) counts, from its first send, by the server's clock. Each id takes
-    /// about 120 bytes of the server's memory for one to two windows. Default: 5 minutes; 100 ms to 7 days.
+    /// about 100 bytes of the server's memory for one to three windows. Default: 5 minutes; 100 ms to 7 days.
     pub dedup_window: Duration,
-    /// Whether each send gets a dedup id of its own, unless it has one: then a send whose answer is lost is repeated until
-    /// `delivery_timeout`, and stored once. Default: no.
+    /// Whether sends are numbered, so that one whose answer is lost is repeated until `delivery_timeout` and stored once.
+    /// Default: no.
     pub idempotent: bool,
     /// Policy for messages to a full partition. Default: [`OnFull::Wait`]. A topic has no bound unless one is set.
     pub on_full: OnFull,

@@ -127,19 +127,20 @@ pub struct Delayed {
 pub struct SendDelayed<'a, T: 'static> {
     producer: &'a Producer<T>,
     record: DelayedRecord<'a, T>,
+    limit: Option<Duration>,
 }
 
 impl<'a, T> SendFuture<'a, T> {
     /// Delays the message by this time, by the server's clock: no group reads it earlier. It is stored when this is
     /// awaited.
     pub fn delay(self, delay: Duration) -> SendDelayed<'a, T> {
-        SendDelayed { producer: self.producer, record: self.record.delay(delay) }
+        SendDelayed { producer: self.producer, record: self.record.delay(delay), limit: self.limit }
     }
 
     /// Sets the due time, by the server's clock: a [`Timestamp`], or a [`SystemTime`](std::time::SystemTime), which is
     /// rounded up to a whole millisecond. A time in the past is due immediately.
     pub fn at(self, time: impl Into<Timestamp>) -> SendDelayed<'a, T> {
-        SendDelayed { producer: self.producer, record: self.record.at(time) }
+        SendDelayed { producer: self.producer, record: self.record.at(time), limit: self.limit }
     }
 }
 
@@ -159,6 +160,12 @@ impl<T> SendDelayed<'_, T> {
     /// Sets the partition, regardless of the key.
     pub fn partition(mut self, partition: u32) -> Self {
         self.record.record = self.record.record.partition(partition);
+        self
+    }
+
+    /// Limits how long the send waits: see [`SendFuture::timeout`].
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
         self
     }
 
@@ -199,11 +206,11 @@ impl<'a, T: Sync> IntoFuture for SendDelayed<'a, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         let encoded = self.producer.encode_delayed(self.record);
-        let batcher = self.producer.inner.delayed.clone();
+        let (batcher, limit) = (self.producer.inner.delayed.clone(), self.limit);
         Box::pin(async move {
             let (partition, scheduling) = encoded?;
             let id = scheduling.id.clone();
-            let placed = batcher.send(scheduling).await?;
+            let placed = batcher.send(scheduling, limit).await?;
             Ok(Delayed { partition, id, placed })
         })
     }

@@ -7,6 +7,7 @@ mod by_durability;
 mod config;
 mod dedup;
 mod delayed;
+mod layer;
 mod metadata_refresh;
 mod record;
 mod sender;
@@ -33,14 +34,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
-pub use record::{Record, SendFuture, Sent};
+pub use layer::ProducerLayer;
+pub use record::{Record, SendFuture, Sent, TYPE_HEADER};
 
 use backpressure::Bound;
 use batcher::Batcher;
 use by_durability::ByDurability;
 use dedup::{DedupSends, unnumbered};
+use layer::Layers;
 use metadata_refresh::{MetadataRefresh, Partitions};
-use record::sent;
+use record::{Way, sent};
 use sink::{Outgoing, ToSchedule};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
@@ -53,15 +56,18 @@ use sink::{Outgoing, ToSchedule};
 ///   again can store it twice, unless it has a [dedup id](SendFuture::dedup).
 /// - any other error: it was not stored.
 pub struct Producer<T: 'static> {
-    inner: Arc<Inner<T>>,
+    inner: Arc<Inner>,
+    codec: &'static dyn Codec<T>,
+    /// Type that the header of each message names, if it sends one of several.
+    kind: Option<Arc<str>>,
 }
 
-struct Inner<T: 'static> {
+struct Inner {
     topic: TopicName,
     partitions: Partitions,
     /// Metadata refresh, which runs as long as there are clones.
     _growth: Option<AbortOnDropHandle<()>>,
-    codec: &'static dyn Codec<T>,
+    layers: Layers,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
     appends: Arc<ByDurability>,
@@ -79,7 +85,7 @@ impl<T> Producer<T> {
     /// [`ErrorKind::Denied`], [`ErrorKind::Closed`]; [`ErrorKind::Deleted`] from the
     /// [refresh](ProducerConfig::refresh) that finds the topic deleted until the topic is created again.
     pub fn send<'a>(&'a self, value: &'a T) -> SendFuture<'a, T> {
-        SendFuture { producer: self, record: Record::new(value) }
+        SendFuture { producer: self, record: Record::new(value), limit: None }
     }
 
     /// Sends many values in as few requests as possible, and returns one result per value, in the same order.
@@ -274,11 +280,13 @@ impl<T> Producer<T> {
         let inner = &*self.inner;
         let count = inner.partitions.open(&inner.topic)?;
         let mut envelope = record.envelope;
-        envelope.payload = encode(inner.codec, record.value).inspect_err(|error| {
+        envelope.payload = encode(self.codec, record.value).inspect_err(|error| {
             if let Some(panicked) = Panicked::within(error) {
                 inner.observer.observe(&panicked.event());
             }
         })?;
+        self.name_type(&mut envelope)?;
+        inner.layers.apply(&mut envelope)?;
         envelope.check(&inner.config.limits)?;
         let partition = match record.partition {
             Some(partition) => partition,
@@ -293,19 +301,7 @@ impl<T> Producer<T> {
     }
 }
 
-/// Way on which a message goes to its log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Plain,
-    /// With a dedup id.
-    Id,
-    /// With a unique id.
-    Unique,
-    /// With a number of the producer's.
-    Number,
-}
-
-impl<T> Inner<T> {
+impl Inner {
     /// Calls the partitioner. Its panic is an error of this send only.
     fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
         choose_partition(&*self.config.partitioner, key, count, &*self.observer)
@@ -314,7 +310,7 @@ impl<T> Inner<T> {
 
 impl<T> Clone for Producer<T> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone() }
+        Self { inner: self.inner.clone(), codec: self.codec, kind: self.kind.clone() }
     }
 }
 
@@ -322,6 +318,7 @@ impl<T> fmt::Debug for Producer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer")
             .field("topic", &self.inner.topic)
+            .field("type", &self.kind)
             .field("config", &self.inner.config)
             .finish()
     }
@@ -334,13 +331,14 @@ pub struct ProducerBuilder<T: 'static> {
     backend: Backend,
     topic: Topic<T>,
     config: ProducerConfig,
+    layers: Layers,
     observer: Arc<dyn Observer>,
 }
 
 impl<T> ProducerBuilder<T> {
     /// Creates a builder of a producer for `topic`, which emits its events to `observer`.
     pub fn new(backend: Backend, topic: Topic<T>, observer: Arc<dyn Observer>) -> Self {
-        Self { backend, topic, config: ProducerConfig::default(), observer }
+        Self { backend, topic, config: ProducerConfig::default(), layers: Layers::default(), observer }
     }
 
     /// Replaces all settings.
@@ -383,7 +381,7 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
-    /// Gives each send a dedup id of its own: one whose answer is lost is repeated until the
+    /// Numbers the sends, so that one whose answer is lost is repeated until the
     /// [time limit](Self::delivery_timeout), and stored once. A send can then still fail as
     /// [`ErrorKind::Unconfirmed`], if no answer comes until then. Default: no.
     ///
@@ -418,6 +416,12 @@ impl<T> ProducerBuilder<T> {
     /// times.
     pub fn refresh(mut self, every: impl Into<Option<Duration>>) -> Self {
         self.config.refresh = every.into();
+        self
+    }
+
+    /// Adds a [`ProducerLayer`] behind those that were added before.
+    pub fn layer(mut self, layer: impl ProducerLayer) -> Self {
+        self.layers.add(layer);
         self
     }
 
@@ -471,14 +475,14 @@ impl<T> ProducerBuilder<T> {
             topic: stored.name,
             partitions,
             _growth: growth,
-            codec: self.topic.codec(),
+            layers: self.layers,
             config: self.config,
             observer,
             appends: Arc::new(appends),
             dedup: Arc::new(dedup),
             delayed: Arc::new(delayed),
         };
-        Ok(Producer { inner: Arc::new(inner) })
+        Ok(Producer { inner: Arc::new(inner), codec: self.topic.codec(), kind: None })
     }
 }
 

@@ -1,18 +1,23 @@
-//! A message to be sent.
+//! A message to be sent, and the producers of one type in a topic with several.
 
+use std::fmt;
 use std::future::IntoFuture;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use millstream_core::codec::Json;
 use millstream_core::log::Deduplicated;
-use millstream_core::{Durability, Envelope, MessageId, Partition, Result};
+use millstream_core::{Codec, Durability, Envelope, Error, ErrorKind, MessageId, Partition, Result};
 
+use super::Producer;
 use super::dedup::unnumbered;
-use super::{Producer, Way};
+
+/// Header that names the type of a message, in a topic with several: that of [`Producer::typed`] and
+/// [`Router`](crate::Router).
+pub const TYPE_HEADER: &str = "millstream-type";
 
 /// Value to be sent, with its key, headers and partition.
-#[derive(Debug)]
 pub struct Record<'a, T> {
     pub(super) value: &'a T,
     pub(super) partition: Option<Partition>,
@@ -23,6 +28,17 @@ pub struct Record<'a, T> {
     pub(super) window: Option<Duration>,
     /// Key and headers; the payload is filled in when the value is encoded.
     pub(super) envelope: Envelope,
+}
+
+/// Without the value: it may be a secret.
+impl<T> fmt::Debug for Record<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record")
+            .field("partition", &self.partition)
+            .field("durability", &self.durability)
+            .field("envelope", &self.envelope)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a, T> Record<'a, T> {
@@ -96,6 +112,18 @@ impl<T> Record<'_, T> {
     }
 }
 
+/// Way on which a message goes to its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Plain,
+    /// With a dedup id.
+    Id,
+    /// With a unique id.
+    Unique,
+    /// With a number of the producer's.
+    Number,
+}
+
 /// Place where a message was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -115,9 +143,39 @@ pub struct Sent {
 pub struct SendFuture<'a, T: 'static> {
     pub(super) producer: &'a Producer<T>,
     pub(super) record: Record<'a, T>,
+    /// Longest time that it waits.
+    pub(super) limit: Option<Duration>,
 }
 
 impl<T> SendFuture<'_, T> {
+    /// Limits how long the send waits, counted from when it is first polled, below the
+    /// [`delivery_timeout`](super::ProducerBuilder::delivery_timeout) of the producer. For one send that a user waits for; a producer whose
+    /// sends are all like that has a shorter `delivery_timeout`, which also ends the attempts. Default: no other limit.
+    ///
+    /// It ends the wait and not the send: a message that is queued or under way by then may still be stored, until the
+    /// `delivery_timeout`, and is in its place in the order. With zero, a send that is not refused at once is unconfirmed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream_core::{ErrorKind, Result};
+    /// # use millstream_runtime::Producer;
+    /// # async fn example(orders: Producer<u64>) -> Result<()> {
+    /// match orders.send(&7).dedup("order-7").timeout(Duration::from_millis(500)).await {
+    ///     Err(error) if error.kind() == ErrorKind::Unconfirmed => println!("accepted, not confirmed yet"),
+    ///     sent => println!("stored in partition {}", sent?.partition),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Of the awaited future, when the time is over: [`ErrorKind::Unconfirmed`](millstream_core::ErrorKind::Unconfirmed) if the message may still be
+    /// stored, and [`ErrorKind::Backpressure`](millstream_core::ErrorKind::Backpressure) if it waited for room in the buffer until then:
+    /// it is not stored.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
     /// Sets the key: messages with the same key go to the same partition and keep their order.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.record = self.record.key(key);
@@ -205,7 +263,7 @@ impl<T> SendFuture<'_, T> {
     /// each, in two partitions.
     ///
     /// The producer repeats a send whose answer was lost until its time limit, and does not store it twice, unless the message was
-    /// settled, and a minute or another message with its id passed in between. A send that your program repeats is a new one: it is
+    /// settled, and two minutes or another message with its id passed in between. A send that your program repeats is a new one: it is
     /// stored if the first one is settled by then.
     ///
     /// # Errors
@@ -230,21 +288,23 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
         // Encoded here and not in the future, so that the future holds neither value nor codec.
         let durability = self.producer.durability_of(&self.record);
         let way = self.producer.way_of(&self.record);
-        let sends = self.producer.inner.dedup.clone();
+        let (sends, limit) = (self.producer.inner.dedup.clone(), self.limit);
         if way == Way::Id {
             let encoded = self.producer.encode_dedup(self.record);
-            return Box::pin(async move { Ok(sent(sends.by_id(durability)?.send(encoded?).await?)) });
+            return Box::pin(async move { Ok(sent(sends.by_id(durability)?.send(encoded?, limit).await?)) });
         }
         if way == Way::Unique {
             let encoded = self.producer.encode_unique(self.record);
-            return Box::pin(async move { Ok(sent(sends.by_unique(durability)?.send(encoded?).await?)) });
+            return Box::pin(
+                async move { Ok(sent(sends.by_unique(durability)?.send(encoded?, limit).await?)) },
+            );
         }
         let encoded = self.producer.encode(self.record);
         if way == Way::Number {
             return Box::pin(async move {
                 let append = encoded?;
                 let partition = append.topic_partition.partition;
-                let id = sends.by_number(durability)?.send(unnumbered(append)).await?;
+                let id = sends.by_number(durability)?.send(unnumbered(append), limit).await?;
                 Ok(Sent { partition, id, is_duplicate: false })
             });
         }
@@ -252,9 +312,60 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
         Box::pin(async move {
             let append = encoded?;
             let partition = append.topic_partition.partition;
-            let id = appends.of(durability)?.send(append).await?;
+            let id = appends.of(durability)?.send(append, limit).await?;
             Ok(Sent { partition, id, is_duplicate: false })
         })
+    }
+}
+
+impl Producer<Bytes> {
+    /// Returns a producer that sends values of one type as JSON, and names the type in the header [`millstream-type`](TYPE_HEADER). It shares
+    /// buffer, order and settings with this one, and layers see the header. A [`Router`](crate::Router) handles the messages.
+    ///
+    /// ```
+    /// # use bytes::Bytes;
+    /// # use millstream_core::Result;
+    /// # use millstream_runtime::Producer;
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct OrderPlaced { number: u64 }
+    /// # async fn example(orders: Producer<Bytes>) -> Result<()> {
+    /// let placed = orders.typed::<OrderPlaced>("order.placed");
+    /// placed.send(&OrderPlaced { number: 7 }).key("customer-1").await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn typed<T>(&self, kind: impl Into<String>) -> Producer<T>
+    where
+        Json: Codec<T>,
+    {
+        self.typed_with(kind, &Json)
+    }
+
+    /// Returns the same with another codec than JSON.
+    #[must_use]
+    pub fn typed_with<T>(&self, kind: impl Into<String>, codec: &'static dyn Codec<T>) -> Producer<T> {
+        Producer { inner: self.inner.clone(), codec, kind: Some(kind.into().into()) }
+    }
+}
+
+impl<T> Producer<T> {
+    /// Adds the header with the type, if the producer has one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] if the message has such a header, which would count in its place, or the type is empty.
+    pub(super) fn name_type(&self, envelope: &mut Envelope) -> Result<()> {
+        let Some(kind) = &self.kind else { return Ok(()) };
+        if kind.is_empty() || envelope.headers.get(TYPE_HEADER).is_some() {
+            let why = match kind.is_empty() {
+                true => "the type of a message is empty".to_owned(),
+                false => {
+                    format!("the producer sets the header {TYPE_HEADER:?}, and the message has one already")
+                }
+            };
+            return Err(Error::new(ErrorKind::InvalidConfig, why).at(&self.inner.topic));
+        }
+        envelope.headers.append(TYPE_HEADER, Bytes::copy_from_slice(kind.as_bytes()));
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod checks;
 pub(crate) mod dispatch;
 pub(crate) mod faults;
 pub(crate) mod idempotent;
+pub(crate) mod layers;
 pub(crate) mod order;
 pub(crate) mod panics;
 pub(crate) mod pull;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use crate::support::scenario::{Scenario, linked, stats};
 use crate::support::*;
+use millstream_core::policy::Fixed;
 use millstream_core::{ErrorKind, MessageId, Outcome, Resource, Retention, Start, Topic, TopicPartition};
 use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, Record};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const WIDE: Topic<u64> = Topic::new("numbers").partitions(3);
 
@@ -380,4 +381,33 @@ async fn several_topics_share_the_handlers_of_a_consumer() {
     assert!(begun.elapsed() < Duration::from_secs(3), "all of them work: {:?}", begun.elapsed());
     let report = consumer.shutdown().await;
     assert_eq!((report.acked, report.retried, report.dead), (50, 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_waits_until_nothing_is_left() {
+    let bench = bench();
+    produce(&bench, 20).await;
+    let seen = Seen::default();
+    let consumer =
+        bench.consumer(NUMBERS, "g").retry(Fixed::new(Duration::from_secs(30)).attempts(2)).start({
+            let seen = seen.clone();
+            move |delivery: Delivery<u64>| {
+                note(&seen, &delivery);
+                async move {
+                    sleep(Duration::from_millis(300)).await;
+                    if delivery.payload == 7 { Outcome::retry("not yet") } else { Outcome::Ack }
+                }
+            }
+        });
+    let consumer = consumer.await.expect("started");
+    consumer.wait_idle().await.expect("idle");
+    let report = consumer.report();
+    assert_eq!((report.acked, report.retried, report.dead), (19, 1, 1));
+    assert_eq!(seen.lock().expect("lock").len(), 21, "the retry is waited for");
+
+    consumer.pause();
+    produce(&bench, 1).await;
+    let waited = timeout(Duration::from_secs(60), consumer.wait_idle()).await;
+    assert!(waited.is_err(), "a message that is not handled is left");
+    consumer.shutdown().await;
 }

@@ -6,10 +6,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, Scope};
 use millstream_core::inspect::{
-    Inspect, MAX_PAGE, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored, Stream, Usage,
+    Inspect, MAX_PAGE, Overview, OverviewQuery, Ownership, Page, Parked, Pending, Range, Reading, Server,
+    Stored, Stream, Usage,
 };
 use millstream_core::log::Source;
-use millstream_core::{GroupName, MessageId, Resource, Result, Timestamp, TopicPartition, TopicSpec};
+use millstream_core::{
+    GroupName, MessageId, Resource, Result, Timestamp, TopicName, TopicPartition, TopicSpec,
+};
 
 use super::{Broken, Mutant};
 
@@ -94,6 +97,24 @@ impl Inspect for Broken {
             _ => {}
         }
         Ok(owners)
+    }
+
+    async fn overview(&self, topics: &[TopicName], query: &OverviewQuery) -> Option<Vec<Result<Overview>>> {
+        let told = match self.sabotage {
+            Mutant::OverviewMiscounts | Mutant::OverviewSkipsTopics => {
+                self.inner.overview(topics, query).await
+            }
+            // The roles are asked for one part after the other, with their mistakes.
+            _ => return None,
+        };
+        let mut told: Vec<_> =
+            told.into_iter().filter(|it| !self.is(Mutant::OverviewSkipsTopics) || it.is_ok()).collect();
+        if self.is(Mutant::OverviewMiscounts) {
+            for group in told.iter_mut().flatten().flat_map(|overview| &mut overview.groups) {
+                group.members = group.members.clone().map(|members| members.saturating_sub(1));
+            }
+        }
+        Some(told)
     }
 
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {

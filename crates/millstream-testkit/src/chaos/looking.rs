@@ -3,10 +3,11 @@
 use async_trait::async_trait;
 use millstream_core::audit::{Audit, Audited, Check, Finding, Scope};
 use millstream_core::inspect::{
-    Inspect, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored, Stream, Usage,
+    Inspect, Overview, OverviewQuery, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored,
+    Stream, Usage,
 };
 use millstream_core::log::Source;
-use millstream_core::{GroupName, MessageId, Result, Timestamp, TopicPartition, TopicSpec};
+use millstream_core::{GroupName, MessageId, Result, Timestamp, TopicName, TopicPartition, TopicSpec};
 
 use super::Client;
 use super::faults::Role;
@@ -48,6 +49,11 @@ impl Inspect for Client {
 
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>> {
         call!(self, Inspect, inspect?.owners(topic, group;))
+    }
+
+    async fn overview(&self, _: &[TopicName], _: &OverviewQuery) -> Option<Vec<Result<Overview>>> {
+        // The roles are asked for one part after the other, and each request has its faults.
+        None
     }
 
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {

@@ -2,14 +2,23 @@
 
 use std::time::Duration;
 
-use millstream_core::inspect::{Parked, Pending, Range, Stored, Stream, Structure};
+use millstream_core::catalog::{PartitionSurvey, Pin, Start};
+use millstream_core::inspect::{
+    GroupOverview, LogState, Overview, OverviewQuery, Ownership, Parked, Pending, Range, Stored, Stream,
+    Structure,
+};
 use millstream_core::log::Source;
-use millstream_core::{GroupName, MessageId, Resource, TopicPartition, wire};
+use millstream_core::members::Member;
+use millstream_core::schedule::{Due, Waiting};
+use millstream_core::{
+    ErrorKind, GroupName, MemberId, MessageId, Partition, Reason, Resource, Settlement, TopicPartition, wire,
+};
 
+use super::schedule::place_all;
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{BRIEF, Harness, LONG, foreign, message};
-use crate::owner::{hold, note, retry_as};
+use crate::owner::{dead, hold, note, retry_as};
 
 suite!("inspect":
     entries_are_shown_byte_for_byte,
@@ -22,6 +31,8 @@ suite!("inspect":
     consumers_are_shown_with_what_they_have,
     a_server_says_what_it_is,
     usage_grows_with_what_is_kept,
+    an_overview_says_what_the_roles_say needs [Stats, Pause, Pins, Count, ListScheduled],
+    an_overview_of_many_topics_has_an_error_for_each_that_is_missing needs [Stats, Count, ListScheduled],
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -232,5 +243,142 @@ async fn usage_grows_with_what_is_kept(h: Harness) -> Verdict {
     let full = log().await?;
     equal!((empty.0, full.0), (0, 1_000), "entries");
     ensure!(full.1 > empty.1 + 1_000, "{full:?} after {empty:?}");
+    Ok(())
+}
+
+/// A group of an overview, without ages, idle times and the rest of leases.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    group: GroupName,
+    partitions: Vec<PartitionSurvey>,
+    members: usize,
+    paused: bool,
+    /// Name and epoch of each owner.
+    owners: Option<Vec<Option<(String, u64)>>>,
+}
+
+fn seen(group: GroupOverview) -> Result<Seen, Violation> {
+    let mut partitions = group.partitions?;
+    for survey in &mut partitions {
+        survey.stats.oldest = survey.stats.oldest.map(|_| Duration::ZERO);
+    }
+    let holder = |owner: Ownership| owner.holder.map(|holder| (holder.owner, holder.epoch));
+    let owners = group.owners.transpose()?.map(|owners| owners.into_iter().map(holder).collect());
+    Ok(Seen {
+        group: group.group,
+        partitions,
+        members: group.members?,
+        paused: group.state?.paused.is_some(),
+        owners,
+    })
+}
+
+/// Logs, delayed messages, groups, and the entries that each pin keeps.
+type Whole = (Vec<LogState>, Vec<Waiting>, Vec<Seen>, Option<Vec<(Partition, GroupName, MessageId, u64)>>);
+
+fn whole(overview: Overview) -> Result<Whole, Violation> {
+    ensure!(overview.unlisted.is_none(), "groups cannot be listed: {:?}", overview.unlisted);
+    let logs = overview.logs.into_iter().collect::<Result<_, _>>()?;
+    let delayed = overview.delayed.into_iter().collect::<Result<_, _>>()?;
+    let groups = overview.groups.into_iter().map(seen).collect::<Result<_, _>>()?;
+    let pin = |pin: Pin| (pin.partition, pin.group, pin.watermark, pin.entries);
+    let pins = overview.pins.transpose()?.map(|pins| pins.into_iter().map(pin).collect());
+    Ok((logs, delayed, groups, pins))
+}
+
+async fn an_overview_says_what_the_roles_say(h: Harness) -> Verdict {
+    let topic = h.topic(3).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 1);
+    let (first, second) = (GroupName::new("first")?, GroupName::new("second")?);
+    for group in [&first, &second] {
+        h.backend.catalog().create_group(&topic, group, Start::Earliest).await?;
+    }
+    let ids = h.append_n(&tp, 5).await?;
+    let mut owner = h.own(&tp, &first, LONG).await?;
+    let taken = owner.take(4).await?;
+    let origin = |at: usize| taken[at].receipt.id;
+    owner.settle_all(&taken[..1], &retry_as(2, origin(0), HOUR)).await?;
+    owner.settle_all(&taken[1..2], &dead(Reason::Rejected, 1, origin(1))).await?;
+    owner.settle_all(&taken[2..3], &Settlement::Ack).await?;
+    h.backend.catalog().set_paused(&topic.name, &second, true).await?;
+    let place = tp.clone().into();
+    place_all(&h, &place, [("now", Due::NOW), ("later", Due::In(HOUR)), ("later still", Due::In(HOUR))])
+        .await?;
+    // Two that live, and one that does not.
+    let members = h.backend.members();
+    for (id, ttl) in [("one", LONG), ("two", LONG), ("brief", BRIEF)] {
+        let member = Member::new(MemberId::new(id)?, h.unique("incarnation"), ttl);
+        members.heartbeat(&topic.name, &first, &member, true).await?;
+    }
+    let mut deadline = h.wait_for("the brief member to be overdue");
+    while members.roster(&topic.name, &first).await?.living().count() > 2 {
+        deadline.pause().await?;
+    }
+    for query in [
+        OverviewQuery::default(),
+        OverviewQuery::default().with_owners().with_pins(),
+        OverviewQuery::default().of(first.clone()).with_owners(),
+        OverviewQuery::default().of(GroupName::new("unknown")?),
+    ] {
+        let parts = whole(h.backend.overview_by_parts(&topic.name, &query).await?)?;
+        let mut told = h.backend.overview(std::slice::from_ref(&topic.name), &query).await;
+        equal!(told.len(), 1, "topics");
+        let told = whole(told.remove(0)?)?;
+        equal!(told, parts, "the overview for {query:?}");
+        equal!(told.0.iter().map(|log| log.length).collect::<Vec<_>>(), [0, 5, 0], "lengths");
+        let ends: Vec<_> = told.0.iter().map(|log| (log.first, log.last)).collect();
+        let (oldest, newest) = (ids.first().copied(), ids.last().copied());
+        equal!(ends, [(None, None), (oldest, newest), (None, None)], "oldest and newest entries");
+        let delayed: Vec<_> = told.1.iter().map(|it| (it.total, it.overdue)).collect();
+        equal!(delayed, [(0, 0), (3, 1), (0, 0)], "delayed messages");
+        if query.group.is_none() {
+            let groups: Vec<_> = told.2.iter().map(|it| (it.group.clone(), it.members, it.paused)).collect();
+            equal!(groups, [(first.clone(), 2, false), (second.clone(), 0, true)], "groups");
+            let stats = told.2[0].partitions.iter().map(|it| &it.stats);
+            let figures: Vec<_> = stats.map(|it| (it.lag, it.pending, it.retrying, it.dead)).collect();
+            let nothing = (Some(0), 0, 0, 0);
+            equal!(figures, [nothing, (Some(1), 1, 1, 1), nothing], "of the first group");
+        }
+    }
+    Ok(())
+}
+
+async fn an_overview_of_many_topics_has_an_error_for_each_that_is_missing(h: Harness) -> Verdict {
+    let mut names = Vec::new();
+    for partitions in [1, 2, 3] {
+        let topic = h.topic(partitions).await?;
+        h.backend.catalog().create_group(&topic, &GroupName::new("group")?, Start::Earliest).await?;
+        h.append_n(&TopicPartition::new(topic.name.clone(), partitions - 1), 2).await?;
+        names.push(topic.name);
+    }
+    names.insert(1, h.unique("nowhere").parse()?);
+    names.push(h.topic(1).await?.name);
+    let told = h.backend.overview(&names, &OverviewQuery::default().with_owners()).await;
+    equal!(told.len(), 5, "one for each");
+    let mut figures = Vec::new();
+    for (name, told) in names.iter().zip(told) {
+        match told {
+            Ok(told) => {
+                equal!(&told.topic.name, name, "in their order");
+                let (logs, delayed, groups, _) = whole(told)?;
+                let lengths: Vec<u64> = logs.iter().map(|log| log.length).collect();
+                let lags = groups.iter().map(|it| it.partitions.iter().map(|it| it.stats.lag).collect());
+                figures.push((lengths, delayed.len(), lags.collect::<Vec<Vec<_>>>()));
+            }
+            Err(error) => {
+                equal!(error.kind(), ErrorKind::NotFound, "error of a missing topic");
+                equal!(name, &names[1], "the missing one");
+            }
+        }
+    }
+    let with_last = |partitions: usize| {
+        let lengths: Vec<u64> = (1..=partitions).map(|at| if at == partitions { 2 } else { 0 }).collect();
+        (lengths.clone(), partitions, vec![lengths.into_iter().map(Some).collect()])
+    };
+    equal!(
+        figures,
+        [with_last(1), with_last(2), with_last(3), (vec![0], 1, vec![])],
+        "figures of the others"
+    );
     Ok(())
 }

@@ -34,7 +34,7 @@ const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         folder: CONSUMER,
-        from: "handler.rs",
+        from: "handler/",
         to: "batch.rs",
         reason: "a batch handler holds its configuration, and the file of batches calls handlers",
     },

@@ -10,8 +10,8 @@ use millstream_core::tasks::QueueSpec;
 use millstream_core::{GroupName, TopicName, TopicPartition};
 
 const ORDERS: Topic<u32> = Topic::new("orders").partitions(1);
-const REPAIR: VerifyOptions = VerifyOptions { repair: true, limit: 1_000 };
-const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000 };
+const REPAIR: VerifyOptions = VerifyOptions { repair: true, limit: 1_000, progress: None };
+const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000, progress: None };
 
 struct Stage {
     server: Server,

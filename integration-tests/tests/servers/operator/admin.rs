@@ -11,11 +11,12 @@ use millstream::admin::{
     Browse, Filter, Level, PendingOrder, PendingQuery, Range, Repaired, Structure, VerifyOptions,
 };
 use millstream::{Millstream, Start, Topic};
+use millstream_core::inspect::OverviewQuery;
 use millstream_core::keys::Keys;
 use millstream_core::{GroupName, MessageId, Partition, TopicSpec};
 
 const ORDERS: Topic<u32> = Topic::new("orders").partitions(64);
-const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000 };
+const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000, progress: None };
 
 /// Appends so many messages of 100 bytes evenly, and has as many of them handed out as `pending` says.
 async fn fill(server: &Server, mq: &Millstream, count: usize, pending: usize) -> (TopicSpec, GroupName) {
@@ -135,7 +136,7 @@ const MOST_US: u64 = 5_000;
 /// Nothing took longer than 5 ms inside the server, as its slow log has it. That is time by the clock, so somebody else may
 /// have had the processor meanwhile: the kernel says for how long the server waited for one. What a pass took too long has
 /// to be explained by that, in two of three passes. One has to be without, since whatever is always slow is slow there, unless
-/// the server waited for several times as long in each.
+/// the server waited for twice as long in each.
 async fn clean_passes(
     server: &Server,
     what: &str,
@@ -154,7 +155,7 @@ async fn clean_passes(
         clean += usize::from(excess == 0);
         // If the kernel does not report it, it is unknown.
         sound += usize::from(waited.is_none_or(|waited| excess <= waited));
-        crowded += usize::from(waited.is_some_and(|waited| excess * 4 <= waited));
+        crowded += usize::from(waited.is_some_and(|waited| excess * 2 <= waited));
         println!("{what}, pass {number}: {times:?}");
         println!(
             "{} took longer than 1 ms in the server, in µs: {:?}",
@@ -316,9 +317,103 @@ async fn a_walk_reads_nothing_twice() {
             .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))
             .expect("a count");
         let calls: usize = calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number");
+        // Eight of them begin with a short page, since the size of messages is not known yet.
         assert!(
-            (64 * 3..=64 * 10).contains(&calls),
+            (64 * 3..=64 * 10 + 8).contains(&calls),
             "{calls} requests for 1,200 messages of each of 64 partitions"
         );
+    }
+}
+
+/// On one thread, so that the test can let the connections see what happened to them.
+#[tokio::test]
+async fn requests_in_a_row_do_not_ask_each_time_whether_the_connection_lives() {
+    const REQUESTS: usize = 60;
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let pings = || {
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_ping:calls="));
+        let calls = line.and_then(|line| line.split(',').next()?.parse::<usize>().ok());
+        calls.unwrap_or_default()
+    };
+    let before = pings();
+    for _ in 0..REQUESTS {
+        mq.admin().topics().await.expect("asked");
+    }
+    // On a busy machine there may be long pauses between some of them.
+    let asked = pings() - before;
+    assert!(asked < REQUESTS / 2, "{asked} questions before {REQUESTS} requests");
+    // A connection that was cut while nobody used it is replaced, and the next request does not fail.
+    for round in 0..20 {
+        mq.admin().topics().await.expect("asked");
+        server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        // Each time the runtime looks at its sockets.
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        mq.admin().topics().await.unwrap_or_else(|error| panic!("over another connection, {round}: {error}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overview_names_a_group_that_keeps_entries_and_is_not_listed() {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (topic, group) = fill(&server, &mq, 640, 640).await;
+    let log = Keys::new().log(&topic.iter().next().expect("a partition"));
+    server.cli(&["XGROUP", "CREATE", log.as_str(), "stray", "0"]);
+    let mut told =
+        mq.backend().overview(std::slice::from_ref(&topic.name), &OverviewQuery::default().with_pins()).await;
+    let overview = told.remove(0).expect("read");
+    assert_eq!(overview.groups.iter().map(|it| &it.group).collect::<Vec<_>>(), [&group], "the list has one");
+    // The group in the list has settled everything there.
+    server.cli(&["XGROUP", "DESTROY", log.as_str(), group.as_str()]);
+    server.cli(&["XGROUP", "CREATE", log.as_str(), group.as_str(), "$"]);
+    let mut told =
+        mq.backend().overview(std::slice::from_ref(&topic.name), &OverviewQuery::default().with_pins()).await;
+    let pins = told.remove(0).expect("read").pins.expect("asked for").expect("read");
+    let first = pins.iter().find(|pin| pin.partition == Partition(0)).expect("a pin");
+    assert_eq!(first.group.as_str(), "stray", "it alone keeps them");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overview_has_every_partition_and_every_group() {
+    /// More than are read with one request.
+    const MANY: [u32; 2] = [501, 101];
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (catalog, group) = (mq.backend().catalog(), GroupName::new("group").expect("a name"));
+    let [wide, crowded] = [("wide", MANY[0]), ("crowded", 1)].map(|(name, partitions)| {
+        TopicSpec::new(name.parse().expect("a name"), partitions).expect("a topic")
+    });
+    for topic in [&wide, &crowded] {
+        catalog.create_topic(topic).await.expect("created");
+        catalog.create_group(topic, &group, Start::Earliest).await.expect("created");
+        let log = Keys::new().log(&topic.iter().last().expect("a partition"));
+        server.cli(&["XADD", log.as_str(), "*", "payload", "x"]);
+    }
+    for number in 1..MANY[1] {
+        let group = GroupName::new(format!("group-{number:03}")).expect("a name");
+        catalog.create_group(&crowded, &group, Start::Earliest).await.expect("created");
+    }
+    let names = [wide.name, crowded.name];
+    for query in [OverviewQuery::default(), OverviewQuery::default().with_owners().with_pins()] {
+        let told: Vec<_> =
+            mq.backend().overview(&names, &query).await.into_iter().map(|it| it.expect("read")).collect();
+        let lengths: Vec<u64> =
+            told.iter().flat_map(|it| &it.logs).map(|it| it.as_ref().expect("read").length).collect();
+        assert_eq!((lengths.len(), lengths.iter().sum::<u64>()), (MANY[0] as usize + 1, 2));
+        let groups: Vec<_> = told.iter().flat_map(|it| &it.groups).collect();
+        assert_eq!(groups.len(), 1 + MANY[1] as usize);
+        for group in groups {
+            let partitions = group.partitions.as_ref().expect("read");
+            let lag: Option<u64> = partitions.iter().map(|it| it.stats.lag).sum();
+            assert_eq!(lag, Some(1), "{} of {} partitions", group.group, partitions.len());
+            assert_eq!(
+                group.owners.as_ref().map(|it| it.as_ref().expect("read").len()),
+                query.owners.then_some(partitions.len())
+            );
+        }
     }
 }

@@ -20,8 +20,8 @@ use millstream_core::{
 
 const ORDERS: Topic<u32> = Topic::new("orders").partitions(3);
 const HOUR: Duration = Duration::from_secs(3_600);
-const REPAIR: VerifyOptions = VerifyOptions { repair: true, limit: 1_000 };
-const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000 };
+const REPAIR: VerifyOptions = VerifyOptions { repair: true, limit: 1_000, progress: None };
+const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000, progress: None };
 
 struct Stage {
     server: Server,

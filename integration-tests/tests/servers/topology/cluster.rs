@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use integration_tests::cluster::Cluster;
 use integration_tests::eventually;
 use integration_tests::server::Builder;
-use millstream::admin::{Level, used_of};
+use millstream::admin::{Level, ServerMemory};
 use millstream::{Concurrency, Delivery, Millstream, Record, Sharing, Start, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
@@ -193,7 +193,8 @@ async fn the_doctor_reports_each_node_by_its_address() {
     );
     assert!(has(2, "rights", Level::Error) && has(0, "rights", Level::Ok), "{reports:?}");
     let used = mq.admin().servers().await.expect("servers");
-    assert_eq!(used_of(&used), (used.iter().map(|server| server.used_memory).sum(), None));
+    let expected = ServerMemory { used: used.iter().map(|server| server.used_memory).sum(), max: None };
+    assert_eq!(ServerMemory::of(&used), expected);
     cluster.nodes[1].pause();
     let reports = found().await;
     cluster.nodes[1].resume();

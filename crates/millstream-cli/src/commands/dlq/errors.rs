@@ -2,13 +2,17 @@
 
 use anyhow::Result;
 use clap::Args;
-use millstream::layers::core::error_groups::MAX_GROUPS;
+use millstream::admin::DeadLetterFilter;
+use millstream::layers::core::error_groups::{ErrorGroups, MAX_GROUPS};
+use millstream::{ErrorKind, GroupName, MessageId, Partition, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::dlq::select::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
+use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::Exit;
 
@@ -17,15 +21,21 @@ use crate::exit::Exit;
 /// Errors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
 /// `list`, `count`, `export`, `replay` and `purge` select its letters with --fingerprint. The example is the newest letter.
 /// All letters are read.
+///
+/// Without a group it reads the letters of all groups of the topic, and without a topic those of all topics, as one: an error
+/// that occurs in several groups is counted once, and its example names the topic and the group.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
+  millstream dlq errors
   millstream dlq errors orders billing
   millstream dlq errors orders billing --from '1h ago' --limit 5
-  millstream dlq errors orders billing --json | jq -r '.errors[0].fingerprint'
+  millstream dlq errors orders billing --json | jq -r '.data.errors[0].fingerprint'
   millstream dlq replay orders billing --fingerprint 8f3c0a51d27be694")]
 pub(super) struct Errors {
-    #[command(flatten)]
-    of: Of,
+    /// The topic. Default: all topics
+    topic: Option<TopicName>,
+    /// The group. Default: all groups of the topic
+    group: Option<GroupName>,
     #[command(flatten)]
     wanted: Wanted,
     /// Maximum number of groups to show
@@ -34,8 +44,10 @@ pub(super) struct Errors {
 }
 
 /// The newest letter with an error.
-#[derive(Debug, Serialize)]
-struct Example {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Example {
+    topic: String,
+    group: String,
     partition: u32,
     id: String,
 }
@@ -43,17 +55,72 @@ struct Example {
 impl Errors {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
-        let queue = open(cx, &self.of, &filter).await?;
-        let mut progress = CountProgress::new();
-        let groups =
-            queue.errors(&filter, MAX_GROUPS, |read| progress.set(read, "letter", "letters")).await?;
+        let (asked, failed) = self.asked(cx).await?;
+        let (mut groups, mut progress, mut before) = (ErrorGroups::new(MAX_GROUPS), CountProgress::new(), 0);
+        for of in &asked {
+            let some =
+                self.of(cx, of, &filter, |read| progress.set(before + read, "letter", "letters")).await?;
+            before += some.count();
+            groups.merge(some, |(partition, id)| Example {
+                topic: of.topic.to_string(),
+                group: of.group.to_string(),
+                partition: partition.0,
+                id: id.to_string(),
+            });
+        }
         drop(progress);
-        let view = ErrorsView::of(groups, self.limit, |(partition, id)| Example {
-            partition: partition.0,
-            id: id.to_string(),
-        });
-        cx.output.show(&view, |view| view.table(|example| example.id.clone()))?;
+        let view = ErrorsView::of(groups, self.limit, |example| example);
+        let is_one = self.group.is_some();
+        cx.output.show(&view, |view| {
+            view.table(|it| match is_one {
+                true => it.id.clone(),
+                false => format!("{}/{} of {}: {}", it.topic, it.partition, it.group, it.id),
+            })
+        })?;
         view.notes("dead letter", "dead letters").iter().for_each(|note| cx.output.note(note));
-        Ok(Exit::Done)
+        Failed::end(cx, &failed)
+    }
+
+    /// Returns the groups whose letters are read, and what could not be found out.
+    async fn asked(&self, cx: &Context) -> Result<(Vec<Of>, Vec<Failed>)> {
+        if let (Some(topic), Some(group)) = (&self.topic, &self.group) {
+            return Ok((vec![Of { topic: topic.clone(), group: group.clone() }], Vec::new()));
+        }
+        let admin = cx.admin();
+        let topics = self.topic.clone().map_or_else(Vec::new, |topic| vec![topic]);
+        let topics = if topics.is_empty() { admin.topics().await? } else { topics };
+        let (mut asked, mut failed) = (Vec::new(), Vec::new());
+        for (topic, survey) in topics.iter().zip(admin.surveys(&topics).await) {
+            match survey {
+                Ok(survey) => {
+                    failed.extend(survey.unlisted.iter().map(|error| Failed::topic(topic, error)));
+                    // Those that have none need no further request.
+                    let groups = survey.groups.into_iter().filter(|(_, stats)| {
+                        stats.as_ref().map_or(true, |stats| stats.totals.dead != Some(0))
+                    });
+                    asked.extend(groups.map(|(group, _)| Of { topic: topic.clone(), group }));
+                }
+                // One of all topics was deleted in the meantime.
+                Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => {}
+                Err(error) if error.is_transient() || self.topic.is_some() => return Err(error.into()),
+                Err(error) => failed.push(Failed::topic(topic, &error)),
+            }
+        }
+        Ok((asked, failed))
+    }
+
+    async fn of(
+        &self,
+        cx: &Context,
+        of: &Of,
+        filter: &DeadLetterFilter,
+        progress: impl FnMut(u64),
+    ) -> Result<ErrorGroups<(Partition, MessageId)>> {
+        if self.group.is_none() {
+            // A partition that is asked for may be missing in some of the topics.
+            let letters = cx.admin().dead_letters(&of.topic, &of.group).await?;
+            return Ok(letters.errors(filter, MAX_GROUPS, progress).await?);
+        }
+        Ok(open(cx, of, filter).await?.errors(filter, MAX_GROUPS, progress).await?)
     }
 }

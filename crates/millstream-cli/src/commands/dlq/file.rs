@@ -8,12 +8,15 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use millstream::DeadLetter;
 use millstream::admin::{Imported, from_line};
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::value::RawValue;
 
 use crate::commands::DryRun;
 use crate::commands::dlq::select::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::message::sanitize;
+use crate::commands::shared::count_progress::CountProgress;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -22,6 +25,9 @@ use crate::human;
 const PAGE: usize = 200;
 
 /// Writes dead letters as lines of JSON, which `import` reads; the letters stay stored
+///
+/// With --json each letter on stdout is in the envelope of JSON output, which `import` does not read. A file has the lines
+/// of the letters alone, also with --json.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq export orders billing > letters.jsonl
@@ -62,14 +68,39 @@ pub(super) struct Import {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct Exported {
-    exported: u64,
-    file: String,
+/// What `export` prints with --json.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Exported {
+    /// The result, if it writes a file.
+    File { exported: u64, file: String },
+    /// A letter.
+    Letter(#[schemars(with = "Line")] Box<RawValue>),
 }
 
-#[derive(Debug, Serialize)]
-struct Put {
+/// A letter as a line, which the library writes and reads.
+#[derive(JsonSchema)]
+// It is a schema, and never made.
+#[expect(dead_code)]
+struct Line {
+    /// Version of this form.
+    format: u32,
+    topic: String,
+    partition: u32,
+    group: String,
+    id: String,
+    reason: String,
+    attempts: u32,
+    error: String,
+    origin: String,
+    /// The failed attempts, as they are stored.
+    history: String,
+    /// Names and values of the fields of the entry, in base64.
+    body: Vec<(String, String)>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Put {
     /// The number of letters that were imported; in a dry run, the number of lines.
     put: u64,
     passed_over: u64,
@@ -99,13 +130,18 @@ impl Export {
             }
             None => None,
         };
-        let mut exported = 0;
+        let (mut exported, progress) = (0, CountProgress::new());
+        let mut progress = if file.is_some() { progress } else { progress.beside_output() };
         while !walk.is_done() {
             let mut lines = String::new();
             for line in queue.export(&mut walk, PAGE).await? {
-                // The same letter when it is parsed, without control characters for a terminal.
-                lines += &sanitize::json(&line);
-                lines.push('\n');
+                if file.is_none() && cx.output.is_json() {
+                    lines += &cx.output.line(&Exported::Letter(RawValue::from_string(line)?))?;
+                } else {
+                    // The same letter when it is parsed, without control characters for a terminal.
+                    lines += &sanitize::json(&line);
+                    lines.push('\n');
+                }
                 exported += 1;
             }
             match &mut file {
@@ -115,15 +151,16 @@ impl Export {
                 }
                 None => cx.output.write(&lines)?,
             }
+            progress.set(exported, "letter", "letters");
         }
+        drop(progress);
         if let Some((path, file)) = file {
             let file = file.into_inner().map_err(io::IntoInnerError::into_error);
             let written = file.and_then(|file| file.sync_all());
             written.with_context(|| format!("cannot write {}", path.display()))?;
-            let exported = Exported { exported, file: path.display().to_string() };
-            cx.output.show(&exported, |it| {
-                format!("{} in {}", human::of(it.exported, "letter", "letters"), it.file)
-            })?;
+            let file = path.display().to_string();
+            let text = format!("{} in {file}", human::of(exported, "letter", "letters"));
+            cx.output.show(&Exported::File { exported, file }, |_| text)?;
         } else {
             cx.output.note(&human::of(exported, "letter", "letters"));
         }

@@ -6,15 +6,16 @@ use anyhow::{Result, bail};
 use clap::Args;
 use millstream::admin::{Cursor, DeadLetterFilter, DeadLetterQuery};
 use millstream::{DeadLetter, Limits, MessageId, Partition};
-use serde::ser::SerializeMap;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::commands::dlq::select::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::message::{Body, json, sanitize};
-use crate::commands::shared::view::failed_attempts;
+use crate::commands::schemas::schema_as;
+use crate::commands::shared::view::FailedAttempt;
 use crate::context::Context;
-use crate::exit::Exit;
+use crate::exit::{Exit, not_found};
 use crate::{human, output};
 
 /// Lists dead letters with their errors, oldest first
@@ -22,7 +23,7 @@ use crate::{human, output};
 #[command(after_help = "Examples:
   millstream dlq list orders billing --limit 20
   millstream dlq list orders billing --reason rejected --from '1h ago' --newest-first
-  millstream dlq list orders billing --json | jq -r '.letters[].id'")]
+  millstream dlq list orders billing --json | jq -r '.data.letters[].id'")]
 pub(super) struct List {
     #[command(flatten)]
     of: Of,
@@ -43,7 +44,7 @@ pub(super) struct List {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq show orders billing 1700000000000-0
-  millstream dlq show orders billing 1700000000000-0 --json | jq .payload")]
+  millstream dlq show orders billing 1700000000000-0 --json | jq .data.payload")]
 pub(super) struct Show {
     #[command(flatten)]
     of: Of,
@@ -75,25 +76,48 @@ pub(super) struct Count {
 /// A dead letter, for programs.
 pub(super) struct Shown<'a>(pub(super) &'a DeadLetter);
 
+/// Its fields.
+#[derive(Serialize, JsonSchema)]
+struct LetterView<'a> {
+    id: String,
+    topic: &'a str,
+    partition: u32,
+    group: &'a str,
+    died_ms: u64,
+    reason: &'a str,
+    attempts: u32,
+    /// The error of the last attempt.
+    error: &'a str,
+    /// The id of the message in the log.
+    origin: String,
+    /// The failed attempts, as far as they are known.
+    history: Vec<FailedAttempt>,
+    #[serde(flatten)]
+    body: Body,
+}
+
 impl Serialize for Shown<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let DeadLetter { id, reason, attempts, error, origin, topic_partition, group, history, body } =
             self.0;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("id", &id.to_string())?;
-        map.serialize_entry("topic", topic_partition.topic.as_str())?;
-        map.serialize_entry("partition", &topic_partition.partition.0)?;
-        map.serialize_entry("group", group.as_str())?;
-        map.serialize_entry("died_ms", &id.ms)?;
-        map.serialize_entry("reason", reason.as_str())?;
-        map.serialize_entry("attempts", attempts)?;
-        map.serialize_entry("error", error)?;
-        map.serialize_entry("origin", &origin.to_string())?;
-        map.serialize_entry("history", &failed_attempts(history))?;
-        Body::of(body).entries(&mut map)?;
-        map.end()
+        let view = LetterView {
+            id: id.to_string(),
+            topic: topic_partition.topic.as_str(),
+            partition: topic_partition.partition.0,
+            group: group.as_str(),
+            died_ms: id.ms,
+            reason: reason.as_str(),
+            attempts: *attempts,
+            error,
+            origin: origin.to_string(),
+            history: FailedAttempt::all(history),
+            body: Body::of(body),
+        };
+        view.serialize(serializer)
     }
 }
+
+schema_as!(Shown<'_>, LetterView<'_>);
 
 /// Formats a table of letters.
 pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> String {
@@ -141,8 +165,8 @@ pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
     )
 }
 
-#[derive(Serialize)]
-struct Page<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Page<'a> {
     letters: Vec<Shown<'a>>,
     looked_at: u64,
     next: Option<String>,
@@ -187,7 +211,10 @@ impl Show {
         let queue = open(cx, &self.of, &filter).await?;
         let found = queue.survey(&filter, None, 2).await?.sample;
         match &found[..] {
-            [] => bail!("there is no dead letter {} of group {}", self.id, self.of.group),
+            [] => {
+                let why = format!("there is no dead letter {} of group {}", self.id, self.of.group);
+                return Err(not_found(why));
+            }
             [letter] => cx.output.show(&Shown(letter), |Shown(letter)| story(letter))?,
             [..] => bail!("letters of several partitions have the id {}: --partition selects one", self.id),
         }
@@ -230,8 +257,8 @@ pub(super) fn story(letter: &DeadLetter) -> String {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Counted {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Counted {
     count: u64,
     /// `null` if they were not requested.
     reasons: Option<BTreeMap<String, u64>>,

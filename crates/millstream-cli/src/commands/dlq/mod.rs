@@ -13,6 +13,8 @@ mod trim;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
 use crate::exit::Exit;
 
@@ -46,6 +48,20 @@ enum What {
     Purge(purge::Purge),
     Trim(trim::Trim),
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("dlq list", of::<inspect::Page<'static>>()),
+    ("dlq show", of::<inspect::Shown<'static>>()),
+    ("dlq count", of::<inspect::Counted>()),
+    ("dlq errors", of::<ErrorsView<errors::Example>>()),
+    ("dlq consume", of::<consume::handler::Line<'static>>()),
+    ("dlq export", of::<file::Exported>()),
+    ("dlq import", of::<file::Put>()),
+    ("dlq replay", of::<replay::Outcome<'static>>()),
+    ("dlq purge", of::<purge::Purged<'static>>()),
+    ("dlq trim", of::<trim::Trimmed>()),
+];
 
 impl Dlq {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

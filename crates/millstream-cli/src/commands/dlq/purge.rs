@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -24,8 +25,8 @@ pub(super) struct Purge {
     dry: DryRun,
 }
 
-#[derive(Serialize)]
-struct Purged<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Purged<'a> {
     /// The number of purged letters; in a dry run, of those that would be.
     purged: u64,
     /// The first letters of a dry run.

@@ -5,19 +5,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 use millstream::admin::{Edit, Replay as Settings, ReplayTo, Replayed, Replayer};
-use millstream::{Partition, TopicName};
+use millstream::{ErrorKind, Partition, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::dlq::edit::{EditArgs, by_hand};
 use crate::commands::dlq::inspect::{Shown, table};
 use crate::commands::dlq::select::Chosen;
+use crate::commands::shared::count_progress::CountProgress;
 use crate::context::{self, Context};
 use crate::exit::{self, Exit, Usage};
 use crate::human;
 
 /// Sends dead letters back to their group, or to a topic
 ///
+/// Consumers of the group handle them behind the messages that they have read ahead (`consume --prefetch`, a consumer's `prefetch`).
 /// In their group (and in no other) they are first attempts, each sent once even if several processes replay it. With
 /// --to-topic they become new messages for all groups of that topic, with headers that contain their origin. If the
 /// process dies meanwhile, its letters can be replayed again after 30 s, and some may then be there twice.
@@ -45,15 +48,15 @@ pub(super) struct Replay {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Refused {
     partition: u32,
     id: String,
     why: String,
 }
 
-#[derive(Serialize)]
-struct Outcome<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Outcome<'a> {
     /// The number of replayed letters; in a dry run, of those that would be, if all can be sent.
     replayed: u64,
     /// Letters that were gone, or claimed by another process.
@@ -148,6 +151,18 @@ impl Replay {
         let ended = steps(cx, &mut replayer).await;
         let outcome = Outcome::of(replayer.replayed());
         cx.output.show(&outcome, Outcome::text)?;
+        if let Err(error) = &ended
+            && let Some(error) = error.downcast_ref::<millstream::Error>()
+            && let Some(why) = in_short(error)
+        {
+            let done = outcome.replayed + outcome.passed_over + outcome.refused;
+            let left =
+                human::of(survey.matched.saturating_sub(done), "dead letter stays", "dead letters stay");
+            // What was claimed for another topic is free again when the claim has run out.
+            let when = if self.to_topic.is_some() { " in 30 s" } else { "" };
+            let text = format!("{why}; {left} where they are: the same command goes on with them{when}");
+            return Err(millstream::Error::new(error.kind(), text).into());
+        }
         if !ended? {
             return Err(exit::Interrupted.into());
         }
@@ -168,10 +183,26 @@ impl Replay {
         if self.edit.edit {
             match letters {
                 [letter] if matched == 1 => edit.payload = Some(by_hand(&letter.body)?),
-                _ => return Err(Usage(format!("--edit is for one letter, and these are {matched}")).into()),
+                _ => {
+                    return Err(Usage(format!(
+                        "--edit is for one letter, and {} selected",
+                        human::of(matched, "is", "are")
+                    ))
+                    .into());
+                }
             }
         }
         Ok(edit)
+    }
+}
+
+/// Returns a transient error in a few words, without the keys of the request.
+fn in_short(error: &millstream::Error) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::Backpressure => Some("the server is out of memory"),
+        ErrorKind::Unavailable => Some("the server cannot be reached"),
+        ErrorKind::Unconfirmed => Some("the server does not answer"),
+        _ => None,
     }
 }
 
@@ -184,18 +215,26 @@ async fn steps(cx: &Context, replayer: &mut Replayer) -> Result<bool> {
     if context::is_ready(&mut stopped).await? {
         return Ok(false);
     }
-    let since = Instant::now();
+    let mut progress = CountProgress::new();
+    // The start of an outage. One line says that it has begun: each attempt has the same error.
+    let mut since: Option<Instant> = None;
     while !replayer.is_done() {
         match replayer.run_once().await {
             // A letter that was sent and not deleted is deleted by the next step, if that runs before its claim
             // expires.
-            Err(error) if error.is_transient() && since.elapsed() < OUTAGE_LIMIT => {
-                cx.output.note(&format!("{error}; it is tried again"));
+            Err(error) if error.is_transient() && since.is_none_or(|at| at.elapsed() < OUTAGE_LIMIT) => {
+                if let (None, Some(why)) = (since, in_short(&error)) {
+                    let limit = human::duration(OUTAGE_LIMIT);
+                    cx.output.note(&format!("{why}; it is tried again for {limit}"));
+                }
+                since.get_or_insert_with(Instant::now);
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
             other => other?,
         }
+        since = None;
+        progress.set_as(replayer.replayed().replayed, "dead letter", "dead letters", "replayed");
         let pause = if replayer.is_done() { Duration::ZERO } else { replayer.wait() };
         tokio::select! {
             biased;

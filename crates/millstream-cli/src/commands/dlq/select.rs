@@ -1,6 +1,6 @@
 //! Options that select dead letters.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bytes::Bytes;
 use clap::Args;
 use millstream::admin::{DeadLetterFilter, DeadLetterQueue, Filter, Survey};
@@ -9,7 +9,7 @@ use millstream::{MessageId, Partition, Reason, Timestamp};
 
 use crate::commands::group::Of;
 use crate::context::Context;
-use crate::exit::Usage;
+use crate::exit::{Usage, not_found};
 use crate::parse::{self, When};
 
 /// Maximum number of affected letters that are shown.
@@ -175,7 +175,7 @@ impl Missing {
             return Ok(());
         }
         let ids: Vec<_> = self.0.iter().map(ToString::to_string).collect();
-        bail!("not found: {}", ids.join(", "));
+        Err(not_found(format!("not found: {}", ids.join(", "))))
     }
 }
 

@@ -6,13 +6,13 @@ use anyhow::Result;
 use clap::Args;
 use millstream::DeadLetterRetention;
 use millstream::admin::{DeadLetterFilter, DeadLettersTrimmed};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::commands::DryRun;
 use crate::commands::dlq::select;
 use crate::commands::group::Of;
-use crate::commands::shared::view;
+use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, parse};
@@ -37,8 +37,8 @@ pub(super) struct Trim {
     dry: DryRun,
 }
 
-#[derive(Serialize)]
-struct Trimmed {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Trimmed {
     /// The number of dropped letters; in a dry run, of those that would be.
     dropped: u64,
     /// Those that were too old.
@@ -49,7 +49,7 @@ struct Trimmed {
     claimed: u64,
     /// The number of dropped letters by partition.
     partitions: BTreeMap<u32, u64>,
-    retention: Value,
+    retention: DeadLetterRetentionView,
     dry_run: bool,
 }
 
@@ -65,7 +65,7 @@ impl Trimmed {
                 .iter()
                 .map(|(partition, letters)| (partition.0, *letters))
                 .collect(),
-            retention: view::dead_letter_retention(retention),
+            retention: DeadLetterRetentionView::of(retention),
             dry_run,
         }
     }

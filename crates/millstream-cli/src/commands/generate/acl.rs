@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use millstream::{Access, TopicName, acl};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::Exit;
@@ -16,7 +17,7 @@ use crate::output::Output;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream acl producer --topic orders
-  millstream acl worker --topic orders --topic refunds --user billing
+  millstream acl worker --topic orders --topic refunds --as-user billing
   millstream --namespace shop acl read-only | redis-cli")]
 pub(crate) struct Acl {
     /// What the user is for
@@ -49,8 +50,8 @@ enum Use {
     ReadOnly,
 }
 
-#[derive(Serialize)]
-struct View {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct View {
     user: String,
     rules: Vec<String>,
 }

@@ -45,7 +45,7 @@ pub(crate) fn run(words: &[OsString]) -> Result<Exit> {
     names.retain(|name| name.starts_with(typed.as_str()));
     names.truncate(MOST);
     let lines: String = names.iter().map(|name| format!("{name}\n")).collect();
-    Output::new(false).write(&lines)?;
+    Output::plain().write(&lines)?;
     Ok(Exit::Done)
 }
 

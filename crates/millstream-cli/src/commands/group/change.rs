@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use millstream::ErrorKind;
 use millstream::admin::InUse;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -33,8 +34,8 @@ pub(super) struct Create {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct Created {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Created {
     topic: String,
     group: String,
     /// Whether the group is new in the topic.
@@ -102,8 +103,8 @@ pub(super) struct Delete {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct Deleted {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Deleted {
     topic: String,
     deleted: bool,
     dry_run: bool,

@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use millstream::TopicName;
 use millstream::admin::{ExpiredGroup, InUse};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -22,14 +23,14 @@ use crate::{human, output, parse};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group pins orders
-  millstream group pins orders --json | jq 'map(.bytes) | add'")]
+  millstream group pins orders --json | jq '.data | map(.bytes) | add'")]
 pub(super) struct Pins {
     /// The topic
     topic: TopicName,
 }
 
-#[derive(Debug, Serialize)]
-struct PinView {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct PinView {
     partition: u32,
     group: String,
     /// The oldest entry that is kept for the group.
@@ -96,14 +97,14 @@ pub(super) struct Expire {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     topic: String,
     dry_run: bool,
     groups: Vec<ExpiredView>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ExpiredView {
     group: String,
     idle_ms: u64,

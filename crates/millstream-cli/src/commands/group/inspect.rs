@@ -8,6 +8,7 @@ use millstream::TopicName;
 use millstream::admin::{OwnedPartition, Standing};
 use millstream::layers::core::catalog::PartitionSurvey;
 use millstream::layers::core::inspect::Structure;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::group::Of;
@@ -22,7 +23,7 @@ use crate::{human, output};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group list orders
-  millstream group list orders --json | jq -r '.[].group'")]
+  millstream group list orders --json | jq -r '.data[].group'")]
 pub(super) struct List {
     /// The topic
     topic: TopicName,
@@ -65,14 +66,14 @@ impl List {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group describe orders billing
-  millstream group describe orders billing --json | jq '.partitions[] | select(.owner == null)'")]
+  millstream group describe orders billing --json | jq '.data.partitions[] | select(.owner == null)'")]
 pub(super) struct Describe {
     #[command(flatten)]
     of: Of,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     topic: String,
     #[serde(flatten)]
     totals: GroupView,
@@ -81,7 +82,7 @@ struct View {
     errors: Vec<Failed>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PartitionView {
     partition: u32,
     owner: Option<String>,
@@ -97,6 +98,7 @@ struct PartitionView {
     dead: Option<u64>,
     /// The reason why figures are unknown that cannot be read; the first one if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     error: Option<String>,
     #[serde(skip)]
     unowned: &'static str,

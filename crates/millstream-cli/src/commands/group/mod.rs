@@ -10,6 +10,8 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::{ErrorKind, GroupName, TopicName};
 
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::view::GroupView;
 use crate::context::Context;
 use crate::exit::{Exit, not_found};
 
@@ -45,6 +47,19 @@ pub(crate) struct Of {
     /// The group
     pub(crate) group: GroupName,
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("group list", of::<Vec<GroupView>>()),
+    ("group describe", of::<inspect::View>()),
+    ("group create", of::<change::Created>()),
+    ("group reset", of::<reset::View>()),
+    ("group pause", of::<pause::View>()),
+    ("group resume", of::<pause::View>()),
+    ("group delete", of::<change::Deleted>()),
+    ("group pins", of::<Vec<idle::PinView>>()),
+    ("group expire", of::<idle::View>()),
+];
 
 impl Group {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::SeekPreview;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -35,8 +36,8 @@ pub(super) struct Reset {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     topic: String,
     group: String,
     dry_run: bool,
@@ -48,7 +49,7 @@ struct View {
     partitions: Vec<PartitionView>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PartitionView {
     partition: u32,
     position: Option<String>,

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::lock::view::LockView;
@@ -28,14 +29,14 @@ enum What {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream leader show scheduler
-  millstream leader show scheduler --json | jq -r .leader")]
+  millstream leader show scheduler --json | jq -r .data.leader")]
 struct Show {
     /// The election
     election: String,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     election: String,
     /// `null` if nobody leads.
     leader: Option<String>,

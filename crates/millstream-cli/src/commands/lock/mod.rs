@@ -7,9 +7,11 @@ mod view;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::admin::LockName;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::lock::view::LockView;
+use crate::commands::schemas::{Table, of};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -42,7 +44,7 @@ enum What {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream lock list
-  millstream lock list --json | jq '.locks[] | select(.waiting > 10)'")]
+  millstream lock list --json | jq '.data.locks[] | select(.waiting > 10)'")]
 struct List {
     /// Shows only locks whose names begin so
     #[arg(long, default_value = "", value_name = "TEXT")]
@@ -56,18 +58,26 @@ struct List {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream lock show invoice:42
-  millstream lock show invoice:42 --json | jq .fence")]
+  millstream lock show invoice:42 --json | jq .data.fence")]
 struct Show {
     /// The lock
     lock: LockName,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Listed {
     locks: Vec<LockView>,
     /// Whether there are more locks than the limit.
     cut: bool,
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("lock list", of::<Listed>()),
+    ("lock show", of::<LockView>()),
+    ("lock release", of::<release::Released>()),
+    ("leader show", of::<leader::View>()),
+];
 
 impl Lock {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

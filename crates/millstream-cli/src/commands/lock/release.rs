@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use millstream::admin::LockName;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -29,8 +30,8 @@ pub(super) struct Release {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct Released {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Released {
     released: bool,
     dry_run: bool,
     #[serde(flatten)]

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use millstream::admin::LockState;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::human::ms;
 use crate::{human, output};
 
 /// State of a lock.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(super) struct LockView {
     pub(super) lock: String,
     /// `null` if nobody holds it.

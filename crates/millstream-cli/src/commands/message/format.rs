@@ -9,13 +9,13 @@ use crate::commands::message::template::{self, Template};
 use crate::commands::message::{Body, View, json, sanitize};
 use crate::context::Context;
 use crate::human;
-use crate::output::Closed;
+use crate::output::{Closed, Output};
 
 /// Output format of messages
 #[derive(Args, Clone, Debug)]
 pub(crate) struct FormatArgs {
-    /// `table`, `json` (one line per message), `payload` (its bytes and a line feed), or a template such as `'%p %k
-    /// %s\n'`. Default: `table`, with --json `json`.
+    /// `table`, `json` (one line per message, which `produce --format json` reads), `payload` (its bytes and a line feed),
+    /// or a template such as `'%p %k %s\n'`. Default: `table`; with --json, the message in the envelope of JSON output.
     ///
     /// Placeholders of a template: %s payload, %S its length, %k key, %K its length, %h headers, %t topic, %p
     /// partition, %o id, %T time in milliseconds, %a attempt, %% a percent sign; \n, \r, \t, \0, \\ and \xNN.
@@ -31,6 +31,8 @@ pub(crate) struct FormatArgs {
 pub(crate) enum Format {
     Table,
     Json,
+    /// JSON in the envelope of a command.
+    Envelope(Output),
     Payload,
     Template(Template),
 }
@@ -55,7 +57,7 @@ impl FormatArgs {
     pub(crate) fn printer(&self, cx: &Context) -> Printer {
         let format = match &self.format {
             Some(format) => format.clone(),
-            None if cx.output.is_json() => Format::Json,
+            None if cx.output.is_json() => Format::Envelope(cx.output),
             None => Format::Table,
         };
         let is_terminal = stdout().is_terminal();
@@ -99,6 +101,7 @@ impl Printer {
                 out.extend_from_slice(sanitize::json(&line).as_bytes());
                 out.push(b'\n');
             }
+            Format::Envelope(output) => out.extend_from_slice(output.line(view)?.as_bytes()),
             Format::Payload => {
                 match &view.body {
                     Body::Message(it) if self.is_terminal => {

@@ -16,15 +16,16 @@ use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use millstream::{Durability, ErrorKind, Producer, Topic, TopicName, TopicSpec};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::message::content::{self, DueArgs};
+use crate::commands::schemas::{Table, of};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage, not_found};
 use crate::global::Global;
 use crate::human;
-use crate::output::Output;
 use crate::parse as options;
 use input::Input;
 use parse::Parser;
@@ -156,7 +157,7 @@ enum MissingKey {
 }
 
 /// The results.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct Summary {
     topic: String,
     /// Messages appended to the log.
@@ -175,6 +176,9 @@ struct Summary {
     dry_run: bool,
 }
 
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("produce", of::<Summary>())];
+
 impl Produce {
     pub(crate) async fn run(self, global: &Global) -> Result<Exit> {
         if self.timeout.is_zero() {
@@ -182,7 +186,7 @@ impl Produce {
         }
         let (source, len) = self.source()?;
         let (output, producer) = if self.dry.dry_run {
-            (Output::new(global.json), None)
+            (global.output(), None)
         } else {
             let cx = Context::open(global).await?;
             (cx.output, Some(self.producer(&cx).await?))
@@ -333,7 +337,8 @@ impl Summary {
             text += &format!("; {} not sent, since one waits under the same id", human::count(self.kept));
         }
         if self.duplicates > 0 {
-            text += &format!("; {} not sent, since they were stored before", human::count(self.duplicates));
+            let why = ("not sent, since it was stored before", "not sent, since they were stored before");
+            text += &format!("; {}", human::of(self.duplicates, why.0, why.1));
         }
         if self.bad > 0 && counts_bad {
             text += &format!("; {} could not be sent", human::of(self.bad, "line", "lines"));

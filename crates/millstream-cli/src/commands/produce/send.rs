@@ -133,7 +133,7 @@ impl<'a> Sender<'a> {
         failed.map(|(line, error)| {
             let unclear = match unclear {
                 0 => String::new(),
-                some => format!("; {some} of them may be stored"),
+                some => format!("; {} of them may be stored", crate::human::count(some)),
             };
             format!("line {line}: {error}. It was the first that was not sent: go on with it{unclear}")
         })

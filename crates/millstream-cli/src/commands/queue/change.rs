@@ -1,18 +1,18 @@
 //! `queue create` and `queue alter`.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use millstream::layers::core::tasks::{MAX_SHARDS, QueueChange, QueueSpec};
 use millstream::layers::core::{Capability, QueueName};
 use millstream::{DeadLetterRetention, ErrorKind};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::commands::DryRun;
 use crate::commands::scheduled::recurring;
-use crate::commands::shared::view;
+use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::context::Context;
-use crate::exit::Exit;
+use crate::exit::{Exit, exists};
 use crate::{human, output, parse};
 
 /// Creates a delay queue. Programs that open a queue create it as well
@@ -35,12 +35,11 @@ pub(super) struct Create {
 }
 
 /// The result of creating a queue.
-#[derive(Debug, Serialize)]
-struct Created {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Created {
     queue: String,
     shards: u32,
-    /// `{"max_age_ms": 1000, "max_length": null}`.
-    dead_letter_retention: Value,
+    dead_letter_retention: DeadLetterRetentionView,
     /// Whether it was created; `false` if it existed.
     created: bool,
     dry_run: bool,
@@ -66,15 +65,16 @@ impl Create {
         let QueueSpec { name, shards, .. } = &stored;
         if *shards != wanted.shards {
             let has = human::of((*shards).into(), "shard", "shards");
-            bail!("delay queue {name} exists with {has}, which cannot be changed");
+            return Err(exists(format!("delay queue {name} exists with {has}, which cannot be changed")));
         }
         if stored.dead_letter_retention != retention {
             let has = human::dead_letter_retention(stored.dead_letter_retention);
-            bail!(
+            let why = format!(
                 "delay queue {name} exists, and its retention of dead tasks is {has}; `queue alter` changes it"
             );
+            return Err(exists(why));
         }
-        let dead_letter_retention = view::dead_letter_retention(retention);
+        let dead_letter_retention = DeadLetterRetentionView::of(retention);
         let (queue, shards, dry_run) = (name.to_string(), *shards, self.dry.dry_run);
         let view = Created { queue, shards, dead_letter_retention, created, dry_run };
         cx.output.show(&view, |it| {
@@ -108,12 +108,11 @@ pub(super) struct Alter {
 }
 
 /// The settings of a queue, stored or in a dry run.
-#[derive(Debug, Serialize)]
-struct Altered {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Altered {
     queue: String,
     shards: u32,
-    /// `{"max_age_ms": 1000, "max_length": null}`.
-    dead_letter_retention: Value,
+    dead_letter_retention: DeadLetterRetentionView,
     /// Whether anything differs from before, or would.
     changed: bool,
     dry_run: bool,
@@ -124,7 +123,7 @@ struct Altered {
 impl Altered {
     fn show(spec: &QueueSpec, changed: bool, dry_run: bool, cx: &Context) -> Result<Exit> {
         let retention = spec.dead_letter_retention;
-        let dead_letter_retention = view::dead_letter_retention(retention);
+        let dead_letter_retention = DeadLetterRetentionView::of(retention);
         let (queue, shards) = (spec.name.to_string(), spec.shards);
         let view = Self { queue, shards, dead_letter_retention, changed, dry_run, retention };
         cx.output.show(&view, |it| {

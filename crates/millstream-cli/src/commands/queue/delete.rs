@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use millstream::layers::core::QueueName;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Counts;
@@ -32,8 +33,8 @@ pub(super) struct Delete {
 }
 
 /// The data that is, or was, deleted with the queue.
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     queue: String,
     deleted: bool,
     dry_run: bool,

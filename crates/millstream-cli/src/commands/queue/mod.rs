@@ -13,16 +13,17 @@ use futures_util::future::try_join_all;
 use millstream::DeadLetterRetention;
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
 use millstream::layers::core::QueueName;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::commands::DryRun;
 use crate::commands::message::content::{ContentArgs, DueArgs};
 use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::delayed::Waits;
 use crate::commands::scheduled::recurring;
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
-use crate::commands::shared::view;
+use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::commands::shared::watch::WatchArgs;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -49,7 +50,7 @@ enum What {
     #[command(after_help = "Examples:
   millstream queue list
   millstream queue list --watch=5
-  millstream queue list --json | jq -r '.[] | select(.dead > 0).queue'")]
+  millstream queue list --json | jq -r '.data[] | select(.dead > 0).queue'")]
     List {
         #[command(flatten)]
         watch: WatchArgs,
@@ -70,7 +71,7 @@ enum What {
     /// Lists waiting tasks in the order of their due times
     #[command(after_help = "Examples:
   millstream queue tasks mails --limit 20
-  millstream queue tasks mails --json | jq -r '.tasks[].id'")]
+  millstream queue tasks mails --json | jq -r '.data.tasks[].id'")]
     Tasks {
         /// The delay queue
         queue: QueueName,
@@ -144,7 +145,7 @@ struct Add {
 }
 
 /// The counts of a queue.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Counts {
     queue: String,
     shards: u32,
@@ -155,14 +156,13 @@ struct Counts {
     /// The number of claimed tasks whose claim has expired.
     expired: u64,
     dead: u64,
-    /// `{"max_age_ms": 1000, "max_length": null}`.
-    dead_letter_retention: Value,
+    dead_letter_retention: DeadLetterRetentionView,
     #[serde(skip)]
     retention: DeadLetterRetention,
 }
 
 /// Waiting tasks.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Tasks {
     queue: String,
     total: u64,
@@ -171,14 +171,31 @@ struct Tasks {
 }
 
 /// The result of scheduling a task.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Added {
     /// `null` in a dry run without --id, as the id would be a random one.
     id: Option<String>,
     /// `new`, `replaced`, `kept`, or `done` if a task with this id was completed and its id is not free yet.
+    #[schemars(extend("enum" = ["new", "replaced", "kept", "done"]))]
     outcome: &'static str,
     dry_run: bool,
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("queue list", of::<Vec<Counts>>()),
+    ("queue create", of::<change::Created>()),
+    ("queue alter", of::<change::Altered>()),
+    ("queue delete", of::<delete::View>()),
+    ("queue counts", of::<Counts>()),
+    ("queue tasks", of::<Tasks>()),
+    ("queue show", of::<show::Shown>()),
+    ("queue add", of::<Added>()),
+    ("queue cancel", of::<ids::Outcome>()),
+    ("queue reschedule", of::<ids::Outcome>()),
+    ("queue now", of::<ids::Outcome>()),
+    ("queue work", None),
+];
 
 impl Queue {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -238,7 +255,7 @@ impl Counts {
         let (name, shards) = (queue.name().to_string(), queue.shards());
         let (overdue, waiting) = (waiting.overdue, waiting.total);
         let retention = queue.settings().dead_letter_retention;
-        let dead_letter_retention = view::dead_letter_retention(retention);
+        let dead_letter_retention = DeadLetterRetentionView::of(retention);
         Ok(Self {
             queue: name,
             shards,
@@ -307,7 +324,7 @@ fn waits(task: &WaitingTask<Bytes>) -> Waits {
         Ok(envelope) => Body::Message(envelope),
         Err(why) => Body::Malformed(why.to_string(), Vec::new()),
     };
-    Waits { id: task.id.to_string(), due: task.due, partition: None, body }
+    Waits::new(task.id.to_string(), task.due, None, body)
 }
 
 impl Added {

@@ -1,8 +1,9 @@
 //! `queue show`.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use millstream::layers::core::QueueName;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::dead::content;
@@ -11,14 +12,14 @@ use crate::commands::message::sanitize;
 use crate::commands::scheduled::delayed::Waits;
 use crate::commands::scheduled::recurring;
 use crate::context::Context;
-use crate::exit::Exit;
+use crate::exit::{Exit, not_found};
 use crate::human;
 
 /// Shows a waiting task with its due time, headers and payload
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue show mails welcome-42
-  millstream queue show mails welcome-42 --json | jq .payload")]
+  millstream queue show mails welcome-42 --json | jq .data.payload")]
 pub(super) struct Show {
     /// The delay queue
     queue: QueueName,
@@ -26,8 +27,8 @@ pub(super) struct Show {
     task: String,
 }
 
-#[derive(Serialize)]
-struct Shown {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Shown {
     queue: String,
     #[serde(flatten)]
     task: Waits,
@@ -37,11 +38,10 @@ impl Show {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let queue = recurring::queue(cx, &self.queue).await?;
         let Some(task) = queue.get(&self.task).await? else {
-            bail!(
+            return Err(not_found(format!(
                 "task {:?} does not wait in delay queue {}: it is done, worked on, or dead (`queue dead show`)",
-                self.task,
-                self.queue
-            );
+                self.task, self.queue
+            )));
         };
         let now = cx.now().await?;
         let shown = Shown { queue: self.queue.to_string(), task: waits(&task) };

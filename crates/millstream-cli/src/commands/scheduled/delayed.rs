@@ -3,12 +3,13 @@
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::{DelayedMessage, DelayedMessages, Partition, Timestamp, Topic, TopicName};
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::message::content::DueArgs;
 use crate::commands::message::{Body, sanitize};
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -31,7 +32,7 @@ enum What {
     /// `produce --format json` accepts the messages of the JSON output.
     #[command(after_help = "Examples:
   millstream delayed list reminders --limit 20
-  millstream delayed list reminders --json | jq -r '.messages[].id'")]
+  millstream delayed list reminders --json | jq -r '.data.messages[].id'")]
     List {
         /// The topic
         topic: TopicName,
@@ -73,7 +74,7 @@ struct Named {
 }
 
 /// The waiting messages.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct List {
     topic: String,
     total: u64,
@@ -82,38 +83,41 @@ struct List {
     messages: Vec<Waits>,
 }
 
-/// A message that waits.
-#[derive(Debug)]
+/// A message or task that waits.
+#[derive(Debug, Serialize, JsonSchema)]
 pub(in crate::commands) struct Waits {
     pub(in crate::commands) id: String,
+    /// The due time in RFC 3339.
+    #[serde(rename = "due")]
+    due_text: String,
+    #[serde(rename = "due_ms")]
+    #[schemars(with = "u64")]
     pub(in crate::commands) due: Timestamp,
     /// The partition, for messages of a topic.
-    pub(in crate::commands) partition: Option<Partition>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32")]
+    partition: Option<u32>,
+    #[serde(flatten)]
     pub(in crate::commands) body: Body,
 }
 
-impl Serialize for Waits {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("id", &self.id)?;
-        map.serialize_entry("due", &human::time(self.due))?;
-        map.serialize_entry("due_ms", &self.due)?;
-        if let Some(partition) = self.partition {
-            map.serialize_entry("partition", &partition.0)?;
-        }
-        self.body.entries(&mut map)?;
-        map.end()
-    }
-}
-
 impl Waits {
+    pub(in crate::commands) fn new(
+        id: String,
+        due: Timestamp,
+        partition: Option<Partition>,
+        body: Body,
+    ) -> Self {
+        Self { id, due_text: human::time(due), due, partition: partition.map(|it| it.0), body }
+    }
+
     fn of(message: DelayedMessage) -> Self {
         let body = match message.envelope {
             Ok(envelope) => Body::Message(envelope),
             Err(why) => Body::Malformed(why.to_string(), Vec::new()),
         };
         let partition = Some(message.topic_partition.partition);
-        Self { id: message.id.to_string(), due: message.due, partition, body }
+        Self::new(message.id.to_string(), message.due, partition, body)
     }
 
     /// Returns the columns: id, due time, time from now until then, key and payload.
@@ -132,6 +136,14 @@ impl Waits {
         vec![sanitize::line(self.id.as_bytes()), human::time(self.due), left, key, payload]
     }
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("delayed list", of::<List>()),
+    ("delayed cancel", of::<ids::Outcome>()),
+    ("delayed reschedule", of::<ids::Outcome>()),
+    ("delayed now", of::<ids::Outcome>()),
+];
 
 impl Delayed {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

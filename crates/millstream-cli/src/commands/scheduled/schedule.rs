@@ -2,21 +2,22 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::Timestamp;
 use millstream::delay::{Missed, Placed, Recur, RecurringEntry, Rule};
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::message::content::ContentArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::queue::dead::content;
 use crate::commands::scheduled::recurring::{Home, Shown};
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
 use crate::context::Context;
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Usage, not_found};
 use crate::{output, parse};
 
 /// Manages recurring messages, by a cron pattern or at a fixed rate
@@ -43,7 +44,7 @@ enum What {
     /// Shows a recurring message with its rule, its next three times, headers and payload
     #[command(after_help = "Examples:
   millstream schedule show reports daily
-  millstream schedule show mails sweep --queue --json | jq .payload")]
+  millstream schedule show mails sweep --queue --json | jq .data.payload")]
     Show {
         #[command(flatten)]
         of: Of,
@@ -161,17 +162,26 @@ fn missed(text: &str) -> Result<Missed, String> {
 const TIMES: usize = 3;
 
 /// A recurring message.
-#[derive(Debug)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Entry {
     id: String,
     /// `orders/3`: a partition of a topic, or a shard of a queue.
     place: String,
     /// The rule as it is stored.
     rule: String,
+    /// The rule in the words of the command line.
+    rule_text: String,
+    zone: String,
     paused: bool,
+    /// `null` if it is paused or over.
+    #[serde(rename = "next_ms")]
+    #[schemars(with = "Option<u64>")]
     next: Option<Timestamp>,
     /// The next times; empty if it is paused or over, or if the rule is not known here.
+    #[serde(rename = "times_ms")]
+    #[schemars(with = "Vec<u64>")]
     times: Vec<Timestamp>,
+    #[serde(flatten)]
     body: Body,
 }
 
@@ -181,25 +191,18 @@ impl From<RecurringEntry> for Entry {
         // A rule of a later version is shown as it is stored.
         let known: Option<Rule> = rule.parse().ok();
         let times = known.zip(next).map(|(rule, next)| rule.between(next, FOREVER).take(TIMES).collect());
-        let (id, place, body) = (id.to_string(), place.to_string(), Body::of(&message));
-        Self { id, place, rule, paused, next, times: times.unwrap_or_default(), body }
-    }
-}
-
-impl Serialize for Entry {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let shown = Shown::of(&self.rule);
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("id", &self.id)?;
-        map.serialize_entry("place", &self.place)?;
-        map.serialize_entry("rule", &self.rule)?;
-        map.serialize_entry("rule_text", &shown.text)?;
-        map.serialize_entry("zone", shown.zone.name())?;
-        map.serialize_entry("paused", &self.paused)?;
-        map.serialize_entry("next_ms", &self.next)?;
-        map.serialize_entry("times_ms", &self.times)?;
-        self.body.entries(&mut map)?;
-        map.end()
+        let Shown { text: rule_text, zone } = Shown::of(&rule);
+        Self {
+            id: id.to_string(),
+            place: place.to_string(),
+            rule,
+            rule_text,
+            zone: zone.name().to_owned(),
+            paused,
+            next,
+            times: times.unwrap_or_default(),
+            body: Body::of(&message),
+        }
     }
 }
 
@@ -239,26 +242,41 @@ impl Entry {
 }
 
 /// The next times of a recurring message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Times {
     id: String,
     paused: bool,
     /// Empty if it is paused, or has no further occurrence.
+    #[schemars(with = "Vec<u64>")]
     times_ms: Vec<Timestamp>,
 }
 
 /// A recurring message that was added.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Added {
     id: String,
     /// `new`, `replaced` or `unchanged`; `None` in a dry run.
+    #[schemars(extend("enum" = ["new", "replaced", "unchanged", null]))]
     outcome: Option<&'static str>,
     rule: String,
     /// Whether it is paused. A change does not end a pause.
     paused: bool,
+    #[schemars(with = "Vec<u64>")]
     times_ms: Vec<Timestamp>,
     dry_run: bool,
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("schedule list", of::<Vec<Entry>>()),
+    ("schedule show", of::<Entry>()),
+    ("schedule add", of::<Added>()),
+    ("schedule pause", of::<ids::Outcome>()),
+    ("schedule resume", of::<ids::Outcome>()),
+    ("schedule run", of::<ids::Outcome>()),
+    ("schedule remove", of::<ids::Outcome>()),
+    ("schedule next", of::<Vec<Times>>()),
+];
 
 impl Schedule {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -268,7 +286,7 @@ impl Schedule {
             What::Add(add) => add.run(cx).await,
             What::Pause(some) => some.each(cx, "paused", async |it| Ok(it.pause().await?)).await,
             What::Resume(some) => some.each(cx, "resumed", async |it| Ok(it.resume().await?)).await,
-            What::Run(some) => some.each(cx, "sent", async |it| Ok(it.run_now().await?)).await,
+            What::Run(some) => some.each(cx, "due now", async |it| Ok(it.run_now().await?)).await,
             What::Remove(some) => {
                 if !some.dry.dry_run {
                     cx.confirm(&format!("Let {} of {} no longer recur?", some.ids.join(", "), some.of.name))?;
@@ -392,15 +410,19 @@ async fn list(cx: &Context, of: &Of) -> Result<Exit> {
 
 async fn show(cx: &Context, of: &Of, id: &str) -> Result<Exit> {
     let entry = of.entries(cx).await?.into_iter().find(|entry| entry.id.as_str() == id);
-    let Some(entry) = entry else { bail!("{} has no recurring rule {id:?}", of.name) };
+    let Some(entry) = entry else { return Err(no_rule(of, id)) };
     cx.output.show(&Entry::from(entry), Entry::story)?;
     Ok(Exit::Done)
+}
+
+fn no_rule(of: &Of, id: &str) -> anyhow::Error {
+    not_found(format!("{} has no recurring rule {id:?}", of.name))
 }
 
 async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exit> {
     let entries = of.entries(cx).await?;
     if let Some(id) = ids.iter().find(|id| !entries.iter().any(|entry| entry.id.as_str() == **id)) {
-        bail!("{} has no recurring rule {id:?}", of.name);
+        return Err(no_rule(of, id));
     }
     let wanted = |entry: &&RecurringEntry| ids.is_empty() || ids.iter().any(|id| entry.id.as_str() == id);
     let (mut all, mut shown) = (Vec::new(), Vec::new());

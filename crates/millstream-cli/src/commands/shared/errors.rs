@@ -2,13 +2,14 @@
 
 use millstream::Timestamp;
 use millstream::layers::core::{ErrorGroup, ErrorGroups};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::message::sanitize;
 use crate::{human, output};
 
 /// The errors of dead letters or dead tasks.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(in crate::commands) struct ErrorsView<E> {
     /// The number of letters or tasks.
     count: u64,
@@ -21,13 +22,15 @@ pub(in crate::commands) struct ErrorsView<E> {
 }
 
 /// A group of errors.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Row<E> {
     fingerprint: String,
     /// The error without its variable parts.
     pattern: String,
     count: u64,
+    #[schemars(with = "u64")]
     first_ms: Timestamp,
+    #[schemars(with = "u64")]
     last_ms: Timestamp,
     /// The newest letter or task.
     example: E,
@@ -73,8 +76,9 @@ impl<E> ErrorsView<E> {
         let mut notes = Vec::new();
         let shown = self.errors.len();
         if shown < self.different {
-            let (shown, all) = (human::count(shown as u64), human::count(self.different as u64));
-            notes.push(format!("{shown} of {all} errors; --limit shows more"));
+            let (shown, all) =
+                (human::count(shown as u64), human::of(self.different as u64, "error", "errors"));
+            notes.push(format!("{shown} of {all}; --limit shows more"));
         }
         if self.others > 0 {
             let others = human::of(self.others, one, many);

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use millstream::TopicName;
 use millstream::admin::GroupStats;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -10,11 +11,13 @@ use crate::exit::Exit;
 use crate::human;
 
 /// An item that could not be inspected, and the reason.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(in crate::commands) struct Failed {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     pub(in crate::commands) topic: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     pub(in crate::commands) group: Option<String>,
     pub(in crate::commands) error: String,
 }
@@ -83,7 +86,7 @@ impl Failed {
 }
 
 /// An item of a list, or the reason why it is missing.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(in crate::commands) enum Listed<T> {
     Item(T),

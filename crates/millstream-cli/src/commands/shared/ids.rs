@@ -1,17 +1,18 @@
 //! Operations on items that are named by ids, one after the other.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::message::sanitize;
 use crate::context::Context;
-use crate::exit::Exit;
+use crate::exit::{Exit, not_found};
 use crate::human;
 
 /// The results.
-#[derive(Debug, Default, Serialize)]
-struct Outcome {
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub(in crate::commands) struct Outcome {
     /// The items that were changed; in a dry run, those that would be.
     done: Vec<String>,
     /// The items that do not exist.
@@ -61,7 +62,7 @@ pub(crate) async fn each(
     failed?;
     if !outcome.missing.is_empty() {
         let missing = human::of(outcome.missing.len() as u64, "id", "ids");
-        bail!("{missing} of {} not found", human::count(ids.len() as u64));
+        return Err(not_found(format!("{missing} of {} not found", human::count(ids.len() as u64))));
     }
     Ok(Exit::Done)
 }

@@ -8,3 +8,6 @@ pub(in crate::commands) mod ids;
 pub(in crate::commands) mod stderr_tail;
 pub(in crate::commands) mod view;
 pub(in crate::commands) mod watch;
+
+/// Maximum number of topics that are read at once: one that takes long holds up no other.
+pub(in crate::commands) const AT_ONCE: usize = 8;

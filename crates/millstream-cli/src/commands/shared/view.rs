@@ -5,22 +5,21 @@ use std::time::Duration;
 use millstream::admin::{GroupStats, Totals};
 use millstream::layers::core::History;
 use millstream::{DeadLetterRetention, GroupName, Retention, Timestamp, TopicSpec};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::human::ms;
 use crate::{human, output};
 
 /// A topic as it is stored.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(in crate::commands) struct TopicView {
     pub(in crate::commands) topic: String,
     pub(in crate::commands) partitions: u32,
-    /// `{"rule": "age", "ms": 1000}`.
-    pub(in crate::commands) retention: Value,
+    pub(in crate::commands) retention: RetentionView,
+    /// The maximum number of entries in the log of a partition; `null` for no bound.
     pub(in crate::commands) max_length: Option<u64>,
-    /// `{"max_age_ms": 1000, "max_length": null}`.
-    pub(in crate::commands) dead_letter_retention: Value,
+    pub(in crate::commands) dead_letter_retention: DeadLetterRetentionView,
     #[serde(skip)]
     retention_text: String,
     #[serde(skip)]
@@ -32,9 +31,9 @@ impl TopicView {
         Self {
             topic: spec.name.to_string(),
             partitions: spec.partitions,
-            retention: retention(spec.retention),
+            retention: RetentionView::of(spec.retention),
             max_length: spec.max_length,
-            dead_letter_retention: dead_letter_retention(spec.dead_letter_retention),
+            dead_letter_retention: DeadLetterRetentionView::of(spec.dead_letter_retention),
             retention_text: human::retention(spec.retention),
             dead_letter_retention_text: human::dead_letter_retention(spec.dead_letter_retention),
         }
@@ -57,32 +56,61 @@ impl TopicView {
     }
 
     fn bound(&self) -> String {
-        human::or_none(self.max_length, |entries| format!("{} entries", human::count(entries)))
+        human::or_none(self.max_length, |entries| human::of(entries, "entry", "entries"))
     }
 }
 
-/// Returns a retention, as used in JSON.
-pub(in crate::commands) fn retention(of: Retention) -> Value {
-    match of {
-        Retention::ConsumedAfter(time) => json!({ "rule": "consumed-after", "ms": ms(time) }),
-        Retention::Age(time) => json!({ "rule": "age", "ms": ms(time) }),
-        Retention::Length(entries) => json!({ "rule": "length", "entries": entries }),
-        other => json!({ "rule": other.to_string() }),
+/// When entries leave the log: `{"rule": "age", "ms": 1000}`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(in crate::commands) struct RetentionView {
+    /// `consumed`, `consumed-after`, `age`, `length` or `keep`.
+    #[schemars(extend("enum" = ["consumed", "consumed-after", "age", "length", "keep"]))]
+    rule: String,
+    /// The age, of `consumed-after` and `age`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u64")]
+    ms: Option<u64>,
+    /// The number of entries, of `length`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u64")]
+    entries: Option<u64>,
+}
+
+impl RetentionView {
+    pub(in crate::commands) fn of(retention: Retention) -> Self {
+        let (rule, ms, entries) = match retention {
+            Retention::ConsumedAfter(time) => ("consumed-after".to_owned(), Some(ms(time)), None),
+            Retention::Age(time) => ("age".to_owned(), Some(ms(time)), None),
+            Retention::Length(entries) => ("length".to_owned(), None, Some(entries)),
+            other => (other.to_string(), None, None),
+        };
+        Self { rule, ms, entries }
     }
 }
 
-/// Returns a retention of dead letters, as used in JSON.
-pub(in crate::commands) fn dead_letter_retention(of: DeadLetterRetention) -> Value {
-    json!({ "max_age_ms": of.max_age().map(ms), "max_length": of.max_length() })
+/// Which dead letters or dead tasks stay; `null` where there is no limit.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(in crate::commands) struct DeadLetterRetentionView {
+    max_age_ms: Option<u64>,
+    /// The number of the newest ones, in each partition or shard.
+    max_length: Option<u64>,
+}
+
+impl DeadLetterRetentionView {
+    pub(in crate::commands) fn of(retention: DeadLetterRetention) -> Self {
+        Self { max_age_ms: retention.max_age().map(ms), max_length: retention.max_length() }
+    }
 }
 
 /// The statistics of a group in a topic. An unknown figure is `null`.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(in crate::commands) struct GroupView {
     /// `null` if the groups of the topic are unknown.
     pub(in crate::commands) group: Option<String>,
     /// The time since which it is paused.
+    #[schemars(with = "Option<u64>")]
     pub(in crate::commands) paused_at_ms: Option<Timestamp>,
+    /// The number of live members.
     pub(in crate::commands) members: Option<usize>,
     pub(in crate::commands) owned_partitions: Option<usize>,
     /// The number of messages that have to be handled, now or later: lag, pending, retrying, and delayed ones that are
@@ -90,14 +118,21 @@ pub(in crate::commands) struct GroupView {
     pub(in crate::commands) backlog: Option<u64>,
     /// The number that certainly have to be handled.
     pub(in crate::commands) backlog_at_least: u64,
+    /// The number of entries that were never handed out to the group.
     pub(in crate::commands) lag: Option<u64>,
+    /// The number of them that were counted.
     pub(in crate::commands) lag_at_least: u64,
+    /// The age of the oldest entry that is unread or pending; `null` also if there is none.
     pub(in crate::commands) oldest_ms: Option<u64>,
+    /// The number of messages that were handed out and are not settled.
     pub(in crate::commands) pending: Option<u64>,
+    /// The number of messages that wait for a retry.
     pub(in crate::commands) retrying: Option<u64>,
+    /// The number of dead letters.
     pub(in crate::commands) dead: Option<u64>,
     /// The reason why figures are unknown that cannot be read; the first one if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     pub(in crate::commands) error: Option<String>,
 }
 
@@ -157,8 +192,18 @@ impl GroupView {
     }
 }
 
-/// Returns the failed attempts of a message or task, as used in JSON.
-pub(in crate::commands) fn failed_attempts(history: &History) -> Vec<Value> {
-    let failures = history.failures().iter();
-    failures.map(|it| json!({"at_ms": it.at, "attempt": it.attempt, "error": it.error})).collect()
+/// A failed attempt of a message or task.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(in crate::commands) struct FailedAttempt {
+    #[schemars(with = "u64")]
+    at_ms: Timestamp,
+    attempt: u32,
+    error: String,
+}
+
+impl FailedAttempt {
+    pub(in crate::commands) fn all(history: &History) -> Vec<Self> {
+        let failures = history.failures().iter();
+        failures.map(|it| Self { at_ms: it.at, attempt: it.attempt, error: it.error.clone() }).collect()
+    }
 }

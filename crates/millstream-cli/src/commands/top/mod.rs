@@ -23,6 +23,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use tokio::sync::{mpsc, watch};
 
+use crate::commands::schemas::{Table, of};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Usage};
 use crate::log_buffer::Hold;
@@ -44,7 +45,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 #[command(after_help = "Examples:
   millstream top
   millstream top --interval 5s
-  millstream top --once --json | jq '.topics[] | select(.groups[].dead > 0) | .topic'")]
+  millstream top --once --json | jq '.data.topics[] | select(.groups[].dead > 0) | .topic'")]
 pub(crate) struct Top {
     /// Interval between two updates, at least 100ms
     #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "1s")]
@@ -54,12 +55,16 @@ pub(crate) struct Top {
     once: bool,
 }
 
+/// The data that the command prints as JSON.
+pub(in crate::commands) const DATA: Table = &[("top", of::<plain::Everything>())];
+
 impl Top {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         if self.interval < SHORTEST {
             return Err(Usage(format!(
-                "the interval is {:?}, at least {SHORTEST:?} are needed",
-                self.interval
+                "the interval is {}, at least {} are needed",
+                human::exact(self.interval),
+                human::exact(SHORTEST)
             ))
             .into());
         }

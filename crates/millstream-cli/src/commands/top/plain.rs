@@ -1,5 +1,6 @@
 //! The statistics without a screen: a table for people, JSON for programs.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::top::model::{GroupView, Model, TopicView};
@@ -7,14 +8,14 @@ use crate::commands::top::rows::{self, Sort};
 use crate::commands::top::view;
 
 /// All topics.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Everything {
     topics: Vec<Topic>,
     /// Topics that could not be read.
     unreadable: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Topic {
     topic: String,
     partitions: u32,
@@ -25,7 +26,7 @@ struct Topic {
     groups: Vec<Group>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Group {
     group: String,
     consumed_per_second: Option<f64>,

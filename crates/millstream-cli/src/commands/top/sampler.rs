@@ -11,6 +11,7 @@ use millstream::{
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use crate::commands::shared::AT_ONCE;
 use crate::commands::top::round::{Detail, Focus, Order, Problem, Round, TopicSample};
 
 /// Approximate number of commands after which a round starts no further topic; the next round continues with it.
@@ -18,9 +19,6 @@ const COMMANDS: u64 = 2_000;
 
 /// Number of commands that a topic is taken to need before its first sample: one group and four partitions.
 const UNKNOWN: u64 = 50;
-
-/// Maximum number of topics that are sampled at once: one that takes long holds up no other.
-const AT_ONCE: usize = 8;
 
 /// Maximum number of partitions whose dead letters are read in a round, and of letters of each.
 const LETTER_LISTS: usize = 16;

@@ -3,12 +3,13 @@
 use anyhow::{Result, bail};
 use clap::{ArgGroup, Args};
 use millstream::{DeadLetterRetention, ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::shared::view::TopicView;
 use crate::context::Context;
-use crate::exit::Exit;
+use crate::exit::{Exit, exists};
 use crate::{human, output, parse};
 
 /// Creates a topic
@@ -41,8 +42,8 @@ pub(super) struct Create {
 }
 
 /// The settings of a topic, stored or in a dry run.
-#[derive(Debug, Serialize)]
-struct Changed {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Changed {
     #[serde(flatten)]
     topic: TopicView,
     /// Whether anything differs from before, or would.
@@ -71,7 +72,11 @@ impl Create {
                 return Changed { topic: TopicView::of(&stored), changed: false, dry_run }.show(cx);
             }
             Ok(_) => {
-                bail!("topic {} already exists; `topic alter` and `topic expand` change it", self.topic)
+                let why = format!(
+                    "topic {} already exists; `topic alter` and `topic expand` change it",
+                    self.topic
+                );
+                return Err(exists(why));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
@@ -196,7 +201,8 @@ impl Expand {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let before = admin.topic(&self.topic).await?;
         if self.partitions < before.partitions {
-            bail!("topic {} has {} partitions and cannot have fewer", self.topic, before.partitions);
+            let has = human::of(before.partitions.into(), "partition", "partitions");
+            bail!("topic {} has {has} and cannot have fewer", self.topic);
         }
         let after = TopicSpec::new(self.topic.clone(), self.partitions)?
             .with_retention(before.retention)

@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use millstream::admin::InUse;
 use millstream::{ErrorKind, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -34,8 +35,8 @@ pub(super) struct Delete {
 }
 
 /// The data that is, or was, deleted with the topic.
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     topic: String,
     deleted: bool,
     dry_run: bool,
@@ -78,7 +79,7 @@ impl Delete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let counted = match admin.survey(&self.topic).await {
-            Ok(survey) => inspect::counted(cx, &survey).await?,
+            Ok(survey) => inspect::counted(&survey),
             // An earlier deletion was interrupted: the rest is still to be deleted.
             Err(error)
                 if error.kind() == ErrorKind::NotFound && admin.topics().await?.contains(&self.topic) =>

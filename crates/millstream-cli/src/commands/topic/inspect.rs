@@ -3,8 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::TopicSurvey;
-use millstream::layers::core::catalog::PartitionSurvey;
-use millstream::{ErrorKind, GroupName, TopicName};
+use millstream::layers::core::inspect::LogState;
+use millstream::{ErrorKind, MessageId, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::shared::failures::{Failed, Listed};
@@ -17,7 +18,7 @@ use crate::{human, output};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic list
-  millstream topic list --json | jq -r '.[].topic'")]
+  millstream topic list --json | jq -r '.data[].topic'")]
 pub(super) struct List {}
 
 impl List {
@@ -45,7 +46,7 @@ impl List {
     }
 }
 
-/// Shows the settings of a topic, and the state of each of its groups
+/// Shows the settings of a topic, its partitions with their oldest and newest entries, and the state of each of its groups
 ///
 /// `lag` is the number of entries that were never handed out to a group, `oldest` the age of the oldest entry that is
 /// not settled; neither includes messages that wait for a retry. `backlog` is all remaining work: lag, pending,
@@ -56,18 +57,19 @@ impl List {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic describe orders
-  millstream topic describe orders --json | jq '.groups[] | {group, backlog}'")]
+  millstream topic describe orders --json | jq '.data.groups[] | {group, backlog}'")]
 pub(super) struct Describe {
     /// The topic
     topic: TopicName,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     #[serde(flatten)]
     topic: TopicView,
     /// `null` if it is unknown.
     entries: Option<u64>,
+    logs: Vec<LogView>,
     delayed: Option<u64>,
     overdue: Option<u64>,
     groups: Vec<GroupView>,
@@ -75,11 +77,45 @@ struct View {
     errors: Vec<Failed>,
 }
 
+/// The log of a partition.
+#[derive(Debug, Serialize, JsonSchema)]
+struct LogView {
+    partition: u32,
+    /// `null` if the log cannot be read.
+    entries: Option<u64>,
+    /// The id of the oldest entry that is there: `"1795695574653-0"`. Its first number is the server's time, in milliseconds.
+    first_id: Option<String>,
+    last_id: Option<String>,
+}
+
+impl LogView {
+    fn of(partition: usize, log: &millstream::Result<LogState>) -> Self {
+        let log = log.as_ref().ok();
+        let id = |id: fn(&LogState) -> Option<MessageId>| log.and_then(id).map(|id| id.to_string());
+        Self {
+            partition: partition as u32,
+            entries: log.map(|log| log.length),
+            first_id: id(|log| log.first),
+            last_id: id(|log| log.last),
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let id = |id: &Option<String>| match self.entries {
+            Some(_) => human::or_none(id.as_ref(), String::clone),
+            None => "?".to_owned(),
+        };
+        vec![self.partition.to_string(), known(self.entries), id(&self.first_id), id(&self.last_id)]
+    }
+}
+
 impl Describe {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let survey = cx.admin().survey(&self.topic).await?;
-        let Counted { entries, delayed, overdue, groups, errors, .. } = counted(cx, &survey).await?;
-        let view = View { topic: TopicView::of(&survey.topic), entries, delayed, overdue, groups, errors };
+        let Counted { entries, delayed, overdue, groups, errors, .. } = counted(&survey);
+        let logs = survey.logs.iter().enumerate().map(|(at, log)| LogView::of(at, log)).collect();
+        let view =
+            View { topic: TopicView::of(&survey.topic), entries, logs, delayed, overdue, groups, errors };
         cx.output.show(&view, |view| {
             let mut list = view.topic.list();
             list.push(("entries", known(view.entries)));
@@ -88,7 +124,9 @@ impl Describe {
                 [] => "no groups".to_owned(),
                 groups => GroupView::table(groups),
             };
-            format!("{}\n\n{groups}", output::list(list))
+            let titles = ["partition", ">entries", "first id", "last id"];
+            let logs = output::table(&titles, view.logs.iter().map(LogView::row));
+            format!("{}\n\n{logs}\n\n{groups}", output::list(list))
         })?;
         Failed::end(cx, &view.errors)
     }
@@ -110,7 +148,7 @@ pub(super) struct Counted {
     pub(super) errors: Vec<Failed>,
 }
 
-pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counted> {
+pub(super) fn counted(survey: &TopicSurvey) -> Counted {
     let mut counted = Counted::default();
     let name = &survey.topic.name;
     match &survey.delayed {
@@ -121,11 +159,9 @@ pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counte
         counted.errors.push(Failed::topic(name, error));
         counted.groups.push(GroupView::unknown(None, error));
     }
-    let mut lengths = None;
     for (group, stats) in &survey.groups {
         match stats {
             Ok(stats) => {
-                lengths = Some(stats.totals.length);
                 // Where members or owners are unknown, the deletion refuses without force.
                 counted.in_use |= stats.members.unwrap_or(0) + stats.owned.unwrap_or(0) > 0;
                 counted.errors.extend(Failed::parts(name, stats));
@@ -137,16 +173,11 @@ pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counte
             }
         }
     }
-    counted.entries = match lengths {
-        Some(length) => length,
-        None => {
-            // The lengths are part of a group's statistics, which the catalog also returns for a group that does not
-            // exist.
-            let logs = cx.mq.backend().catalog().survey(&survey.topic, &GroupName::new("-")?).await?;
-            let unread = logs.iter().flat_map(|log| &log.unreadable);
-            counted.errors.extend(unread.map(|it| Failed::reason(name, it.reason.clone())));
-            logs.iter().map(PartitionSurvey::length).sum()
-        }
-    };
-    Ok(counted)
+    counted.entries = survey.logs.iter().map(|log| log.as_ref().ok().map(|log| log.length)).sum();
+    if survey.groups.is_empty() {
+        // Groups report a log that cannot be read by themselves.
+        let unread = survey.logs.iter().filter_map(|log| log.as_ref().err());
+        counted.errors.extend(unread.map(|error| Failed::topic(name, error)));
+    }
+    counted
 }

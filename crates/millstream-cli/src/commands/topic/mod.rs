@@ -8,6 +8,9 @@ mod trim;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::failures::Listed;
+use crate::commands::shared::view::TopicView;
 use crate::context::Context;
 use crate::exit::Exit;
 
@@ -32,6 +35,17 @@ enum What {
     Trim(trim::Trim),
     Delete(delete::Delete),
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("topic list", of::<Vec<Listed<TopicView>>>()),
+    ("topic describe", of::<inspect::View>()),
+    ("topic create", of::<change::Changed>()),
+    ("topic alter", of::<change::Changed>()),
+    ("topic expand", of::<change::Changed>()),
+    ("topic trim", of::<trim::Outcome>()),
+    ("topic delete", of::<delete::View>()),
+];
 
 impl Topic {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

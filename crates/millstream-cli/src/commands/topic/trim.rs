@@ -4,11 +4,11 @@ use anyhow::Result;
 use clap::Args;
 use millstream::admin::{PartitionTrimmed, TrimPreview};
 use millstream::{Retention, TopicName};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::commands::DryRun;
-use crate::commands::shared::view;
+use crate::commands::shared::view::RetentionView;
 use crate::context::{Context, to_the_end};
 use crate::exit::{Exit, Usage};
 use crate::{human, output, parse};
@@ -34,7 +34,7 @@ pub(super) struct Trim {
 }
 
 /// The entries of a partition that are dropped.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Row {
     partition: u32,
     dropped: u64,
@@ -45,17 +45,17 @@ struct Row {
 }
 
 /// Entries that a group loses; `null` where their number is not known before.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Loss {
     group: String,
     unread: Option<u64>,
     pending: Option<u64>,
 }
 
-#[derive(Debug, Serialize)]
-struct Outcome {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Outcome {
     topic: String,
-    retention: Value,
+    retention: RetentionView,
     /// The number of dropped entries; in a dry run, of those that would be.
     dropped: u64,
     /// Whether `dropped` is a lower bound: counting stops at 1,000,000 entries of a partition.
@@ -154,7 +154,7 @@ impl Trim {
     fn outcome(&self, partitions: Vec<Row>, retention: Retention, at_least: bool) -> Outcome {
         Outcome {
             topic: self.topic.to_string(),
-            retention: view::retention(retention),
+            retention: RetentionView::of(retention),
             dropped: partitions.iter().map(|row| row.dropped).sum(),
             at_least,
             partitions,

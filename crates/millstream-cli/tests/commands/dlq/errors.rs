@@ -1,7 +1,7 @@
 //! `millstream dlq errors`, and what its fingerprints select.
 
-use millstream::Partition;
-use serde_json::json;
+use millstream::{Partition, TopicPartition};
+use serde_json::{Value, json};
 
 use super::{letter, letters, put};
 use crate::support::cli::Cli;
@@ -49,4 +49,36 @@ async fn the_letters_of_one_error_are_replayed_in_one_command() {
     assert_eq!(cli.json(&format!("{} --yes", of("replay")))["replayed"], 3);
     assert_eq!(cli.json("dlq count orders billing")["count"], 10, "the others stay");
     assert!(cli.fails(2, "dlq list orders billing --fingerprint 12").contains("16 hexadecimal digits"));
+}
+
+#[tokio::test]
+async fn an_error_of_several_groups_and_topics_is_one() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    letters(&mq, 4).await;
+    cli.ok("group create orders shipping");
+    cli.ok("group create repairs shipping");
+    for (topic, partition, error) in
+        [("orders", 0, "no gate 9"), ("repairs", 0, "no gate 8"), ("repairs", 0, "lost")]
+    {
+        let mut other = letter(20);
+        other.topic_partition = TopicPartition::new(topic.parse().expect("a name"), partition);
+        other.group = "shipping".parse().expect("a name");
+        other.error = error.to_owned();
+        put(&mq, other).await;
+    }
+    let told = |args: &str| {
+        let told = cli.json(args);
+        let errors = told["errors"].as_array().cloned().unwrap_or_default();
+        let row = |it: &Value| (it["pattern"].as_str().map(str::to_owned), it["count"].as_u64());
+        errors.iter().map(row).collect::<Vec<_>>()
+    };
+    let row = |pattern: &str, count| (Some(pattern.to_owned()), Some(count));
+    assert_eq!(told("dlq errors"), [row("no gate <n>", 6), row("lost", 1)]);
+    assert_eq!(told("dlq errors orders"), [row("no gate <n>", 5)]);
+    assert_eq!(told("dlq errors orders billing"), [row("no gate <n>", 4)]);
+    let lost = &cli.json("dlq errors")["errors"][1]["example"];
+    assert_eq!((&lost["topic"], &lost["group"]), (&json!("repairs"), &json!("shipping")));
+    assert!(cli.ok("dlq errors").contains("repairs/0 of shipping: "));
+    assert!(cli.fails(1, "dlq errors nowhere").contains("nowhere"));
 }

@@ -11,7 +11,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::cli::{Cli, Ran};
-use crate::support::feed::{Running, eventually, lines};
+use crate::support::envelope::lines;
+use crate::support::feed::{Running, eventually};
 use crate::support::pty::Pty;
 
 const ORDERS: Topic<Bytes> = Topic::raw("orders").partitions(2);

@@ -67,7 +67,7 @@ fn nothing_is_said_where_there_is_no_server() {
 fn the_scripts_of_zsh_and_fish_ask_for_names() {
     let zsh = Ran::of(&mut bare(&["completions", "zsh"])).stdout;
     assert!(zsh.starts_with("#compdef millstream"), "zsh reads the first line");
-    for line in zsh.lines().filter(|line| line.contains("topic --") || line.contains(":GROUP:")) {
+    for line in zsh.lines().filter(|line| line.contains("':topic --") || line.contains(":GROUP:")) {
         assert!(line.contains(":_millstream_names'"), "{line}");
     }
     assert!(zsh.contains("_millstream_names()"));

@@ -10,8 +10,12 @@ use serde_json::json;
 use crate::support::cli::{Cli, Ran, bare};
 
 /// What a list of the place says.
-const HERE: &str = "[{\"topic\":\"here\",\"partitions\":1,\"retention\":{\"rule\":\"consumed\"},\"max_length\":null,\
-     \"dead_letter_retention\":{\"max_age_ms\":null,\"max_length\":null}}]\n";
+const HERE: &str = "{\"version\":1,\"command\":\"topic list\",\"data\":[{\"topic\":\"here\",\"partitions\":1,\
+     \"retention\":{\"rule\":\"consumed\"},\"max_length\":null,\
+     \"dead_letter_retention\":{\"max_age_ms\":null,\"max_length\":null}}]}\n";
+
+/// What it says of a place without topics.
+const NOTHING: &str = "{\"version\":1,\"command\":\"topic list\",\"data\":[]}\n";
 
 /// A place with a topic in it.
 async fn place() -> Cli {
@@ -41,7 +45,7 @@ async fn a_file_stands_in_for_the_environment_and_that_for_options() {
     let named = ["--config", path.to_str().expect("UTF-8"), "topic", "list", "--json"];
     assert_eq!(Ran::of(&mut bare(&named)).stdout, HERE);
     let environment = Ran::of(bare(&named).env("MILLSTREAM_NAMESPACE", &other.namespace));
-    assert_eq!(environment.stdout, "[]\n", "the environment goes before the file");
+    assert_eq!(environment.stdout, NOTHING, "the environment goes before the file");
     let option = [&named[..], &["--namespace", &here.namespace]].concat();
     let option = Ran::of(bare(&option).env("MILLSTREAM_NAMESPACE", &other.namespace));
     assert_eq!(option.stdout, HERE, "an option goes before the environment");

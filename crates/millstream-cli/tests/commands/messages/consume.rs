@@ -9,7 +9,8 @@ use millstream::{Millstream, Topic};
 use rustix::process::Signal;
 
 use crate::support::cli::Cli;
-use crate::support::feed::{Running, eventually, lines, topic};
+use crate::support::envelope::lines;
+use crate::support::feed::{Running, eventually, topic};
 
 /// A topic with messages 0 to `count`, each its own key.
 async fn numbers(mq: &Millstream, count: u32) {
@@ -231,7 +232,9 @@ async fn a_signal_lets_a_command_end_and_the_second_one_does_not() {
         consume.is_over()
     })
     .await;
-    assert_eq!(consume.ended(), Some(0));
+    // A third signal may have reached it while it ended: that one does not wait.
+    let code = consume.ended();
+    assert!(matches!(code, Some(0 | 130)), "{code:?}");
     assert_eq!((read(&ended).lines().count(), left(&mq).await), (1, 1), "it was cut short, and is not done");
 }
 

@@ -5,6 +5,7 @@ use millstream::delay::DelayQueue;
 use serde_json::json;
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::feed::{fed, topic};
 
 const DAILY: [&str; 11] = [
@@ -29,12 +30,11 @@ async fn what_recurs_in_a_topic_is_added_listed_and_told_in_advance() {
     assert_eq!(cli.json("topic list"), json!([]), "and it is not created");
     topic(&cli.mq().await, "reports", 2).await;
 
-    let dry: serde_json::Value =
-        serde_json::from_str(&cli.ok(&[&DAILY[..], &["--dry-run"]].concat()[..])).expect("JSON");
+    let dry = envelope::data(&cli.ok(&[&DAILY[..], &["--dry-run"]].concat()[..]));
     assert_eq!((&dry["outcome"], dry["times_ms"].as_array().map(Vec::len)), (&json!(null), Some(5)));
     assert_eq!(cli.json("schedule list reports"), json!([]));
     let outcome = |args: &[&str]| {
-        let added: serde_json::Value = serde_json::from_str(&cli.ok(args)).expect("JSON");
+        let added = envelope::data(&cli.ok(args));
         assert_eq!(added["times_ms"], dry["times_ms"]);
         added["outcome"].as_str().expect("a word").to_owned()
     };

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::feed::{Running, fed, lines, topic};
 use crate::support::server::Server;
 
@@ -24,7 +25,7 @@ async fn orders(mq: &Millstream) -> Producer<bytes::Bytes> {
 }
 
 fn numbers(text: &str) -> Vec<u64> {
-    lines(text).iter().map(|line| line["payload"]["n"].as_u64().expect("a number")).collect()
+    envelope::lines(text).iter().map(|line| line["payload"]["n"].as_u64().expect("a number")).collect()
 }
 
 #[tokio::test]
@@ -37,7 +38,7 @@ async fn it_begins_where_it_is_told_and_shows_what_is_wanted() {
     assert_eq!(shown("-n 100"), (0..20).collect::<Vec<_>>());
     assert_eq!(shown("--from earliest --limit 4"), [0, 1, 2, 3]);
     assert_eq!(shown("--from latest"), [0_u64; 0]);
-    let fifth = lines(&cli.ok("tail orders --json --from earliest"))[5]["time_ms"].clone();
+    let fifth = envelope::lines(&cli.ok("tail orders --json --from earliest"))[5]["time_ms"].clone();
     assert_eq!(shown(&format!("--from {fifth} --limit 1")), [5], "as it is shown");
     assert_eq!(shown("--from 2020-01-01 --limit 1"), [0]);
     assert_eq!(shown("--from now"), [0_u64; 0]);
@@ -45,7 +46,7 @@ async fn it_begins_where_it_is_told_and_shows_what_is_wanted() {
     assert_eq!(shown("--from earliest --partition 1,3 --limit 4"), [1, 3, 5, 7]);
     assert_eq!(shown("--from earliest --key k1 --header mod=2"), [7]);
     assert_eq!(shown("-n 2 --header mod=2 --header mod"), [12, 17]);
-    let seventh = &lines(&cli.ok("tail orders --from earliest --json"))[7];
+    let seventh = &envelope::lines(&cli.ok("tail orders --from earliest --json"))[7];
     assert_eq!(shown(&format!("--from {} --limit 2", seventh["id"].as_str().expect("an id"))), [7, 8]);
     let filtered = cli.ok(["tail", "orders", "--json", "--from", "1h ago", "--filter", "\"n\": 1"]);
     assert_eq!(numbers(&filtered), [1, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]);
@@ -67,6 +68,9 @@ async fn every_format_shows_the_message() {
         "payload": {"n": 0},
     });
     assert_eq!(*line, expected);
+    assert_eq!(envelope::data(&cli.ok(&format!("{first} --json"))), expected);
+    let raw = cli.ok(&format!("{first} --json --format json"));
+    assert_eq!(lines(&raw), [expected], "no envelope: another command reads it");
     assert_eq!(cli.ok(&format!("{first} --format payload")), "{\"n\": 0}\n");
     let template =
         ["tail", "orders", "--from", "earliest", "--limit", "2", "--format", r"%t/%p %o %k %h %s (%S)\n"];
@@ -96,7 +100,7 @@ async fn nothing_of_a_message_reaches_a_terminal_as_a_command() {
         assert!(text.contains("no payload field"), "{format}: what is no message is shown, too: {text}");
         assert_eq!(text.lines().count(), 2, "{text}");
     }
-    let json = &lines(&cli.ok("tail nasty --json -n 2"))[0];
+    let json = &envelope::lines(&cli.ok("tail nasty --json -n 2"))[0];
     assert_eq!(json["payload"].as_str().expect("text").as_bytes(), payload, "and JSON means the same");
     let raw = cli.command(&["tail", "nasty", "--format", "%s", "-n", "2"]).output().expect("it runs").stdout;
     assert!(raw.starts_with(&payload), "into a pipe bytes go as they are");

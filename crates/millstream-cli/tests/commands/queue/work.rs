@@ -1,10 +1,11 @@
 //! `millstream queue work`, and lists that are watched.
 
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::mails;
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::feed::{Running, eventually};
 
 fn work<'a>(more: &[&'a str]) -> Vec<&'a str> {
@@ -104,7 +105,7 @@ async fn lists_of_queues_are_watched() {
     let cli = Cli::new();
     let mails = mails(&cli).await;
     let mut watch = Running::new(&cli, &["queue", "list", "--watch=0.1", "--json"]);
-    let waiting = |line: &str| serde_json::from_str::<Value>(line).expect("JSON")[0]["waiting"].take();
+    let waiting = |line: &str| envelope::data(line)[0]["waiting"].take();
     assert_eq!(waiting(&watch.line()), 0);
     mails.schedule(&"x".to_owned()).id("one").await.expect("scheduled");
     while waiting(&watch.line()) != 1 {}

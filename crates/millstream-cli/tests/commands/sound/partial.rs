@@ -6,6 +6,7 @@ use millstream::layers::core::keys::Keys;
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::seed;
 use crate::support::server::Server;
 
@@ -151,7 +152,9 @@ async fn a_partition_of_a_wrong_type_hides_no_other_message() {
     }
     let memory = cli.run("memory orders --json");
     assert!(memory.code == 1 && memory.stderr.contains(&log), "{memory:?}");
-    let memory: Value = serde_json::from_str(&memory.stdout).expect("JSON");
+    let (memory, error) = envelope::parts(&memory.stdout);
+    assert_eq!(error.expect("a part is missing")["kind"], "other");
+    let memory = &memory[0];
     let partitions = memory["topics"][0]["partitions"].as_array().expect("a list");
     assert_eq!(partitions[0]["items"], 3, "{memory}");
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use millstream::Millstream;
 use serde_json::Value;
 
+use crate::support::envelope;
 use crate::support::server::shared_url;
 
 /// The compiled command.
@@ -66,28 +67,44 @@ impl Cli {
         ran.stdout
     }
 
-    /// The JSON value that it printed, which is all that it printed.
+    /// The data that it printed as JSON, which is all that it printed.
     #[track_caller]
     pub(crate) fn json<'a>(&self, args: impl Words<'a>) -> Value {
         self.json_with(0, args)
     }
 
-    /// The same with another exit code.
+    /// The same with another exit code; if that of a failure, the error is in the line behind the data.
     #[track_caller]
     pub(crate) fn json_with<'a>(&self, code: i32, args: impl Words<'a>) -> Value {
         let mut words = args.words();
         words.push("--json");
         let ran = self.run(words.as_slice());
         assert_eq!(ran.code, code, "{words:?}: {ran:?}");
-        serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{words:?}: {error}: {ran:?}"))
+        let (mut all, error) = envelope::parts(&ran.stdout);
+        assert_eq!((all.len(), error.is_some()), (1, ![0, 3].contains(&code)), "{words:?}: {ran:?}");
+        all.remove(0)
     }
 
-    /// What it said on stderr, if it ended with this code and printed nothing.
+    /// The error that it printed as JSON, if it ended with this code and printed no data.
+    #[track_caller]
+    pub(crate) fn error<'a>(&self, code: i32, args: impl Words<'a>) -> Value {
+        let mut words = args.words();
+        words.push("--json");
+        let ran = self.run(words.as_slice());
+        assert_eq!(ran.code, code, "{words:?}: {ran:?}");
+        let (all, error) = envelope::parts(&ran.stdout);
+        assert!(all.is_empty(), "{words:?}: {ran:?}");
+        error.unwrap_or_else(|| panic!("{words:?}: no error: {ran:?}"))
+    }
+
+    /// What it said on stderr, if it ended with this code and printed nothing but, with `--json`, the error.
     #[track_caller]
     pub(crate) fn fails<'a>(&self, code: i32, args: impl Words<'a>) -> String {
         let words = args.words();
         let ran = self.run(words.as_slice());
-        assert_eq!((ran.code, ran.stdout.as_str()), (code, ""), "{words:?}: {ran:?}");
+        assert_eq!(ran.code, code, "{words:?}: {ran:?}");
+        let (all, error) = envelope::parts(&ran.stdout);
+        assert_eq!((all.len(), error.is_some()), (0, words.contains(&"--json")), "{words:?}: {ran:?}");
         ran.stderr
     }
 }

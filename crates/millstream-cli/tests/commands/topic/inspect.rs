@@ -4,6 +4,7 @@ use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::feed::topic;
 use crate::support::seed::{self, ORDERS};
 use crate::support::server::Server;
@@ -156,7 +157,8 @@ async fn a_second_look_says_when_the_server_is_full() {
         }
     });
     let Either::Left((output, _)) = select(looks, fill).await;
-    let told: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    let told = String::from_utf8(output.expect("it runs").stdout).expect("UTF-8");
+    let told = envelope::data(&told);
     let growth = &told["growth"];
     assert!(growth["over_ms"].as_u64() >= Some(500) && growth["topics_bytes"].as_i64() > Some(0), "{told}");
     assert_eq!(told["topics"][0]["growth_bytes"], growth["topics_bytes"]);

@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::panics::discard;
 use millstream_core::tasks::{ClaimedTask, Verdict};
-use millstream_core::{Shard, Timestamp, wire};
+use millstream_core::{Outcome, ScheduleId, Shard, Timestamp, wire};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -161,13 +161,44 @@ impl Job {
             (Verdict::Complete, Some(Handled::Acked), Some(window)) => Verdict::CompleteFor(window),
             (verdict, ..) => verdict,
         };
-        discard(said, &*context.observer);
+        let error = match (&verdict, &said) {
+            // Nothing failed, or the text may quote the task: then nobody but the dead task gets it.
+            (_, Said::Outcome(Outcome::Snooze(_)) | Said::Undecodable(_) | Said::Malformed(_)) => None,
+            (Verdict::Retry { error, .. } | Verdict::Dead { error, .. }, _) => Some(&**error),
+            _ => None,
+        };
         if let Some(handled) = handled {
-            let attempt = task.attempt;
-            context.observer.observe(&Event::Worked { shard: &shard, attempt, handled, late, elapsed });
+            let (attempt, task) = (task.attempt, &task.id);
+            log_failure(&shard, task, attempt, handled, error);
+            context.observer.observe(&Event::Worked {
+                shard: &shard,
+                task,
+                attempt,
+                handled,
+                late,
+                elapsed,
+                error,
+            });
         }
+        discard(said, &*context.observer);
         let settling = Settling { id: task.id, holding, verdict, handled, permit };
         // A closed channel means that the worker has ended before this job: the claim runs out.
         let _ = settlements.send(settling);
+    }
+}
+
+/// Logs the result of an attempt that failed. Of the task only its id is quoted.
+fn log_failure(shard: &Shard, task: &ScheduleId, attempt: u32, handled: Handled, error: Option<&str>) {
+    match handled {
+        Handled::Retried => {
+            tracing::info!(%shard, %task, attempt, error, "an attempt failed: the task is retried");
+        }
+        Handled::Dead => {
+            tracing::warn!(%shard, %task, attempt, error, "the task is given up and kept as dead");
+        }
+        Handled::Discarded => {
+            tracing::warn!(%shard, %task, attempt, error, "the task is given up and dropped");
+        }
+        _ => {}
     }
 }

@@ -236,8 +236,9 @@ impl StreamAppender {
         }
         // It must not overtake what has failed and may be begun again.
         let failed = self.begun.back().and_then(|before| before.failed.as_ref());
-        let failed = failed.map(|error| {
-            Error::new(ErrorKind::Unavailable, format!("not sent, an earlier append failed: {error}"))
+        let failed = failed.map(|error| match error.kind() {
+            ErrorKind::Unsupported => error.clone(),
+            _ => Error::new(ErrorKind::Unavailable, format!("not sent, an earlier append failed: {error}")),
         });
         // Begun again once what is under way is answered, over a connection to the new primary.
         let left = matches!(&self.link, Link::Open(pipe) if pipe.is_left()) && !self.begun.is_empty();

@@ -274,7 +274,12 @@ impl Lane {
     fn answer(&mut self, results: Results) {
         let failures = self.appender.failures();
         // An entry that is stored and not confirmed keeps nothing behind it from being stored.
-        let failed = failures != self.failures || results.iter().any(is_refusal);
+        // What the server cannot do at all is not begun again, so what is behind it overtakes nothing.
+        let unsupported = |result: &Result<MessageId>| {
+            result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
+        };
+        let failed =
+            failures != self.failures && !results.iter().all(unsupported) || results.iter().any(is_refusal);
         self.failures = failures;
         if failed && let Some(place) = self.place.upgrade() {
             place.failures.fetch_add(1, Ordering::AcqRel);

@@ -5,6 +5,7 @@ use millstream_core::audit::Scope;
 use millstream_core::catalog::{GroupState, REMEMBERED};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
 use millstream_core::name::{GroupName, TopicName};
 use millstream_core::topic::{Partition, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
@@ -171,17 +172,8 @@ impl RedisBackend {
     pub(super) async fn stored_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
         let key = self.inner.keys.group_state(topic, group);
         let mut pipe = Pipeline::new();
-        pipe.cmd("HMGET").arg(key.as_str()).arg(&["paused", "deleting"]);
-        let [paused, deleting] = reply::tuple(self.inner.one(&key, &pipe).await?)?;
-        let mut state = GroupState::new();
-        state.deleting = deleting != Value::Nil;
-        if paused != Value::Nil {
-            let since = reply::text(paused)?;
-            let ms =
-                since.parse().map_err(|_| unexpected(format_args!("{key} is paused since {since:?}")))?;
-            state.paused = Some(Timestamp::from_millis(ms));
-        }
-        Ok(state)
+        state_command(&mut pipe, &key);
+        state(&key, self.inner.one(&key, &pipe).await?)
     }
 
     pub(super) async fn restore_on(
@@ -244,6 +236,25 @@ impl RedisBackend {
         }
         Err(gone(topic, group))
     }
+}
+
+/// Adds the command whose reply [`state`] takes.
+pub(super) fn state_command(pipe: &mut Pipeline, key: &Key) {
+    pipe.cmd("HMGET").arg(key.as_str()).arg(&["paused", "deleting"]);
+}
+
+/// Parses the stored state of a group.
+pub(super) fn state(key: &Key, stored: Value) -> Result<GroupState> {
+    let stored = reply::ok(stored).map_err(|error| error.during(format_args!("catalog {key}")))?;
+    let [paused, deleting] = reply::tuple(stored)?;
+    let mut state = GroupState::new();
+    state.deleting = deleting != Value::Nil;
+    if paused != Value::Nil {
+        let since = reply::text(paused)?;
+        let ms = since.parse().map_err(|_| unexpected(format_args!("{key} is paused since {since:?}")))?;
+        state.paused = Some(Timestamp::from_millis(ms));
+    }
+    Ok(state)
 }
 
 /// Returns for how many milliseconds a deletion is remembered.

@@ -22,7 +22,20 @@ impl RedisBackend {
         let mut pins = Vec::new();
         for chunk in all.chunks(CHUNK) {
             let looks = self.look_at(chunk).await?;
-            let found = chunk.iter().zip(&looks).filter_map(|(tp, look)| Some((tp, look, pin(tp, look)?)));
+            let looks: Vec<_> = chunk.iter().zip(&looks).collect();
+            pins.extend(self.pins_on(&looks).await?.into_iter().map(|(_, pin)| pin));
+        }
+        Ok(pins)
+    }
+
+    /// Returns the group that keeps the most entries of each of these logs, which may be of several topics.
+    pub(super) async fn pins_on<'a>(
+        &self,
+        looks: &[(&'a TopicPartition, &'a Look)],
+    ) -> Result<Vec<(&'a TopicPartition, Pin)>> {
+        let mut pins = Vec::new();
+        for chunk in looks.chunks(CHUNK) {
+            let found = chunk.iter().filter_map(|(tp, look)| Some((*tp, *look, pin(tp, look)?)));
             let mut found: Vec<_> = found.collect();
             if found.is_empty() {
                 continue;
@@ -55,7 +68,7 @@ impl RedisBackend {
                 pin.bytes = bytes.checked_div(look.length).unwrap_or(0).saturating_mul(pin.entries);
                 pin.idle = idle(consumers)?;
             }
-            pins.extend(found.into_iter().map(|(.., pin)| pin));
+            pins.extend(found.into_iter().map(|(tp, _, pin)| (tp, pin)));
         }
         Ok(pins)
     }

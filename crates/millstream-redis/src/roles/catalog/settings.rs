@@ -3,6 +3,7 @@
 use millstream_core::catalog::FORMAT;
 use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::keys::Key;
 use millstream_core::name::TopicName;
 use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
 use redis::{Pipeline, Value};
@@ -98,7 +99,7 @@ impl RedisBackend {
     pub(super) async fn stored_topic(&self, name: &TopicName) -> Result<TopicSpec> {
         let meta = self.inner.keys.topic_meta(name);
         let mut pipe = Pipeline::new();
-        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
+        command(&mut pipe, &meta);
         read(name, self.inner.one(&meta, &pipe).await?)
     }
 
@@ -134,6 +135,11 @@ impl RedisBackend {
         script::run_one(&self.inner.pool, call).await?;
         self.stored_topic(name).await
     }
+}
+
+/// Adds the command whose reply [`read`] takes.
+pub(super) fn command(pipe: &mut Pipeline, meta: &Key) {
+    pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
 }
 
 pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {

@@ -9,13 +9,12 @@ use redis::{Pipeline, Value};
 
 use super::CHUNK;
 use super::lag::{Lag, Trust};
+use super::snapshot::Ask;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::snapshots::look::Look;
-
-/// Number of commands per partition for data other than the log.
-const BESIDE: usize = 4;
+use crate::error::unexpected;
+use crate::snapshots::look::{Look, Rest};
 
 impl RedisBackend {
     pub(super) async fn group_stats(
@@ -35,82 +34,75 @@ impl RedisBackend {
         Ok(self.surveyed(topic, group).await?.into_iter().map(|(survey, _)| survey).collect())
     }
 
-    /// Returns the state of each partition as far as it can be read, with its first error of a wrong type.
-    async fn surveyed(
-        &self,
-        topic: &TopicSpec,
-        group: &GroupName,
-    ) -> Result<Vec<(PartitionSurvey, Option<Error>)>> {
+    async fn surveyed(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Surveyed>> {
         let all: Vec<TopicPartition> = topic.iter().collect();
         let mut surveyed = Vec::with_capacity(all.len());
         for chunk in all.chunks(CHUNK) {
-            let (trust, beside) = self.beside(chunk, group).await?;
-            let (mut there, mut looks, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
-            for (tp, look) in chunk.iter().zip(self.look_at_each(chunk).await?) {
-                match look {
-                    Ok(look) => {
-                        there.push(tp.clone());
-                        looks.push(look);
-                        wrong.push(None);
-                    }
-                    Err(error) => wrong.push(Some(error)),
-                }
-            }
-            let lags = self.lags(&there, &mut looks, group.as_str(), trust).await?;
-            let mut read = looks.into_iter().zip(lags);
-            for ((tp, wrong), beside) in chunk.iter().zip(wrong).zip(beside) {
-                let log = match wrong {
-                    Some(error) => Err(error),
-                    None => read.next().map_or_else(|| Ok((Look::default(), None)), Ok),
-                };
-                let one = partition_survey(tp, group, log, beside);
-                surveyed.push(
-                    one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")).at(tp))?,
-                );
-            }
+            let mut pipe = Pipeline::new();
+            pipe.cmd("INFO").arg("server");
+            let trust = self.trust(self.inner.pool.send(&pipe).await?.pop());
+            let groups = std::slice::from_ref(group);
+            let asks: Vec<Ask<'_>> =
+                chunk.iter().map(|topic_partition| Ask { topic_partition, groups }).collect();
+            let standings = self.standings(&asks, "1").await?;
+            let read =
+                standings.into_iter().map(|mut it| (it.of_group(0, group.as_str()), it.rest.pop())).collect();
+            surveyed.extend(self.surveys(chunk, group, read, trust).await?);
         }
         Ok(surveyed)
     }
 
-    /// Reads the trust in the server's lag, and the replies on everything of the group that is not in the logs.
-    async fn beside(
+    /// Returns the state of each partition as far as it can be read, with its first error of a wrong type. The snapshots have
+    /// this group only.
+    pub(super) async fn surveys(
         &self,
         partitions: &[TopicPartition],
         group: &GroupName,
-    ) -> Result<(Trust, Vec<Vec<Value>>)> {
-        let keys = &self.inner.keys;
-        let mut pipe = Pipeline::with_capacity(1 + BESIDE * partitions.len());
-        pipe.cmd("INFO").arg("server");
-        for tp in partitions {
-            let retry_log = keys.retry_log(tp, group);
-            pipe.cmd("XLEN").arg(retry_log.as_str());
-            pipe.cmd("XINFO").arg("GROUPS").arg(retry_log.as_str());
-            pipe.cmd("ZCARD").arg(keys.retry_due(tp, group).as_str());
-            pipe.cmd("XLEN").arg(keys.dead_letters(tp, group).as_str());
+        read: Vec<(Result<Look>, Option<Rest>)>,
+        trust: Trust,
+    ) -> Result<Vec<Surveyed>> {
+        let (mut there, mut looks) = (Vec::new(), Vec::new());
+        for (tp, (look, _)) in partitions.iter().zip(&read) {
+            if let Ok(look) = look {
+                there.push(tp.clone());
+                looks.push(look.clone());
+            }
         }
-        let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
+        let lags = self.lags(&there, &mut looks, group.as_str(), trust).await?;
+        let mut counted = looks.into_iter().zip(lags);
+        let mut surveyed = Vec::with_capacity(partitions.len());
+        for (tp, (look, rest)) in partitions.iter().zip(read) {
+            let log = look.and_then(|_| counted.next().ok_or_else(|| unexpected("no snapshot")));
+            let rest = rest.ok_or_else(|| unexpected("nothing of the group"));
+            let one = rest.and_then(|rest| partition_survey(tp, group, log, rest));
+            surveyed
+                .push(one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")).at(tp))?);
+        }
+        Ok(surveyed)
+    }
+
+    /// Returns the trust in the lag of a server that gives this answer to `INFO server`.
+    pub(super) fn trust(&self, info: Option<Value>) -> Trust {
         // A user without the right to run INFO gets no text, and then the server's lag is not trusted.
-        let info = answers.next().and_then(|info| reply::text(info).ok()).unwrap_or_default();
-        let trust = if self.inner.config.count_lag { Trust::Never } else { Trust::of(&info) };
-        let beside = partitions.iter().map(|_| answers.by_ref().take(BESIDE).collect());
-        Ok((trust, beside.collect()))
+        let info = info.and_then(|info| reply::text(info).ok()).unwrap_or_default();
+        if self.inner.config.count_lag { Trust::Never } else { Trust::of(&info) }
     }
 }
+
+/// State of a partition, with the first error of a wrong type.
+pub(super) type Surveyed = (PartitionSurvey, Option<Error>);
 
 fn partition_survey(
     tp: &TopicPartition,
     group: &GroupName,
     log: Result<(Look, Option<Lag>)>,
-    beside: Vec<Value>,
-) -> Result<(PartitionSurvey, Option<Error>)> {
-    let [retry_length, retry_log, parked, dead] = reply::tuple(Value::Array(beside))?;
+    rest: Rest,
+) -> Result<Surveyed> {
     let mut unreadable = Unread { tp, group, all: Vec::new(), first: None };
-    let (length, retry_info) = (number(retry_length), reply::group(retry_log, group.as_str()));
-    let retry = length.and_then(|length| Ok((length, retry_info?)));
-    let (retry_length, retry_log) = unreadable.of(Structure::RetryLog, retry)?.unwrap_or_default();
-    let parked = unreadable.of(Structure::Parked, number(parked))?.unwrap_or_default();
-    let was_there = retry_log.is_some();
-    let retry_log = retry_log.unwrap_or_default();
+    let was_there = rest.retry_pending.is_some();
+    let retry_length = unreadable.of(Structure::RetryLog, rest.retry_length)?.unwrap_or_default();
+    let retry_pending = rest.retry_pending.unwrap_or_default();
+    let parked = unreadable.of(Structure::Parked, rest.parked)?.unwrap_or_default();
     let mut stats = PartitionStats::empty(tp.partition);
     (stats.lag, stats.appended) = (None, None);
     if let Some((look, lag)) = unreadable.of(Structure::Log, log)? {
@@ -138,19 +130,15 @@ fn partition_survey(
             stats.lag = None;
         }
     }
-    stats.pending += retry_log.pending;
+    stats.pending += retry_pending;
     // Entries read from the retry log are pending or deleted: the others wait to be read. (The server's lag of the
     // retry log becomes unknown as soon as an entry is deleted.)
-    stats.due = retry_length.saturating_sub(retry_log.pending);
+    stats.due = retry_length.saturating_sub(retry_pending);
     stats.retrying = parked + stats.due;
-    stats.dead = unreadable.of(Structure::DeadLetters, number(dead))?.unwrap_or_default();
+    stats.dead = unreadable.of(Structure::DeadLetters, rest.dead)?.unwrap_or_default();
     let mut survey = PartitionSurvey::new(stats);
     survey.unreadable = unreadable.all;
     Ok((survey, unreadable.first))
-}
-
-fn number(value: Value) -> Result<u64> {
-    Ok(u64::try_from(reply::int(value)?).unwrap_or(0))
 }
 
 /// The structures of a partition that cannot be read.

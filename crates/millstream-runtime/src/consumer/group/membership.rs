@@ -76,6 +76,8 @@ struct Unassigned {
     since: Instant,
     /// When we decide, unless somebody else has by then.
     due: Instant,
+    /// How long we wait for the next heartbeat to show what we decide.
+    pause: Duration,
 }
 
 impl Membership {
@@ -157,7 +159,7 @@ impl Membership {
         Some(Next::Beat(match self.assign().await {
             Ok(()) => {
                 self.assigning.succeeded(&*self.context.observer);
-                SHORTEST_PAUSE
+                self.decided(regular)
             }
             Err(error) => self.assigning.failed(&error, &*self.context.observer).min(regular),
         }))
@@ -251,8 +253,18 @@ impl Membership {
             0 | 1 => now,
             members => (now + QUIET).min(since + RESTLESS) + spread(members, 5),
         };
-        self.unassigned = Some(Unassigned { version: pulse.version, since, due });
+        self.unassigned = Some(Unassigned { version: pulse.version, since, due, pause: SHORTEST_PAUSE });
         due
+    }
+
+    /// Returns the pause between a decision and the heartbeat that shows it. It doubles while the server says that it has
+    /// the assignment and does not show it: deciding again at once would fill the server with requests.
+    fn decided(&mut self, regular: Duration) -> Duration {
+        let Some(unassigned) = &mut self.unassigned else { return SHORTEST_PAUSE };
+        let pause = unassigned.pause.min(regular);
+        unassigned.due = Instant::now() + pause;
+        unassigned.pause = pause * 2;
+        pause
     }
 
     fn aim(&self, own: BTreeSet<Partition>, members: u32) {

@@ -220,7 +220,8 @@ impl Guard {
             Err(error) if error.kind() == ErrorKind::Fenced => kept.lost(&self.context),
             Err(error) => {
                 let operation = &kept.marker().operation;
-                tracing::warn!(%operation, %error, "not abandoned: the next attempt waits until its marker expires");
+                let (topic, group) = (operation.topic(), operation.group());
+                tracing::warn!(%topic, %group, %error, "not abandoned: the next attempt waits until its marker expires");
             }
         }
     }

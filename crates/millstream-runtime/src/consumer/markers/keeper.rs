@@ -114,9 +114,10 @@ impl Drop for Kept {
 
 impl Running {
     fn report_lost(&self, context: &Context) {
-        let Self { marker, topic_partition, origin } = self;
-        let (group, operation) = (&context.group, &marker.operation);
-        tracing::warn!(%topic_partition, %group, %origin, %operation, "the marker was taken over while the handler ran");
+        let Self { topic_partition, origin, .. } = self;
+        // The id of the operation may be a key or a header: it is not logged.
+        let group = &context.group;
+        tracing::warn!(%topic_partition, %group, %origin, "the marker was taken over while the handler ran");
         context.observer.observe(&Event::MarkerLost { topic_partition, group, origin: *origin });
     }
 }

@@ -18,16 +18,17 @@ pub(crate) struct PartitionHandle {
     pub(crate) epoch: u64,
     /// Cancelled when the lease can no longer be relied on.
     pub(crate) cancelled: CancellationToken,
-    context: Arc<Context>,
     lease: HandleLease,
 }
 
 /// The lease under which a message is handled.
 enum HandleLease {
     /// That of its partition.
-    Partition(Arc<LeaseGuard>),
+    Partition(Arc<Context>, Arc<LeaseGuard>),
     /// That of its entry, which is pending under our name.
-    Entry(Arc<EntryLease>),
+    Entry(Arc<Context>, Arc<EntryLease>),
+    /// None: the message is one of a test, which nobody else can get.
+    Test,
 }
 
 impl PartitionHandle {
@@ -37,8 +38,7 @@ impl PartitionHandle {
             group: guard.group().clone(),
             epoch: guard.lease().epoch,
             cancelled: guard.cancelled(),
-            context: context.clone(),
-            lease: HandleLease::Partition(guard.clone()),
+            lease: HandleLease::Partition(context.clone(), guard.clone()),
         }
     }
 
@@ -49,15 +49,21 @@ impl PartitionHandle {
         cancelled: CancellationToken,
         lease: EntryLease,
     ) -> Self {
-        let lease = HandleLease::Entry(Arc::new(lease));
-        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), lease }
+        let lease = HandleLease::Entry(context.clone(), Arc::new(lease));
+        Self { topic_partition, group, epoch: 0, cancelled, lease }
+    }
+
+    /// Creates the handle of a message that was not read.
+    pub(crate) fn for_test(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
+        Self { topic_partition, group, epoch, cancelled: CancellationToken::new(), lease: HandleLease::Test }
     }
 
     /// Waits until nothing of this partition may start any more.
     pub(in crate::consumer) async fn ending(&self) {
         let (ended, given_up) = match &self.lease {
-            HandleLease::Partition(guard) => (guard.lost(), guard.revoked()),
-            HandleLease::Entry(_) => (&self.cancelled, &self.context.stop),
+            HandleLease::Partition(_, guard) => (guard.lost(), guard.revoked()),
+            HandleLease::Entry(context, _) => (&self.cancelled, &context.stop),
+            HandleLease::Test => (&self.cancelled, &self.cancelled),
         };
         tokio::select! {
             biased;
@@ -68,21 +74,22 @@ impl PartitionHandle {
 
     /// Asks the server at once whether the message is still ours, and extends the lease or claim for another ttl.
     pub(in crate::consumer) async fn extend(&self) -> Result<()> {
-        let guard = match &self.lease {
-            HandleLease::Partition(guard) => guard,
-            HandleLease::Entry(lease) => {
-                let extend = lease.clone().extend(self.context.backend.shared()?.clone());
-                return self.context.control.call(extend).await;
+        let (context, guard) = match &self.lease {
+            HandleLease::Partition(context, guard) => (context, guard),
+            HandleLease::Entry(context, lease) => {
+                let extend = lease.clone().extend(context.backend.shared()?.clone());
+                return context.control.call(extend).await;
             }
+            HandleLease::Test => return Ok(()),
         };
-        let (leases, lease) = (self.context.backend.leases().clone(), guard.lease().clone());
+        let (leases, lease) = (context.backend.leases().clone(), guard.lease().clone());
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = self.context.lease_clock.now();
+        let asked = context.lease_clock.now();
         let renew = async move {
             let unanswered = || Err(Error::new(ErrorKind::Protocol, "a renewal was not answered"));
             leases.renew(&[lease]).await.pop().unwrap_or_else(unanswered)
         };
-        let renewed = self.context.control.call(renew).await;
+        let renewed = context.control.call(renew).await;
         match &renewed {
             Ok(()) => guard.renewed(asked),
             Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),

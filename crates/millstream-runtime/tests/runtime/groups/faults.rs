@@ -6,8 +6,12 @@ use std::time::Duration;
 
 use crate::support::group::group;
 use crate::support::*;
-use millstream_core::{Resource, TopicPartition};
+use millstream_core::event::Ignore;
+use millstream_core::{Backend, Outcome, Resource, Topic, TopicPartition};
+use millstream_memory::MemoryBackend;
 use millstream_runtime::{ConsumerBuilder, Delivery};
+use millstream_testkit::broken::{Broken, Mutant};
+use millstream_testkit::chaos::Chaos;
 
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(3);
@@ -284,4 +288,27 @@ async fn after_an_outage_nobody_is_accused() {
         b.leave().await;
         group.assert_once_in_order(sent);
     }
+}
+
+/// A server that answers "published" and keeps nothing, as a broken proxy or a lost write would.
+#[tokio::test(start_paused = true)]
+async fn an_assignment_that_does_not_show_is_not_decided_again_at_once() {
+    let calls = async |mutant: Option<Mutant>| {
+        let memory = MemoryBackend::new();
+        let backend = match mutant {
+            Some(mutant) => Backend::from(Broken::new(memory, mutant)).in_process(),
+            None => Backend::from(memory),
+        };
+        let client = Chaos::new(backend, 1).client();
+        let topic = Topic::<u64>::new("t").partitions(3);
+        client.backend().catalog().create_topic(&topic.spec().expect("valid")).await.expect("created");
+        let consumer = ConsumerBuilder::new(client.backend(), topic, "g", Arc::new(Ignore)).lease_ttl(TTL);
+        let running = consumer.start(async |_: Delivery<u64>| Outcome::Ack).await.expect("started");
+        tokio::time::sleep(SECOND * 60).await;
+        let calls = client.tally().calls;
+        running.shutdown().await;
+        calls
+    };
+    let (calm, forgotten) = (calls(None).await, calls(Some(Mutant::PublishForgotten)).await);
+    assert!(forgotten < calm * 4, "{forgotten} requests where {calm} are the rule");
 }

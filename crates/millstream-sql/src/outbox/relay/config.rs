@@ -25,7 +25,7 @@ pub struct OutboxRelayConfig {
     pub ttl: Duration,
     /// Time for which a message is recognised if it is appended again: at least twice the ttl, and at most 7 days. It must cover the
     /// time from when a relay dies, having stored rows and not deleted them, until another one can delete them. Raise it if
-    /// the database may be away for longer than that. Each id takes about 120 bytes of the server's memory for one to two
+    /// the database may be away for longer than that. Each id takes about 100 bytes of the server's memory for one to three
     /// windows. Default: 10 minutes.
     pub window: Duration,
     /// Limits on messages. A row that exceeds them is given up. Default: those of [`Limits`].

@@ -1,5 +1,6 @@
 //! The catalog role: the position of groups, and the entries that they keep.
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use millstream_core::catalog::{PartitionStats, Pin, Start};
@@ -8,13 +9,14 @@ use millstream_core::{GroupName, MessageId, Partition, TopicPartition, TopicSpec
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, LONG};
-use crate::owner::{Owner, retry};
+use crate::owner::{Owner, retry, retry_as};
 
 suite!("catalog":
     the_lag_is_exact_wherever_a_group_stands needs [Seek, Stats],
     the_age_is_that_of_the_oldest_entry_to_be_settled needs [Stats],
     the_group_that_keeps_most_is_named needs [Pins],
-    nobody_is_named_where_everything_is_settled needs [Pins];
+    nobody_is_named_where_everything_is_settled needs [Pins],
+    a_message_that_moves_is_counted_at_every_moment needs [Stats];
     with an operator:
     the_lag_is_exact_among_deleted_entries needs [Stats],
     a_group_that_was_set_back_keeps_what_it_will_read_again needs [Pins],
@@ -171,5 +173,52 @@ async fn nobody_is_named_where_everything_is_settled(h: Harness) -> Verdict {
     let entries = owner.take(3).await?;
     owner.ack(&entries).await?;
     equal!(h.backend.catalog().pins(&topic).await?, [], "what keeps entries that are settled");
+    Ok(())
+}
+
+/// Rounds of a message that is parked, promoted and handed out again.
+const ROUNDS: u32 = 60;
+
+async fn a_message_that_moves_is_counted_at_every_moment(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
+    let ids = h.append_n(&TopicPartition::new(topic.name.clone(), 0), 1).await?;
+    let (moves_on, looks) = (AtomicBool::new(true), AtomicU32::new(0));
+    let moves = async {
+        let mut entries = owner.take(1).await?;
+        for attempt in 2..2 + ROUNDS {
+            owner.settle_all(&entries, &retry_as(attempt, ids[0], Duration::ZERO)).await?;
+            owner.promote(1).await?;
+            entries = owner.take_retries(1).await?;
+            // In memory nothing ever waits: the other one has its turn.
+            tokio::task::yield_now().await;
+        }
+        Ok::<_, Violation>(entries)
+    };
+    let moves = async {
+        let moved = moves.await;
+        moves_on.store(false, Ordering::SeqCst);
+        moved
+    };
+    let counted = async {
+        while moves_on.load(Ordering::SeqCst) {
+            let stats = stats(&h, &topic, "group").await?;
+            let found = stats.lag_at_least + stats.pending + stats.retrying;
+            ensure!(found >= 1, "a message that is not settled is in no figure: {stats:?}");
+            let look = looks.fetch_add(1, Ordering::SeqCst);
+            // A paused clock goes on only while everybody waits, and what is due needs it to go on.
+            match look % 8 {
+                7 => tokio::time::sleep(Duration::from_millis(1)).await,
+                _ => tokio::task::yield_now().await,
+            }
+        }
+        Ok::<_, Violation>(())
+    };
+    let (moved, counted) = tokio::join!(moves, counted);
+    counted?;
+    ensure!(looks.load(Ordering::SeqCst) > 0, "nobody looked");
+    owner.ack(&moved?).await?;
+    let stats = stats(&h, &topic, "group").await?;
+    equal!((stats.lag, stats.pending, stats.retrying), (Some(0), 0, 0), "figures of a settled message");
     Ok(())
 }

@@ -135,8 +135,9 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
         Ok::<_, Violation>(h.backend.schedule().reschedule(&place, &[id(name)?], due).await?)
     };
     equal!(reschedule("later", Due::In(HOUR)).await?, [true], "a reschedule to a later time");
-    equal!(reschedule("soon", after(30)).await?, [true], "a reschedule to an earlier time");
     equal!(reschedule("now", Due::NOW).await?, [true], "a reschedule to now");
+    // Behind it, also on a machine on which a request takes longer than that.
+    equal!(reschedule("soon", after(30)).await?, [true], "a reschedule to an earlier time");
     let due = shown(&h, &place, "now").await?.due;
     let now = h.now().await?;
     ensure!(

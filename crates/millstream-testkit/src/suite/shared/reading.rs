@@ -70,9 +70,16 @@ async fn a_shared_fetch_is_bounded(h: Harness) -> Verdict {
     let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
     h.append_n(&only(&topic), 20).await?;
     for max in [1, 2, 4, 7] {
-        let read = a.fetch(max, QUIET).await?;
-        let count: usize = read.iter().map(|(_, fetched)| fetched.entries.len()).sum();
-        ensure!((1..=max).contains(&count), "{count} entries were read, {max} asked for");
+        // On a busy machine nothing may come in time.
+        let mut deadline = h.wait_for("entries to be handed out");
+        let count = loop {
+            let read = a.fetch(max, QUIET).await?;
+            match read.iter().map(|(_, fetched)| fetched.entries.len()).sum::<usize>() {
+                0 => deadline.pause().await?,
+                count => break count,
+            }
+        };
+        ensure!(count <= max, "{count} entries were read, {max} asked for");
     }
     equal!(a.fetch(0, QUIET).await?.len(), 0, "partitions of which nothing was asked for");
     Ok(())

@@ -148,6 +148,11 @@ const HELD: &[(&str, &str, &str)] = &[
     ("tasks_claimed", "queues", "tasks_are_counted"),
     ("tasks_expired", "queues", "claims_that_run_out_are_counted"),
     ("tasks_dead", "queues", "tasks_are_counted"),
+    (
+        "topics_without_partitions",
+        "sampled",
+        "the_topics_with_the_most_work_have_series_for_their_partitions",
+    ),
     ("sample_age_seconds", "sampled", "loops_say_how_they_are"),
 ];
 

@@ -216,11 +216,42 @@ async fn what_is_over_the_limit_is_counted() {
             "two of five have no room",
             &[
                 ("series_over_limit_total", &of("millstream_produced_total"), 2.0),
-                ("series_over_limit_total", &of("millstream_length"), 2.0),
+                ("topics_without_partitions", &[], 2.0),
                 ("produced_total", &[], 5.0),
                 ("produced_total", &[("topic", "other")], 2.0),
                 ("length", &[], 3.0),
             ],
         )
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_topics_with_the_most_work_have_series_for_their_partitions() {
+    let server = Redis::start();
+    let scene = Fixture::with(&server.url(), &MetricsConfig::default().max_series(4)).await;
+    let (admin, group) = (scene.mq.admin(), "billing".parse().expect("a name"));
+    let mut producers = Vec::new();
+    for (name, messages) in [("a", 1), ("b", 5), ("c", 9)] {
+        let producer =
+            scene.mq.producer(Topic::<u64>::new("t").named(name).partitions(2)).await.expect("made");
+        let topic = name.parse().expect("a name");
+        admin.create_group(&topic, &group, millstream::Start::Earliest).await.expect("created");
+        for number in 0..messages {
+            producer.send(&number).await.expect("sent");
+        }
+        producers.push(producer);
+    }
+    let shown = |scrape: &Scrape| -> Vec<&str> {
+        let has =
+            |name: &&str| scrape.sum("millstream_lag", &[("topic", *name)]).is_some_and(|it| !it.is_nan());
+        ["a", "b", "c"].into_iter().filter(has).collect()
+    };
+    let found = scene.until("the busiest are shown", |scrape| shown(scrape) == ["b", "c"]).await;
+    let left_out: &[(&str, &str)] = &[("topic", "a")];
+    assert_eq!(found.sum("millstream_backlog", left_out), Some(1.0), "its group has its figures");
+    assert_eq!(found.sum("millstream_topics_without_partitions", &[]), Some(1.0));
+    for number in 0..40 {
+        producers[0].send(&number).await.expect("sent");
+    }
+    scene.until("it takes the place of another one", |scrape| shown(scrape) == ["a", "c"]).await;
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use millstream::{DeadLetter, DeadLetterOutcome};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
@@ -57,10 +58,12 @@ pub(super) struct LetterHandler {
 }
 
 /// A letter with its fate, for programs.
-#[derive(Serialize)]
-struct Line<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::commands::dlq) struct Line<'a> {
     #[serde(flatten)]
     letter: Shown<'a>,
+    /// `leave`, `replay` or `purge`.
+    #[schemars(extend("enum" = ["leave", "replay", "purge"]))]
     then: &'a str,
 }
 

@@ -1,6 +1,6 @@
 //! `millstream dlq consume`: handles dead letters as they arrive, and settles each.
 
-mod handler;
+pub(super) mod handler;
 mod question;
 
 use std::sync::Arc;

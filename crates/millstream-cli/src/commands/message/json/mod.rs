@@ -4,6 +4,7 @@
 //! that are not text are base64: `key_base64`, `payload_base64`, and `{"base64": "…"}` as the value of a header.
 
 mod read;
+mod schema;
 mod write;
 
 pub(crate) use read::read;

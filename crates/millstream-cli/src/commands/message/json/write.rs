@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use millstream::Headers;
 use millstream::layers::core::wire::Field;
+use schemars::JsonSchema;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -11,25 +12,34 @@ use serde_json::value::RawValue;
 use crate::commands::message::sanitize::{self, is_control};
 use crate::commands::message::{Body, View};
 
-/// `{"topic":…,"partition":…,"id":…,"time_ms":…,"key":…,"headers":…,"payload":…}`.
+/// A message as a line.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Line<'a> {
+    topic: &'a str,
+    partition: u32,
+    id: String,
+    time_ms: u64,
+    /// The number of the attempt, for a message that was delivered to a group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32")]
+    attempt: Option<u32>,
+    #[serde(flatten)]
+    body: &'a Body,
+}
+
 impl Serialize for View {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("topic", self.topic_partition.topic.as_str())?;
-        map.serialize_entry("partition", &self.topic_partition.partition.0)?;
-        map.serialize_entry("id", &self.id.to_string())?;
-        map.serialize_entry("time_ms", &self.id.ms)?;
-        if let Some(attempt) = self.attempt {
-            map.serialize_entry("attempt", &attempt)?;
-        }
-        self.body.entries(&mut map)?;
-        map.end()
+        let Self { topic_partition, id, attempt, body } = self;
+        let (topic, partition) = (topic_partition.topic.as_str(), topic_partition.partition.0);
+        let line = Line { topic, partition, id: id.to_string(), time_ms: id.ms, attempt: *attempt, body };
+        line.serialize(serializer)
     }
 }
 
-impl Body {
-    /// Writes the entries of a map that describe the message.
-    pub(crate) fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+/// The fields that describe the message. Structs flatten them into theirs.
+impl Serialize for Body {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
         match self {
             Self::Message(envelope) => {
                 match envelope.key.as_deref().map(std::str::from_utf8) {
@@ -42,19 +52,20 @@ impl Body {
                 }
                 map.serialize_entry("headers", &Written(&envelope.headers))?;
                 match std::str::from_utf8(&envelope.payload) {
-                    Err(_) => map.serialize_entry("payload_base64", &BASE64.encode(&envelope.payload)),
+                    Err(_) => map.serialize_entry("payload_base64", &BASE64.encode(&envelope.payload))?,
                     Ok(text) => match structure(text) {
-                        Some(json) => map.serialize_entry("payload", json),
-                        None => map.serialize_entry("payload", text),
+                        Some(json) => map.serialize_entry("payload", json)?,
+                        None => map.serialize_entry("payload", text)?,
                     },
                 }
             }
             Self::Malformed(why, fields) => {
                 map.serialize_entry("malformed", why)?;
                 let fields: Vec<_> = fields.iter().map(|(name, value)| (Text(name), Text(value))).collect();
-                map.serialize_entry("fields", &fields)
+                map.serialize_entry("fields", &fields)?;
             }
         }
+        map.end()
     }
 }
 

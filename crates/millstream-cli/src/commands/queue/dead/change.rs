@@ -7,6 +7,7 @@ use clap::Args;
 use millstream::MessageId;
 use millstream::delay::DeadTasks;
 use millstream::layers::core::{QueueName, Shard};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Wanted, dead};
@@ -14,7 +15,7 @@ use crate::commands::DryRun;
 use crate::commands::message::sanitize;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::context::Context;
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Usage, not_found};
 use crate::human;
 
 /// Number of tasks changed in one request.
@@ -60,8 +61,8 @@ struct Chosen {
 }
 
 /// The results.
-#[derive(Debug, Serialize)]
-struct Outcome {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Outcome {
     /// The number of tasks; in a dry run, of those that would be changed.
     count: u64,
     /// The named tasks that are not dead, or could not be replayed.
@@ -131,10 +132,14 @@ impl Chosen {
             let left = human::of(count - done, "task", "tasks");
             bail!("{left} could not be {verb}: deleted meanwhile, or the id is in use");
         }
-        match outcome.missing.len() {
+        match outcome.missing.len() as u64 {
             0 => Ok(Exit::Done),
             missing => {
-                bail!("{missing} of {} not dead", human::of(self.tasks.len() as u64, "task is", "tasks are"))
+                let (all, are) = (
+                    human::of(self.tasks.len() as u64, "task", "tasks"),
+                    if missing == 1 { "is" } else { "are" },
+                );
+                Err(not_found(format!("{} of {all} {are} not dead", human::count(missing))))
             }
         }
     }

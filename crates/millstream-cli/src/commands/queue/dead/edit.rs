@@ -5,6 +5,7 @@ use clap::Args;
 use millstream::Limits;
 use millstream::layers::core::QueueName;
 use millstream::layers::core::wire;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::inspect::Shown;
@@ -34,8 +35,8 @@ pub(super) struct Edit {
     dry: DryRun,
 }
 
-#[derive(Serialize)]
-struct Edited<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Edited<'a> {
     /// Whether it is scheduled; in a dry run, whether it would be.
     scheduled: bool,
     /// The task as it was.

@@ -6,14 +6,15 @@ use millstream::Limits;
 use millstream::delay::DeadTask;
 use millstream::layers::core::QueueName;
 use millstream::layers::core::error_groups::MAX_GROUPS;
-use serde::ser::SerializeMap;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{Wanted, dead, newest};
 use crate::commands::message::{Body, json, sanitize};
+use crate::commands::schemas::schema_as;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
-use crate::commands::shared::view::failed_attempts;
+use crate::commands::shared::view::FailedAttempt;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};
@@ -22,7 +23,7 @@ use crate::{human, output};
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead list mails --limit 20
-  millstream queue dead list mails --json | jq -r '.[].task'")]
+  millstream queue dead list mails --json | jq -r '.data[].task'")]
 pub(super) struct List {
     /// The delay queue
     queue: QueueName,
@@ -37,7 +38,7 @@ pub(super) struct List {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead show mails welcome-42
-  millstream queue dead show mails welcome-42 --json | jq .payload")]
+  millstream queue dead show mails welcome-42 --json | jq .data.payload")]
 pub(super) struct Show {
     /// The delay queue
     queue: QueueName,
@@ -65,6 +66,8 @@ pub(super) struct Errors {
 }
 
 /// Writes dead tasks as lines of JSON; the tasks stay dead
+///
+/// With --json each is in the envelope of JSON output.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead export mails > tasks.jsonl
@@ -79,22 +82,43 @@ pub(super) struct Export {
 /// A dead task, for programs.
 pub(super) struct Shown<'a>(pub(super) &'a DeadTask);
 
+/// Its fields.
+#[derive(Serialize, JsonSchema)]
+struct TaskView<'a> {
+    task: &'a str,
+    /// The id of the record of its death.
+    id: String,
+    shard: u32,
+    died_ms: u64,
+    reason: &'a str,
+    attempts: u32,
+    /// The error of the last attempt.
+    error: &'a str,
+    /// The failed attempts, as far as they are known.
+    history: Vec<FailedAttempt>,
+    #[serde(flatten)]
+    body: Body,
+}
+
 impl Serialize for Shown<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let DeadTask { id, shard, task, reason, attempts, error, history, body } = self.0;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("task", task.as_str())?;
-        map.serialize_entry("id", &id.to_string())?;
-        map.serialize_entry("shard", &shard.shard)?;
-        map.serialize_entry("died_ms", &id.ms)?;
-        map.serialize_entry("reason", reason.as_str())?;
-        map.serialize_entry("attempts", attempts)?;
-        map.serialize_entry("error", error)?;
-        map.serialize_entry("history", &failed_attempts(history))?;
-        Body::of(body).entries(&mut map)?;
-        map.end()
+        let view = TaskView {
+            task: task.as_str(),
+            id: id.to_string(),
+            shard: shard.shard,
+            died_ms: id.ms,
+            reason: reason.as_str(),
+            attempts: *attempts,
+            error,
+            history: FailedAttempt::all(history),
+            body: Body::of(body),
+        };
+        view.serialize(serializer)
     }
 }
+
+schema_as!(Shown<'_>, TaskView<'_>);
 
 impl List {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -206,16 +230,23 @@ impl Export {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let dead = dead(cx, &self.queue).await?;
         let (mut walk, mut exported) = (dead.walk(self.wanted.filter(&[])?), 0);
+        let mut progress = CountProgress::new().beside_output();
         while !walk.is_done() {
             let mut lines = String::new();
             for task in walk.run_once().await? {
                 // The same task when it is parsed, without control characters for a terminal.
-                lines += &sanitize::json(&serde_json::to_string(&Shown(&task))?);
-                lines.push('\n');
+                if cx.output.is_json() {
+                    lines += &cx.output.line(&Shown(&task))?;
+                } else {
+                    lines += &sanitize::json(&serde_json::to_string(&Shown(&task))?);
+                    lines.push('\n');
+                }
                 exported += 1;
             }
             cx.output.write(&lines)?;
+            progress.set(exported, "task", "tasks");
         }
+        drop(progress);
         cx.output.note(&human::of(exported, "task", "tasks"));
         Ok(Exit::Done)
     }

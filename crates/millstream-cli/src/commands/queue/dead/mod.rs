@@ -15,9 +15,11 @@ use millstream::layers::core::QueueName;
 use millstream::layers::core::tasks::DeadTask;
 
 use crate::commands::scheduled::recurring;
+use crate::commands::schemas::{Table, of};
 use crate::commands::shared::count_progress::CountProgress;
+use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Usage, not_found};
 
 pub(in crate::commands) use inspect::content;
 
@@ -54,6 +56,18 @@ struct Wanted {
     #[arg(long, value_name = "FINGERPRINT")]
     fingerprint: Option<Fingerprint>,
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("queue dead list", of::<Vec<inspect::Shown<'static>>>()),
+    ("queue dead show", of::<inspect::Shown<'static>>()),
+    ("queue dead errors", of::<ErrorsView<String>>()),
+    ("queue dead export", of::<inspect::Shown<'static>>()),
+    ("queue dead edit", of::<edit::Edited<'static>>()),
+    ("queue dead replay", of::<change::Outcome>()),
+    ("queue dead purge", of::<change::Outcome>()),
+    ("queue dead trim", of::<trim::Trimmed>()),
+];
 
 impl Wanted {
     /// Returns the filter for the library. Without ids, all tasks are meant.
@@ -105,6 +119,6 @@ async fn newest(dead: &DeadTasks<bytes::Bytes>, queue: &QueueName, task: &str) -
     }
     match newest {
         Some(newest) => Ok((newest, found - 1)),
-        None => anyhow::bail!("there is no dead task {task:?} in delay queue {queue}"),
+        None => Err(not_found(format!("there is no dead task {task:?} in delay queue {queue}"))),
     }
 }

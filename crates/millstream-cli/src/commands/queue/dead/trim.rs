@@ -7,12 +7,12 @@ use clap::Args;
 use millstream::DeadLetterRetention;
 use millstream::delay::DeadTasksTrimmed;
 use millstream::layers::core::QueueName;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::commands::DryRun;
 use crate::commands::scheduled::recurring;
-use crate::commands::shared::view;
+use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, parse};
@@ -36,8 +36,8 @@ pub(super) struct Trim {
     dry: DryRun,
 }
 
-#[derive(Serialize)]
-struct Trimmed {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Trimmed {
     /// The number of dropped tasks; in a dry run, of those that would be.
     dropped: u64,
     /// Those that were too old.
@@ -46,7 +46,7 @@ struct Trimmed {
     excess: u64,
     /// The number of dropped tasks by shard.
     shards: BTreeMap<u32, u64>,
-    retention: Value,
+    retention: DeadLetterRetentionView,
     dry_run: bool,
 }
 
@@ -57,7 +57,7 @@ impl Trimmed {
             aged: trimmed.aged,
             excess: trimmed.excess,
             shards: trimmed.shards.clone(),
-            retention: view::dead_letter_retention(retention),
+            retention: DeadLetterRetentionView::of(retention),
             dry_run,
         }
     }

@@ -1,10 +1,11 @@
 //! `retries now` and `kill`.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use millstream::MessageId;
 use millstream::admin::{RetryQueue, RetrySelection};
 use millstream::layers::core::schedule::RetryAction;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::Entry;
@@ -13,13 +14,13 @@ use crate::commands::DryRun;
 use crate::commands::group::Of;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::context::{Context, to_the_end};
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Usage, not_found};
 use crate::human;
 
 /// Maximum number of affected retries that are shown.
 const SAMPLE: usize = 10;
 
-/// Makes waiting messages due now: the consumers of the group handle them next
+/// Makes waiting messages due now: the consumers of the group handle them behind the messages that they have read ahead
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream retries now orders billing 1700000000000-0
@@ -63,8 +64,8 @@ struct Chosen {
     dry: DryRun,
 }
 
-#[derive(Debug, Serialize)]
-struct Outcome {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Outcome {
     /// The number of messages; in a dry run, of those that would be changed.
     count: u64,
     /// The named messages that do not wait.
@@ -163,10 +164,10 @@ impl Chosen {
         }
         match outcome.missing.len() {
             0 => Ok(Exit::Done),
-            missing => bail!(
-                "{missing} of {} not found",
-                human::of(self.ids.len() as u64, "message was", "messages were")
-            ),
+            missing => {
+                let all = human::of(self.ids.len() as u64, "message", "messages");
+                Err(not_found(format!("{} of {all} not found", human::count(missing as u64))))
+            }
         }
     }
 }

@@ -6,12 +6,13 @@ use millstream::admin::{PartError, Retry, WaitingRetry};
 use millstream::layers::core::error_groups::MAX_GROUPS;
 use millstream::layers::core::inspect::Parked;
 use millstream::{Partition, Timestamp};
-use serde::ser::SerializeMap;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::message::{Body, sanitize};
+use crate::commands::schemas::schema_as;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
 use crate::commands::shared::failures::Failed;
@@ -29,7 +30,7 @@ use crate::{human, output};
 #[command(after_help = "Examples:
   millstream retries list orders billing
   millstream retries list orders billing --error 'connection refused' --limit 20
-  millstream retries list orders billing --json | jq -r '.retries[].id'")]
+  millstream retries list orders billing --json | jq -r '.data.retries[].id'")]
 pub(super) struct List {
     #[command(flatten)]
     of: Of,
@@ -60,8 +61,8 @@ pub(super) struct Errors {
     limit: usize,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct View {
     topic: String,
     group: String,
     /// The number of waiting messages, including those that are due and not delivered yet, whatever the filter; `null` if it
@@ -94,19 +95,40 @@ impl From<WaitingRetry> for Entry {
     }
 }
 
+/// A waiting message, for programs.
+#[derive(Serialize, JsonSchema)]
+struct Line<'a> {
+    id: String,
+    partition: u32,
+    /// The number of the next attempt, if it is known.
+    attempt: Option<u32>,
+    /// `parked`, or `ready` if it is due and in the retry log.
+    #[schemars(extend("enum" = ["parked", "ready"]))]
+    state: &'static str,
+    #[schemars(with = "u64")]
+    due_ms: Timestamp,
+    /// The error of the last attempt.
+    error: &'a str,
+    #[serde(flatten)]
+    body: &'a Body,
+}
+
 impl Serialize for Entry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("id", &self.parked.origin.to_string())?;
-        map.serialize_entry("partition", &self.partition.0)?;
-        map.serialize_entry("attempt", &self.attempt())?;
-        map.serialize_entry("state", if self.ready { "ready" } else { "parked" })?;
-        map.serialize_entry("due_ms", &self.parked.due)?;
-        map.serialize_entry("error", &self.parked.error)?;
-        self.body.entries(&mut map)?;
-        map.end()
+        let line = Line {
+            id: self.parked.origin.to_string(),
+            partition: self.partition.0,
+            attempt: self.attempt(),
+            state: if self.ready { "ready" } else { "parked" },
+            due_ms: self.parked.due,
+            error: &self.parked.error,
+            body: &self.body,
+        };
+        line.serialize(serializer)
     }
 }
+
+schema_as!(Entry, Line<'_>);
 
 impl Entry {
     /// Returns the number of the next attempt, if there is one.
@@ -185,8 +207,8 @@ impl List {
 }
 
 /// The message with an error that is due last.
-#[derive(Debug, Serialize)]
-struct Example {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Example {
     partition: u32,
     id: String,
 }

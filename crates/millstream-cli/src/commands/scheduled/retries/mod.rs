@@ -11,6 +11,8 @@ use millstream::layers::core::Fingerprint;
 use millstream::{MessageId, Partition, Timestamp};
 
 use crate::commands::group::Of;
+use crate::commands::schemas::{Table, of};
+use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::parse::{self, When};
@@ -36,6 +38,14 @@ enum What {
     Now(change::Now),
     Kill(change::Kill),
 }
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("retries list", of::<list::View>()),
+    ("retries errors", of::<ErrorsView<list::Example>>()),
+    ("retries now", of::<change::Outcome>()),
+    ("retries kill", of::<change::Outcome>()),
+];
 
 impl Retries {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {

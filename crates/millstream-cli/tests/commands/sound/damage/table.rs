@@ -168,7 +168,7 @@ pub(super) static TABLE: [Damage; 33] = [
         ("foreign_notes", "of the notes on pending entries"),
         |at| foreign(&at.keys.held(&at.tp, &at.group)),
         WHOLE,
-        (false, "?"),
+        (false, "2 ?"),
         FOREIGN,
     ),
     row(
@@ -197,21 +197,21 @@ pub(super) static TABLE: [Damage; 33] = [
         ("foreign_member", "of the descriptions of members"),
         |at| foreign(&at.keys.member(&at.topic, &at.group)),
         WHOLE,
-        (true, "2 ?"),
+        (false, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_assignment", "of an assignment"),
         |at| foreign(&at.keys.assignment(&at.topic, &at.group)),
         WHOLE,
-        (true, "2 ?"),
+        (false, "2 ?"),
         FOREIGN,
     ),
     row(
         ("foreign_changes", "of the changes of members"),
         |at| foreign(&at.keys.changes(&at.topic, &at.group)),
         WHOLE,
-        (true, "2 ?"),
+        (false, "2 ?"),
         FOREIGN,
     ),
     row(

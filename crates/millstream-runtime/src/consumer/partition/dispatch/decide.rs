@@ -48,16 +48,40 @@ struct Panicked(String);
 #[error("handler timed out after {0:?}")]
 struct TimedOut(Duration);
 
+/// What becomes of a message.
+#[derive(Debug, PartialEq)]
+pub(in crate::consumer) struct Decided {
+    pub(in crate::consumer) settlement: Settlement,
+    pub(in crate::consumer) handled: Handled,
+    /// Error of a message that is dropped; that of others is in the settlement.
+    dropped: Option<String>,
+}
+
+impl Decided {
+    fn new(settlement: Settlement, handled: Handled) -> Self {
+        Self { settlement, handled, dropped: None }
+    }
+
+    /// Returns the error of this attempt, or that of an earlier one if this one did not fail.
+    pub(in crate::consumer) fn error(&self) -> Option<&str> {
+        match &self.settlement {
+            Settlement::Retry { error, .. } | Settlement::DeadLetter { error, .. } => Some(error),
+            Settlement::Hold(note) => Some(&note.error),
+            Settlement::Ack => self.dropped.as_deref(),
+        }
+    }
+}
+
 /// Returns the settlement for the log and the result for observers. Calls `attempt` only if the message is not done.
 pub(in crate::consumer) fn decide<'a>(
     verdict: &Verdict,
     attempt: impl FnOnce() -> Attempt<'a>,
     policies: &Policies<'_>,
-) -> (Settlement, Handled) {
+) -> Decided {
     match verdict {
-        Verdict::Said(Outcome::Ack) => (Settlement::Ack, Handled::Acked),
-        Verdict::Duplicate => (Settlement::Ack, Handled::Duplicate),
-        Verdict::Checked => (Settlement::Ack, Handled::Checked),
+        Verdict::Said(Outcome::Ack) => Decided::new(Settlement::Ack, Handled::Acked),
+        Verdict::Duplicate => Decided::new(Settlement::Ack, Handled::Duplicate),
+        Verdict::Checked => Decided::new(Settlement::Ack, Handled::Checked),
         Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt(), policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
             failed(error, FailureKind::Error, Some(Due::In(*after)), attempt(), policies)
@@ -68,7 +92,7 @@ pub(in crate::consumer) fn decide<'a>(
         Verdict::Said(Outcome::Snooze(delay)) => {
             let attempt = attempt();
             let error = attempt.last_error.unwrap_or_default().to_owned();
-            (again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
+            Decided::new(again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
             let attempt = attempt();
@@ -110,7 +134,7 @@ fn failed(
     wish: Option<Due>,
     attempt: Attempt<'_>,
     policies: &Policies<'_>,
-) -> (Settlement, Handled) {
+) -> Decided {
     let delay = wish.and_then(|wish| match wish {
         Due::In(delay) => Some(delay),
         Due::At(at) => attempt.now.map(|now| Duration::from_millis(at.as_millis().saturating_sub(now))),
@@ -121,7 +145,7 @@ fn failed(
     match policies.decide(&failure, &mut text) {
         Decision::RetryAfter(after) => {
             let (next, due) = (attempt.number.saturating_add(1), wish.unwrap_or(Due::In(after)));
-            (again(next, due, wire::cut(&text).to_owned(), attempt), Handled::Retried)
+            Decided::new(again(next, due, wire::cut(&text).to_owned(), attempt), Handled::Retried)
         }
         Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text, attempt, policies),
     }
@@ -146,15 +170,18 @@ fn give_up(
     error: String,
     attempt: Attempt<'_>,
     policies: &Policies<'_>,
-) -> (Settlement, Handled) {
+) -> Decided {
     let mut error = error;
     error.truncate(wire::cut(&error).len());
     match policies.judge(&reason, attempts, &error) {
         Judgement::Keep => {
             let (origin, history) = (attempt.origin, attempt.history.clone());
-            (Settlement::DeadLetter { reason, attempts, origin, error, history }, Handled::Dead)
+            let letter = Settlement::DeadLetter { reason, attempts, origin, error, history };
+            Decided::new(letter, Handled::Dead)
         }
-        Judgement::Discard => (Settlement::Ack, Handled::Discarded),
+        Judgement::Discard => {
+            Decided { settlement: Settlement::Ack, handled: Handled::Discarded, dropped: Some(error) }
+        }
     }
 }
 
@@ -178,9 +205,14 @@ mod tests {
         Attempt { number, origin, last_error, history: &NONE, elapsed, now, entropy: 0, in_place }
     }
 
+    fn decided(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> (Settlement, Handled) {
+        let decided = decide(verdict, || attempt, policies);
+        (decided.settlement, decided.handled)
+    }
+
     fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
         let dead_letters: &dyn DeadLetterPolicy = if keep { &Keep } else { &Discard };
-        decide(verdict, || attempt(number), &Policies { retry, dead_letters, observer: &Ignore })
+        decided(verdict, attempt(number), &Policies { retry, dead_letters, observer: &Ignore })
     }
 
     fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
@@ -207,7 +239,7 @@ mod tests {
             Policies { retry: &Fixed::new(AFTER).attempts(3), dead_letters: &Keep, observer: &Ignore };
         let check = |number| {
             let attempt = Attempt { in_place: Some("me"), ..attempt(number) };
-            decide(&Verdict::Said(Outcome::retry("no")), || attempt, &policies)
+            decided(&Verdict::Said(Outcome::retry("no")), attempt, &policies)
         };
         let (due, by, error) = (Due::In(AFTER), "me".into(), "no".into());
         let note = Note { attempt: 3, due, suspicions: 0, by, error, history: History::default() };
@@ -220,7 +252,7 @@ mod tests {
         let policies = Policies { retry: &Never, dead_letters: &Keep, observer: &Ignore };
         let history = History::parse("5 1 first\n7 2 second");
         let attempt = Attempt { last_error: Some("second"), history: &history, ..attempt(3) };
-        let says = |attempt| decide(&Verdict::Said(Outcome::snooze(AFTER)), || attempt, &policies);
+        let says = |attempt| decided(&Verdict::Said(Outcome::snooze(AFTER)), attempt, &policies);
         let (due, origin, error) = (Due::In(AFTER), MessageId::new(1, 2), "second".to_owned());
         let (history, by) = (history.clone(), "me".to_owned());
         let again =
@@ -238,7 +270,7 @@ mod tests {
         let says = |now, elapsed, at: Duration| {
             let attempt = Attempt { now, elapsed, ..attempt(1) };
             let (settlement, _) =
-                decide(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), || attempt, &policies);
+                decided(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), attempt, &policies);
             match settlement {
                 Settlement::Retry { due, .. } => Some(due),
                 _ => None,

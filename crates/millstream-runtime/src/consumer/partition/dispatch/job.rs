@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::event::{Event, Handled};
+use millstream_core::event::{Cause, Event, Handled, MessageBytes};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Malformed};
-use millstream_core::{Envelope, History, Limits, MessageId, Settlement, Timestamp, TopicPartition};
+use millstream_core::{
+    Envelope, GroupName, History, Limits, MessageId, Settlement, Timestamp, TopicPartition,
+};
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
@@ -133,10 +135,20 @@ impl Job {
         in_place: bool,
     ) -> (Settlement, Handled) {
         let attempt = || self.attempt(clock, in_place.then_some(&*context.incarnation));
-        let (settlement, handled) = decide(verdict, attempt, &context.policies());
+        let decided = decide(verdict, attempt, &context.policies());
+        let (handled, cause) = (decided.handled, verdict.cause());
+        // Without a failure the settlement has the error of an earlier attempt. The text of a codec, and what is said of a
+        // malformed entry, may quote the message, so nobody but the dead letter gets it.
+        let error = match cause {
+            None | Some(Cause::Undecodable | Cause::Malformed) => None,
+            Some(_) => decided.error(),
+        };
         if handled != Handled::Acked {
             // Acknowledgements are counted once for all messages that ended together.
             context.counts.handled(handled);
+        }
+        if let Some(cause) = cause {
+            self.log_failure(&context.group, topic_partition, handled, cause, error);
         }
         context.observer.observe(&Event::Handled {
             topic_partition,
@@ -146,9 +158,34 @@ impl Job {
             elapsed: self.elapsed,
             origin: self.origin,
             source: self.receipt.source,
-            cause: verdict.cause(),
+            cause,
+            error,
+            key: self.key().map(|key| MessageBytes::new(key)),
         });
-        (settlement, handled)
+        (decided.settlement, handled)
+    }
+
+    /// Logs a failed attempt. Of the message itself only its id is named.
+    fn log_failure(
+        &self,
+        group: &GroupName,
+        topic_partition: &TopicPartition,
+        handled: Handled,
+        cause: Cause,
+        error: Option<&str>,
+    ) {
+        let (origin, attempt, cause) = (self.origin, self.attempt, cause.as_str());
+        match handled {
+            Handled::Retried => {
+                tracing::info!(%topic_partition, %group, %origin, attempt, cause, error, "an attempt failed: the message is retried");
+            }
+            Handled::Discarded => {
+                tracing::warn!(%topic_partition, %group, %origin, attempt, cause, error, "the message is given up and dropped");
+            }
+            _ => {
+                tracing::warn!(%topic_partition, %group, %origin, attempt, cause, error, "the message is a dead letter now");
+            }
+        }
     }
 
     /// Gives up the message: this number of processes ended while handling it.
@@ -160,7 +197,6 @@ impl Job {
     ) {
         self.said = Some(Said::Own(Verdict::Crashed(crashes)));
         let (origin, group) = (self.origin, &context.group);
-        tracing::warn!(%topic_partition, %group, %origin, crashes, "dead-lettered: processes ended while handling it");
         context.observer.observe(&Event::Crashed { topic_partition, group, origin, crashes });
     }
 
@@ -211,7 +247,13 @@ impl Job {
             }
         };
         let handle = self.handle.take()?;
-        let envelope = if keep { envelope.clone() } else { std::mem::take(envelope) };
+        let envelope = if keep {
+            envelope.clone()
+        } else {
+            // Observers get the key with the result.
+            let key = envelope.key.clone();
+            std::mem::replace(envelope, Envelope { key, ..Envelope::default() })
+        };
         let Envelope { key, headers, payload } = envelope;
         let about = DeliveryMetadata {
             handle,

@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::cli::Cli;
+use crate::support::envelope;
 use crate::support::feed::{Running, eventually, fed, topic};
 
 /// Status and body of an answer.
@@ -29,7 +30,7 @@ async fn figures_of_a_server_are_served_until_a_signal_comes() {
     fed(&cli, &["produce", "orders", "--partition", "1"], "a\nb\nc\n");
     let args = ["exporter", "--address", "127.0.0.1:0", "--interval", "100ms", "--json"];
     let mut exporter = Running::new(&cli, &args);
-    let said: Value = serde_json::from_str(&exporter.line()).expect("JSON");
+    let said = envelope::data(&exporter.line());
     let address: SocketAddr = said["address"].as_str().and_then(|it| it.parse().ok()).expect("an address");
 
     let shows = async |line: &str| get(address, "/metrics").1.lines().any(|it| it == line);

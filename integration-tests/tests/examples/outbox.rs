@@ -1,13 +1,13 @@
-//! The example runs, with PostgreSQL and Redis, and with nothing installed.
-
-use std::process::Command;
+//! The example of the outbox runs, with PostgreSQL and Redis, and with nothing installed.
 
 use integration_tests::databases::outbox::postgres_url;
 use integration_tests::server::Server;
 
+use crate::built;
+
 async fn output(database: Option<String>, queue: Option<String>) -> String {
     let run = move || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_outbox-example"));
+        let mut command = built::example("outbox");
         command.env_remove("DATABASE_URL").env_remove("REDIS_URL");
         command.envs(database.map(|url| ("DATABASE_URL", url))).envs(queue.map(|url| ("REDIS_URL", url)));
         command.output().expect("it starts")

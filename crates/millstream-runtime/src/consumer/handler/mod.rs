@@ -14,6 +14,16 @@ use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
+mod layer;
+mod timeout;
+mod trace;
+
+pub use layer::{Answer, Layer, Next};
+pub use timeout::Timeout;
+pub use trace::Trace;
+
+pub(in crate::consumer) use layer::Layered;
+
 use crate::consumer::batch::BatchConfig;
 use crate::delivery::{Delivery, DeliveryMetadata};
 
@@ -164,6 +174,16 @@ impl Handler {
             Self::Batch(..) => false,
         }
     }
+
+    /// Returns the handler with these layers around it.
+    pub(in crate::consumer) fn within(self, layers: &[Arc<dyn Layer>]) -> Self {
+        match self {
+            Self::Each(handler) if !layers.is_empty() => {
+                Self::Each(Box::new(Arc::new(Layered { layers: layers.to_vec(), handler })))
+            }
+            other => other,
+        }
+    }
 }
 
 /// Erases the payload type: decodes, calls the handler, and catches panics of both.
@@ -174,7 +194,18 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
 {
-    Handler::Each(Box::new(Arc::new(Typed { codec, handler })))
+    Handler::Each(typed(codec, handler))
+}
+
+/// Erases the payload type of a handler of single messages.
+pub(in crate::consumer) fn typed<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Box<dyn Call>
+where
+    T: Send + 'static,
+    F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoOutcome,
+{
+    Box::new(Arc::new(Typed { codec, handler }))
 }
 
 /// The user's function with the codec of its payload.

@@ -1,0 +1,6 @@
+//! Commands that serve something over HTTP.
+
+#[cfg(feature = "dashboard")]
+mod dashboard;
+#[cfg(feature = "exporter")]
+mod exporter;

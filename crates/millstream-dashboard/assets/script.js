@@ -1,0 +1,140 @@
+// Refetches a live page and swaps the parts that have changed; shows times in the local zone; copies payloads.
+// Everything else works without it.
+"use strict";
+(() => {
+  const EVERY = 2500, LONGEST = 30000;
+  const main = document.getElementById("main");
+  const tools = document.querySelector(".tools");
+  const said = document.querySelector("[data-said]");
+  const age = document.querySelector("[data-age]");
+  const pause = document.querySelector("[data-pause]");
+  const zone = document.querySelector("[data-zone]");
+  let local = false, paused = false, failed = 0, timer = 0, running = null;
+
+  // A browser may refuse storage; then the choice lasts as long as the page.
+  const kept = { get: () => { try { return localStorage.getItem("millstream-zone"); } catch { return null; } },
+    set: (value) => { try { localStorage.setItem("millstream-zone", value); } catch { /* see above */ } } };
+
+  const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+  const shown = (date) => {
+    const minutes = -date.getTimezoneOffset();
+    const offset = `${minutes < 0 ? "-" : "+"}${pad(Math.floor(Math.abs(minutes) / 60))}:${pad(Math.abs(minutes) % 60)}`;
+    return `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())} ` +
+      `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}.${pad(date.getMilliseconds(), 3)} ${offset}`;
+  };
+  const times = (within) => {
+    for (const time of within.querySelectorAll("time")) {
+      const exact = time.getAttribute("datetime");
+      time.textContent = local ? shown(new Date(exact)) : exact.replace("T", " ").replace("Z", " UTC");
+    }
+  };
+  const show = () => { zone.textContent = local ? "Times: local" : "Times: UTC"; times(document); };
+
+  const copies = (within) => {
+    for (const button of within.querySelectorAll("[data-copy]")) {
+      button.hidden = false;
+    }
+  };
+  const copy = async (text) => {
+    // The clipboard exists only where the browser considers the host secure.
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(text);
+      return;
+    }
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+
+  // What a user types or selects is not taken away.
+  const busy = () => {
+    const active = document.activeElement;
+    if (active && main.contains(active) && active.matches("input, select, textarea")) return true;
+    const selection = document.getSelection();
+    if (selection && !selection.isCollapsed && main.contains(selection.anchorNode)) return true;
+    return [...main.querySelectorAll("input:not([type=hidden]), textarea")].some((it) => it.value !== it.defaultValue);
+  };
+  // Where the focus is, in a form that survives a swap.
+  const place = (part) => {
+    const active = document.activeElement;
+    if (!part.contains(active)) return -1;
+    return [...part.querySelectorAll("a, button, [tabindex]")].indexOf(active);
+  };
+  const swap = (fresh) => {
+    if (fresh.querySelectorAll("[data-part]").length !== main.querySelectorAll("[data-part]").length) {
+      const scroll = window.scrollY;
+      main.replaceChildren(...fresh.childNodes);
+      window.scrollTo(0, scroll);
+      times(main); copies(main);
+      return;
+    }
+    for (const part of fresh.querySelectorAll("[data-part]")) {
+      const old = main.querySelector(`[data-part="${part.dataset.part}"]`);
+      times(part); copies(part);
+      if (old.innerHTML === part.innerHTML) continue;
+      const at = place(old);
+      const scrolled = [...old.querySelectorAll(".wide")].map((it) => it.scrollLeft);
+      old.replaceChildren(...part.childNodes);
+      old.querySelectorAll(".wide").forEach((it, index) => { it.scrollLeft = scrolled[index] || 0; });
+      if (at >= 0) old.querySelectorAll("a, button, [tabindex]")[at]?.focus({ preventScroll: true });
+    }
+  };
+
+  const next = () => {
+    clearTimeout(timer);
+    if (!paused && !document.hidden && main.hasAttribute("data-live")) {
+      timer = setTimeout(refresh, Math.min(EVERY * 2 ** failed, LONGEST));
+    }
+  };
+  const refresh = async () => {
+    if (paused || document.hidden || running) return;
+    if (busy()) { next(); return; }
+    running = new AbortController();
+    try {
+      const answer = await fetch(location.href, { signal: running.signal, headers: { accept: "text/html" } });
+      if (!answer.ok) throw new Error(String(answer.status));
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const fresh = page.getElementById("main");
+      if (!busy() && !paused) swap(fresh);
+      if (!fresh.hasAttribute("data-live")) main.removeAttribute("data-live");
+      failed = 0;
+      age.textContent = "";
+    } catch (error) {
+      if (error.name !== "AbortError") {
+        failed = Math.min(failed + 1, 5);
+        age.textContent = `not up to date (${error.message})`;
+      }
+    } finally {
+      running = null;
+      next();
+    }
+  };
+
+  local = kept.get() === "local";
+  tools.hidden = false;
+  show();
+  copies(document);
+  zone.addEventListener("click", () => { local = !local; kept.set(local ? "local" : "utc"); show(); });
+  pause?.addEventListener("click", () => {
+    paused = !paused;
+    pause.setAttribute("aria-pressed", String(paused));
+    age.textContent = paused ? "not refreshed" : "";
+    if (paused) running?.abort(); else refresh();
+  });
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    await copy(button.parentElement.querySelector("pre").textContent);
+    said.textContent = "Copied";
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  // A hidden tab asks for nothing.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { clearTimeout(timer); running?.abort(); } else { refresh(); }
+  });
+  next();
+})();

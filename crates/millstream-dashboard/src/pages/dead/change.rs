@@ -1,0 +1,172 @@
+//! Replay and purge of all letters that match: counted, confirmed, and done in the background.
+
+use std::num::NonZeroU64;
+
+use millstream::TopicName;
+use millstream::admin::{DeadLetterFilter, Replay, ReplayTo};
+
+use super::{letter_href, open};
+use crate::actions::{Order, letters};
+use crate::audit::subject::Subject;
+use crate::failure::Failure;
+use crate::pages::selection;
+use crate::pages::{group_href, group_page};
+use crate::paths;
+use crate::request::context::Context;
+use crate::request::params::Params;
+use crate::view::cell::{Cell, Tone};
+use crate::view::form::{Field, Form};
+use crate::view::format;
+use crate::view::href::Href;
+use crate::view::text::Text;
+use crate::view::{Page, Part, Table};
+
+/// Word that confirms an action whose extent is not known.
+const ALL: &str = "all";
+
+/// Fails unless the confirmation is what the form asked for.
+pub(crate) fn confirmed(params: &Params, expected: &str) -> Result<(), Failure> {
+    let typed = params.text("confirm")?.unwrap_or_default().replace([',', ' '], "");
+    if typed == expected {
+        Ok(())
+    } else {
+        Err(Failure::invalid(format!("nothing was changed: type {expected} to confirm")))
+    }
+}
+
+/// Asks before letters are replayed.
+pub(crate) async fn confirm_replay(cx: Context) -> Result<Page, Failure> {
+    let number = Field::new("limit", "How many of them", "").hint("empty: all that match");
+    let rate = Field::new("rate", "Letters per second", "").hint("empty: no limit");
+    let to = Field::new("to_topic", "To a topic", "").hint(
+        "empty: back to the group, as first attempts. A name: as new messages for all groups of that topic",
+    );
+    confirm(cx, paths::DEAD_REPLAY, "Replay", vec![number, rate, to]).await
+}
+
+/// Asks before letters are deleted.
+pub(crate) async fn confirm_purge(cx: Context) -> Result<Page, Failure> {
+    confirm(cx, paths::DEAD_PURGE, "Purge", Vec::new()).await
+}
+
+async fn confirm(
+    cx: Context,
+    path: &'static str,
+    verb: &str,
+    mut fields: Vec<Field>,
+) -> Result<Page, Failure> {
+    let (topic, group) = (cx.topic()?, cx.group()?);
+    let hidden = cx.app.hidden_in_topic(&topic);
+    let filter = selection::letters(&cx.query, &hidden)?;
+    let counted = selection::count(&open(&cx).await?, &filter).await?;
+    let letters = format::of(counted.matched, "dead letter", "dead letters");
+    let what = if counted.is_complete { letters } else { format!("at least {letters}") };
+    let mut page = group_page(format!("{verb} {what} of {group}"), &topic, &group, path);
+    let (expected, ends) = if counted.is_complete {
+        (counted.matched.to_string(), selection::write_ends(&counted.up_to))
+    } else {
+        (ALL.to_owned(), String::new())
+    };
+    if verb == "Purge" {
+        page.push(Part::notice(Tone::Bad, "They are deleted permanently. An export can be imported again."));
+    }
+    if counted.matched > 0 {
+        let other = if verb == "Purge" { "" } else { ", or the number above," };
+        fields.push(Field::new("confirm", format!("Type {expected}{other} to confirm"), "").required());
+        let form = Form::action(format!("{verb} {what}"), group_href(path, &topic, &group), fields, verb);
+        let form = if verb == "Purge" { form.danger() } else { form };
+        let form = form.hide("expected", expected).hide("ends", ends);
+        let form = match cx.query.raw("id") {
+            Some(id) => form.hide("id", id),
+            None => form,
+        };
+        page.push(Part::Form(selection::hide(form, &cx.query)));
+    }
+    let rows = counted.sample.iter().map(|letter| {
+        let (partition, id) = (letter.topic_partition.partition.0, letter.id.to_string());
+        vec![
+            Cell {
+                mono: true,
+                ..Cell::link(id.as_str(), letter_href(paths::LETTER, &topic, &group, partition, &id))
+            },
+            Cell::time(letter.id.timestamp()),
+            Cell::text(letter.reason.as_str()),
+            Cell::text(Text::short(&letter.error)),
+        ]
+    });
+    let titles = ["Letter", "Died", "Reason", "Error"];
+    Ok(page.table(Table::new("The first of them", &titles, "No letter matches.").rows(rows)))
+}
+
+/// Reads the selection of a form that was confirmed.
+fn selected(
+    cx: &Context,
+    params: &Params,
+    topic: &TopicName,
+) -> Result<(DeadLetterFilter, Option<u64>), Failure> {
+    let mut filter = selection::letters(params, &cx.app.hidden_in_topic(topic))?;
+    let expected: String = params.needed("expected")?;
+    // Whoever wants some of them may type that number.
+    if params.text("limit")?.is_none()
+        || confirmed(params, params.raw("limit").unwrap_or_default().trim()).is_err()
+    {
+        confirmed(params, &expected)?;
+    }
+    if expected == ALL {
+        return Ok((filter, None));
+    }
+    filter.up_to = Some(selection::read_ends(params.raw("ends").unwrap_or_default())?);
+    let expected =
+        expected.parse().map_err(|_| Failure::invalid("the selection is not valid: count again"))?;
+    Ok((filter, Some(expected)))
+}
+
+/// Replays letters.
+pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (topic, group) = (cx.topic()?, cx.group()?);
+    let (filter, expected) = selected(&cx, &params, &topic)?;
+    let rate: Option<f64> = params.parsed("rate")?;
+    // At most as many as were confirmed.
+    let limit: Option<NonZeroU64> = params.parsed("limit")?;
+    let expected = limit.map(NonZeroU64::get).into_iter().chain(expected).min();
+    let mut subject = Subject::group(&topic, &group).select_all(selection::conditions(&params)?);
+    if let Some(rate) = rate {
+        subject = subject.set("rate", rate.to_string());
+    }
+    let mut to = ReplayTo::Group;
+    if let Some(target) = params.parsed::<TopicName>("to_topic")? {
+        if !cx.may(&target, crate::access::Permission::Operate) {
+            return Err(Failure::forbidden(format!("{} may not send to topic {target}", cx.access.user())));
+        }
+        subject = subject.set("to_topic", target.as_str());
+        to = ReplayTo::Topic { topic: target, partition: None };
+    }
+    let settings = Replay { to, rate, limit: expected, ..Replay::default() };
+    let queue = open(&cx).await?;
+    // Refuses invalid settings before the action begins.
+    drop(queue.replayer(&filter, settings.clone()).await?);
+    let order = Order::new("dlq replay", subject).expecting(expected);
+    let app = cx.app.clone();
+    cx.act(order, |running| async move {
+        let done = letters::replay(&running, &queue, &filter, settings).await;
+        app.reading.changed(&topic, Some(&group));
+        done
+    })
+    .await
+}
+
+/// Deletes letters.
+pub(crate) async fn purge(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (topic, group) = (cx.topic()?, cx.group()?);
+    let (filter, expected) = selected(&cx, &params, &topic)?;
+    let queue = open(&cx).await?;
+    let subject = Subject::group(&topic, &group).select_all(selection::conditions(&params)?);
+    let order = Order::new("dlq purge", subject).expecting(expected);
+    let app = cx.app.clone();
+    cx.act(order, |running| async move {
+        let done = letters::purge(&running, &queue, &filter).await;
+        app.reading.changed(&topic, Some(&group));
+        done
+    })
+    .await
+}

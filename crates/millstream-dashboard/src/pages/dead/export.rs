@@ -1,0 +1,61 @@
+//! Export of dead letters as lines of JSON, which `millstream dlq import` reads.
+
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use uuid::Uuid;
+
+use super::open;
+use crate::actions::{Order, Refused};
+use crate::audit::Recording;
+use crate::audit::subject::Subject;
+use crate::failure::Failure;
+use crate::pages::selection;
+use crate::request::context::Context;
+
+/// Number of letters of one step.
+const STEP: usize = 200;
+
+/// Sends the letters that match, as they are read.
+pub(crate) async fn lines(cx: Context) -> Result<Response, Failure> {
+    let (topic, group) = (cx.topic()?, cx.group()?);
+    let hidden = cx.app.hidden_in_topic(&topic);
+    if !hidden.is_none() {
+        return Err(Failure::forbidden("messages of this topic are redacted, and an export has all of them"));
+    }
+    let filter = selection::letters(&cx.query, &hidden)?;
+    let queue = open(&cx).await?;
+    let walk = queue.walk(&filter, None).await?;
+    let subject = Subject::group(&topic, &group).select_all(selection::conditions(&cx.query)?);
+    let entry =
+        Order::new("dlq export", subject).entry(&Uuid::new_v4().simple().to_string(), cx.access.user());
+    let recording = Recording::begin(&cx.app.audit, entry).await.map_err(Refused::NotRecorded)?;
+    let lines = stream::try_unfold(
+        (queue, walk, recording, 0_u64),
+        |(queue, mut walk, recording, sent)| async move {
+            if walk.is_done() {
+                recording.end("done", None, (sent, 0)).await;
+                return Ok::<_, millstream::Error>(None);
+            }
+            let lines = match queue.export(&mut walk, STEP).await {
+                Ok(lines) => lines,
+                Err(error) => {
+                    recording.end("failed", Some(error.to_string()), (sent, 0)).await;
+                    return Err(error);
+                }
+            };
+            let sent = sent + lines.len() as u64;
+            let mut text = lines.join("\n");
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            Ok(Some((Bytes::from(text), (queue, walk, recording, sent))))
+        },
+    );
+    let name = format!("attachment; filename=\"{topic}-{group}-dead-letters.jsonl\"");
+    let headers =
+        [(header::CONTENT_TYPE, "application/jsonl".to_owned()), (header::CONTENT_DISPOSITION, name)];
+    Ok((headers, Body::from_stream(lines)).into_response())
+}

@@ -1,0 +1,114 @@
+//! The pages: each reads what it shows, and fills the parts of a [`Page`](crate::view::Page).
+
+pub(crate) mod actions;
+pub(crate) mod audit;
+pub(crate) mod dead;
+pub(crate) mod delayed;
+pub(crate) mod group;
+pub(crate) mod locks;
+pub(crate) mod messages;
+pub(crate) mod overview;
+pub(crate) mod pending;
+pub(crate) mod queues;
+pub(crate) mod reset;
+pub(crate) mod retries;
+pub(crate) mod schedules;
+pub(crate) mod selection;
+pub(crate) mod server;
+pub(crate) mod topic;
+pub(crate) mod topics;
+
+use std::fmt::Display;
+
+use axum::response::Response;
+use millstream::layers::core::Envelope;
+use millstream::{GroupName, TopicName};
+
+use crate::paths;
+use crate::reading::health::Concern;
+use crate::redaction::Redaction;
+use crate::request::context::{Context, redirect};
+use crate::view::Page;
+use crate::view::cell::{Cell, Tone};
+use crate::view::href::Href;
+use crate::view::text::Text;
+
+/// Sends the browser from the root to the overview. The last segment of the address is kept: a router that is nested at
+/// `/mq` gets this request without a slash at its end.
+pub(crate) async fn root(cx: Context) -> Response {
+    let last = cx.uri.rsplit('/').next().unwrap_or_default();
+    let to = paths::OVERVIEW.trim_start_matches('/');
+    if last.is_empty() { redirect(to) } else { redirect(&format!("{last}/{to}")) }
+}
+
+pub(crate) fn topic_href(topic: &TopicName) -> Href {
+    Href::of(paths::TOPIC, &[topic.as_str()])
+}
+
+pub(crate) fn group_href(path: &str, topic: &TopicName, group: &GroupName) -> Href {
+    Href::of(path, &[topic.as_str(), group.as_str()])
+}
+
+/// A page below a topic.
+pub(crate) fn topic_page(title: impl Into<Text>, topic: &TopicName, path: &'static str) -> Page {
+    let mut page = Page::new(title)
+        .crumb("Topics", Href::of(paths::OVERVIEW, &[]))
+        .crumb(topic.as_str(), topic_href(topic));
+    let tabs = [
+        ("State", paths::TOPIC),
+        ("Messages", paths::MESSAGES),
+        ("Delayed", paths::DELAYED),
+        ("Schedules", paths::TOPIC_SCHEDULES),
+        ("Memory", paths::TOPIC_MEMORY),
+        ("Verify", paths::VERIFY),
+    ];
+    page.tabs = tabs
+        .into_iter()
+        .map(|(title, of)| (title, (of != path).then(|| Href::of(of, &[topic.as_str()]))))
+        .collect();
+    page
+}
+
+/// A page below a group.
+pub(crate) fn group_page(
+    title: impl Into<Text>,
+    topic: &TopicName,
+    group: &GroupName,
+    path: &'static str,
+) -> Page {
+    let mut page = Page::new(title)
+        .crumb("Topics", Href::of(paths::OVERVIEW, &[]))
+        .crumb(topic.as_str(), topic_href(topic))
+        .crumb(group.as_str(), group_href(paths::GROUP, topic, group));
+    let tabs = [
+        ("State", paths::GROUP),
+        ("Dead letters", paths::DEAD),
+        ("Retries", paths::RETRIES),
+        ("Pending", paths::PENDING),
+    ];
+    page.tabs = tabs
+        .into_iter()
+        .map(|(title, of)| (title, (of != path).then(|| group_href(of, topic, group))))
+        .collect();
+    page
+}
+
+/// Words for the state of something, and how it stands out.
+pub(crate) fn state(concerns: &[Concern]) -> Cell {
+    match concerns {
+        [] => Cell::toned("ok", Tone::Good),
+        [first] => Cell::toned(first.text.as_str(), first.tone),
+        [first, rest @ ..] => Cell::toned(format!("{} (+{})", first.text, rest.len()), first.tone),
+    }
+}
+
+/// Cells for the key and the payload of a message.
+pub(crate) fn content(envelope: Result<Envelope, impl Display>, hidden: &Redaction) -> [Cell; 2] {
+    match envelope.map(|envelope| hidden.apply(envelope)) {
+        Ok(Envelope { key, payload, .. }) => {
+            let key = key.map_or_else(Cell::none, |key| Cell::mono(Text::of_bytes(&key)));
+            [key, Cell::mono(Text::of_bytes(&payload))]
+        }
+        Err(why) => [Cell::none(), Cell::toned(format!("no message: {why}"), Tone::Bad)],
+    }
+}

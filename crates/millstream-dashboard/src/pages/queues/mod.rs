@@ -1,0 +1,200 @@
+//! Delay queues and their tasks.
+
+pub(crate) mod dead;
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use millstream::delay::{DelayQueue, TaskCounts};
+use millstream::layers::core::QueueName;
+
+use super::content;
+use crate::access::Permission;
+use crate::actions::Order;
+use crate::audit::subject::Subject;
+use crate::failure::Failure;
+use crate::pages::messages::story;
+use crate::paths;
+use crate::request::context::Context;
+use crate::request::params::Params;
+use crate::view::cell::{Cell, Tone};
+use crate::view::form::{Button, Field, Form, Input};
+use crate::view::format;
+use crate::view::href::Href;
+use crate::view::text::Text;
+use crate::view::{Page, Part, Table};
+
+/// Number of queues of a page.
+const SHOWN: u64 = 50;
+/// Number of queues that are read at the same time.
+const AT_ONCE: usize = 8;
+
+/// Opens a queue that exists.
+pub(crate) async fn open(cx: &Context, name: &QueueName) -> Result<DelayQueue<Bytes>, Failure> {
+    let backend = cx.app.mq.backend();
+    let spec = backend.tasks()?.queue(name).await?;
+    Ok(DelayQueue::raw(name.as_str()).shards(spec.shards).open(backend).await?)
+}
+
+pub(crate) fn queue_href(path: &str, queue: &QueueName) -> Href {
+    Href::of(path, &[queue.as_str()])
+}
+
+/// A page below a queue.
+pub(crate) fn queue_page(title: impl Into<Text>, queue: &QueueName, path: &'static str) -> Page {
+    let mut page = Page::new(title)
+        .crumb("Delay queues", Href::of(paths::QUEUES, &[]))
+        .crumb(queue.as_str(), queue_href(paths::QUEUE, queue));
+    let tabs =
+        [("Tasks", paths::QUEUE), ("Dead tasks", paths::TASKS_DEAD), ("Schedules", paths::QUEUE_SCHEDULES)];
+    page.tabs =
+        tabs.into_iter().map(|(title, of)| (title, (of != path).then(|| queue_href(of, queue)))).collect();
+    page
+}
+
+/// Shows all queues.
+pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
+    let all = cx.app.reading.queues().await?;
+    let pages = (all.len() as u64).div_ceil(SHOWN).max(1);
+    let number = cx.query.clamped("page", 1..=pages, 1);
+    let shown = all.iter().skip(((number - 1) * SHOWN) as usize).take(SHOWN as usize);
+    let counted = stream::iter(shown.cloned()).map(|name| {
+        let cx = &cx;
+        async move {
+            let queue = open(cx, &name).await?;
+            Ok::<_, Failure>((name, queue.shards(), queue.count().await?))
+        }
+    });
+    let counted: Vec<(QueueName, u32, TaskCounts)> = counted.buffered(AT_ONCE).try_collect().await?;
+    let titles = ["Queue", ">Waiting", ">Overdue", ">Claimed", ">Claims that ran out", ">Dead", ">Shards"];
+    let mut table = Table::new("Delay queues", &titles, "There is no delay queue.");
+    table.rows = counted
+        .into_iter()
+        .map(|(name, shards, counts)| {
+            vec![
+                Cell::link(name.as_str(), queue_href(paths::QUEUE, &name)),
+                Cell::count(counts.waiting.total),
+                Cell::alarm(Some(counts.waiting.overdue), Tone::Warn),
+                Cell::count(counts.claimed),
+                Cell::alarm(Some(counts.expired), Tone::Warn),
+                Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name)),
+                Cell::count(u64::from(shards)),
+            ]
+        })
+        .collect();
+    if number < pages {
+        table = table.link("Next", Href::of(paths::QUEUES, &[]).with("page", number + 1));
+    }
+    Ok(Page::new("Delay queues").live().table(table))
+}
+
+/// Shows the tasks of a queue that wait.
+pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
+    let name = cx.queue()?;
+    let queue = open(&cx, &name).await?;
+    let limit = cx.query.clamped("limit", 1..=200, 50);
+    let counts = queue.count().await?;
+    let hidden = cx.app.hidden_in_queue(&name);
+    let mut page = queue_page(format!("Delay queue {name}"), &name, paths::QUEUE).live();
+    page.push(Part::facts(
+        "",
+        vec![
+            ("Waiting", Cell::count(counts.waiting.total)),
+            ("Overdue", Cell::alarm(Some(counts.waiting.overdue), Tone::Warn)),
+            ("Claimed by workers", Cell::count(counts.claimed)),
+            ("Claims that ran out", Cell::alarm(Some(counts.expired), Tone::Warn)),
+            ("Dead", Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name))),
+            ("Shards", Cell::count(u64::from(queue.shards()))),
+            (
+                "Dead tasks are kept",
+                Cell::text(format::dead_letter_retention(queue.settings().dead_letter_retention)),
+            ),
+        ],
+    ));
+    let tasks = queue.list(None, limit as usize).await?;
+    let mut table =
+        Table::new("Waiting, the next ones first", &["Id", "Due", "Key", "Payload", ""], "No task waits.");
+    table = table.note(format!("{} of {}", tasks.len(), format::count(counts.waiting.total)));
+    table.rows = tasks
+        .into_iter()
+        .map(|task| {
+            let id = task.id.to_string();
+            let [key, payload] = content(task.envelope(), &hidden);
+            let mut buttons = Vec::new();
+            if cx.access.allows(Permission::Operate) {
+                buttons.push(
+                    Button::new("run now", id.as_str(), queue_href(paths::TASK_NOW, &name))
+                        .with("id", id.as_str()),
+                );
+            }
+            let open = queue_href(paths::TASK, &name).with("id", &id);
+            vec![
+                Cell { mono: true, ..Cell::link(Text::short(&id), open) },
+                Cell::time(task.due),
+                key,
+                payload,
+                Cell::buttons(buttons),
+            ]
+        })
+        .collect();
+    page.push(Part::Table(table));
+    let limit = Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 });
+    page.push(Part::Form(Form::filter("Number of tasks", queue_href(paths::QUEUE, &name), vec![limit])));
+    let id = Field::new("id", "Id", "").required();
+    Ok(page.with(Part::Form(Form::filter("Find a task", queue_href(paths::TASK, &name), vec![id]))))
+}
+
+/// Shows a task that waits.
+pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
+    let (name, id) = (cx.queue()?, id(&cx.query)?);
+    let found = open(&cx, &name).await?.get(&id).await?;
+    let task = found.ok_or_else(|| Failure::missing(format!("no task {id:?} waits in this queue")))?;
+    let hidden = cx.app.hidden_in_queue(&name);
+    let mut page = queue_page(format!("Task {id}"), &name, paths::TASK);
+    let button =
+        |label, path| Button::new(label, id.as_str(), queue_href(path, &name)).with("id", id.as_str());
+    let mut buttons = Vec::new();
+    if cx.access.allows(Permission::Operate) {
+        buttons.push(button("run now", paths::TASK_NOW));
+    }
+    if cx.access.allows(Permission::Admin) {
+        buttons.push(button("cancel", paths::TASK_CANCEL).danger());
+    }
+    let mut facts = vec![("Due", Cell::time(task.due))];
+    if !buttons.is_empty() {
+        facts.push(("Actions", Cell::buttons(buttons)));
+    }
+    page.push(Part::facts("", facts));
+    story::content(&mut page, task.envelope(), &hidden);
+    Ok(page)
+}
+
+fn id(params: &Params) -> Result<String, Failure> {
+    let id = params.raw("id").filter(|id| !id.is_empty()).ok_or_else(|| Failure::invalid("id is missing"))?;
+    Ok(id.to_owned())
+}
+
+/// Makes a task due now.
+pub(crate) async fn now(cx: Context, params: Params) -> Result<Href, Failure> {
+    change(cx, &params, false).await
+}
+
+/// Cancels a task.
+pub(crate) async fn cancel(cx: Context, params: Params) -> Result<Href, Failure> {
+    change(cx, &params, true).await
+}
+
+async fn change(cx: Context, params: &Params, cancel: bool) -> Result<Href, Failure> {
+    let (name, id) = (cx.queue()?, id(params)?);
+    let queue = open(&cx, &name).await?;
+    let what = if cancel { "queue cancel" } else { "queue now" };
+    let order = Order::new(what, Subject::queue(&name).select("id", &*id)).expecting(Some(1));
+    cx.act(order, |action| async move {
+        let done = if cancel { queue.cancel(&id).await? } else { queue.run_now(&id).await? };
+        action.set(u64::from(done), u64::from(!done));
+        if !done {
+            action.note("it does not wait (any more)");
+        }
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,318 @@
+//! Which dead letters or retries an action is about: the filter of a form, and the count that is confirmed.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use millstream::admin::{DeadLetterFilter, Filter, RetryFilter};
+use millstream::{DeadLetter, DeadLetterQueue, Error, MessageId, Partition, Reason, Timestamp};
+use tokio::time::Instant;
+
+use crate::failure::Failure;
+use crate::redaction::Redaction;
+use crate::request::params::Params;
+use crate::view::form::{Field, Form};
+use crate::view::href::Href;
+
+/// Time after which letters are not counted further: the number is a lower bound then.
+const BUDGET: Duration = Duration::from_secs(5);
+/// Number of letters that are shown beside a count.
+const SAMPLE: usize = 10;
+
+/// Names of the parameters of a filter.
+const NAMES: [&str; 9] =
+    ["partition", "reason", "fingerprint", "error", "key", "header", "payload", "from", "until"];
+
+/// Returns the fields of a filter with their values.
+pub(crate) fn fields(params: &Params, hidden: &Redaction, reasons: bool) -> Vec<Field> {
+    let value = |name: &str| params.raw(name).unwrap_or_default().to_owned();
+    let mut fields = vec![Field::new("error", "Error contains", value("error"))];
+    if reasons {
+        let reasons = Reason::ALL.iter().map(|it| (it.as_str().to_owned(), it.as_str().to_owned()));
+        let choices = std::iter::once((String::new(), "any".to_owned())).chain(reasons).collect();
+        fields.push(
+            Field::new("reason", "Reason", value("reason")).input(crate::view::form::Input::Choice(choices)),
+        );
+    }
+    fields.push(Field::new("fingerprint", "Fingerprint", value("fingerprint")));
+    fields.push(Field::new("partition", "Partition", value("partition")));
+    if !hidden.hides_key() {
+        fields.push(Field::new("key", "Key is", value("key")));
+    }
+    fields.push(Field::new("header", "Header", value("header")).hint("name, or name=value"));
+    if !hidden.hides_payload() {
+        fields.push(Field::new("payload", "Payload contains", value("payload")));
+    }
+    let when = "2026-01-31T12:00Z, or 15m, 2h, 7d for so long ago";
+    fields.push(Field::new("from", "From", value("from")).hint(when));
+    fields.push(Field::new("until", "Until", value("until")).hint(when));
+    fields
+}
+
+/// Adds the parameters of a filter to a link.
+pub(crate) fn link(mut href: Href, params: &Params) -> Href {
+    for name in NAMES {
+        if let Some(value) = params.raw(name).filter(|value| !value.is_empty()) {
+            href = href.with(name, value);
+        }
+    }
+    href
+}
+
+/// Adds the parameters of a filter to a form.
+pub(crate) fn hide(mut form: Form, params: &Params) -> Form {
+    for name in NAMES {
+        if let Some(value) = params.raw(name).filter(|value| !value.is_empty()) {
+            form = form.hide(name, value);
+        }
+    }
+    form
+}
+
+/// Returns the conditions that select what an action is about, for the audit log. Times are absolute there.
+///
+/// # Errors
+/// Invalid times.
+pub(crate) fn conditions(params: &Params) -> Result<Vec<(&'static str, String)>, Failure> {
+    let mut found = Vec::new();
+    for name in NAMES.into_iter().chain(["id", "ends"]) {
+        let Some(value) = params.raw(name).filter(|value| !value.is_empty()) else { continue };
+        let value = match name {
+            "from" | "until" => when(params, name)?.map_or_else(String::new, |time| time.to_string()),
+            _ => value.to_owned(),
+        };
+        // The newest letter of each partition: those that died later are not part of it.
+        found.push((if name == "ends" { "up_to" } else { name }, value));
+    }
+    Ok(found)
+}
+
+/// Reads the part of a filter that is about the message itself. What is hidden cannot be searched: the number of matches
+/// would give it away.
+///
+/// # Errors
+/// Invalid values, and conditions on what is hidden.
+pub(crate) fn message(params: &Params, hidden: &Redaction) -> Result<Filter, Failure> {
+    let text = |name| params.text(name).map(|text| text.map(|text| Bytes::copy_from_slice(text.as_bytes())));
+    let header = params.text("header")?.map(|header| match header.split_once('=') {
+        Some((name, value)) => (name.to_owned(), Some(Bytes::copy_from_slice(value.as_bytes()))),
+        None => (header.to_owned(), None),
+    });
+    let filter = Filter { id: None, key: text("key")?, header, payload: text("payload")? };
+    let is_hidden = (filter.key.is_some() && hidden.hides_key())
+        || (filter.payload.is_some() && hidden.hides_payload())
+        || filter.header.as_ref().is_some_and(|(name, value)| value.is_some() && hidden.hides_header(name));
+    if is_hidden { Err(Failure::forbidden("this part of messages is redacted here")) } else { Ok(filter) }
+}
+
+fn partitions(params: &Params) -> Result<Option<Vec<Partition>>, Failure> {
+    Ok(params.parsed::<u32>("partition")?.map(|partition| vec![Partition(partition)]))
+}
+
+/// Reads a time: `2026-01-31T12:00Z`, or `2h` for two hours ago.
+///
+/// # Errors
+/// A text that is neither.
+pub(crate) fn when(params: &Params, name: &str) -> Result<Option<Timestamp>, Failure> {
+    let Some(text) = params.text(name)? else { return Ok(None) };
+    let bad = || {
+        Failure::invalid(format!("{name} {text:?} is no time: 2026-01-31T12:00Z, or 2h for two hours ago"))
+    };
+    let now = Timestamp::from(SystemTime::now());
+    parse_when(text.trim(), now).map(Some).ok_or_else(bad)
+}
+
+/// Units of durations in milliseconds, the largest first.
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("ms", 1), ("m", 60_000), ("s", 1_000)];
+
+/// Reads a duration: `7d`, `12h`, `15m`, `30s`, `500ms`.
+pub(crate) fn span(text: &str) -> Option<Duration> {
+    let of = |(unit, ms): &(&str, u64)| {
+        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        number.checked_mul(*ms).map(Duration::from_millis)
+    };
+    UNITS.iter().find_map(of)
+}
+
+/// Writes a duration as [`span`] reads it, rounded up to milliseconds.
+pub(crate) fn write_span(time: Duration) -> String {
+    let ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+    let whole = UNITS.iter().filter(|(_, unit)| ms.is_multiple_of(*unit)).max_by_key(|(_, unit)| *unit);
+    whole.map_or_else(String::new, |(name, unit)| format!("{}{name}", ms / unit))
+}
+
+fn parse_when(text: &str, now: Timestamp) -> Option<Timestamp> {
+    if let Some(time) = span(text) {
+        return Some(now.saturating_sub(time));
+    }
+    let (date, time) = text.trim_end_matches('Z').split_once(['T', ' ']).unwrap_or((text, "00:00"));
+    let date: Vec<u64> = date.split('-').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let time: Vec<u64> = time.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let ([year @ 1970..=9999, month @ 1..=12, day @ 1..=31], [hour @ 0..=23, minute @ 0..=59, rest @ ..]) =
+        (&date[..], &time[..])
+    else {
+        return None;
+    };
+    let second = match rest {
+        [] => 0,
+        [second @ 0..=59] => *second,
+        _ => return None,
+    };
+    let ms: u64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
+    // Days since 1970 of a date in the calendar of the Gregorian reform, whose year begins in March.
+    let (y, m) = if *month <= 2 { (year - 1, month + 9) } else { (*year, month - 3) };
+    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1;
+    let days = days.checked_sub(719_468)?;
+    Some(Timestamp::from_millis((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000 + ms))
+}
+
+/// Reads a filter of dead letters.
+///
+/// # Errors
+/// Invalid values, and conditions on what is hidden.
+pub(crate) fn letters(params: &Params, hidden: &Redaction) -> Result<DeadLetterFilter, Failure> {
+    Ok(DeadLetterFilter {
+        partitions: partitions(params)?,
+        ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),
+        reason: params.text("reason")?.map(Reason::parse),
+        error: params.text("error")?.map(str::to_owned),
+        fingerprint: params.parsed("fingerprint")?,
+        died_from: when(params, "from")?,
+        died_before: when(params, "until")?,
+        message: message(params, hidden)?,
+        ..DeadLetterFilter::default()
+    })
+}
+
+/// Reads a filter of retries; its times are due times.
+///
+/// # Errors
+/// Invalid values, and conditions on what is hidden.
+pub(crate) fn retries(params: &Params, hidden: &Redaction) -> Result<RetryFilter, Failure> {
+    Ok(RetryFilter {
+        partitions: partitions(params)?,
+        ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),
+        error: params.text("error")?.map(str::to_owned),
+        fingerprint: params.parsed("fingerprint")?,
+        due_from: when(params, "from")?,
+        due_before: when(params, "until")?,
+        message: message(params, hidden)?,
+        ..RetryFilter::default()
+    })
+}
+
+/// Dead letters that were counted for a confirmation.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) matched: u64,
+    /// Whether all letters were read. Otherwise `matched` is a lower bound.
+    pub(crate) is_complete: bool,
+    /// Newest matching letter of each partition: letters that die later are not part of the action.
+    pub(crate) up_to: BTreeMap<Partition, MessageId>,
+    pub(crate) sample: Vec<DeadLetter>,
+}
+
+/// Counts the matching letters, as far as one page may read.
+///
+/// # Errors
+/// Those of `DeadLetterQueue::walk`.
+pub(crate) async fn count(queue: &DeadLetterQueue, filter: &DeadLetterFilter) -> Result<Counted, Error> {
+    let (began, mut counted) = (Instant::now(), Counted::default());
+    let mut walk = queue.walk(filter, None).await?;
+    while !walk.is_done() && began.elapsed() < BUDGET {
+        for letter in walk.run_once(1_000).await? {
+            counted.matched += 1;
+            let newest = counted.up_to.entry(letter.topic_partition.partition).or_default();
+            *newest = letter.id.max(*newest);
+            if counted.sample.len() < SAMPLE {
+                counted.sample.push(letter);
+            }
+        }
+    }
+    counted.is_complete = walk.is_done();
+    Ok(counted)
+}
+
+/// Writes the ends of a selection for a form: `0:1700000000000-0,3:1700000000000-1`.
+pub(crate) fn write_ends(ends: &BTreeMap<Partition, MessageId>) -> String {
+    ends.iter().map(|(partition, id)| format!("{}:{id}", partition.0)).collect::<Vec<_>>().join(",")
+}
+
+/// Reads the ends of a selection.
+///
+/// # Errors
+/// A text that `write_ends` does not write.
+pub(crate) fn read_ends(text: &str) -> Result<BTreeMap<Partition, MessageId>, Failure> {
+    let end = |end: &str| {
+        let (partition, id) = end.split_once(':')?;
+        Some((Partition(partition.parse().ok()?), id.parse().ok()?))
+    };
+    let ends = text.split(',').filter(|it| !it.is_empty()).map(end);
+    ends.collect::<Option<_>>().ok_or_else(|| Failure::invalid("the selection is not valid: count again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        for (text, expected) in [
+            ("1970-01-01", Some(0)),
+            ("2026-01-31T12:00Z", Some(1_769_860_800_000)),
+            ("2024-02-29 23:59:59.5Z", Some(1_709_251_199_500)),
+            ("2h", Some(1_800_000_000_000 - 7_200_000)),
+            ("15m", Some(1_800_000_000_000 - 900_000)),
+            ("99999999d", Some(0)),
+            ("yesterday", None),
+            ("2026-13-01", None),
+            ("2026-01-31T25:00Z", None),
+            ("2026-01-31T12:00:00:00Z", None),
+            ("ü", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_when(text, now).map(Timestamp::as_millis), expected, "{text}");
+        }
+        let shown = Timestamp::from_millis(1_769_860_800_123).to_string();
+        assert_eq!(parse_when(&shown, now), Some(Timestamp::from_millis(1_769_860_800_123)), "{shown}");
+    }
+
+    #[test]
+    fn durations_are_read_as_they_are_written() {
+        for (text, ms) in
+            [("7d", 604_800_000), ("36h", 129_600_000), ("90s", 90_000), ("5m", 300_000), ("1500ms", 1_500)]
+        {
+            assert_eq!(span(text), Some(Duration::from_millis(ms)), "{text}");
+            assert_eq!(write_span(Duration::from_millis(ms)), text);
+        }
+        assert_eq!(write_span(Duration::from_nanos(1)), "1ms");
+        for wrong in ["", "7", "d", "-1d", "1.5h", "1h30m", "999999999999999d", "7 d", "ü"] {
+            assert_eq!(span(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ends_are_text_and_back() {
+        let ends =
+            BTreeMap::from([(Partition(0), MessageId::new(5, 1)), (Partition(7), MessageId::new(9, 0))]);
+        assert_eq!(write_ends(&ends), "0:5-1,7:9-0");
+        assert_eq!(read_ends("0:5-1,7:9-0").expect("ends"), ends);
+        assert!(read_ends("0:5-1,x").is_err());
+        assert!(read_ends("").expect("none").is_empty());
+    }
+
+    #[test]
+    fn what_is_hidden_cannot_be_searched() {
+        let params = |name: &str, value: &str| Params::new(vec![(name.into(), value.into())]);
+        let hidden = Redaction::none().payload().key().header("token");
+        for (name, value) in [("payload", "x"), ("key", "x"), ("header", "token=x"), ("header", "TOKEN=x")] {
+            let failure = letters(&params(name, value), &hidden).expect_err(value);
+            assert_eq!(failure.status, axum::http::StatusCode::FORBIDDEN);
+            assert!(letters(&params(name, value), &Redaction::none()).is_ok());
+        }
+        assert!(letters(&params("header", "token"), &hidden).is_ok(), "its name is shown");
+        assert!(letters(&params("error", "x"), &hidden).is_ok());
+    }
+}

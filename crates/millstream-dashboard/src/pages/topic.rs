@@ -1,0 +1,192 @@
+//! A topic: its partitions, its groups, and the memory that it takes.
+
+use millstream::TopicName;
+use millstream::admin::{Memory, ServerMemory, Size};
+
+use super::{overview, topic_page};
+use crate::access::Permission;
+use crate::failure::Failure;
+use crate::paths;
+use crate::reading::health;
+use crate::reading::snapshots::Snapshot;
+use crate::request::context::Context;
+use crate::view::cell::{Cell, Tone};
+use crate::view::chart::Chart;
+use crate::view::format;
+use crate::view::href::Href;
+use crate::view::{Page, Part, Table};
+
+/// Maximum number of partitions of a page.
+const PARTITIONS: u64 = 256;
+
+/// Shows the state of a topic.
+pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
+    let topic = cx.topic()?;
+    let snapshot = cx.app.reading.topic(&topic).await?;
+    let mut page = topic_page(format!("Topic {topic}"), &topic, paths::TOPIC).live();
+    for concern in health::of_topic(&snapshot) {
+        page.push(Part::notice(concern.tone, concern.text));
+    }
+    for reason in &snapshot.unreadable {
+        page.push(Part::notice(Tone::Bad, reason.as_str()));
+    }
+    page.push(Part::facts("", facts(&topic, &snapshot)));
+    if cx.may(&topic, Permission::Admin) && !super::topics::is_audit(&cx, &topic) {
+        let to = |path| Href::of(path, &[topic.as_str()]);
+        page.push(Part::Links(vec![
+            ("Change settings or add partitions…".into(), to(paths::TOPIC_ALTER)),
+            ("Delete the topic…".into(), to(paths::TOPIC_DELETE)),
+        ]));
+    }
+    let mut groups = Table::new(
+        "Groups",
+        &[
+            "Group",
+            "Topic",
+            "State",
+            ">Backlog",
+            "Trend",
+            ">Oldest not settled",
+            ">Consumed/s",
+            "Caught up",
+            ">Retrying",
+            ">Dead",
+            ">Members",
+        ],
+        "No group reads this topic.",
+    );
+    groups.columns.remove(1);
+    groups.rows =
+        snapshot.groups.values().map(|group| overview::group_row(&topic, &snapshot, group)).collect();
+    groups.rows.iter_mut().for_each(|row| drop(row.remove(1)));
+    page.push(Part::Table(groups));
+    Ok(page.table(partitions(&cx, &topic, &snapshot)))
+}
+
+fn facts(topic: &TopicName, snapshot: &Snapshot) -> Vec<(&'static str, Cell)> {
+    let spec = &snapshot.topic;
+    let produced = snapshot.groups.keys().next().map(|group| snapshot.history(group, |it| it.produced));
+    let trend = Chart::of("produced per second", &produced.unwrap_or_default());
+    let rate = Cell { chart: trend, ..Cell::text(format!("{}/s", format::rate(snapshot.produced()))) };
+    let delayed = match snapshot.delayed {
+        None => Cell::known(None),
+        Some(waiting) if waiting.overdue > 0 => {
+            Cell::text(format!("{}, {} due", format::count(waiting.total), format::count(waiting.overdue)))
+        }
+        Some(waiting) => Cell::count(waiting.total),
+    };
+    vec![
+        ("Entries", Cell::known(snapshot.length())),
+        ("Produced", rate),
+        ("Delayed", delayed.to(Href::of(paths::DELAYED, &[topic.as_str()]))),
+        ("Partitions", Cell::count(u64::from(spec.partitions))),
+        ("Entries are kept", Cell::text(format::retention(spec.retention))),
+        (
+            "Producers hold back at",
+            spec.max_length.map_or_else(
+                || Cell::text("no bound"),
+                |bound| Cell::text(format!("{} entries in a partition", format::count(bound))),
+            ),
+        ),
+        ("Dead letters are kept", Cell::text(format::dead_letter_retention(spec.dead_letter_retention))),
+        ("Figures of", Cell::time(snapshot.at)),
+    ]
+}
+
+fn partitions(cx: &Context, topic: &TopicName, snapshot: &Snapshot) -> Table {
+    let count = snapshot.logs.len() as u64;
+    let pages = count.div_ceil(PARTITIONS).max(1);
+    let number = cx.query.clamped("page", 1..=pages, 1);
+    let first = ((number - 1) * PARTITIONS) as usize;
+    let mut table = Table::new("Partitions", &[">Partition", ">Entries"], "This topic has no partition.");
+    // The lag of each group, for as many groups as fit beside each other.
+    let groups: Vec<_> = snapshot.groups.values().take(6).collect();
+    table.rows = snapshot
+        .logs
+        .iter()
+        .enumerate()
+        .skip(first)
+        .take(PARTITIONS as usize)
+        .map(|(at, log)| {
+            let messages = Href::of(paths::MESSAGES, &[topic.as_str()]).with("partition", at);
+            vec![Cell::link(at.to_string(), messages), Cell::known(log.length())]
+                .into_iter()
+                .chain(groups.iter().map(|group| {
+                    let Some(survey) = group.stats.partitions.get(at) else { return Cell::none() };
+                    let stats = &survey.stats;
+                    let lag = format::at_least(stats.lag, stats.lag_at_least);
+                    let epoch = group.stats.epochs.get(at).copied().flatten();
+                    let owner = if epoch.is_some() { "" } else { ", no owner" };
+                    let tone = match (stats.lag, epoch) {
+                        (_, None) if group.stats.members.is_some_and(|members| members > 0) => Tone::Warn,
+                        (Some(0), _) => Tone::Dim,
+                        _ => Tone::Plain,
+                    };
+                    Cell::toned(format!("{lag}{owner}"), tone)
+                }))
+                .collect()
+        })
+        .collect();
+    for group in &groups {
+        table.column(format!("Lag of {}", group.stats.group));
+    }
+    for group in &groups {
+        let href = super::group_href(paths::GROUP, topic, &group.stats.group);
+        table = table.link(format!("Owners in {}", group.stats.group), href);
+    }
+    if snapshot.groups.len() > groups.len() {
+        table = table.note(format!("The lags of the first {} groups", groups.len()));
+    }
+    if pages > 1 {
+        table = table.note(format!("Page {number} of {pages}"));
+        let of = |number: u64| Href::of(paths::TOPIC, &[topic.as_str()]).with("page", number);
+        if number > 1 {
+            table = table.link("Previous", of(number - 1));
+        }
+        if number < pages {
+            table = table.link("Next", of(number + 1));
+        }
+    }
+    table
+}
+
+/// Shows the memory that a topic takes.
+pub(crate) async fn memory(cx: Context) -> Result<Page, Failure> {
+    let topic = cx.topic()?;
+    let memory = cx.app.reading.memory(&topic).await?;
+    let mut page = topic_page(format!("Memory of {topic}"), &topic, paths::TOPIC_MEMORY);
+    for reason in &memory.unreadable {
+        page.push(Part::notice(Tone::Bad, reason.as_str()));
+    }
+    let servers = cx.app.reading.servers().await?;
+    page.push(Part::facts("", memory_facts(&memory, ServerMemory::of(&servers))));
+    let titles = ["Part", ">Items", ">Size", ">Each"];
+    let structures =
+        memory.structures.iter().map(|(structure, size)| (structure.as_str().replace('_', " "), size));
+    page.push(Part::Table(sizes(Table::new("By structure", &titles, "Nothing is stored."), structures)));
+    let groups = memory.groups.iter().map(|(group, size)| (group.to_string(), size));
+    page.push(Part::Table(sizes(Table::new("By group", &titles, "No group has data of its own."), groups)));
+    let mut largest: Vec<_> = memory.partitions.iter().collect();
+    largest.sort_by_key(|(_, size)| std::cmp::Reverse(size.bytes));
+    largest.truncate(PARTITIONS as usize);
+    let partitions =
+        largest.into_iter().map(|(partition, size)| (format!("partition {}", partition.0), size));
+    Ok(page
+        .table(sizes(Table::new("By partition, largest first", &titles, "Nothing is stored."), partitions)))
+}
+
+fn memory_facts(memory: &Memory, server: ServerMemory) -> Vec<(&'static str, Cell)> {
+    let mut facts = vec![("This topic, estimated from a sample", Cell::bytes(memory.bytes()))];
+    if let Some(used) = server.used {
+        facts.push(("The server", Cell::bytes(used)));
+    }
+    facts.push(("Its limit", server.max.map_or_else(|| Cell::text("none"), Cell::bytes)));
+    facts
+}
+
+fn sizes<'a>(table: Table, sizes: impl Iterator<Item = (String, &'a Size)>) -> Table {
+    table.rows(sizes.map(|(name, size)| {
+        let each = size.each().map_or_else(Cell::none, Cell::bytes);
+        vec![Cell::text(name), Cell::count(size.items), Cell::bytes(size.bytes), each]
+    }))
+}

@@ -1,0 +1,201 @@
+//! Reads of the queue, shared by all tabs.
+
+pub(crate) mod budget;
+pub(crate) mod cached;
+pub(crate) mod errors;
+pub(crate) mod health;
+pub(crate) mod snapshots;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server};
+use millstream::layers::core::QueueName;
+use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName, TopicSpec};
+
+use crate::access::Access;
+use crate::audit::Audit;
+use crate::failure::Failure;
+use crate::view::Page;
+use budget::Budget;
+use cached::Cached;
+use errors::Errors;
+use snapshots::{Snapshot, Snapshots};
+
+/// Age of what changes all the time.
+const LIVE: Duration = Duration::from_secs(2);
+/// Age of what is read with more requests.
+const SLOW: Duration = Duration::from_secs(10);
+/// Commands for the owners of a group, beside those of its partitions.
+const OF_OWNERS: u64 = 6;
+/// Number of entries of the audit log that are read together.
+const AUDITED: usize = 200;
+/// Time after which the rates of a group that nobody looks at are forgotten.
+const UNUSED: Duration = Duration::from_secs(600);
+
+/// Reads of the queue, shared by all tabs.
+pub(crate) struct Reading {
+    mq: Millstream,
+    reader: Snapshots,
+    topics: Cached<(), Vec<TopicName>>,
+    snapshots: Cached<TopicName, Snapshot>,
+    owners: Cached<(TopicName, GroupName), Owners>,
+    errors: Cached<(TopicName, GroupName), Errors>,
+    queues: Cached<(), Vec<QueueName>>,
+    servers: Cached<(), Vec<Server>>,
+    memory: Cached<TopicName, Memory>,
+    locks: Cached<Option<LockCursor>, LockPage>,
+    /// By the number of entries that this process had written, so that its users see what they did.
+    audit: Cached<(u64, Option<Cursor>), Option<Messages>>,
+    /// Whole pages that are refreshed, by address and rights, so that tabs cost nothing.
+    pages: Cached<(u64, String, Access), Page, Failure>,
+    /// Number of changes by users of this process: pages from before one are not shown after it.
+    changes: AtomicU64,
+    budget: Budget,
+}
+
+impl Reading {
+    pub(crate) fn new(mq: &Millstream) -> Self {
+        Self {
+            mq: mq.clone(),
+            reader: Snapshots::new(mq),
+            topics: Cached::new(LIVE),
+            snapshots: Cached::new(LIVE),
+            owners: Cached::new(LIVE),
+            errors: Cached::new(SLOW),
+            queues: Cached::new(LIVE),
+            servers: Cached::new(SLOW),
+            memory: Cached::new(SLOW * 3),
+            locks: Cached::new(LIVE),
+            audit: Cached::new(LIVE),
+            pages: Cached::new(LIVE).without_errors(),
+            changes: AtomicU64::new(0),
+            budget: Budget::default(),
+        }
+    }
+
+    pub(crate) async fn topics(&self) -> Result<Arc<Vec<TopicName>>, Error> {
+        self.topics.get(&(), async || self.mq.admin().topics().await).await
+    }
+
+    /// Reads a topic, no more often than its commands allow.
+    ///
+    /// # Errors
+    /// Those of `Admin::survey`.
+    pub(crate) async fn topic(&self, name: &TopicName) -> Result<Arc<Snapshot>, Error> {
+        let mut read = self.topics_of(std::slice::from_ref(name)).await;
+        read.remove(name).unwrap_or_else(|| Err(Error::new(ErrorKind::Protocol, "no topic was read")))
+    }
+
+    /// Reads topics together, each no more often than its commands allow.
+    pub(crate) async fn topics_of(
+        &self,
+        names: &[TopicName],
+    ) -> BTreeMap<TopicName, Result<Arc<Snapshot>, Error>> {
+        self.reader.forget(UNUSED);
+        let pace = |it: &Snapshot| Some(self.budget.charge(&it.topic.name, it.commands()));
+        self.snapshots.get_many(names, pace, async |asked| self.reader.read(asked).await).await
+    }
+
+    /// Reads a topic that has this group. One that was created since the last reading is found.
+    ///
+    /// # Errors
+    /// A group that does not exist; those of [`topic`](Self::topic).
+    pub(crate) async fn of_group(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+    ) -> Result<Arc<Snapshot>, Failure> {
+        let snapshot = self.topic(topic).await?;
+        if snapshot.groups.contains_key(group) {
+            return Ok(snapshot);
+        }
+        if self.mq.backend().catalog().groups(topic).await?.contains(group) {
+            self.snapshots.expire(topic);
+            return Ok(self.topic(topic).await?);
+        }
+        Err(Failure::missing(format!("group {group} of topic {topic} does not exist")))
+    }
+
+    pub(crate) async fn owners(&self, topic: &TopicName, group: &GroupName) -> Result<Arc<Owners>, Error> {
+        let key = (topic.clone(), group.clone());
+        let commands = |it: &Owners| OF_OWNERS + snapshots::OF_OWNER * it.partitions.len() as u64;
+        let pace = |it: &Owners| Some(self.budget.charge(topic, commands(it)));
+        self.owners.get_paced(&key, pace, async || self.mq.admin().owners(topic, group).await).await
+    }
+
+    pub(crate) async fn errors(&self, topic: &TopicSpec, group: &GroupName) -> Result<Arc<Errors>, Error> {
+        let (name, key) = (&topic.name, (topic.name.clone(), group.clone()));
+        let pace = |it: &Errors| Some(self.budget.charge(name, it.commands));
+        let open = async || self.mq.admin().dead_letters(name, group).await;
+        self.errors.get_paced(&key, pace, async || Errors::read(&open().await?, topic.partitions).await).await
+    }
+
+    pub(crate) async fn queues(&self) -> Result<Arc<Vec<QueueName>>, Error> {
+        self.queues.get(&(), async || self.mq.backend().tasks()?.queues().await).await
+    }
+
+    pub(crate) async fn servers(&self) -> Result<Arc<Vec<Server>>, Error> {
+        self.servers.get(&(), async || self.mq.admin().servers().await).await
+    }
+
+    pub(crate) async fn memory(&self, topic: &TopicName) -> Result<Arc<Memory>, Error> {
+        self.memory.get(topic, async || self.mq.admin().memory(topic).await).await
+    }
+
+    pub(crate) async fn locks(&self, from: Option<LockCursor>) -> Result<Arc<LockPage>, Error> {
+        self.locks.get(&from, async || self.mq.admin().locks(from.as_ref(), 200).await).await
+    }
+
+    pub(crate) async fn audit(
+        &self,
+        audit: &Audit,
+        topic: &TopicName,
+        after: Option<Cursor>,
+    ) -> Result<Arc<Option<Messages>>, Error> {
+        self.audit.get(&(audit.written(), after), async || audit.read(topic, after, AUDITED).await).await
+    }
+
+    /// Returns a page that is refreshed, made at most once for all tabs with the same address and rights. `commands` are those
+    /// that it costs beside the readings above.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(crate) async fn page(
+        &self,
+        (address, access): (String, Access),
+        topic: Option<(TopicName, u64)>,
+        make: impl AsyncFnOnce() -> Result<Page, Failure>,
+    ) -> Result<Arc<Page>, Failure> {
+        let pace = |page: &Page| {
+            let charged = topic.as_ref().map(|(topic, commands)| self.budget.charge(topic, *commands));
+            page.live.then(|| charged.unwrap_or_default())
+        };
+        let key = (self.changes.load(Ordering::Relaxed), address, access);
+        self.pages.get_paced(&key, pace, make).await
+    }
+
+    /// Makes pages anew after a change by a user.
+    pub(crate) fn acted(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Makes the next page show a topic that was created or deleted.
+    pub(crate) fn listed(&self, topic: &TopicName) {
+        self.topics.expire(&());
+        self.changed(topic, None);
+    }
+
+    /// Makes the next page show what was changed.
+    pub(crate) fn changed(&self, topic: &TopicName, group: Option<&GroupName>) {
+        self.acted();
+        self.snapshots.expire(topic);
+        if let Some(group) = group {
+            let key = (topic.clone(), group.clone());
+            self.owners.expire(&key);
+            self.errors.expire(&key);
+        }
+    }
+}

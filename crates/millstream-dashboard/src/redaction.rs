@@ -1,0 +1,125 @@
+//! What of messages is never shown.
+
+use bytes::Bytes;
+use millstream::TopicName;
+use millstream::layers::core::{Envelope, QueueName};
+
+/// Where a message is stored.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin<'a> {
+    /// A topic.
+    Topic(&'a TopicName),
+    /// A delay queue.
+    Queue(&'a QueueName),
+}
+
+/// Parts of messages that are never shown, searched or exported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Redaction {
+    payload: bool,
+    key: bool,
+    headers: bool,
+    named: Vec<String>,
+}
+
+/// Text in place of what is hidden.
+const HIDDEN: &[u8] = b"(redacted)";
+
+impl Redaction {
+    /// Returns a redaction that hides nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Hides payloads.
+    #[must_use]
+    pub fn payload(self) -> Self {
+        Self { payload: true, ..self }
+    }
+
+    /// Hides keys.
+    #[must_use]
+    pub fn key(self) -> Self {
+        Self { key: true, ..self }
+    }
+
+    /// Hides the values of all headers.
+    #[must_use]
+    pub fn headers(self) -> Self {
+        Self { headers: true, ..self }
+    }
+
+    /// Hides the values of one header. Its name is compared without regard to case.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>) -> Self {
+        self.named.push(name.into());
+        self
+    }
+
+    /// Returns a redaction that hides what either of two hides.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        self.named.extend_from_slice(&other.named);
+        self.payload |= other.payload;
+        self.key |= other.key;
+        self.headers |= other.headers;
+        self
+    }
+
+    /// Returns whether nothing is hidden.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub(crate) fn hides_payload(&self) -> bool {
+        self.payload
+    }
+
+    pub(crate) fn hides_key(&self) -> bool {
+        self.key
+    }
+
+    pub(crate) fn hides_header(&self, name: &str) -> bool {
+        self.headers || self.named.iter().any(|named| named.eq_ignore_ascii_case(name))
+    }
+
+    /// Replaces what is hidden in a message.
+    pub(crate) fn apply(&self, mut envelope: Envelope) -> Envelope {
+        if self.is_none() {
+            return envelope;
+        }
+        if self.payload {
+            envelope.payload = Bytes::from_static(HIDDEN);
+        }
+        if self.key && envelope.key.is_some() {
+            envelope.key = Some(Bytes::from_static(HIDDEN));
+        }
+        let mut headers = millstream::Headers::new();
+        for (name, value) in envelope.headers.iter() {
+            let shown = if self.hides_header(name) { Bytes::from_static(HIDDEN) } else { value.clone() };
+            headers.append(name, shown);
+        }
+        envelope.headers = headers;
+        envelope
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_parts_are_replaced_and_others_stay() {
+        let message =
+            Envelope::new("secret").with_key("k").with_header("Authorization", "t").with_header("trace", "1");
+        let shown = Redaction::none().payload().header("authorization").apply(message.clone());
+        let expected = Envelope::new("(redacted)").with_key("k").with_header("Authorization", "(redacted)");
+        assert_eq!(shown, expected.with_header("trace", "1"));
+        assert_eq!(Redaction::none().apply(message.clone()), message);
+        let shown = Redaction::none().key().headers().apply(message);
+        assert_eq!(shown.key, Some(Bytes::from_static(HIDDEN)));
+        assert_eq!(shown.headers.get_str("trace"), Some("(redacted)"));
+    }
+}

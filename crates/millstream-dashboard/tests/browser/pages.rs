@@ -1,0 +1,121 @@
+//! What holds for every page: on a queue where everything is hostile.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use millstream_dashboard::routes;
+use serde_json::Value;
+
+use super::place;
+use super::site::Site;
+use crate::chromium::{Tab, folder};
+
+/// Version of axe-core, which finds what is inaccessible.
+const AXE: &str = "axe-core@4.14.1";
+
+/// Returns the source of axe-core, which is fetched once into the folder of the build.
+fn axe() -> String {
+    let folder = folder().join("axe");
+    let file: PathBuf = folder.join("node_modules/axe-core/axe.min.js");
+    if !file.exists() {
+        let args = ["install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"];
+        let done = Command::new("npm").args(args).arg(&folder).arg(AXE).output();
+        let done = done.expect("npm is missing: `cargo xtask test` installs it (Debian: the package npm)");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+    std::fs::read_to_string(file).expect("axe-core")
+}
+
+/// Runs axe-core in the page, and returns what it finds, in a form that is read.
+async fn violations(tab: &mut Tab, axe: &str) -> Vec<String> {
+    tab.eval(axe).await;
+    let run = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']}) \
+               .then((found) => found.violations.map((it) => `${it.id}: ${it.help}: ` + \
+               it.nodes.slice(0, 3).map((node) => node.html + ' ' + node.failureSummary).join(' | ')))";
+    let found = tab.eval(run).await;
+    found.as_array().expect("a list").iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_hostile_runs_and_nothing_is_inaccessible() {
+    let site = Site::unsound().await;
+    let mut place = place::fill(&site.mq).await;
+    let (mut tab, axe) = (Tab::open().await, super::AXE.then(axe));
+    let is_page = |path: &&str| {
+        *path != "/"
+            && !path.ends_with("/payload")
+            && !path.ends_with("/export")
+            && !path.starts_with("/assets")
+    };
+    // The page of an action exists after one.
+    tab.go(&site.url("/topics/orders/groups/billing")).await;
+    tab.follow("document.querySelector('form[action$=pause] button').click()").await;
+    let action = tab.eval("location.pathname.split('/').at(-1)").await;
+    action.as_str().expect("text").clone_into(&mut place.action);
+    tab.go(&site.url("/topics/orders/verify")).await;
+    tab.follow("document.querySelector('form[action$=verify] button').click()").await;
+    let gets = routes().filter(|route| route.method == "GET").map(|route| route.path).filter(is_page);
+    let mut paths: Vec<String> = gets.map(|path| place.with_query(path)).collect();
+    paths.push("/topics/orders/groups/waiting/retries".into());
+    paths.push("/topics/nothing".into());
+    assert!(paths.len() > 25, "{paths:?}");
+    let (mut problems, mut dialogs) = (Vec::new(), 0);
+    for path in &paths {
+        let url = site.url(path);
+        for (scheme, width) in [("light", 1_280), ("dark", 360)] {
+            tab.scheme(scheme).await;
+            tab.width(width).await;
+            tab.go(&url).await;
+            dialogs += tab.take("Page.javascriptDialogOpening").len();
+            let seen = tab.eval("[window.owned === undefined, window.violations, document.documentElement.scrollWidth <= innerWidth + 1, \
+                                 document.querySelectorAll('main script, main img, main iframe, [onerror]').length, document.title]").await;
+            let ok = seen[0] == true
+                && seen[1].as_array().is_some_and(Vec::is_empty)
+                && seen[2] == true
+                && seen[3] == 0;
+            if !ok {
+                problems.push(format!("{scheme} {path}: {seen}"));
+            }
+            if let Some(axe) = &axe {
+                let found = violations(&mut tab, axe).await;
+                problems.extend(found.into_iter().map(|it| format!("{scheme} {path}: {it}")));
+            }
+        }
+        // The answer to a page that is missing is logged as an error, too.
+        let logged = tab.take("Log.entryAdded");
+        let logged = logged.iter().map(|it| &it["params"]["entry"]).filter(|it| it["source"] != "network");
+        problems.extend(logged.map(|it| format!("{path}: {it}")));
+        problems.extend(tab.take("Runtime.exceptionThrown").iter().map(|it| format!("{path}: {it}")));
+    }
+    let foreign = |it: &Value| {
+        let url = it["params"]["request"]["url"].as_str().unwrap_or_default();
+        (!url.starts_with(&site.url("/")) && !url.starts_with("data:"))
+            .then(|| format!("another host: {url}"))
+    };
+    problems.extend(tab.take("Network.requestWillBeSent").iter().filter_map(foreign));
+    assert_eq!(dialogs, 0);
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_are_read_without_javascript() {
+    let site = Site::start().await;
+    place::fill(&site.mq).await;
+    let mut tab = Tab::open().await;
+    tab.call("Emulation.setScriptExecutionDisabled", serde_json::json!({"value": true})).await;
+    for (path, words) in [
+        ("/overview", "billing"),
+        ("/topics/orders/groups/billing/dead", "replay…"),
+        ("/topics/orders/messages", "Next page"),
+        ("/redis", "What the doctor finds"),
+    ] {
+        tab.go(&site.url(path)).await;
+        let document = tab.call("DOM.getDocument", serde_json::json!({"depth": 0})).await;
+        let html =
+            tab.call("DOM.getOuterHTML", serde_json::json!({"nodeId": document["root"]["nodeId"]})).await;
+        let html = html["outerHTML"].as_str().expect("text");
+        let body = html.split("<main").nth(1).expect("a page");
+        assert!(body.contains(words) || path.ends_with("messages"), "{path}: {body}");
+        assert!(body.contains("<h1>"), "{path}: {body}");
+    }
+}

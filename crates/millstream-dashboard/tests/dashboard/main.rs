@@ -1,0 +1,25 @@
+//! Requests to the router of the dashboard: every route is asked, over each backend.
+
+// The same cases over each backend.
+#![allow(clippy::duplicate_mod)]
+
+#[path = "../../../../integration-tests/src/cluster.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod cluster;
+mod cost;
+mod on_cluster;
+mod on_memory;
+mod on_redis;
+#[path = "../../../../integration-tests/src/server.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod server;
+mod slow;
+mod weight;
+
+use millstream::Millstream;
+
+/// Connects to a server with a namespace that nobody else uses.
+async fn namespace(url: String) -> Millstream {
+    let namespace = format!("dashboard-{}-{:016x}", std::process::id(), fastrand::u64(..));
+    Millstream::at(url).namespace(namespace).connect().await.expect("the server of the tests")
+}

@@ -1,0 +1,26 @@
+//! All cases over a queue in memory.
+
+#[path = "actions.rs"]
+mod actions;
+#[path = "audit.rs"]
+mod audit;
+#[path = "find.rs"]
+mod find;
+#[path = "place.rs"]
+mod place;
+#[path = "support.rs"]
+mod support;
+#[path = "topics.rs"]
+mod topics;
+#[path = "walk.rs"]
+mod walk;
+
+use millstream::Millstream;
+
+/// Path under which a host has the dashboard: none.
+const PREFIX: &str = "";
+
+/// Returns an empty queue.
+async fn queue() -> Millstream {
+    Millstream::connect("memory://").await.expect("a queue")
+}

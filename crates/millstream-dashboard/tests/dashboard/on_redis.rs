@@ -1,0 +1,26 @@
+//! All cases over a queue on a server.
+
+#[path = "actions.rs"]
+mod actions;
+#[path = "audit.rs"]
+mod audit;
+#[path = "find.rs"]
+mod find;
+#[path = "place.rs"]
+mod place;
+#[path = "support.rs"]
+mod support;
+#[path = "topics.rs"]
+mod topics;
+#[path = "walk.rs"]
+mod walk;
+
+use millstream::Millstream;
+
+/// Path under which a host has the dashboard: none.
+const PREFIX: &str = "";
+
+/// Returns an empty queue, in a namespace of its own.
+async fn queue() -> Millstream {
+    crate::namespace(crate::server::shared_url()).await
+}

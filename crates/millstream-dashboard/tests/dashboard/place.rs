@@ -1,0 +1,183 @@
+//! A queue with something of everything, and with something hostile wherever anybody can put it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream::admin::{Fault, Finding, Scope};
+use millstream::delay::{DelayQueue, Task};
+use millstream::layers::core::audit::{Audit, Audited, Check};
+use millstream::layers::core::{Envelope, History, Reason, wire};
+use millstream::{
+    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
+};
+use tokio::time::Instant;
+
+/// Text that would run, close an attribute, turn the line, or control a terminal.
+pub(crate) const NASTY: &str =
+    "<script>window.owned=1</script>\"><img src=x onerror=\"window.owned=1\">'&amp;\u{202e}\u{1b}[31m\u{7}";
+
+/// The same for ids, which have no control characters.
+pub(crate) const TURNED: &str =
+    "turned\u{202e}<script>window.owned=1</script>\"><img src=x onerror=\"window.owned=1\">";
+
+/// Ids that stand in paths.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// A message of partition 0 of `orders`.
+    pub(crate) message: String,
+    /// A dead letter of partition 0 of group `billing`.
+    pub(crate) letter: String,
+    /// Fence of the lock `invoice:1`.
+    pub(crate) fence: u64,
+    /// An action, once there is one.
+    pub(crate) action: String,
+}
+
+impl Place {
+    /// Fills the placeholders of a route.
+    pub(crate) fn path(&self, route: &str) -> String {
+        let id = if route.contains("/dead/{partition}") { &self.letter } else { &self.message };
+        let id = if route.starts_with("/actions") { &self.action } else { id };
+        let fixed =
+            [("{topic}", "orders"), ("{group}", "billing"), ("{queue}", "mails"), ("{partition}", "0")];
+        let path = fixed.iter().fold(route.to_owned(), |path, (name, value)| path.replace(name, value));
+        path.replace("{id}", id).replace("{name}", "style.css")
+    }
+
+    /// Adds the query without which a page shows nothing.
+    pub(crate) fn with_query(&self, route: &str) -> String {
+        let turned = "turned%E2%80%AE%3Cscript%3Ewindow.owned=1%3C/script%3E%22%3E%3Cimg%20src=x%20onerror=%22window.owned=1%22%3E";
+        let query = match route {
+            "/locks/release" => format!("?name=invoice:1&fence={}", self.fence),
+            "/queues/{queue}/task" => format!("?id={turned}"),
+            "/topics/{topic}/alter" => "?retention=length&keep_length=7&dead_time=30d".to_owned(),
+            "/topics/{topic}/groups/{group}/reset" => "?to=earliest".to_owned(),
+            _ => String::new(),
+        };
+        self.path(route) + &query
+    }
+}
+
+/// Waits until a condition holds.
+pub(crate) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Number of findings of each topic of [`unsound`], beside those that are really there.
+pub(crate) const FINDINGS: u64 = 13;
+
+/// Finds what is hostile in every topic, until it is repaired.
+struct Unsound {
+    found: Arc<dyn Audit>,
+    is_repaired: AtomicBool,
+}
+
+#[async_trait]
+impl Audit for Unsound {
+    async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> millstream::Result<Audited> {
+        let mut audited = self.found.audit(scope, check, after).await?;
+        if let (Scope::Topic(_), Check::Catalog, false) =
+            (scope, check, self.is_repaired.load(Ordering::Relaxed))
+        {
+            let notes = (1..FINDINGS)
+                .map(|number| Finding::new(Fault::NoteStray, scope, format!("{number}{NASTY}"), NASTY));
+            audited.findings.extend(notes);
+            audited.findings.push(Finding::new(Fault::BodyStranded, scope, TURNED, TURNED));
+        }
+        Ok(audited)
+    }
+
+    async fn repair(&self, _: &Finding) -> millstream::Result<bool> {
+        self.is_repaired.store(true, Ordering::Relaxed);
+        Ok(true)
+    }
+}
+
+/// Returns the same queue, in which a verification finds something.
+pub(crate) fn unsound(mq: &Millstream) -> Millstream {
+    let backend = mq.backend().clone();
+    let found = backend.audit().expect("it can be verified").clone();
+    Millstream::over(backend.with_audit(Arc::new(Unsound { found, is_repaired: AtomicBool::new(false) })))
+}
+
+/// Fills a queue.
+pub(crate) async fn fill(mq: &Millstream) -> Place {
+    let orders = Topic::<Bytes>::raw("orders").partitions(2).retention(Retention::Keep);
+    let producer = mq.producer(orders.clone()).await.expect("a topic");
+    let hostile = || Bytes::from(NASTY.to_owned());
+    let mut message = None;
+    for number in 0..4 {
+        let sent = producer
+            .send(&hostile())
+            .key(NASTY)
+            .header(NASTY, NASTY)
+            .partition(number % 2)
+            .await
+            .expect("sent");
+        message.get_or_insert(sent.id);
+    }
+    let json =
+        Bytes::from_static(br#"{"id":12345678901234567890123,"name":"<script>window.owned=1</script>"}"#);
+    producer.send(&json).key(NASTY).partition(0).await.expect("sent");
+    producer.send(&hostile()).key(NASTY).delay(Duration::from_secs(3_600)).id(TURNED).await.expect("sent");
+    let recurring = mq.recurring(&orders).await.expect("the topic");
+    recurring.id(TURNED).cron("0 9 * * *", "UTC").payload(&hostile()).await.expect("it recurs");
+
+    let waiting = mq.consumer(orders.clone(), "waiting").retry(Fixed::new(Duration::from_secs(7_200)));
+    let waiting = waiting.start(async |_: Delivery<Bytes>| Outcome::retry(NASTY)).await.expect("a consumer");
+    eventually("all wait", async || waiting.report().retried == 5).await;
+    waiting.shutdown().await;
+    let consumer = mq.consumer(orders, "billing");
+    let consumer =
+        consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter(NASTY)).await.expect("a consumer");
+    eventually("all are dead", async || consumer.report().dead == 5).await;
+    consumer.shutdown().await;
+    let letter = DeadLetter {
+        id: MessageId::ZERO,
+        reason: Reason::parse(NASTY),
+        attempts: 2,
+        error: NASTY.to_owned(),
+        origin: MessageId::new(1, 1),
+        topic_partition: TopicPartition::new("orders".parse().expect("a name"), 0),
+        group: "billing".parse().expect("a name"),
+        history: History::parse(&format!("5 1 {NASTY}")),
+        body: wire::encode(&Envelope::new(hostile()).with_key(NASTY).with_header(NASTY, NASTY)),
+    };
+    let (tp, group) = (letter.topic_partition.clone(), letter.group.clone());
+    let put = mq
+        .backend()
+        .dead_letters()
+        .expect("dead letters")
+        .put(&tp, &group, &[letter], true)
+        .await
+        .expect("put");
+
+    let mails = DelayQueue::<String>::new("mails").open(mq.backend()).await.expect("a queue");
+    mails.schedule(&NASTY.to_owned()).id("dead").await.expect("scheduled");
+    let worker = mails.worker().retry(Never);
+    let worker =
+        worker.start(async |_: Task<String>| Err::<(), String>(NASTY.to_owned())).await.expect("a worker");
+    eventually("it is dead", async || mails.dead().count().await.expect("a count") == 1).await;
+    worker.shutdown().await;
+    let hour = Duration::from_secs(3_600);
+    mails.schedule(&NASTY.to_owned()).id(TURNED).delay(hour).await.expect("scheduled");
+    mails.recurring(TURNED).every(hour).payload(&NASTY.to_owned()).await.expect("it recurs");
+    let held = mq.lock("invoice:1").owner(TURNED).ttl(hour).acquire().await.expect("acquired");
+    let fence = held.fence();
+    // Held for as long as the test runs.
+    std::mem::forget(held);
+    let action = "none".to_owned();
+    Place {
+        message: message.expect("sent").to_string(),
+        letter: put[0].expect("put").to_string(),
+        fence,
+        action,
+    }
+}

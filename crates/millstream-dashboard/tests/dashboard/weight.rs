@@ -1,0 +1,90 @@
+//! Times of pages of a large topic, and the longest commands: to be run by hand, in release.
+
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode};
+use bytes::Bytes;
+use millstream::{Delivery, Millstream, Outcome, Record, Topic};
+use millstream_dashboard::{Access, dashboard};
+use tokio::time::Instant;
+use tower::ServiceExt;
+
+use crate::server::Server;
+
+/// Number of partitions.
+const PARTITIONS: u32 = 64;
+/// Messages of a partition, unless `MILLSTREAM_MESSAGES` says otherwise.
+const MESSAGES: usize = 10_000;
+/// Number of looks at each page, each by a dashboard that has read nothing.
+const LOOKS: usize = 20;
+/// Messages that die.
+const DEAD: u64 = 2_000;
+
+async fn fill(mq: &Millstream, messages: usize) {
+    let topic = Topic::<Bytes>::raw("orders").partitions(PARTITIONS).retention(millstream::Retention::Keep);
+    let producer = mq.producer(topic.clone()).await.expect("a topic");
+    let payload = Bytes::from(vec![b'x'; 100]);
+    for partition in 0..PARTITIONS {
+        let records = (0..messages).map(|_| Record::new(&payload).partition(partition));
+        assert!(producer.send_all(records).await.iter().all(Result::is_ok));
+    }
+    for group in ["billing", "shipping"] {
+        let consumer = mq.consumer(topic.clone(), group);
+        let consumer = consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter("no such customer"));
+        let consumer = consumer.await.expect("started");
+        while consumer.report().dead < DEAD {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        consumer.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes: cargo test --release -p millstream-dashboard --test dashboard -- --ignored --nocapture weight"]
+async fn pages_of_a_large_topic_are_fast() {
+    let server = Server::builder().arg("--slowlog-log-slower-than", "5000").start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let messages = std::env::var("MILLSTREAM_MESSAGES").ok().and_then(|it| it.parse().ok());
+    let messages = messages.unwrap_or(MESSAGES);
+    fill(&mq, messages).await;
+    server.cli(&["SLOWLOG", "RESET"]);
+    println!("{PARTITIONS} partitions of {messages} messages");
+    let group = "/topics/orders/groups/billing";
+    let mut slow = Vec::new();
+    for path in [
+        "/overview".to_owned(),
+        "/topics/orders".to_owned(),
+        "/topics/orders/memory".to_owned(),
+        "/topics/orders/messages".to_owned(),
+        "/topics/orders/delayed".to_owned(),
+        group.to_owned(),
+        format!("{group}/pending"),
+        format!("{group}/retries"),
+        format!("{group}/dead"),
+        format!("{group}/dead/list"),
+        format!("{group}/dead/replay"),
+        "/redis".to_owned(),
+        "/audit".to_owned(),
+    ] {
+        let mut times = Vec::new();
+        for _ in 0..LOOKS {
+            let router = dashboard(mq.clone()).access(|_| Access::admin("ann")).router();
+            let request = Request::get(&path).body(Body::empty()).expect("a request");
+            let began = Instant::now();
+            let answer = router.oneshot(request).await.expect("it cannot fail");
+            assert_eq!(answer.status(), StatusCode::OK, "{path}");
+            to_bytes(answer.into_body(), 16 << 20).await.expect("a body");
+            times.push(began.elapsed());
+        }
+        times.sort_unstable();
+        let (middle, p95) = (times[LOOKS / 2], times[LOOKS * 95 / 100]);
+        println!("{path}: p50 {middle:.1?}, p95 {p95:.1?}");
+        if p95 > Duration::from_millis(100) {
+            slow.push(path);
+        }
+    }
+    println!("commands above 5 ms: {}", server.cli(&["SLOWLOG", "LEN"]));
+    println!("{}", server.cli(&["SLOWLOG", "GET", "5"]).lines().take(40).collect::<Vec<_>>().join(" "));
+    assert!(slow.is_empty(), "p95 above 100 ms: {slow:?}");
+}

@@ -1,0 +1,19 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(feature = "zstd")]
+mod compression;
+#[cfg(feature = "encryption")]
+mod encryption;
+#[cfg(feature = "messagepack")]
+mod messagepack;
+#[cfg(feature = "protobuf")]
+mod protobuf;
+
+#[cfg(feature = "zstd")]
+pub use compression::Compression;
+#[cfg(feature = "encryption")]
+pub use encryption::{Encryption, InvalidKey};
+#[cfg(feature = "messagepack")]
+pub use messagepack::MessagePack;
+#[cfg(feature = "protobuf")]
+pub use protobuf::Protobuf;

@@ -1,0 +1,154 @@
+//! Layers: code of the user around a handler, for every payload type.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use millstream_core::Outcome;
+use millstream_core::event::Cause;
+
+use crate::consumer::handler::{Call, Input, Row, Verdict, guarded, noticing};
+use crate::delivery::Delivery;
+
+/// Code around a handler, as tower's layers are: it sees each message before the codec does, and the answer after the handler.
+///
+/// Layers are added with [`ConsumerBuilder::layer`](crate::ConsumerBuilder::layer). The first one that is added is the outermost. All of them
+/// run inside the marker of [`idempotent`](crate::ConsumerBuilder::idempotent), and outside of the [`check`](crate::ConsumerBuilder::check)
+/// and of the codec. A layer may change payload and headers, answer without calling the rest, or call it and change the answer. A panic
+/// is a failed attempt, as in a handler, and [`handler_timeout`](crate::ConsumerBuilder::handler_timeout) covers layers and handler
+/// together.
+///
+/// ```
+/// use async_trait::async_trait;
+/// use bytes::Bytes;
+/// use millstream_core::Outcome;
+/// use millstream_runtime::{Answer, Delivery, Layer, Next};
+/// use std::time::Duration;
+///
+/// /// Refuses to work at night, which uses no attempt.
+/// struct OfficeHours;
+///
+/// #[async_trait]
+/// impl Layer for OfficeHours {
+///     async fn handle(&self, delivery: Delivery<Bytes>, next: Next<'_>) -> Answer {
+///         if is_night() {
+///             return Outcome::snooze(Duration::from_secs(3_600)).into();
+///         }
+///         next.run(delivery).await
+///     }
+/// }
+/// # fn is_night() -> bool { false }
+/// ```
+#[async_trait]
+pub trait Layer: Send + Sync + 'static {
+    /// Handles a message. [`Next::run`] calls the layers inside of this one, and the handler.
+    async fn handle(&self, delivery: Delivery<Bytes>, next: Next<'_>) -> Answer;
+}
+
+/// The layers inside of a layer, and the handler.
+pub struct Next<'a> {
+    layers: &'a [Arc<dyn Layer>],
+    handler: &'a dyn Call,
+}
+
+impl Next<'_> {
+    /// Calls them.
+    pub async fn run(self, delivery: Delivery<Bytes>) -> Answer {
+        match self.layers.split_first() {
+            Some((layer, layers)) => layer.handle(delivery, Next { layers, ..self }).await,
+            None => {
+                let Delivery { payload, about } = delivery;
+                Answer(self.handler.one(Input { about, payload }, None).await)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Next<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Next").field("layers", &self.layers.len()).finish_non_exhaustive()
+    }
+}
+
+/// Answer of a handler and the layers around it. An [`Outcome`] becomes one.
+#[derive(Debug)]
+pub struct Answer(Option<Verdict>);
+
+impl From<Outcome> for Answer {
+    fn from(outcome: Outcome) -> Self {
+        Self(Some(Verdict::Said(outcome)))
+    }
+}
+
+impl Answer {
+    /// `None`: it was not handled, and stays pending.
+    pub(in crate::consumer) fn new(verdict: Option<Verdict>) -> Self {
+        Self(verdict)
+    }
+
+    pub(super) fn of(verdict: Verdict) -> Self {
+        Self(Some(verdict))
+    }
+
+    /// Returns the word for it in a span.
+    pub(super) fn word(&self) -> &'static str {
+        match &self.0 {
+            None => "unhandled",
+            Some(Verdict::Said(Outcome::Snooze(_))) => "snoozed",
+            Some(verdict) => verdict.cause().map_or("acked", Cause::as_str),
+        }
+    }
+
+    /// Whether the message is done: it is acknowledged.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(self.0, Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked))
+    }
+
+    /// Returns why the attempt failed; `None` if it did not.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        self.0.as_ref()?.cause()
+    }
+}
+
+/// A handler with its layers.
+pub(in crate::consumer) struct Layered {
+    pub(in crate::consumer) layers: Vec<Arc<dyn Layer>>,
+    pub(in crate::consumer) handler: Box<dyn Call>,
+}
+
+impl Layered {
+    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
+        let Input { about, payload } = input;
+        let next = Next { layers: &self.layers, handler: &*self.handler };
+        // Inside there is no limit of its own: this one covers the layers too, and catches their panics.
+        let answer = guarded(next.run(Delivery { payload, about }), timeout).await;
+        answer.unwrap_or_else(|failed| Answer(Some(failed))).0
+    }
+}
+
+impl Call for Arc<Layered> {
+    fn declines(&self) -> bool {
+        self.handler.declines()
+    }
+
+    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>> {
+        let layered = self.clone();
+        async move { layered.handle(input, timeout).await }.boxed()
+    }
+
+    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
+        async move {
+            while let Some(input) = row.next() {
+                let verdict = noticing(self.handle(input, timeout), || row.handler_pending()).await;
+                row.finish(verdict);
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,261 @@
+//! The reference of the settings is made from the comments of the code.
+
+use std::fmt::Write as _;
+use std::{env, fs};
+
+use crate::tree::{read, root};
+
+const PAGE: &str = "docs/settings.md";
+
+const HEAD: &str = "# Settings
+
+All settings of the library, with what they mean, their units and their defaults. Written by
+`UPDATE_DOCS=1 cargo test -p integration-tests --test house settings`, from the comments of the code. The settings of the command are in
+[its reference](cli.md). How to choose them: [tuning](guides/tune.md).
+";
+
+/// What has settings: the heading, how it is reached, the file, the type, and whether its fields or its methods are shown.
+const TYPES: [(&str, &str, &str, &str, Shown); 18] = [
+    ("Connection", "`Millstream::at(url)`", "crates/millstream/src/millstream.rs", "Builder", Shown::Methods),
+    (
+        "Redis",
+        "`RedisConfig::new(url)`, for `RedisBackend::connect`",
+        "crates/millstream-redis/src/config.rs",
+        "RedisConfig",
+        Shown::Fields,
+    ),
+    ("TLS", "`TlsConfig::new()`", "crates/millstream-redis/src/config.rs", "TlsConfig", Shown::Fields),
+    ("Topic", "`Topic::new(name)`", "crates/millstream-core/src/topic.rs", "Topic", Shown::Methods),
+    (
+        "Producer",
+        "`mq.producer(topic)`, whose methods have the same names",
+        "crates/millstream-runtime/src/producer/config.rs",
+        "ProducerConfig",
+        Shown::Fields,
+    ),
+    (
+        "Consumer",
+        "`mq.consumer(topic, group)`, whose methods have the same names",
+        "crates/millstream-runtime/src/consumer/config.rs",
+        "ConsumerConfig",
+        Shown::Fields,
+    ),
+    (
+        "Consumer of batches",
+        "`BatchConfig::new(size)`, for `start_batch`",
+        "crates/millstream-runtime/src/consumer/batch.rs",
+        "BatchConfig",
+        Shown::Fields,
+    ),
+    (
+        "Consumer of dead letters",
+        "`mq.dead_letter_consumer(topic, group)`",
+        "crates/millstream-runtime/src/dead_letters.rs",
+        "DeadLetterConfig",
+        Shown::Fields,
+    ),
+    (
+        "Delay queue",
+        "`DelayQueue::new(name)`",
+        "crates/millstream-delay/src/queue.rs",
+        "DelayQueueBuilder",
+        Shown::Methods,
+    ),
+    (
+        "Worker of a delay queue",
+        "`queue.worker()`",
+        "crates/millstream-delay/src/worker/config.rs",
+        "WorkerConfig",
+        Shown::Fields,
+    ),
+    (
+        "Promoter",
+        "`PromoterConfig::default()`",
+        "crates/millstream-delay/src/promoter.rs",
+        "PromoterConfig",
+        Shown::Fields,
+    ),
+    ("Lock", "`mq.lock(name)`", "crates/millstream-lock/src/builder.rs", "LockBuilder", Shown::Methods),
+    (
+        "Leader election",
+        "`mq.leader(name)`",
+        "crates/millstream-lock/src/leader.rs",
+        "LeaderBuilder",
+        Shown::Methods,
+    ),
+    (
+        "Inbox",
+        "`Inbox::builder(&database)`",
+        "crates/millstream-sql/src/inbox/builder.rs",
+        "InboxBuilder",
+        Shown::Methods,
+    ),
+    (
+        "Relay of the outbox",
+        "`mq.outbox(&database)`",
+        "crates/millstream-sql/src/outbox/relay/config.rs",
+        "OutboxRelayConfig",
+        Shown::Fields,
+    ),
+    (
+        "Metrics",
+        "`MetricsConfig::default()`",
+        "crates/millstream-metrics/src/registry.rs",
+        "MetricsConfig",
+        Shown::Fields,
+    ),
+    (
+        "Sampler",
+        "`SamplerConfig::default()`",
+        "crates/millstream-metrics/src/sampler.rs",
+        "SamplerConfig",
+        Shown::Fields,
+    ),
+    (
+        "Metrics over HTTP",
+        "`ServerConfig::default()`",
+        "crates/millstream-metrics/src/http.rs",
+        "ServerConfig",
+        Shown::Fields,
+    ),
+];
+
+#[derive(Clone, Copy)]
+enum Shown {
+    Fields,
+    Methods,
+}
+
+/// A setting: its name, its type, and its comment in one line.
+struct Setting {
+    name: String,
+    takes: String,
+    comment: String,
+}
+
+/// Reads the settings of a type. Hidden items have none.
+fn settings(source: &str, name: &str, shown: Shown) -> Vec<Setting> {
+    let begins = |line: &str, word: &str| {
+        line.strip_prefix(word).is_some_and(|rest| {
+            rest.strip_prefix(name).is_some_and(|rest| !rest.starts_with(|it: char| it.is_alphanumeric()))
+        })
+    };
+    let (mut found, mut comment, mut hidden, mut inside) = (Vec::new(), Vec::new(), false, false);
+    for line in source.lines() {
+        if line.starts_with('}') {
+            inside = false;
+        } else if !line.starts_with(' ') && line.ends_with('{') {
+            let plain = line.split_once("> ").filter(|_| line.starts_with("impl<"));
+            let plain = plain.map_or_else(|| line.to_owned(), |(_, rest)| format!("impl {rest}"));
+            inside = match shown {
+                Shown::Fields => begins(line, "pub struct "),
+                Shown::Methods => begins(&plain, "impl "),
+            };
+        }
+        let Some(item) = line.strip_prefix("    ").filter(|item| inside && !item.starts_with(' ')) else {
+            continue;
+        };
+        if let Some(text) = item.strip_prefix("///") {
+            comment.push(text.trim().to_owned());
+        } else if item.starts_with("#[") {
+            hidden |= item.starts_with("#[doc(hidden)]");
+        } else {
+            let setting = match shown {
+                Shown::Fields => item.strip_prefix("pub ").and_then(|item| item.split_once(": ")),
+                Shown::Methods => method(item),
+            };
+            let comment = one_line(&std::mem::take(&mut comment));
+            if let Some((name, takes)) = setting.filter(|_| !std::mem::take(&mut hidden)) {
+                let takes = takes.trim_end_matches(',').to_owned();
+                found.push(Setting { name: name.to_owned(), takes, comment });
+            }
+            hidden = false;
+        }
+    }
+    found
+}
+
+/// Returns name and argument of a method that returns the changed settings.
+fn method(item: &str) -> Option<(&str, &str)> {
+    let item = item.strip_prefix("pub fn ").or_else(|| item.strip_prefix("pub const fn "))?;
+    let (head, returns) = item.split_once(") -> ").unwrap_or((item, "Self"));
+    let (name, args) = head.split_once('(')?;
+    let args = args.strip_prefix("mut self").or_else(|| args.strip_prefix("self"))?;
+    let name = name.split('<').next()?;
+    let takes = args.trim_start_matches(", ").split_once(": ").map_or("", |(_, takes)| takes);
+    returns.starts_with("Self").then_some((name, takes))
+}
+
+/// Joins the lines of a comment up to its first list or example, with the text of its links alone.
+fn one_line(comment: &[String]) -> String {
+    let lines = comment.iter().take_while(|line| !line.starts_with("```") && !line.starts_with("- "));
+    let mut rest = lines.map(String::as_str).collect::<Vec<_>>().join(" ");
+    let mut text = String::new();
+    while let Some((before, link)) = rest.split_once('[') {
+        text += before;
+        let Some((name, after)) = link.split_once(']') else {
+            text.push('[');
+            rest = link.to_owned();
+            continue;
+        };
+        text += name;
+        let target = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+        rest = target.map_or(after, |(_, after)| after).to_owned();
+    }
+    text += &rest;
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+fn page() -> String {
+    let mut page = HEAD.to_owned();
+    for (title, reached, file, name, shown) in TYPES {
+        let source = read(file).unwrap_or_else(|| panic!("no file {file}"));
+        let settings = settings(&source, name, shown);
+        assert!(!settings.is_empty(), "{file} has no settings of {name}");
+        let what = match shown {
+            Shown::Fields => "the fields of",
+            Shown::Methods => "the methods of",
+        };
+        let _ = write!(
+            page,
+            "\n## {title}\n\n{reached}; {what} `{name}`.\n\n| setting | type | meaning |\n|---|---|---|\n"
+        );
+        for Setting { name, takes, comment } in settings {
+            let takes = if takes.is_empty() { "–".to_owned() } else { format!("`{takes}`") };
+            let _ = writeln!(page, "| `{name}` | {takes} | {comment} |");
+        }
+    }
+    page
+}
+
+#[test]
+fn the_reference_of_settings_is_that_of_the_code() {
+    let made = page();
+    if env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(root().join(PAGE), &made).expect("written");
+    }
+    let written = read(PAGE).unwrap_or_default();
+    let differs = written.lines().zip(made.lines()).position(|(one, other)| one != other);
+    assert!(
+        written == made,
+        "{PAGE} is not what the comments say (from line {} on): UPDATE_DOCS=1 cargo test -p integration-tests --test house settings",
+        differs.map_or(0, |line| line + 1)
+    );
+}
+
+#[test]
+fn settings_are_read_from_fields_and_methods() {
+    let source = "pub struct Config {\n    /// A limit, see [`Other`](crate::Other). Default: 3.\n    ///\n    /// Second.\n    \
+                  pub limit: usize,\n    /// For tests.\n    #[doc(hidden)]\n    pub secret: bool,\n}\n\
+                  impl<T: Send + 'static> Config {\n    /// Sets a time.\n    pub fn time(mut self, time: Duration) -> Self {\n\
+                  \x20       self\n    }\n    /// Ends.\n    pub fn build(self) -> Result<T> {\n    }\n}\n\
+                  impl ConfigOf {\n    /// Not this.\n    pub fn other(self) -> Self {\n    }\n}\n";
+    let of = |shown| {
+        let all = settings(source, "Config", shown);
+        all.into_iter().map(|it| (it.name, it.takes, it.comment)).collect::<Vec<_>>()
+    };
+    let row =
+        |name: &str, takes: &str, comment: &str| (name.to_owned(), takes.to_owned(), comment.to_owned());
+    assert_eq!(of(Shown::Fields), [row("limit", "usize", "A limit, see `Other`. Default: 3. Second.")]);
+    assert_eq!(of(Shown::Methods), [row("time", "Duration", "Sets a time.")]);
+}
