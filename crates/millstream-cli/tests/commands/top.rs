@@ -168,6 +168,28 @@ async fn a_terminal_may_be_small_and_change_its_size() {
     assert_eq!(pty.end().0, 0);
 }
 
+/// The process is stopped meanwhile, so that it finds both at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_come_with_a_change_of_size_are_not_lost() {
+    let cli = Cli::new();
+    running(&cli.mq().await).await.shutdown().await;
+    let mut pty = Pty::run(&top(&cli, &[]), LARGE);
+    pty.until_line("orders 2 40");
+    for round in 0..20 {
+        let text = format!("with \"bill{round}\"");
+        pty.signal(Signal::STOP);
+        pty.resize((LARGE.0 - round % 2, LARGE.1));
+        pty.press(&format!("/bill{round}\r"));
+        pty.signal(Signal::CONT);
+        pty.until_text(&text);
+        // Leaves the filter.
+        pty.press("\u{1b}");
+        pty.until("no filter", |screen| (!screen.contents().contains(&text)).then_some(()));
+    }
+    pty.press("q");
+    assert_eq!(pty.end().0, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_goes_away_is_told_and_comes_back() {
     let mut server = Server::builder().appendonly(true).start();

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
+use crossterm::event::{self, Event, KeyEvent};
 use ratatui::Terminal;
 use ratatui::backend::{Backend, CrosstermBackend};
-use ratatui::crossterm::event::{self, Event, KeyEvent};
 use ratatui::layout::{Position, Rect};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
@@ -47,7 +47,7 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         // The alternate page hides the cursor, and leaving it does not show it again.
-        let shown = ratatui::crossterm::execute!(io::stdout(), ratatui::crossterm::cursor::Show);
+        let shown = crossterm::execute!(io::stdout(), crossterm::cursor::Show);
         if let Err(error) = shown.and_then(|()| ratatui::try_restore()) {
             eprintln!("the terminal could not be put right, `reset` does: {error}");
         }

@@ -1,8 +1,8 @@
 //! The state of the screen, and its transitions. Pure: a key and the model determine a new state and perhaps an
 //! effect.
 
+use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use millstream::{GroupName, TopicName};
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::commands::top::model::Model;
 use crate::commands::top::round::{Focus, Order};

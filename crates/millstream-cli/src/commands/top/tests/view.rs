@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use crossterm::event::{KeyCode, KeyEvent};
 use millstream::admin::Server;
 use millstream::layers::core::catalog::Unreadable;
 use millstream::layers::core::inspect::Structure;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use ratatui::style::Color;
 
 use super::*;
