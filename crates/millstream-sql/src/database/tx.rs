@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
 #[cfg(feature = "sqlite")]
-use sqlx::Sqlite;
+use sqlx::{Sqlite, SqlitePool};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{Conn, Database, Pool};
@@ -38,6 +38,19 @@ pub(crate) enum Inner {
 /// A transaction that was lent and comes back when its [`Tx`] is dropped.
 pub(crate) struct Loan(oneshot::Receiver<Returned>);
 
+/// Begins a transaction of SQLite that has the lock for writing.
+///
+/// In a task of its own, since the future of the client may not be dropped half-way, as by the timeout of a handler: between its `BEGIN`
+/// and a check behind that, nobody would roll back, and the database would stay locked. If nobody waits for the task any more,
+/// the transaction that it returns is dropped, which rolls back.
+#[cfg(feature = "sqlite")]
+pub(crate) async fn begin_immediate(pool: &SqlitePool) -> sqlx::Result<sqlx::Transaction<'static, Sqlite>> {
+    let pool = pool.clone();
+    let begun = tokio::spawn(async move { pool.begin_with("BEGIN IMMEDIATE").await });
+    // The task has ended by itself, unless the runtime is about to end.
+    begun.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+}
+
 /// Lends a transaction.
 pub(crate) fn lend(mut tx: Tx) -> (Tx, Loan) {
     let (home, back) = oneshot::channel();
@@ -67,7 +80,7 @@ impl Tx {
             #[cfg(feature = "postgres")]
             Pool::Postgres(pool) => pool.begin().await.map(Inner::Postgres),
             #[cfg(feature = "sqlite")]
-            Pool::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Inner::Sqlite),
+            Pool::Sqlite(pool) => begin_immediate(pool).await.map(Inner::Sqlite),
         };
         let inner = begun.map_err(|error| failed(error, Phase::Connect, "begin a transaction"))?;
         Ok(Self { inner: Some(inner), result: None, home: None })

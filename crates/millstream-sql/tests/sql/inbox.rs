@@ -1,8 +1,11 @@
 //! Work that is done once.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use millstream_core::ErrorKind;
@@ -17,6 +20,7 @@ on_both!(
     work_is_done_once_and_its_result_is_replayed,
     failed_work_leaves_nothing_and_is_done_again,
     work_that_panics_or_is_dropped_leaves_nothing,
+    a_begin_that_is_dropped_leaves_the_database_free,
     of_many_at_once_one_does_the_work,
     a_marker_that_expired_counts_as_absent,
     a_result_that_is_too_large_is_refused_with_the_work,
@@ -125,6 +129,28 @@ async fn work_that_panics_or_is_dropped_leaves_nothing(place: Place) {
         let done = inbox.once(&operation(id), None, async |tx| count(tx, &calls).await).await.unwrap();
         assert_eq!(done, Once::First(()), "{id}");
     }
+}
+
+/// Polls a future at most so often, and drops it.
+async fn polled<F: Future>(future: F, most: usize) -> Option<F::Output> {
+    let (mut future, mut polls) = (pin!(future), 0);
+    poll_fn(|cx| {
+        polls += 1;
+        if polls > most { Poll::Ready(None) } else { future.as_mut().poll(cx).map(Some) }
+    })
+    .await
+}
+
+/// As by the timeout of a handler, wherever the client waits.
+async fn a_begin_that_is_dropped_leaves_the_database_free(place: Place) {
+    let mut most = 0;
+    while polled(place.database.begin(), most).await.is_none() {
+        let mut next = place.database.begin().await.unwrap_or_else(|error| panic!("{most} polls: {error}"));
+        effect(&mut next, "e").await;
+        next.commit().await.unwrap();
+        most += 1;
+    }
+    assert!(most > 1, "it was never dropped while it waited");
 }
 
 async fn of_many_at_once_one_does_the_work(place: Place) {

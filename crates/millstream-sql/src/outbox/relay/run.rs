@@ -357,14 +357,14 @@ impl Run {
     async fn append(&mut self, messages: &[&Planned]) -> (Option<Error>, bool) {
         let batch: Vec<DedupAppend> = messages.iter().map(|it| it.append.clone()).collect();
         let mut results = self.log.append_dedup(&batch).await.into_iter();
-        let mut counts: BTreeMap<&TopicName, (usize, usize)> = BTreeMap::new();
+        let mut counts: BTreeMap<&TopicPartition, (usize, usize)> = BTreeMap::new();
         let (mut waits, mut is_away) = (None, false);
         for message in messages {
             let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
             let place = message.topic_partition();
             match results.next().unwrap_or_else(missing) {
                 Ok(Deduplicated { is_duplicate, .. }) => {
-                    let (stored, duplicates) = counts.entry(&place.topic).or_default();
+                    let (stored, duplicates) = counts.entry(place).or_default();
                     *(if is_duplicate { duplicates } else { stored }) += 1;
                     self.fates.stored.push(message.row.clone());
                 }
@@ -380,11 +380,12 @@ impl Run {
                 },
             }
         }
-        for (topic, (stored, duplicates)) in counts {
+        for (topic_partition, (stored, duplicates)) in counts {
             if stored > 0 {
-                self.observer.observe(&Event::Produced { topic, messages: stored });
+                self.observer.observe(&Event::Produced { topic_partition, messages: stored });
             }
             if duplicates > 0 {
+                let topic = &topic_partition.topic;
                 self.observer.observe(&Event::Deduplicated { topic, messages: duplicates });
             }
         }
