@@ -287,8 +287,8 @@ impl Observer for MetricsObserver {
             Event::Settled { topic_partition, group, settled, elapsed } => {
                 self.settled(topic_partition, group, settled, elapsed);
             }
-            Event::Produced { topic, messages } => {
-                series.topic(registry, topic, |topic| topic.produced.increment(messages as u64));
+            Event::Produced { topic_partition, messages } => {
+                series.produced(registry, topic_partition, messages as u64);
             }
             Event::Delayed { topic, messages } => {
                 series.topic(registry, topic, |topic| topic.scheduled.increment(messages as u64));

@@ -124,7 +124,8 @@ pub(crate) struct OfPartition {
 
 /// Series of one topic.
 pub(crate) struct OfTopic {
-    pub(crate) produced: Counter,
+    /// Apart from the other counters of partitions, which a process that only sends does not need.
+    produced: BTreeMap<Partition, Counter>,
     pub(crate) scheduled: Counter,
     pub(crate) fired: Counter,
     pub(crate) missed: Counter,
@@ -169,6 +170,21 @@ impl Series {
         }
         let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
         count(topics.entry(topic.clone()).or_insert_with(|| of_topic(registry, topic)));
+    }
+
+    /// Counts messages that were appended to a partition.
+    pub(crate) fn produced(&self, registry: &Registry, tp: &TopicPartition, messages: u64) {
+        let topics = self.topics.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counter) = topics.get(&tp.topic).and_then(|topic| topic.produced.get(&tp.partition)) {
+            return counter.increment(messages);
+        }
+        drop(topics);
+        let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
+        let topic = topics.entry(tp.topic.clone()).or_insert_with(|| of_topic(registry, &tp.topic));
+        let counter = topic.produced.entry(tp.partition).or_insert_with(|| {
+            registry.counter(&table::PRODUCED, &[tp.topic.as_str(), &tp.partition.0.to_string()])
+        });
+        counter.increment(messages);
     }
 
     /// Counts an event of a partition, independent of groups.
@@ -288,7 +304,7 @@ impl Series {
 fn of_topic(registry: &Registry, topic: &TopicName) -> OfTopic {
     let topic = topic.as_str();
     OfTopic {
-        produced: registry.counter(&table::PRODUCED, &[topic]),
+        produced: BTreeMap::new(),
         scheduled: registry.counter(&table::SCHEDULED, &[topic]),
         fired: registry.counter(&table::FIRED, &[topic, ""]),
         missed: registry.counter(&table::MISSED, &[topic, ""]),

@@ -34,7 +34,7 @@ macro_rules! table {
 
 table! {
     // Producing.
-    PRODUCED = Counter Events "millstream_produced_total" &["topic"], "Messages appended by this process.";
+    PRODUCED = Counter Events "millstream_produced_total" PARTITION, "Messages appended by this process.";
     DEDUPLICATED = Counter Events "millstream_deduplicated_total" &["topic"],
         "Messages that this process sent and that were stored already, under the same dedup id or unique id.";
     SCHEDULED = Counter Events "millstream_scheduled_total" &["topic"], "Delayed messages that this process scheduled.";

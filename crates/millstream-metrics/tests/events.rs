@@ -87,7 +87,7 @@ fn everything(metrics: &Metrics) {
     let (lock, led) = ("invoice:42".parse().expect("name"), "leader:scheduler".parse().expect("name"));
     let (none, scheduler) = (None, Some("scheduler"));
     for event in [
-        Event::Produced { topic: &topic, messages: 3 },
+        Event::Produced { topic_partition, messages: 3 },
         Event::Delayed { topic: &topic, messages: 4 },
         Event::Deduplicated { topic: &topic, messages: 2 },
         Event::ProduceFailed { topic: &topic, messages: 2, error: &error },
@@ -169,7 +169,7 @@ fn every_event_is_counted_as_often_as_it_says() {
         format!("dead_letters_dropped_total{{topic=\"t\",partition=\"0\",group=\"g\",reason=\"{reason}\"}}")
     };
     for (series, count) in [
-        ("produced_total{topic=\"t\"}".to_owned(), 3.0),
+        ("produced_total{topic=\"t\",partition=\"0\"}".to_owned(), 3.0),
         ("outbox_oldest_seconds".into(), 0.004),
         ("outbox_blocked_seconds".into(), 0.0),
         ("outbox_dead".into(), 3.0),

@@ -54,12 +54,14 @@ fn gauges_over_the_limit_are_left_out() {
 #[test]
 fn labels_of_ones_own_are_on_every_series() {
     let metrics = metrics(&MetricsConfig::default().label("service", "a \"b\"\\ü\nc"));
-    let topic = "t".parse().expect("name");
-    metrics.observe(&Event::Produced { topic: &topic, messages: 7 });
+    metrics.observe(&Event::Produced { topic_partition: &tp("t", 0), messages: 7 });
     Puppet::of("t", "g", "m", ConsumerState::Joining).start(&metrics);
     let text = metrics.render();
     let label = "service=\"a \\\"b\\\"\\\\ü\\nc\"";
-    assert!(text.contains(&format!("millstream_produced_total{{topic=\"t\",{label}}} 7")), "{text}");
+    assert!(
+        text.contains(&format!("millstream_produced_total{{topic=\"t\",partition=\"0\",{label}}} 7")),
+        "{text}"
+    );
     let series = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     for line in series {
         assert!(line.contains(label), "{line}");

@@ -53,8 +53,8 @@ impl LetterWork {
 pub enum Event<'a> {
     /// Messages were appended.
     Produced {
-        /// The topic.
-        topic: &'a TopicName,
+        /// The partition.
+        topic_partition: &'a TopicPartition,
         /// Number of messages.
         messages: usize,
     },

@@ -62,11 +62,11 @@ impl<T: Send + 'static> Handle for Checked<T> {
 
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         if !may_have_been_handled(&input.about) {
-            return self.call.one(input, timeout).await;
+            return self.call.one(input, timeout).await.0;
         }
         let began = Instant::now();
         match self.checker.ask(input, timeout).await {
-            Turn::Handle(input) => self.call.one(input, left(timeout, began)).await,
+            Turn::Handle(input) => self.call.one(input, left(timeout, began)).await.0,
             Turn::Done(verdict) => Some(verdict),
             Turn::NotOurs => None,
         }

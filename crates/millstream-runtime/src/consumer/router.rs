@@ -151,7 +151,7 @@ impl Router {
     async fn call(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let route = self.kind(&input.about.headers).and_then(|kind| self.routes.get(kind));
         match route.or(self.otherwise.as_ref()) {
-            Some(handler) => handler.one(input, timeout).await,
+            Some(handler) => handler.one(input, timeout).await.0,
             None => Some(Verdict::Undecodable(self.unknown(&input.about.headers))),
         }
     }

@@ -62,8 +62,10 @@ impl<C: Outgoing> Batch<C> {
 
     /// Closes the batch, so that it can be sent.
     pub(super) fn close(self) -> UnderWay<C> {
+        let messages = Arc::new(self.messages);
         UnderWay {
-            messages: Arc::new(self.messages),
+            whole: messages.clone(),
+            messages,
             partly: None,
             replies: self.replies,
             _rooms: self.rooms,
@@ -74,6 +76,8 @@ impl<C: Outgoing> Batch<C> {
 
 /// Closed batch without results, or with those of a part.
 pub(super) struct UnderWay<C: Outgoing> {
+    /// All its messages.
+    pub(super) whole: Arc<Vec<C>>,
     /// The messages without a result.
     pub(super) messages: Arc<Vec<C>>,
     /// What is known of the others, once an attempt has failed for a part of the batch.

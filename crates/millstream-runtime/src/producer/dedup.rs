@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::ProducerConfig;
 use super::backpressure::{Bound, Bounded};
 use super::batcher::{Batcher, closed};
-use super::sink::{InTurn, Outgoing, Sink};
+use super::sink::{InTurn, Outgoing, Sink, produced};
 use super::unique::ToLogUnique;
 
 /// The sends of a producer that are stored once.
@@ -285,18 +285,27 @@ impl Sink<DedupAppend> for ToLogOnce {
         results
     }
 
-    fn stored(&self, topic: &TopicName, results: &[Result<Deduplicated>], observer: &dyn Observer) {
-        emit(topic, results, observer);
+    fn stored(
+        &self,
+        topic: &TopicName,
+        messages: &[DedupAppend],
+        results: &[Result<Deduplicated>],
+        observer: &dyn Observer,
+    ) {
+        emit(topic, messages.iter().map(|message| &message.append), results, observer);
     }
 }
 
 /// Emits the events for the messages of these results that are stored now or were before.
-pub(super) fn emit(topic: &TopicName, results: &[Result<Deduplicated>], observer: &dyn Observer) {
+pub(super) fn emit<'a>(
+    topic: &TopicName,
+    messages: impl Iterator<Item = &'a Append>,
+    results: &[Result<Deduplicated>],
+    observer: &dyn Observer,
+) {
+    let stored = messages.zip(results).filter(|(_, result)| result.as_ref().is_ok_and(|it| !it.is_duplicate));
+    produced(stored.map(|(message, _)| &message.topic_partition), observer);
     let duplicates = results.iter().flatten().filter(|done| done.is_duplicate).count();
-    let messages = results.iter().flatten().count() - duplicates;
-    if messages > 0 {
-        observer.observe(&Event::Produced { topic, messages });
-    }
     if duplicates > 0 {
         observer.observe(&Event::Deduplicated { topic, messages: duplicates });
     }
@@ -363,9 +372,15 @@ impl Sink<NumberedAppend> for ToLogNumbered {
         }
     }
 
-    fn stored(&self, topic: &TopicName, results: &[Result<MessageId>], observer: &dyn Observer) {
-        let messages = results.iter().flatten().count();
-        observer.observe(&Event::Produced { topic, messages });
+    fn stored(
+        &self,
+        _: &TopicName,
+        messages: &[NumberedAppend],
+        results: &[Result<MessageId>],
+        observer: &dyn Observer,
+    ) {
+        let stored = messages.iter().zip(results).filter(|(_, result)| result.is_ok());
+        produced(stored.map(|(message, _)| &message.append.topic_partition), observer);
     }
 }
 

@@ -265,7 +265,7 @@ impl<C: Outgoing> Sender<C> {
         self.crowded = results.len() > 1 || !self.under_way.is_empty();
         let stored = results.iter().filter(|result| result.is_ok()).count();
         if stored > 0 {
-            self.sink.stored(&self.topic, &results, &*self.observer);
+            self.sink.stored(&self.topic, &batch.whole, &results, &*self.observer);
         }
         if let Some(error) = results.iter().find_map(|result| result.as_ref().err()) {
             let (topic, messages) = (&self.topic, results.len() - stored);

@@ -10,7 +10,7 @@ use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, Appender};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
 use millstream_core::topic::Partition;
-use millstream_core::{Durability, Log, MessageId, TopicName};
+use millstream_core::{Durability, Log, MessageId, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 use super::OnFull;
@@ -85,8 +85,18 @@ pub(super) trait Sink<C: Outgoing>: Send {
     /// Waits for the results of the oldest request: one for each message. Dropping the future loses nothing.
     async fn finish(&mut self) -> Vec<Result<C::Done>>;
 
-    /// Emits the event for the messages of these results that are stored: at least one.
-    fn stored(&self, topic: &TopicName, results: &[Result<C::Done>], observer: &dyn Observer);
+    /// Emits the events for those of these messages whose results say that they are stored: at least one.
+    fn stored(&self, topic: &TopicName, messages: &[C], results: &[Result<C::Done>], observer: &dyn Observer);
+}
+
+/// Emits an event for each partition in which messages were stored, with one place for each message.
+pub(super) fn produced<'a>(places: impl Iterator<Item = &'a TopicPartition>, observer: &dyn Observer) {
+    let mut places: Vec<_> = places.collect();
+    places.sort_unstable();
+    for of_partition in places.chunk_by(|one, next| one == next) {
+        let (topic_partition, messages) = (of_partition[0], of_partition.len());
+        observer.observe(&Event::Produced { topic_partition, messages });
+    }
 }
 
 /// Requests that run one after the other, oldest first.
@@ -202,9 +212,15 @@ impl Sink<Append> for ToLog {
         }
     }
 
-    fn stored(&self, topic: &TopicName, results: &[Result<MessageId>], observer: &dyn Observer) {
-        let messages = results.iter().flatten().count();
-        observer.observe(&Event::Produced { topic, messages });
+    fn stored(
+        &self,
+        _: &TopicName,
+        messages: &[Append],
+        results: &[Result<MessageId>],
+        observer: &dyn Observer,
+    ) {
+        let stored = messages.iter().zip(results).filter(|(_, result)| result.is_ok());
+        produced(stored.map(|(message, _)| &message.topic_partition), observer);
     }
 }
 
@@ -235,7 +251,13 @@ impl Sink<Scheduling> for ToSchedule {
         self.in_turn.finish().await
     }
 
-    fn stored(&self, topic: &TopicName, results: &[Result<Placed>], observer: &dyn Observer) {
+    fn stored(
+        &self,
+        topic: &TopicName,
+        _: &[Scheduling],
+        results: &[Result<Placed>],
+        observer: &dyn Observer,
+    ) {
         let messages = results.iter().flatten().count();
         observer.observe(&Event::Delayed { topic, messages });
     }

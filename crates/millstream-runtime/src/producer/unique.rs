@@ -83,7 +83,13 @@ impl Sink<UniqueAppend> for ToLogUnique {
         self.in_turn.finish().await
     }
 
-    fn stored(&self, topic: &TopicName, results: &[Result<Deduplicated>], observer: &dyn Observer) {
-        emit(topic, results, observer);
+    fn stored(
+        &self,
+        topic: &TopicName,
+        messages: &[UniqueAppend],
+        results: &[Result<Deduplicated>],
+        observer: &dyn Observer,
+    ) {
+        emit(topic, messages.iter().map(|message| &message.append), results, observer);
     }
 }

@@ -55,14 +55,17 @@ pub struct Next<'a> {
     handler: &'a dyn Call,
 }
 
-impl Next<'_> {
+impl<'a> Next<'a> {
     /// Calls them.
-    pub async fn run(self, delivery: Delivery<Bytes>) -> Answer {
+    ///
+    /// The future of the next layer, or of the handler, itself: one around it would copy the delivery and the answer once more
+    /// for each layer.
+    pub fn run(self, delivery: Delivery<Bytes>) -> BoxFuture<'a, Answer> {
         match self.layers.split_first() {
-            Some((layer, layers)) => layer.handle(delivery, Next { layers, ..self }).await,
+            Some((layer, layers)) => layer.handle(delivery, Next { layers, ..self }),
             None => {
                 let Delivery { payload, about } = delivery;
-                Answer(self.handler.one(Input { about, payload }, None).await)
+                self.handler.one(Input { about, payload }, None)
             }
         }
     }
@@ -76,7 +79,7 @@ impl fmt::Debug for Next<'_> {
 
 /// Answer of a handler and the layers around it. An [`Outcome`] becomes one.
 #[derive(Debug)]
-pub struct Answer(Option<Verdict>);
+pub struct Answer(pub(in crate::consumer) Option<Verdict>);
 
 impl From<Outcome> for Answer {
     fn from(outcome: Outcome) -> Self {
@@ -137,9 +140,9 @@ impl Call for Arc<Layered> {
         self.handler.declines()
     }
 
-    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>> {
+    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer> {
         let layered = self.clone();
-        async move { layered.handle(input, timeout).await }.boxed()
+        async move { Answer(layered.handle(input, timeout).await) }.boxed()
     }
 
     fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {

@@ -115,7 +115,7 @@ pub(in crate::consumer) trait Call: Send + Sync {
     /// See [`Handle::DECLINES`].
     fn declines(&self) -> bool;
 
-    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>>;
+    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer>;
 
     /// Handles all messages of a row. The handler's type is known in here, so a message needs no boxed future of its own.
     fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()>;
@@ -126,9 +126,9 @@ impl<H: Handle> Call for Arc<H> {
         H::DECLINES
     }
 
-    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>> {
+    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer> {
         let handler = self.clone();
-        Box::pin(async move { handler.handle(input, timeout).await })
+        Box::pin(async move { Answer(handler.handle(input, timeout).await) })
     }
 
     fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {

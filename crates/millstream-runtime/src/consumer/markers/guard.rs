@@ -84,7 +84,7 @@ impl Handle for Guarded {
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         match self.guard.begin(input, self.guard.while_running).await {
             Turn::Handle(input, kept) => {
-                let verdict = self.call.one(input, timeout).await;
+                let verdict = self.call.one(input, timeout).await.0;
                 if let Some(kept) = kept {
                     self.guard.end(&kept, verdict.as_ref()).await;
                 }

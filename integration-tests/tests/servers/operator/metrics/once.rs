@@ -1,6 +1,6 @@
 //! Messages that are stored once, handled once, or whose marker is lost.
 
-use millstream::{Check, Idempotent};
+use millstream::{Check, Idempotent, Record};
 use millstream_core::idempotency::{Begun, Operation};
 use millstream_core::{Error, ErrorKind};
 
@@ -21,6 +21,27 @@ async fn sends_that_are_not_stored_again_are_counted() {
             &[("deduplicated_total", &topic, 3.0), ("produced_total", &topic, 3.0), ("length", &topic, 3.0)],
         )
         .await;
+}
+
+/// Batches have messages of several partitions, and one result for each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_are_counted_in_their_partitions() {
+    let scene = Fixture::at(&shared_url()).await;
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    let numbers: Vec<u64> = (0..10).collect();
+    let plain = numbers.iter().map(|number| Record::new(number).partition(*number as u32 % 4));
+    producer.send_all(plain).await.into_iter().for_each(|sent| drop(sent.expect("sent")));
+    // Five ids, each in one partition and each sent twice.
+    let ids =
+        numbers.iter().map(|number| Record::new(number).partition(1).dedup(format!("id-{}", number % 5)));
+    producer.send_all(ids).await.into_iter().for_each(|sent| drop(sent.expect("sent")));
+    let of: [[(&str, &str); 2]; 4] =
+        ["0", "1", "2", "3"].map(|partition| [("topic", "orders"), ("partition", partition)]);
+    let expected = [3.0, 8.0, 2.0, 2.0];
+    let produced = of.iter().zip(expected).map(|(labels, count)| ("produced_total", &labels[..], count));
+    let lengths = of.iter().zip(expected).map(|(labels, count)| ("length", &labels[..], count));
+    let figures: Vec<figures::Figure<'_>> = produced.chain(lengths).collect();
+    scene.sees("each in its partition", &figures).await;
 }
 
 /// Two operations, the first of them in three messages.

@@ -277,7 +277,7 @@ pub(in crate::consumer) async fn handle(context: &Subscription, unit: &mut Unit,
         Handler::Each(call) => {
             for (_, job) in unit {
                 if let Some(input) = job.input(keep) {
-                    job.said = call.one(input, timeout).await.map(Said::Own);
+                    job.said = call.one(input, timeout).await.0.map(Said::Own);
                 }
             }
         }
