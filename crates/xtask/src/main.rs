@@ -1,6 +1,7 @@
 //! Developer commands of Millstream. `cargo xtask help` lists them.
 
 mod api;
+mod beside;
 mod check;
 mod install;
 mod matrix;
@@ -25,8 +26,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use crate::beside::Beside;
 use crate::run::cargo;
-use crate::steps::{Step, quiet};
+use crate::steps::{Run, quiet};
 
 /// Builds the examples beside the tests, with the same features: the main job, which the README shows, once more and
 /// optimised would take minutes.
@@ -44,7 +46,7 @@ cargo xtask check          formatting, clippy, few features, documentation: all 
 cargo xtask api            accept the present public API: rewrite docs/api
 cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey
-cargo xtask ci             test, newer, check, package and the example of the README, with a summary
+cargo xtask ci             test with check and package beside it, newer and the example of the README, with a summary
 cargo xtask lock           accept the present Lua scripts: rewrite lua/scripts.lock
 cargo xtask help           this list";
 
@@ -94,13 +96,23 @@ fn example() -> Result<()> {
     run::program(&built.display().to_string(), []).run()
 }
 
-/// The quick steps first.
+/// What runs beside the tests, once they are built.
+const BESIDE: &[&str] = &["check", "package"];
+
+/// The quick step first.
 fn ci() -> Result<()> {
-    let mut all = vec![Step { name: "lock file", run: || quiet(cargo(["fetch", "--locked"]).run()) }];
-    all.extend(check::STEPS);
-    all.push(Step { name: "test", run: || test::run(None) });
-    all.push(Step { name: "newer servers", run: matrix::newer });
-    all.push(Step { name: "package", run: || quiet(package::run()) });
-    all.push(Step { name: "example", run: || quiet(example()) });
-    steps::run(&all)
+    let mut run = Run::default();
+    run.step("lock file", || quiet(cargo(["fetch", "--locked"]).run()));
+    let mut beside = None;
+    run.step("test", || {
+        test::run_with(None, || {
+            beside.get_or_insert_with(|| Beside::start(BESIDE));
+        })
+    });
+    // Tests that could not be built have not started them.
+    let beside = beside.unwrap_or_else(|| Beside::start(BESIDE));
+    run.step("check and package", || quiet(beside.wait(BESIDE)));
+    run.step("newer servers", matrix::newer);
+    run.step("example", || quiet(example()));
+    run.end()
 }

@@ -1,8 +1,9 @@
 //! Running programs: in the root of the workspace, without stdin, and in CI with a time limit.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -85,6 +86,15 @@ impl Program {
         Ok(())
     }
 
+    /// Runs it with its output in a file. An error if it fails.
+    pub(crate) fn run_into(mut self, log: &Path) -> Result<()> {
+        let file = File::create(log).with_context(|| log.display().to_string())?;
+        self.command.stderr(file.try_clone()?).stdout(file);
+        let status = self.command.status().with_context(|| format!("cannot run {}", self.shown))?;
+        ensure!(status.success(), "`{}`: {status}", self.shown);
+        Ok(())
+    }
+
     /// Whether it runs and succeeds; silently.
     pub(crate) fn works(mut self) -> bool {
         self.command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
@@ -107,7 +117,12 @@ impl Program {
     }
 
     /// Runs it and passes its output on while it comes; returns whether it succeeded, and all lines.
-    pub(crate) fn watch(mut self) -> Result<(bool, Vec<String>)> {
+    pub(crate) fn watch(self) -> Result<(bool, Vec<String>)> {
+        self.watch_each(|_| {})
+    }
+
+    /// The same, with a call for each line of stderr.
+    pub(crate) fn watch_each(mut self, seen: impl FnMut(&str) + Send) -> Result<(bool, Vec<String>)> {
         println!("$ {}", self.shown);
         let mut child = self
             .command
@@ -118,8 +133,8 @@ impl Program {
         let stdout = child.stdout.take().context("stdout is piped")?;
         let stderr = child.stderr.take().context("stderr is piped")?;
         let lines = thread::scope(|scope| {
-            let errors = scope.spawn(|| pass_on(stderr, io::stderr()));
-            let mut lines = pass_on(stdout, io::stdout());
+            let errors = scope.spawn(|| pass_on(stderr, io::stderr(), seen));
+            let mut lines = pass_on(stdout, io::stdout(), |_| {});
             lines.extend(errors.join().unwrap_or_default());
             lines
         });
@@ -127,11 +142,12 @@ impl Program {
     }
 }
 
-fn pass_on(from: impl Read, mut to: impl Write) -> Vec<String> {
+fn pass_on(from: impl Read, mut to: impl Write, mut seen: impl FnMut(&str)) -> Vec<String> {
     let mut lines = Vec::new();
     for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned();
         let _ = writeln!(to, "{line}");
+        seen(&line);
         lines.push(line);
     }
     lines

@@ -19,8 +19,25 @@ pub(crate) fn quiet(result: Result<()>) -> Result<String> {
 
 /// Runs all steps and prints a line for each at the end. An error if any failed.
 pub(crate) fn run(steps: &[Step]) -> Result<()> {
-    let (mut summary, mut failed, mut last_word) = (String::new(), Vec::new(), String::new());
+    let mut all = Run::default();
     for Step { name, run } in steps {
+        all.step(name, run);
+    }
+    all.end()
+}
+
+/// Steps that have run, and their results.
+#[derive(Default)]
+pub(crate) struct Run {
+    summary: String,
+    failed: Vec<&'static str>,
+    count: u32,
+    last_word: String,
+}
+
+impl Run {
+    /// Runs a step.
+    pub(crate) fn step(&mut self, name: &'static str, run: impl FnOnce() -> Result<String>) {
         println!("\n== {name}");
         let started = Instant::now();
         let result = run();
@@ -28,21 +45,26 @@ pub(crate) fn run(steps: &[Step]) -> Result<()> {
         let (word, note) = match result {
             Ok(note) => ("ok", note),
             Err(error) => {
-                failed.push(*name);
+                self.failed.push(name);
                 ("FAILED", format!("{error:#}"))
             }
         };
         if !note.is_empty() {
             println!("{note}");
-            last_word.clone_from(&note);
+            self.last_word.clone_from(&note);
         }
-        summary += format!("{name:<10}{word:<8}{seconds:>5} s  {note}").trim_end();
-        summary.push('\n');
+        self.count += 1;
+        self.summary += format!("{name:<18}{word:<8}{seconds:>5} s  {note}").trim_end();
+        self.summary.push('\n');
     }
-    println!("\n== summary\n{summary}");
-    if !failed.is_empty() {
-        bail!("{} of {} steps failed: {}", failed.len(), steps.len(), failed.join(", "));
+
+    /// Prints a line for each step. An error if any failed.
+    pub(crate) fn end(self) -> Result<()> {
+        println!("\n== summary\n{}", self.summary);
+        if !self.failed.is_empty() {
+            bail!("{} of {} steps failed: {}", self.failed.len(), self.count, self.failed.join(", "));
+        }
+        println!("{}", self.last_word);
+        Ok(())
     }
-    println!("{last_word}");
-    Ok(())
 }

@@ -25,6 +25,11 @@ pub(crate) struct Totals {
 /// Runs the tests whose name contains `filter`, or all. Returns `N passed, N failed`; an error if any failed, or if
 /// there was none to run.
 pub(crate) fn run(filter: Option<&str>) -> Result<String> {
+    run_with(filter, || {})
+}
+
+/// The same, with a call once the tests are built and the first of them starts.
+pub(crate) fn run_with(filter: Option<&str>, mut started: impl FnMut() + Send) -> Result<String> {
     let redis = ensure_server()?;
     let (server, url) = match env::var("MILLSTREAM_TEST_REDIS") {
         Ok(url) => (None, url),
@@ -87,7 +92,11 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         let cargo = cargo.env("REDIS_SERVER", &redis);
         let cargo = cargo.env("MILLSTREAM_TEST_POSTGRES", &database).env("POSTGRES_BIN", &programs);
         let cargo = others.iter().fold(cargo, |cargo, (variable, path)| cargo.env(variable, path));
-        let (success, lines) = cargo.watch()?;
+        let (success, lines) = cargo.watch_each(|line| {
+            if is_start(line) {
+                started();
+            }
+        })?;
         let found = count(lines.iter().map(String::as_str), nextest);
         totals.passed += found.passed;
         totals.failed += found.failed;
@@ -104,6 +113,12 @@ pub(crate) fn run(filter: Option<&str>) -> Result<String> {
         (_, 0) => Ok(format!("{passed} passed, 0 failed")),
         _ => bail!("{passed} passed, {failed} failed"),
     }
+}
+
+/// Whether cargo has built the tests, and says that it runs the first ones now.
+fn is_start(line: &str) -> bool {
+    let line = plain(line);
+    ["Starting ", "Running ", "Doc-tests "].iter().any(|start| line.trim_start().starts_with(start))
 }
 
 /// Where nextest finds how much of the machine a test takes, as a value of `--tool-config-file`.
@@ -156,7 +171,19 @@ fn plain(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Totals, count};
+    use super::{Totals, count, is_start};
+
+    #[test]
+    fn the_start_of_the_tests_is_seen() {
+        for line in [
+            "\u{1b}[32;1m    Starting\u{1b}[0m \u{1b}[1m8\u{1b}[0m tests across 2 binaries",
+            "     Running unittests src/lib.rs (target/debug/deps/millstream)",
+            "   Doc-tests millstream",
+        ] {
+            assert!(is_start(line), "{line}");
+        }
+        assert!(!is_start("   Compiling millstream-core v0.1.0"));
+    }
 
     #[test]
     fn the_results_of_all_binaries_are_added_up() {
