@@ -156,6 +156,8 @@ pub(crate) struct Scenario {
     pub(crate) slow: Duration,
     /// The largest payload, in bytes.
     pub(crate) largest: u32,
+    /// The number of layers around a handler that gets each message.
+    pub(crate) layers: usize,
 }
 
 impl Scenario {
@@ -215,6 +217,7 @@ impl Scenario {
             poison,
             slow: Duration::from_secs(rng.u64(1..20)),
             largest: if has(Trouble::SlowLinks) { LARGEST } else { 0 },
+            layers: if rng.bool() { rng.usize(1..=3) } else { 0 },
             troubles,
         }
     }

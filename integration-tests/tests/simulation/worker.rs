@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use millstream_core::Outcome;
 use millstream_core::policy::Fixed;
 use millstream_delay::{Promoter, PromoterConfig};
-use millstream_runtime::{Batch, Consumer, ConsumerBuilder, Delivery, Puller};
+use millstream_runtime::{
+    Answer, Batch, Consumer, ConsumerBuilder, Delivery, Layer, Next, Puller, Timeout, Trace,
+};
 use millstream_testkit::chaos::Client;
 use millstream_testkit::history::{Event, Origin, Place, Start};
 use tokio::time::sleep;
@@ -15,6 +19,11 @@ use crate::behaviour::{Behaviour, Say};
 use crate::event_recorder::EventRecorder;
 use crate::instance::{Site, group};
 use crate::scenario::{Scenario, Style};
+
+/// Shorter than any time of a scenario.
+const A_MOMENT: Duration = Duration::from_millis(1);
+/// Longer than any handler takes.
+const LONG: Duration = Duration::from_secs(3_600);
 
 /// A consumer, in one of its styles.
 pub(crate) enum Worker {
@@ -43,7 +52,7 @@ impl Worker {
         let builder = builder(&handler, member, in_group);
         Ok(match site.scenario.style {
             Style::Each => Self::Hears(
-                builder
+                layered(builder, site.scenario.layers, client)
                     .start(move |delivery: Delivery<u64>| {
                         let handler = handler.clone();
                         async move { handler.handle(&delivery).await.outcome() }
@@ -116,6 +125,29 @@ fn builder(handler: &Handler, member: &str, in_group: usize) -> ConsumerBuilder<
         builder = builder.member_id(member).rejoin_timeout(scenario.rejoin_timeout);
     }
     builder
+}
+
+/// Waits before and behind what is inside of it, as a layer does that asks others.
+struct Waits(Client);
+
+#[async_trait]
+impl Layer for Waits {
+    async fn handle(&self, delivery: Delivery<Bytes>, next: Next<'_>) -> Answer {
+        self.0.awake().await;
+        sleep(A_MOMENT).await;
+        let answer = next.run(delivery).await;
+        self.0.awake().await;
+        answer
+    }
+}
+
+/// Puts so many layers around the handler.
+fn layered(builder: ConsumerBuilder<u64>, count: usize, client: &Client) -> ConsumerBuilder<u64> {
+    (0..count).fold(builder, |builder, nth| match nth {
+        0 => builder.layer(Waits(client.clone())),
+        1 => builder.layer(Trace::new()),
+        _ => builder.layer(Timeout::new(LONG)),
+    })
 }
 
 impl Handler {

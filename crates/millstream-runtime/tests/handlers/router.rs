@@ -11,7 +11,7 @@ use millstream_core::event::Cause;
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::{Check, ErrorKind, Limits, Outcome, Reason, Topic};
 use millstream_runtime::extract::{Attempt, Payload, State, with_state};
-use millstream_runtime::{Answer, Delivery, Layer, Next, Router, TYPE_HEADER, Timeout, test};
+use millstream_runtime::{Answer, Delivery, Layer, Next, Router, TYPE_HEADER, Timeout, Trace, test};
 
 const EVENTS: Topic<Bytes> = Topic::raw("numbers").partitions(1);
 const OTHERS: Topic<Bytes> = Topic::raw("others").partitions(1);
@@ -67,6 +67,30 @@ async fn each_type_has_its_handler_with_retries_layers_and_arguments() {
     let expected =
         ["3 bytes", "count 123 1", "5 bytes", "name ada 1", "3 bytes", "count 123 2"].map(str::to_owned);
     assert_eq!(lines(&seen), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_of_an_hour_runs_once_inside_of_layers() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let (bench, seen) = (bench(), Log::default());
+    bench.producer(EVENTS).await.typed::<u64>("slow").send(&1).await.expect("stored");
+    let mut consumers = Vec::new();
+    for member in ["a", "b"] {
+        let seen = seen.clone();
+        let router = Router::new().on("slow", move |_: Delivery<u64>| {
+            log(&seen, member);
+            tokio::time::sleep(HOUR)
+        });
+        let builder = bench.consumer(EVENTS, "g").layer(Trace::new()).layer(Sizes(Log::default()));
+        let consumer = builder.layer(Timeout::new(HOUR * 2)).start_router(router).await.expect("started");
+        consumers.push(consumer);
+    }
+    consumers[0].wait_idle().await.expect("idle");
+    let mut acked = 0;
+    for consumer in consumers {
+        acked += consumer.shutdown().await.acked;
+    }
+    assert_eq!((acked, lines(&seen).len()), (1, 1), "{:?}", lines(&seen));
 }
 
 #[tokio::test(start_paused = true)]
