@@ -15,9 +15,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 pub use conn::Conn;
 pub(crate) use conn::{Arg, Row};
 pub use tx::Tx;
-#[cfg(feature = "sqlite")]
-pub(crate) use tx::begin_immediate;
-pub(crate) use tx::lend;
+pub(crate) use tx::{begin, lend};
 
 use crate::error::{Phase, failed};
 

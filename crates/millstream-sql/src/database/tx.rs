@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
 #[cfg(feature = "sqlite")]
-use sqlx::{Sqlite, SqlitePool};
+use sqlx::Sqlite;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{Conn, Database, Pool};
@@ -38,15 +38,36 @@ pub(crate) enum Inner {
 /// A transaction that was lent and comes back when its [`Tx`] is dropped.
 pub(crate) struct Loan(oneshot::Receiver<Returned>);
 
-/// Begins a transaction of SQLite that has the lock for writing.
-///
-/// In a task of its own, since the future of the client may not be dropped half-way, as by the timeout of a handler: between its `BEGIN`
-/// and a check behind that, nobody would roll back, and the database would stay locked. If nobody waits for the task any more,
-/// the transaction that it returns is dropped, which rolls back.
+/// A client whose transactions begin with a statement.
+pub(crate) trait Begins: sqlx::Database {
+    /// `None`: that of the client.
+    const STATEMENT: Option<&'static str>;
+}
+
+#[cfg(feature = "postgres")]
+impl Begins for Postgres {
+    const STATEMENT: Option<&'static str> = None;
+}
+
 #[cfg(feature = "sqlite")]
-pub(crate) async fn begin_immediate(pool: &SqlitePool) -> sqlx::Result<sqlx::Transaction<'static, Sqlite>> {
+impl Begins for Sqlite {
+    const STATEMENT: Option<&'static str> = Some("BEGIN IMMEDIATE");
+}
+
+/// Begins a transaction.
+///
+/// In a task of its own, since the future of the client may not be dropped half-way, as by the timeout of a handler. With sqlx 0.8.6 the
+/// connection would go back to its pool inside of the transaction: on PostgreSQL between `BEGIN` and its answer, so that statements
+/// of others on it are not committed; on SQLite between `BEGIN` and a check behind it, so that the database stays locked. If
+/// nobody waits for the task any more, the transaction that it returns is dropped, which rolls back.
+pub(crate) async fn begin<DB: Begins>(pool: &sqlx::Pool<DB>) -> sqlx::Result<sqlx::Transaction<'static, DB>> {
     let pool = pool.clone();
-    let begun = tokio::spawn(async move { pool.begin_with("BEGIN IMMEDIATE").await });
+    let begun = tokio::spawn(async move {
+        match DB::STATEMENT {
+            None => pool.begin().await,
+            Some(statement) => pool.begin_with(statement).await,
+        }
+    });
     // The task has ended by itself, unless the runtime is about to end.
     begun.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
 }
@@ -78,9 +99,9 @@ impl Tx {
     pub(super) async fn begin(database: &Database) -> Result<Self> {
         let begun = match &database.pool {
             #[cfg(feature = "postgres")]
-            Pool::Postgres(pool) => pool.begin().await.map(Inner::Postgres),
+            Pool::Postgres(pool) => begin(pool).await.map(Inner::Postgres),
             #[cfg(feature = "sqlite")]
-            Pool::Sqlite(pool) => begin_immediate(pool).await.map(Inner::Sqlite),
+            Pool::Sqlite(pool) => begin(pool).await.map(Inner::Sqlite),
         };
         let inner = begun.map_err(|error| failed(error, Phase::Connect, "begin a transaction"))?;
         Ok(Self { inner: Some(inner), result: None, home: None })
@@ -123,7 +144,7 @@ impl Tx {
     }
 
     /// Sets the result of the operation that is done in this transaction, for an [inbox](crate::Inbox): a duplicate gets it.
-    /// At most 64 KiB; it is refused when the transaction is to be committed.
+    /// At most 64 KiB, and not in a batch: it is refused when the transaction is to be committed.
     pub fn keep_result(&mut self, result: impl Into<Bytes>) {
         self.result = Some(result.into());
     }

@@ -176,7 +176,7 @@ impl Inbox {
     /// so that two batches that share operations wait for each other and do not deadlock.
     ///
     /// # Errors
-    /// As [`once`](Self::once).
+    /// As [`once`](Self::once); and [`ErrorKind::InvalidConfig`] if `work` [keeps a result](Tx::keep_result): nothing is committed.
     pub async fn once_all<F, Fut, R, E>(
         &self,
         operations: &[Operation],
@@ -212,7 +212,12 @@ impl Inbox {
                 return Err(OnceError::Work(error));
             }
         };
-        let (mut tx, _) = back?;
+        let (mut tx, result) = back?;
+        if result.is_some() {
+            tx.rollback().await;
+            let why = "a batch keeps no result: its operations may come again one by one";
+            return Err(Error::new(ErrorKind::InvalidConfig, why).into());
+        }
         match self.permits(&mut tx, fence).await {
             Ok(()) => {}
             Err(error) => {

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use millstream_core::ErrorKind;
 use millstream_core::idempotency::MAX_RESULT_LEN;
-use millstream_sql::{Claimed, Mode, Once, OnceError, Tx};
+use millstream_sql::sqlx::Executor;
+use millstream_sql::sqlx::postgres::PgPoolOptions;
+use millstream_sql::sqlx::sqlite::SqlitePoolOptions;
+use millstream_sql::{Claimed, Database, Mode, Once, OnceError, Tx};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
@@ -20,7 +23,7 @@ on_both!(
     work_is_done_once_and_its_result_is_replayed,
     failed_work_leaves_nothing_and_is_done_again,
     work_that_panics_or_is_dropped_leaves_nothing,
-    a_begin_that_is_dropped_leaves_the_database_free,
+    a_begin_that_is_dropped_leaves_its_connection_free,
     of_many_at_once_one_does_the_work,
     a_marker_that_expired_counts_as_absent,
     a_result_that_is_too_large_is_refused_with_the_work,
@@ -141,16 +144,30 @@ async fn polled<F: Future>(future: F, most: usize) -> Option<F::Output> {
     .await
 }
 
-/// As by the timeout of a handler, wherever the client waits.
-async fn a_begin_that_is_dropped_leaves_the_database_free(place: Place) {
-    let mut most = 0;
-    while polled(place.database.begin(), most).await.is_none() {
-        let mut next = place.database.begin().await.unwrap_or_else(|error| panic!("{most} polls: {error}"));
-        effect(&mut next, "e").await;
-        next.commit().await.unwrap();
-        most += 1;
+/// As by the timeout of a handler, wherever the client waits. The pool has one connection, so the next statement is on the same: it is
+/// committed by itself, and others see it.
+async fn a_begin_that_is_dropped_leaves_its_connection_free(place: Place) {
+    const INSERT: &str = "INSERT INTO effects (name) VALUES ('e')";
+    let (postgres, sqlite) = match place.is_postgres() {
+        true => (Some(PgPoolOptions::new().max_connections(1).connect(&place.url).await.unwrap()), None),
+        false => (None, Some(SqlitePoolOptions::new().max_connections(1).connect(&place.url).await.unwrap())),
+    };
+    let database = postgres.clone().map(Database::from).or(sqlite.clone().map(Database::from)).unwrap();
+    let (mut dropped, mut inserted) = (0, 0);
+    for most in (0..20).flat_map(|_| 0..5) {
+        // The last ones are not dropped half-way, or none of them if the other threads are quick.
+        if polled(database.begin(), most).await.is_none() {
+            dropped += 1;
+        }
+        match (&postgres, &sqlite) {
+            (Some(pool), _) => drop(pool.execute(INSERT).await.unwrap()),
+            (_, Some(pool)) => drop(pool.execute(INSERT).await.unwrap()),
+            _ => unreachable!("one of them"),
+        }
+        inserted += 1;
+        assert_eq!(place.effects("e").await, inserted, "after {most} polls");
     }
-    assert!(most > 1, "it was never dropped while it waited");
+    assert!(dropped > 20, "{dropped}: it was never dropped while it waited");
 }
 
 async fn of_many_at_once_one_does_the_work(place: Place) {
@@ -342,6 +359,15 @@ async fn a_batch_does_the_new_ones(place: Place) {
         effect(&mut tx, "batch").await;
         Ok::<_, Infallible>(fresh.len())
     };
+    let keeps = async |mut tx: Tx, _| {
+        effect(&mut tx, "batch").await;
+        tx.keep_result("a result");
+        Ok::<_, Infallible>(())
+    };
+    match inbox.once_all(&batch, None, keeps).await {
+        Err(OnceError::Store(error)) => assert_eq!(error.kind(), ErrorKind::InvalidConfig),
+        other => panic!("a batch has no result: {other:?}"),
+    }
     let done = inbox.once_all(&batch, None, work).await;
     assert_eq!(done.unwrap(), Once::First((vec![0, 2, 4, 5], 4)));
     let again = inbox.once_all(&batch, None, async |tx, _| count(tx, &calls).await).await.unwrap();

@@ -13,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
+use crate::database::begin;
 use crate::error::{Phase, failed};
 use crate::outbox::row::{RowName, StoredRow};
 
@@ -201,7 +202,7 @@ impl Store for PostgresStore {
     ) -> Result<Vec<i16>> {
         let error = within("delete from the outbox");
         let (shards, epochs): (Vec<i16>, Vec<i64>) = grants.iter().map(|it| (it.shard, it.epoch)).unzip();
-        let mut tx = self.0.begin().await.map_err(&error)?;
+        let mut tx = begin(&self.0).await.map_err(&error)?;
         let idle = millis(ttl.max(SHORTEST_IDLE)).to_string();
         let held = sqlx::query_scalar(HELD).bind(me).bind(shards).bind(epochs).bind(idle);
         let held: Vec<i16> = held.fetch_all(&mut *tx).await.map_err(&error)?;

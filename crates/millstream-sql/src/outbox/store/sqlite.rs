@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
-use crate::database::begin_immediate;
+use crate::database::begin;
 use crate::error::{Phase, failed};
 use crate::outbox::row::{RowName, StoredRow};
 
@@ -119,7 +119,7 @@ fn json<N: ToString>(numbers: &[N]) -> String {
 impl Store for SqliteStore {
     async fn renew(&self, me: &str, ttl: Duration) -> Result<Shares> {
         let error = within("renew leases of the outbox");
-        let mut tx = begin_immediate(&self.0).await.map_err(&error)?;
+        let mut tx = begin(&self.0).await.map_err(&error)?;
         sqlx::query(ENLIST).bind(me).bind(millis(ttl)).execute(&mut *tx).await.map_err(&error)?;
         sqlx::query(RENEW).bind(me).bind(millis(ttl)).execute(&mut *tx).await.map_err(&error)?;
         sqlx::query(FORGET).execute(&mut *tx).await.map_err(&error)?;
@@ -194,7 +194,7 @@ impl Store for SqliteStore {
     ) -> Result<Vec<i16>> {
         let error = within("delete from the outbox");
         let epoch = grants.first().map_or(-1, |grant| grant.epoch);
-        let mut tx = begin_immediate(&self.0).await.map_err(&error)?;
+        let mut tx = begin(&self.0).await.map_err(&error)?;
         let held = sqlx::query_scalar(HELD).bind(me).bind(epoch);
         let held: i64 = held.fetch_one(&mut *tx).await.map_err(&error)?;
         if held == 0 {
