@@ -127,15 +127,15 @@ fn builder(handler: &Handler, member: &str, in_group: usize) -> ConsumerBuilder<
     builder
 }
 
-/// Waits before and behind what is inside of it, as a layer does that asks others.
+/// Waits behind what is inside of it, as a layer does that tells others. Not before it: the runtime starts an attempt under its lease, and
+/// how long layers take until the handler is called is theirs.
 struct Waits(Client);
 
 #[async_trait]
 impl Layer for Waits {
     async fn handle(&self, delivery: Delivery<Bytes>, next: Next<'_>) -> Answer {
-        self.0.awake().await;
-        sleep(A_MOMENT).await;
         let answer = next.run(delivery).await;
+        sleep(A_MOMENT).await;
         self.0.awake().await;
         answer
     }
