@@ -50,6 +50,15 @@ pub(super) struct Bounded {
     lengths: Mutex<BTreeMap<TopicPartition, u64>>,
 }
 
+/// Returns the results of messages whose lengths could not be queried: nothing was sent, whatever the query says.
+fn not_sent<D>(error: &Error, count: usize) -> Vec<Result<D>> {
+    let error = match error.kind() {
+        ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("not sent: {error}")),
+        _ => error.clone(),
+    };
+    (0..count).map(|_| Err(error.clone())).collect()
+}
+
 impl Bounded {
     pub(super) fn new(
         log: Arc<dyn Log>,
@@ -72,12 +81,7 @@ impl Bounded {
             Ok(full) => full,
             // The append returns an error of its own for each message.
             Err(error) if error.kind() == ErrorKind::WrongType => return self.measured(batch).await,
-            // Only the lengths were queried: nothing was sent.
-            Err(error) if error.kind() == ErrorKind::Unconfirmed => {
-                let error = Error::new(ErrorKind::Unavailable, format!("not sent: {error}"));
-                return batch.iter().map(|_| Err(error.clone())).collect();
-            }
-            Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => return not_sent(&error, batch.len()),
         };
         if full.is_empty() {
             return self.measured(batch).await;
@@ -140,7 +144,7 @@ impl Bounded {
             Ok(full) => full,
             // The append returns an error of its own for each message.
             Err(error) if error.kind() == ErrorKind::WrongType => Vec::new(),
-            Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => return not_sent(&error, batch.len()),
         };
         let refused = |item: &C| full.contains(&append_of(item).topic_partition);
         let rest: Vec<C> = batch.iter().filter(|item| !refused(item)).cloned().collect();

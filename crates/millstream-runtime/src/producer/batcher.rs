@@ -9,7 +9,7 @@ use std::time::Duration;
 use millstream_core::TopicName;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::ProducerConfig;
@@ -23,6 +23,8 @@ pub(super) struct Batcher<C: Outgoing> {
     room: Arc<Semaphore>,
     buffer_memory: usize,
     delivery_timeout: Duration,
+    /// Closed when the task has ended.
+    ended: watch::Receiver<()>,
 }
 
 pub(super) enum Command<C: Outgoing> {
@@ -86,12 +88,17 @@ impl<C: Outgoing> Batcher<C> {
     ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let sender = Sender::new(Box::new(sink), topic, observer, inbox, config);
-        tokio::spawn(sender.run());
+        let (running, ended) = watch::channel(());
+        tokio::spawn(async move {
+            sender.run().await;
+            drop(running);
+        });
         Self {
             commands,
             room: Arc::new(Semaphore::new(config.buffer_memory)),
             buffer_memory: config.buffer_memory,
             delivery_timeout: config.delivery_timeout,
+            ended,
         }
     }
 
@@ -134,9 +141,12 @@ impl<C: Outgoing> Batcher<C> {
 
     async fn mark(&self, command: impl FnOnce(oneshot::Sender<()>) -> Command<C>) {
         let (reply, done) = oneshot::channel();
-        if self.commands.send(command(reply)).is_ok() {
-            // An error means that the task has ended, so nothing is under way.
-            let _ = done.await;
+        let is_taken = self.commands.send(command(reply)).is_ok();
+        // An error means that the task has ended.
+        if !is_taken || done.await.is_err() {
+            // Somebody has closed it before; but messages may still be queued or under way.
+            let mut ended = self.ended.clone();
+            while ended.changed().await.is_ok() {}
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -127,6 +128,38 @@ async fn a_layer_outside_of_a_timeout_uses_none_of_its_time_and_one_inside_does(
     consumer.wait_idle().await.expect("idle");
     consumer.shutdown().await;
     assert_eq!(failures.take(), [(Cause::Timeout, "handler timed out after 1s".to_owned())]);
+}
+
+/// As a layer does that is written without `async_trait`, and panics before its future is there.
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_panics_before_it_waits_fails_the_attempt() {
+    struct Panics;
+    impl Layer for Panics {
+        fn handle<'a: 'c, 'b: 'c, 'c>(
+            &'a self,
+            delivery: Delivery<Bytes>,
+            next: Next<'b>,
+        ) -> Pin<Box<dyn Future<Output = Answer> + Send + 'c>>
+        where
+            Self: 'c,
+        {
+            assert!(delivery.attempt() > 1, "the first attempt");
+            next.run(delivery)
+        }
+    }
+    for is_outermost in [true, false] {
+        let (bench, failures, retry) = (bench(), Failures::default(), Fixed::new(MS(10)).attempts(2));
+        bench.produce(3).await;
+        let builder = consumer(&bench, &failures, "g");
+        let builder = if is_outermost { builder } else { builder.layer(Waits(MS(1))) }.layer(Panics);
+        let consumer = builder.retry(retry).start(|_: Delivery<u64>| async {}).await.expect("started");
+        consumer.wait_idle().await.expect("idle");
+        let report = consumer.shutdown().await;
+        assert_eq!((report.acked, report.retried), (3, 3), "outermost: {is_outermost}");
+        let failures = failures.take();
+        assert_eq!(failures.len(), 3, "each once, under the same lease: {failures:?}");
+        assert!(failures.iter().all(|(cause, _)| *cause == Cause::Panic), "{failures:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

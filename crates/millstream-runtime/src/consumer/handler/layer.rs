@@ -129,8 +129,9 @@ impl Layered {
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let Input { about, payload } = input;
         let next = Next { layers: &self.layers, handler: &*self.handler };
-        // Inside there is no limit of its own: this one covers the layers too, and catches their panics.
-        let answer = guarded(next.run(Delivery { payload, about }), timeout).await;
+        // Inside there is no limit of its own: this one covers the layers too, and catches their panics, also of one that returns a
+        // future and panics before.
+        let answer = guarded(async { next.run(Delivery { payload, about }).await }, timeout).await;
         answer.unwrap_or_else(|failed| Answer(Some(failed))).0
     }
 }

@@ -1,10 +1,12 @@
 //! Requests that follow each other without waiting: order, whatever is refused meanwhile.
 
+use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millstream_core::{ErrorKind, MessageId, TopicChange, TopicPartition};
 use millstream_runtime::{Producer, Record};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::support::{Bench, MS, NUMBERS, bench, partition};
 
@@ -43,6 +45,22 @@ async fn requests_do_not_wait_for_each_other() {
     assert!(started.elapsed() < MS(15), "{:?} for four requests of 10 ms, all at once", started.elapsed());
     assert!(in_order(&sent), "{sent:?}");
     assert_eq!(*bench.log.appends.lock().expect("lock"), [10; 4]);
+}
+
+/// As a shutdown with a time limit does, behind which somebody closes it in any case.
+#[tokio::test(start_paused = true)]
+async fn who_closes_it_again_waits_as_the_first_does() {
+    let (_bench, producer) = ahead().await;
+    let mut sending = pin!(send(&producer, 40));
+    timeout(MS(1), &mut sending).await.expect_err("requests are under way");
+    for _ in 0..2 {
+        timeout(MS(1), producer.close()).await.expect_err("requests are under way");
+        timeout(MS(1), producer.flush()).await.expect_err("requests are under way");
+    }
+    producer.close().await;
+    assert!(in_order(&sending.now_or_never().expect("everything was answered")));
+    producer.close().await;
+    producer.flush().await;
 }
 
 #[tokio::test(start_paused = true)]
