@@ -15,6 +15,8 @@ const BURST: u32 = 20;
 const EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of addresses that are remembered; others share one count.
 const KEPT: usize = 10_000;
+/// What the others share. No client has it, and not that of hosts which do not say who the client is.
+const OTHERS: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 /// Longest name that is logged, in characters.
 const LONGEST: usize = 64;
 
@@ -33,12 +35,17 @@ fn address(parts: &Parts) -> IpAddr {
     }
 }
 
+/// Returns the address under which failures of this one are counted.
+fn key(of: &HashMap<IpAddr, Instant>, address: IpAddr) -> IpAddr {
+    if of.len() >= KEPT && !of.contains_key(&address) { OTHERS } else { address }
+}
+
 impl LogIns {
     /// Returns whether the client may try: otherwise its password is not even compared.
     pub(crate) fn may_try(&self, parts: &Parts) -> bool {
         let of = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // The time at which all of its failures are forgotten.
-        of.get(&address(parts)).is_none_or(|clear| *clear <= Instant::now() + EVERY * (BURST - 1))
+        of.get(&key(&of, address(parts))).is_none_or(|clear| *clear <= Instant::now() + EVERY * (BURST - 1))
     }
 
     /// Records a failed log-in of this user.
@@ -50,8 +57,7 @@ impl LogIns {
         if of.len() >= KEPT {
             of.retain(|_, clear| *clear > now);
         }
-        let full = of.len() >= KEPT && !of.contains_key(&address);
-        let key = if full { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { address };
+        let key = key(&of, address);
         let clear = of.entry(key).or_insert(now);
         *clear = (*clear).max(now) + EVERY;
     }
@@ -66,6 +72,30 @@ mod tests {
     fn from(address: &str) -> Parts {
         let address = SocketAddr::new(address.parse().expect("an address"), 5_000);
         Request::get("/").extension(ConnectInfo(address)).body(()).expect("a request").into_parts().0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_that_are_not_remembered_wait_together() {
+        let log_ins = LogIns::default();
+        for host in 0..KEPT {
+            let host = u32::try_from(host).expect("small");
+            log_ins.failed(&from(&Ipv4Addr::from_bits(0x0a00_0000 + host).to_string()), "ann");
+        }
+        let mut guesses = 0;
+        for network in 0..1_000 {
+            let parts = from(&format!("2001:db8:0:{network:x}::1"));
+            if log_ins.may_try(&parts) {
+                log_ins.failed(&parts, "ann");
+                guesses += 1;
+            }
+        }
+        assert_eq!(guesses, BURST);
+        assert!(log_ins.may_try(&from("10.0.0.1")), "one that is remembered");
+        let unknown = Request::get("/").body(()).expect("a request").into_parts().0;
+        assert!(!log_ins.may_try(&unknown), "it is one of the others, too");
+        tokio::time::advance(EVERY * 2).await;
+        log_ins.failed(&from("192.0.2.1"), "ann");
+        assert!(log_ins.may_try(&unknown) && log_ins.may_try(&from("2001:db8::1")), "there is room again");
     }
 
     #[tokio::test(start_paused = true)]

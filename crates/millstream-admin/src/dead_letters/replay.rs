@@ -126,8 +126,9 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// Replays dead letters, step by step. Dropped between two steps, it leaves nothing behind. Dropped within a step, the
-/// letters that it had claimed are free again after the [hold](Replay::hold).
+/// Replays dead letters, step by step. Dropped between two steps of which the last one succeeded, it leaves nothing behind. Dropped within
+/// a step, the letters that it had claimed are free again after the [hold](Replay::hold); those of them that were [sent](Self::has_sent) to
+/// a topic can be sent again then.
 #[derive(Debug)]
 pub struct Replayer {
     backend: Backend,
@@ -211,6 +212,21 @@ impl Replayer {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether letters were sent to a topic and are not deleted yet, because of an error. Whoever ends early calls
+    /// [`settle`](Self::settle) until there are none.
+    #[must_use]
+    pub fn has_sent(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
+    /// Deletes the letters that were [sent](Self::has_sent).
+    ///
+    /// # Errors
+    /// Transient ones: the call can be repeated.
+    pub async fn settle(&mut self) -> Result<()> {
+        self.delete_sent().await
     }
 
     /// Runs all steps, at the configured rate.

@@ -27,15 +27,27 @@ pub(crate) async fn replay(
     settings: Replay,
 ) -> Result<()> {
     let mut replayer = queue.replayer(filter, settings).await?;
-    let mut since = Instant::now();
-    while !replayer.is_done() && !running.is_cancelled() {
-        match replayer.run_once().await {
-            Ok(()) => since = Instant::now(),
-            Err(error) if error.is_transient() && since.elapsed() < OUTAGE_LIMIT => {
-                running.pause(AGAIN).await;
+    // The first error since the last success.
+    let mut since: Option<Instant> = None;
+    // Also one that is to stop deletes what it has sent: otherwise somebody could send it again.
+    while !replayer.is_done() && (!running.is_cancelled() || replayer.has_sent()) {
+        let step = if running.is_cancelled() { replayer.settle().await } else { replayer.run_once().await };
+        match step {
+            Ok(()) => since = None,
+            Err(error)
+                if error.is_transient()
+                    && since.get_or_insert_with(Instant::now).elapsed() < OUTAGE_LIMIT =>
+            {
+                // Not that of the action, which does not pause any more when it is to stop.
+                tokio::time::sleep(AGAIN).await;
                 continue;
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                if replayer.has_sent() {
+                    running.note("some were sent and not deleted: after 30 s they can be replayed, and are sent again then");
+                }
+                return Err(error);
+            }
         }
         show(running, &replayer);
         if !replayer.is_done() {

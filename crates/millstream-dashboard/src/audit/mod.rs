@@ -150,6 +150,8 @@ pub(crate) struct Recording {
     audit: Arc<Audit>,
     /// `None` once the end is recorded.
     entry: Option<Entry>,
+    /// What is done and what was skipped so far.
+    figures: (u64, u64),
 }
 
 impl Recording {
@@ -159,7 +161,12 @@ impl Recording {
     /// Those of [`Audit::write`]: nothing may be done then.
     pub(crate) async fn begin(audit: &Arc<Audit>, entry: Entry) -> Result<Self> {
         audit.write(&entry).await?;
-        Ok(Self { audit: audit.clone(), entry: Some(entry) })
+        Ok(Self { audit: audit.clone(), entry: Some(entry), figures: (0, 0) })
+    }
+
+    /// Notes how many are done, for the case that it is dropped.
+    pub(crate) fn progress(&mut self, done: u64) {
+        self.figures.0 = done;
     }
 
     fn entry_of_end(
@@ -191,7 +198,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        let Some(entry) = self.entry_of_end("cancelled", None, (0, 0)) else { return };
+        let Some(entry) = self.entry_of_end("cancelled", None, self.figures) else { return };
         let audit = self.audit.clone();
         // Without a runtime the process is about to end.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {

@@ -40,7 +40,8 @@ fn find(cx: &Context) -> Result<Arc<Action>, Failure> {
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let action = find(&cx)?;
     let state = action.state();
-    let mut page = Page::new(format!("{}: {}", action.order.what, action.order.subject))
+    let subject = super::audit::seen(&cx, action.order.subject.clone());
+    let mut page = Page::new(format!("{}: {subject}", action.order.what))
         .crumb("Audit log", Href::of(paths::AUDIT, &[]));
     page.live = state.ended.is_none();
     let ended = state.ended.as_ref().map(|(at, _)| *at);

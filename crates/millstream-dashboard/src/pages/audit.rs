@@ -117,7 +117,8 @@ fn is_visible(cx: &Context, entry: &Entry) -> bool {
 }
 
 /// What an action is about, without what is hidden from this dashboard: another process may have written it.
-fn on(cx: &Context, mut subject: Subject) -> Cell {
+/// Returns what this user may see of the subject of an action.
+pub(super) fn seen(cx: &Context, mut subject: Subject) -> Subject {
     let topic = subject.topic.as_deref().and_then(|name| TopicName::new(name).ok());
     let queue = subject.queue.as_deref().and_then(|name| QueueName::new(name).ok());
     let hidden = topic.map(|topic| cx.app.hidden_in_topic(&topic));
@@ -127,7 +128,11 @@ fn on(cx: &Context, mut subject: Subject) -> Cell {
     {
         "(hidden)".clone_into(target);
     }
-    Cell::text(Text::short(&subject.redacted(&hidden.unwrap_or_else(Redaction::none)).to_string()))
+    subject.redacted(&hidden.unwrap_or_else(Redaction::none))
+}
+
+fn on(cx: &Context, subject: Subject) -> Cell {
+    Cell::text(Text::short(&seen(cx, subject).to_string()))
 }
 
 fn row(cx: &Context, entry: &Entry, time: Timestamp) -> Vec<Cell> {

@@ -154,9 +154,16 @@ impl<K: Clone + Eq + Hash, V, E: Clone> Cached<K, V, E> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() >= KEPT {
             // A slot that is locked is in use.
-            slots.retain(|_, slot| {
-                slot.try_lock().map_or(true, |it| it.as_ref().is_some_and(|it| it.at.elapsed() < UNUSED))
-            });
+            let read_at = |slot: &Slot<V, E>| slot.try_lock().ok().map(|it| it.as_ref().map(|it| it.at));
+            let is_used = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < UNUSED);
+            slots.retain(|_, slot| read_at(slot).is_none_or(|at| is_used(&at)));
+            if slots.len() >= KEPT {
+                // Many keys in a short time, as of a reader who varies a filter: the oldest quarter goes.
+                let mut times: Vec<_> = slots.values().filter_map(read_at).collect();
+                times.sort_unstable();
+                let until = times.get(KEPT / 4).copied().flatten();
+                slots.retain(|_, slot| read_at(slot).is_none_or(|at| at > until));
+            }
         }
         slots.entry(key.clone()).or_default().clone()
     }
@@ -186,6 +193,20 @@ mod tests {
         tokio::time::advance(Duration::from_millis(30)).await;
         assert_eq!(*cached.get(&"a", read).await.expect("read"), 2);
         assert_eq!(*cached.get(&"b", read).await.expect("read"), 3, "another key");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_keys_in_a_short_time_are_not_all_kept() {
+        let cached = Cached::<u32, u32>::new(Duration::from_secs(2));
+        for key in 0..10_000 {
+            assert_eq!(*cached.get(&key, async || Ok(key)).await.expect("read"), key);
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(cached.slots.lock().expect("lock").len() <= KEPT);
+        }
+        let kept = async || Err(Error::new(ErrorKind::Unavailable, "it is kept"));
+        for key in 9_000..10_000 {
+            assert_eq!(*cached.get(&key, kept).await.expect("the newest are"), key);
+        }
     }
 
     #[tokio::test(start_paused = true)]

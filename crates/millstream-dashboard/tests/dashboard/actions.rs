@@ -1,11 +1,13 @@
 //! What users change.
 
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{Request, StatusCode};
 use millstream::{Delivery, GroupName, Outcome, Start, Topic, TopicName};
 use millstream_dashboard::{Access, Origin, Redaction, dashboard};
 
 use super::place::{TURNED, eventually};
-use super::support::{Answer, Scene, ask};
+use super::support::{Answer, Scene, answer, ask};
 
 const BILLING: &str = "/topics/orders/groups/billing";
 const WAITING: &str = "/topics/orders/groups/waiting";
@@ -99,12 +101,42 @@ async fn letters_that_die_after_the_count_are_not_purged() {
         .expect("started");
     eventually("it is dead", async || consumer.report().dead == 1).await;
     consumer.shutdown().await;
+    let some = [("expected", &*expected), ("ends", &*ends), ("limit", "5"), ("confirm", "5")];
+    assert_eq!(
+        scene.post(&path, &some).await.status,
+        StatusCode::BAD_REQUEST,
+        "only a replay may be of some"
+    );
     let fields = [("expected", &*expected), ("ends", &*ends), ("confirm", "6")];
     let page = scene.ended(scene.post(&path, &fields).await).await;
     assert!(page.contains("6 of 6"), "{page}");
     let left =
         scene.mq.admin().dead_letters(&topic, &group).await.expect("letters").list(10).await.expect("a list");
     assert_eq!(left.iter().map(|letter| letter.error.as_str()).collect::<Vec<_>>(), ["later"]);
+}
+
+#[tokio::test]
+async fn the_page_of_an_action_does_not_name_a_topic_that_its_reader_may_not_see() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let secret = Topic::<bytes::Bytes>::raw("secret");
+    scene.mq.producer(secret).await.expect("created");
+    let hides = || Access::read("bob").topic("secret".parse().expect("a name"), None);
+    let access = move |parts: &Parts| {
+        if parts.headers.contains_key("x-bob") { hides() } else { Access::admin("ann") }
+    };
+    let router = dashboard(scene.mq.clone()).access(access).router();
+    let ends = "0:9999999999999-0,1:9999999999999-0";
+    let fields = format!("to_topic=secret&expected=6&ends={ends}&confirm=6");
+    let request = Request::post(format!("{BILLING}/dead/replay"))
+        .header("sec-fetch-site", "same-origin")
+        .header("content-type", "application/x-www-form-urlencoded");
+    let begun = answer(&router, request.body(Body::from(fields)).expect("a request")).await;
+    assert_eq!(begun.status, StatusCode::SEE_OTHER, "{}", begun.body);
+    let page = format!("/actions/{}", begun.location().rsplit('/').next().unwrap_or_default());
+    assert!(ask(&router, Request::get(&page)).await.body.contains("secret"));
+    let seen = ask(&router, Request::get(&page).header("x-bob", "1")).await;
+    assert_eq!(seen.status, StatusCode::OK);
+    assert!(!seen.body.contains("secret") && seen.body.contains("(hidden)"), "{}", seen.body);
 }
 
 #[tokio::test]

@@ -1,14 +1,17 @@
 //! The audit log: a topic that all processes share.
 
 use axum::Router;
+use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use millstream::admin::{Browse, Message};
 use millstream::layers::core::Limits;
 use millstream::{Retention, Topic, TopicChange, TopicName, TopicPartition};
 use millstream_dashboard::{Access, Origin, Redaction, dashboard};
 use serde_json::Value;
+use tower::ServiceExt;
 
 use super::place::eventually;
 use super::support::{Scene, ask};
@@ -162,6 +165,20 @@ async fn an_export_is_recorded_with_its_end() {
     assert_eq!((&entries[1]["action"], &entries[1]["result"]), (&"dlq export".into(), &"done".into()));
     assert_eq!(entries[1]["done"], export.body.lines().count());
     assert_eq!(entries[0]["select"]["error"], "script");
+}
+
+#[tokio::test]
+async fn an_export_whose_client_leaves_is_recorded_with_what_it_got() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    let request = Request::get(format!("{BILLING}/dead/export")).body(Body::empty()).expect("a request");
+    let response = scene.router.clone().oneshot(request).await.expect("it cannot fail");
+    let mut body = response.into_body().into_data_stream();
+    let first = body.next().await.expect("the first letters").expect("read");
+    drop(body);
+    eventually("its end is stored", async || stored(&scene, TOPIC).await.len() == 2).await;
+    let entries = stored(&scene, TOPIC).await;
+    assert_eq!(entries[1]["result"], "cancelled");
+    assert_eq!(entries[1]["done"], first.iter().filter(|byte| **byte == b'\n').count());
 }
 
 #[tokio::test]

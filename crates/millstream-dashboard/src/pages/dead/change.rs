@@ -103,11 +103,13 @@ fn selected(
     cx: &Context,
     params: &Params,
     topic: &TopicName,
+    may_be_some: bool,
 ) -> Result<(DeadLetterFilter, Option<u64>), Failure> {
     let mut filter = selection::letters(params, &cx.app.hidden_in_topic(topic))?;
     let expected: String = params.needed("expected")?;
     // Whoever wants some of them may type that number.
-    if params.text("limit")?.is_none()
+    if !may_be_some
+        || params.text("limit")?.is_none()
         || confirmed(params, params.raw("limit").unwrap_or_default().trim()).is_err()
     {
         confirmed(params, &expected)?;
@@ -124,7 +126,7 @@ fn selected(
 /// Replays letters.
 pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
-    let (filter, expected) = selected(&cx, &params, &topic)?;
+    let (filter, expected) = selected(&cx, &params, &topic, true)?;
     let rate: Option<f64> = params.parsed("rate")?;
     // At most as many as were confirmed.
     let limit: Option<NonZeroU64> = params.parsed("limit")?;
@@ -158,7 +160,7 @@ pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure>
 /// Deletes letters.
 pub(crate) async fn purge(cx: Context, params: Params) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
-    let (filter, expected) = selected(&cx, &params, &topic)?;
+    let (filter, expected) = selected(&cx, &params, &topic, false)?;
     let queue = open(&cx).await?;
     let subject = Subject::group(&topic, &group).select_all(selection::conditions(&params)?);
     let order = Order::new("dlq purge", subject).expecting(expected);

@@ -34,7 +34,7 @@ pub(crate) async fn lines(cx: Context) -> Result<Response, Failure> {
     let recording = Recording::begin(&cx.app.audit, entry).await.map_err(Refused::NotRecorded)?;
     let lines = stream::try_unfold(
         (queue, walk, recording, 0_u64),
-        |(queue, mut walk, recording, sent)| async move {
+        |(queue, mut walk, mut recording, sent)| async move {
             if walk.is_done() {
                 recording.end("done", None, (sent, 0)).await;
                 return Ok::<_, millstream::Error>(None);
@@ -47,6 +47,8 @@ pub(crate) async fn lines(cx: Context) -> Result<Response, Failure> {
                 }
             };
             let sent = sent + lines.len() as u64;
+            // A client that ends the connection drops the stream.
+            recording.progress(sent);
             let mut text = lines.join("\n");
             if !text.is_empty() {
                 text.push('\n');
