@@ -14,6 +14,7 @@ mod walk;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use millstream_core::dead_letters::DeadLetterAction;
 use millstream_core::event::LetterWork;
 use millstream_core::inspect::{MAX_PAGE_BYTES, Range};
@@ -33,6 +34,7 @@ pub use walk::DeadLetterWalk;
 
 use crate::Admin;
 use crate::reading::cursor::Cursor;
+use crate::reading::merge::AT_ONCE;
 use progress::ProgressSink;
 use walk::Route;
 
@@ -228,6 +230,14 @@ impl DeadLetterQueue {
         Ok(self.walk_by(filter, Route { newest_first: false, after: None, ends, limit }))
     }
 
+    /// Iterates over the matching letters, newest first, up to `limit`. It asks for nothing before its first step, unlike
+    /// [`walk`](Self::walk), which must know the newest letter of each partition.
+    #[must_use]
+    pub fn walk_newest_first(&self, filter: &DeadLetterFilter, limit: Option<u64>) -> DeadLetterWalk {
+        let limit = limit.unwrap_or(u64::MAX);
+        self.walk_by(filter, Route { newest_first: true, after: None, ends: None, limit })
+    }
+
     /// Moves one dead letter back to its group. Returns false if it no longer exists, or if another caller has claimed it.
     ///
     /// # Errors
@@ -406,12 +416,12 @@ impl DeadLetterQueue {
     /// Returns the newest id of each partition; 0-0 for an empty one.
     async fn ends(&self, filter: &DeadLetterFilter) -> Result<Vec<MessageId>> {
         let newest = Range { newest_first: true, ..Range::ALL };
-        let mut ends = Vec::new();
-        for topic_partition in self.lanes(filter) {
-            let page = self.backend.dead_letters()?.list(&topic_partition, &self.group, newest, 1).await?;
-            ends.push(page.items.first().map_or(MessageId::ZERO, |letter| letter.id));
-        }
-        Ok(ends)
+        let role = self.backend.dead_letters()?;
+        let ends = self.lanes(filter).into_iter().map(async |topic_partition| {
+            let page = role.list(&topic_partition, &self.group, newest, 1).await?;
+            Ok(page.items.first().map_or(MessageId::ZERO, |letter| letter.id))
+        });
+        stream::iter(ends).buffered(AT_ONCE).try_collect().await
     }
 
     fn walk_by(&self, filter: &DeadLetterFilter, route: Route) -> DeadLetterWalk {

@@ -11,7 +11,7 @@ use crate::reading::merge::{Fetch, Merge};
 
 /// Maximum number of letters examined in one step.
 const LOOKS: usize = 1_000;
-/// Approximate number of letters fetched at once, over all partitions.
+/// Approximate number of letters fetched first, over all partitions.
 const AHEAD: usize = 500;
 
 /// Iterates over the dead letters of all partitions, oldest or newest first.
@@ -68,8 +68,9 @@ impl DeadLetterWalk {
                 }
             })
         });
-        let ahead = usize::try_from(limit).unwrap_or(AHEAD).min(AHEAD);
-        let merge = Merge::new(count, newest_first, ahead, |letter: &DeadLetter| letter.id, fetch);
+        let most = usize::try_from(limit).unwrap_or(usize::MAX);
+        let merge = Merge::new(count, newest_first, most, |letter: &DeadLetter| letter.id, fetch);
+        let merge = merge.sized(|letter| size(letter) + letter.error.len()).starting_with(AHEAD);
         let (filter, limits) = (filter.clone(), Limits::default());
         Self { merge, filter, limits, left: limit, looked_at: 0, last: after, done: limit == 0 }
     }
@@ -104,6 +105,7 @@ impl DeadLetterWalk {
                 self.done = self.left == 0;
             }
         }
+        self.done |= !self.merge.more();
         Ok(found)
     }
 
@@ -117,6 +119,12 @@ impl DeadLetterWalk {
     #[must_use]
     pub fn looked_at(&self) -> u64 {
         self.looked_at
+    }
+
+    /// Returns the number of pages of partitions that the walk has asked the backend for so far.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.merge.requests()
     }
 
     /// Returns the cursor at which another walk would continue; `None` at the end.

@@ -1,10 +1,14 @@
 //! Merges many lanes, each ordered by id, into one list. Pages are fetched when they are needed, so the memory in use
-//! is bounded by a page per lane and not by the number of items.
+//! is bounded by what is read ahead and not by the number of items.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
 use millstream_core::inspect::Page;
 use millstream_core::{Error, ErrorKind, MessageId, Result};
 
@@ -17,33 +21,46 @@ pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> +
 /// Maximum number of items fetched from one lane at once.
 const PORTION: usize = 500;
 /// Number of lanes that are fetched from at the same time.
-const AT_ONCE: usize = 8;
+pub(crate) const AT_ONCE: usize = 8;
 
 /// Approximate number of bytes that all lanes together read ahead, of items whose size is known. One item of each lane is read
 /// in any case, since its id is needed.
 const AHEAD_BYTES: u64 = 64 << 20;
+/// Approximate number of items that all lanes together read ahead, unless more will be read at once.
+const AHEAD: usize = 20_000;
 /// Number of items fetched from a lane as long as no size is known.
 const FIRST: usize = 2;
+/// A lane with at most this part of its portion left (a third) is fetched from together with one that is empty. With a half there
+/// are fewer rounds, but twice as much is fetched that nobody reads where a page ends after a few items.
+const NEARLY_EMPTY: usize = 3;
 
 /// State of a lane.
 struct Lane<T> {
     ready: VecDeque<T>,
     more: bool,
-    /// Id of the last item returned from it.
-    last: Option<MessageId>,
+    /// Id of the last item fetched from it.
+    end: Option<MessageId>,
+    /// Number of items to have ready. It doubles with each fetch, so a list that is read far takes few requests, and one that is
+    /// not reads little that nobody uses.
+    portion: usize,
 }
 
 /// Merged list of many lanes.
 pub(crate) struct Merge<'a, T> {
     lanes: Vec<Lane<T>>,
     newest_first: bool,
-    portion: usize,
+    /// Number of items that will be read, as far as it is known; 0 once they were read.
+    left: usize,
+    /// Maximum of the lanes' portions.
+    most: usize,
     id: fn(&T) -> MessageId,
     fetch: Fetch<'a, T>,
     /// Size of an item in bytes, where items can be large.
     size: Option<fn(&T) -> usize>,
     /// Number of items that were fetched, and their bytes.
     fetched: (u64, u64),
+    /// Number of pages that were asked for.
+    requests: u64,
     /// Whether a lane that cannot be read is left out.
     partial: bool,
     /// Lanes that were left out, or of whose items a part is missing, with the errors.
@@ -51,7 +68,7 @@ pub(crate) struct Merge<'a, T> {
 }
 
 impl<'a, T: Send> Merge<'a, T> {
-    /// Creates a list over `lanes` lanes, of which about `limit` items will be read at once.
+    /// Creates a list over `lanes` lanes, of which about `limit` items will be read.
     pub(crate) fn new(
         lanes: usize,
         newest_first: bool,
@@ -60,15 +77,17 @@ impl<'a, T: Send> Merge<'a, T> {
         fetch: Fetch<'a, T>,
     ) -> Self {
         let portion = (limit / lanes.max(1)).saturating_add(2).clamp(2, PORTION);
-        let unread = || Lane { ready: VecDeque::new(), more: true, last: None };
+        let unread = || Lane { ready: VecDeque::new(), more: true, end: None, portion };
         Self {
             lanes: (0..lanes).map(|_| unread()).collect(),
             newest_first,
-            portion,
+            left: limit,
+            most: (AHEAD / lanes.max(1)).clamp(portion, PORTION),
             id,
             fetch,
             size: None,
             fetched: (0, 0),
+            requests: 0,
             partial: false,
             failed: Vec::new(),
         }
@@ -79,15 +98,25 @@ impl<'a, T: Send> Merge<'a, T> {
         Self { size: Some(size), ..self }
     }
 
-    /// Returns the number of items to fetch from a lane.
-    fn portion(&self) -> usize {
+    /// Starts with portions for so many items, while the number that will be read is not known.
+    pub(crate) fn starting_with(mut self, items: usize) -> Self {
+        let lanes = self.lanes.len().max(1);
+        let portion = (items / lanes).saturating_add(2).clamp(2, PORTION);
+        self.lanes.iter_mut().for_each(|lane| lane.portion = lane.portion.min(portion));
+        self.most = (AHEAD / lanes).clamp(portion, PORTION);
+        self
+    }
+
+    /// Returns the number of items that a lane should have ready.
+    fn portion(&self, lane: &Lane<T>) -> usize {
+        let wanted = if self.left == 0 { lane.portion } else { lane.portion.min(self.left) };
         match (self.size, self.fetched) {
-            (None, _) => self.portion,
+            (None, _) => wanted,
             (Some(_), (0, _)) => FIRST,
             (Some(_), (items, bytes)) => {
                 let of_lane = AHEAD_BYTES / self.lanes.len().max(1) as u64;
                 let fit = of_lane.saturating_mul(items).checked_div(bytes).unwrap_or(u64::MAX);
-                self.portion.min(usize::try_from(fit).unwrap_or(usize::MAX)).max(1)
+                wanted.min(usize::try_from(fit).unwrap_or(usize::MAX)).max(1)
             }
         }
     }
@@ -102,6 +131,11 @@ impl<'a, T: Send> Merge<'a, T> {
         &self.failed
     }
 
+    /// Returns the number of pages that were asked for so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests
+    }
+
     /// Returns the next item, and the index of its lane. The call can be repeated after an error: nothing is skipped.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, T)>> {
         self.fill().await?;
@@ -113,48 +147,72 @@ impl<'a, T: Send> Merge<'a, T> {
         } else {
             heads.min()
         };
-        let Some((id, at)) = next else { return Ok(None) };
-        self.lanes[at].last = Some(id);
+        let Some((_, at)) = next else { return Ok(None) };
+        self.left = self.left.saturating_sub(1);
         Ok(self.lanes[at].ready.pop_front().map(|item| (at, item)))
     }
 
-    /// Fetches a page for each lane that needs one. After an error the pages of the other lanes are kept.
-    async fn fill(&mut self) -> Result<()> {
-        let needs = |(at, lane): (usize, &Lane<T>)| (lane.ready.is_empty() && lane.more).then_some(at);
-        let empty: Vec<usize> = self.lanes.iter().enumerate().filter_map(needs).collect();
-        if empty.is_empty() {
-            return Ok(());
+    /// Returns the lanes to fetch from: none as long as each lane that may have items has one.
+    fn due(&self) -> Vec<usize> {
+        let lanes = || self.lanes.iter().enumerate().filter(|(_, lane)| lane.more);
+        if !lanes().any(|(_, lane)| lane.ready.is_empty()) {
+            return Vec::new();
         }
-        let mut first = Ok(());
-        // Some lanes after the others: what arrives says how large items are.
-        for some in empty.chunks(AT_ONCE) {
-            let portion = self.portion();
-            let fetches: Vec<_> =
-                some.iter().map(|at| (self.fetch)(*at, self.lanes[*at].last, portion)).collect();
-            let pages: Vec<_> = stream::iter(fetches).buffered(AT_ONCE).collect().await;
-            for (at, page) in some.iter().copied().zip(pages) {
-                match page {
-                    Ok(page) => {
-                        if let Some(size) = self.size {
-                            let bytes: usize = page.items.iter().map(size).sum();
-                            self.fetched.0 += page.items.len() as u64;
-                            self.fetched.1 += bytes as u64;
-                        }
-                        if let Some(reason) = page.unreadable.filter(|_| !self.is_told(at)) {
-                            self.failed.push((at, Error::new(ErrorKind::WrongType, reason)));
-                        }
-                        let lane = &mut self.lanes[at];
-                        (lane.ready, lane.more) = (page.items.into(), page.more);
-                    }
-                    Err(error) if self.partial && !error.is_transient() => {
-                        self.lanes[at].more = false;
-                        self.failed.push((at, error));
-                    }
-                    Err(error) => first = first.and(Err(error)),
+        let ends = |(at, lane): (usize, &Lane<T>)| {
+            (lane.ready.len() <= self.portion(lane) / NEARLY_EMPTY).then_some(at)
+        };
+        lanes().filter_map(ends).collect()
+    }
+
+    /// Fetches a page for each lane that is empty, and with them for those that soon will be. After an error the pages of the
+    /// other lanes are kept.
+    async fn fill(&mut self) -> Result<()> {
+        let mut due = self.due().into_iter();
+        let (mut asked, mut first) = (FuturesOrdered::new(), Ok(()));
+        loop {
+            // Not all at the same time: what arrives says how large items are.
+            while asked.len() < AT_ONCE
+                && let Some(at) = due.next()
+            {
+                let lane = &self.lanes[at];
+                let (behind, portion) = (lane.end, self.portion(lane));
+                // The portion may have become smaller than what is ready.
+                let Some(count) = portion.checked_sub(lane.ready.len()).filter(|count| *count > 0) else {
+                    continue;
+                };
+                self.requests += 1;
+                let page = (self.fetch)(at, behind, count);
+                asked.push_back(async move { (at, page.await) });
+            }
+            let Some((at, page)) = asked.next().await else { return first };
+            match page {
+                Ok(page) => self.arrived(at, page),
+                Err(error) if self.partial && !error.is_transient() => {
+                    self.lanes[at].more = false;
+                    self.failed.push((at, error));
                 }
+                // A lane that has items left is asked again once it is empty.
+                Err(_) if !self.lanes[at].ready.is_empty() => {}
+                Err(error) => first = first.and(Err(error)),
             }
         }
-        first
+    }
+
+    /// Adds a page to a lane.
+    fn arrived(&mut self, at: usize, page: Page<T>) {
+        if let Some(size) = self.size {
+            let bytes: usize = page.items.iter().map(size).sum();
+            self.fetched.0 += page.items.len() as u64;
+            self.fetched.1 += bytes as u64;
+        }
+        if let Some(reason) = page.unreadable.filter(|_| !self.is_told(at)) {
+            self.failed.push((at, Error::new(ErrorKind::WrongType, reason)));
+        }
+        let (lane, id) = (&mut self.lanes[at], self.id);
+        lane.more = page.more;
+        lane.end = page.items.last().map(id).or(lane.end);
+        lane.portion = (lane.portion * 2).min(self.most);
+        lane.ready.extend(page.items);
     }
 
     /// Whether an error of this lane is recorded.
@@ -195,91 +253,4 @@ pub(crate) async fn merge<T: Send>(
     }
     let next = last.filter(|_| all.more());
     Ok(Merged { items, next, failed: all.failed })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// Reads pages of the items in `lanes`, as a backend returns them.
-    async fn all(lanes: &[Vec<u64>], newest_first: bool, limit: usize) -> (Vec<(usize, u64)>, usize) {
-        let (mut seen, mut cursor, mut pages) = (Vec::new(), None::<Cursor>, 0);
-        loop {
-            let from = cursor;
-            let fetch: Fetch<'_, u64> = Box::new(move |lane, behind, portion| {
-                let behind = behind.map(|id| id.ms);
-                let (after, before) = match from {
-                    Some(cursor) if newest_first => (0, cursor.before(lane)),
-                    Some(cursor) => (cursor.after(lane).ms, MessageId::MAX),
-                    None => (0, MessageId::MAX),
-                };
-                let inside = |ms: &u64| *ms > after && MessageId::new(*ms, 0) < before;
-                let mut rest: Vec<u64> = lanes[lane].iter().copied().filter(inside).collect();
-                if newest_first {
-                    rest.reverse();
-                }
-                rest.retain(|ms| behind.is_none_or(|it| if newest_first { *ms < it } else { *ms > it }));
-                let more = rest.len() > portion;
-                rest.truncate(portion);
-                Box::pin(async move { Ok(Page::new(rest, more)) })
-            });
-            let id = |ms: &u64| MessageId::new(*ms, 0);
-            let merged = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");
-            let (page, next) = (merged.items, merged.next);
-            assert!(page.len() <= limit && merged.failed.is_empty());
-            seen.extend(page);
-            pages += 1;
-            match next {
-                Some(next) => cursor = Some(next),
-                None => return (seen, pages),
-            }
-        }
-    }
-
-    #[test]
-    fn large_items_are_not_read_ahead_in_all_lanes() {
-        const LANES: usize = 1_000;
-        for (size, most) in [(1 << 20, 1), (8 << 10, 8), (100, 500)] {
-            let asked = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-            let seen = asked.clone();
-            let fetch: Fetch<'_, (u64, usize)> = Box::new(move |_, behind, portion| {
-                seen.lock().expect("lock").push(portion);
-                let from = behind.map_or(1, |id| id.ms + 1);
-                let items = (from..from + portion as u64).map(|ms| (ms, size)).collect();
-                Box::pin(async move { Ok(Page::new(items, true)) })
-            });
-            let id = |(ms, _): &(u64, usize)| MessageId::new(*ms, 0);
-            let mut all = Merge::new(LANES, false, usize::MAX, id, fetch).sized(|(_, size)| *size);
-            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-            for nth in 0..3 * LANES {
-                let (lane, (ms, _)) = runtime.block_on(all.next()).expect("read").expect("one");
-                assert_eq!((lane, ms as usize), (nth % LANES, nth / LANES + 1), "in order");
-            }
-            let asked = asked.lock().expect("lock");
-            assert_eq!(asked[..AT_ONCE], [FIRST; AT_ONCE], "sizes are not known");
-            assert!(asked[AT_ONCE..].iter().all(|portion| *portion == most), "{size}: {asked:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn pages_are_the_whole_in_order(
-            mut lanes in proptest::collection::vec(proptest::collection::btree_set(1u64..60, 0..30), 1..6),
-            newest_first: bool,
-            limit in 1usize..20,
-        ) {
-            let lanes: Vec<Vec<u64>> = lanes.drain(..).map(|lane| lane.into_iter().collect()).collect();
-            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-            let (seen, _) = runtime.block_on(all(&lanes, newest_first, limit));
-            let mut expected: Vec<(u64, usize)> = lanes
-                .iter()
-                .enumerate()
-                .flat_map(|(lane, ids)| ids.iter().map(move |id| (*id, lane)))
-                .collect();
-            expected.sort_by_key(|(id, lane)| (if newest_first { u64::MAX - id } else { *id }, *lane));
-            let seen: Vec<(u64, usize)> = seen.into_iter().map(|(lane, id)| (id, lane)).collect();
-            prop_assert_eq!(seen, expected);
-        }
-    }
 }

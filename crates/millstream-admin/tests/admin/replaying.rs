@@ -208,17 +208,22 @@ async fn so_many_a_second_go_and_no_more() {
 #[tokio::test(start_paused = true)]
 async fn of_two_operators_each_letter_is_replayed_by_one() {
     for replay in [Replay::default(), elsewhere()] {
-        let backend = Chaos::new(MemoryBackend::new(), 1);
-        let grave = Grave::over(slow(&backend).backend(), 300).await;
-        let run = async |grave: &Grave| grave.replay(replay.clone()).await;
-        let (one, two) = tokio::join!(run(&grave), run(&grave));
-        assert!(one.replayed > 0 && two.replayed > 0, "{one:?} {two:?}");
-        if replay.to == ReplayTo::Group {
-            assert_eq!((one.replayed + two.replayed, grave.back().await.len()), (300, 300));
-        } else {
-            assert_eq!((one.replayed + two.replayed, grave.sent().await.len()), (270, 270));
-            assert!(grave.copies().await.values().all(|copies| *copies == 1));
+        let mut shared = 0;
+        for seed in 1..=8 {
+            let backend = Chaos::new(MemoryBackend::new(), seed);
+            let grave = Grave::over(slow(&backend).backend(), 300).await;
+            let run = async |grave: &Grave| grave.replay(replay.clone()).await;
+            let (one, two) = tokio::join!(run(&grave), run(&grave));
+            // With some seeds one of them is always ahead.
+            shared += u32::from(one.replayed > 0 && two.replayed > 0);
+            if replay.to == ReplayTo::Group {
+                assert_eq!((one.replayed + two.replayed, grave.back().await.len()), (300, 300));
+            } else {
+                assert_eq!((one.replayed + two.replayed, grave.sent().await.len()), (270, 270));
+                assert!(grave.copies().await.values().all(|copies| *copies == 1));
+            }
         }
+        assert!(shared > 0, "one of them did everything: {replay:?}");
     }
 }
 

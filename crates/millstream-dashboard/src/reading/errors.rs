@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream::admin::DeadLetterQuery;
+use millstream::admin::DeadLetterFilter;
 use millstream::layers::core::error_groups::{ErrorGroup, ErrorGroups};
 use millstream::{DeadLetterQueue, Error, MessageId, Partition};
 use tokio::time::Instant;
@@ -12,7 +12,11 @@ const LOOKS: u64 = 20_000;
 /// Time after which no further letters are read.
 const BUDGET: Duration = Duration::from_secs(2);
 /// Number of letters of one step.
-const STEP: usize = 1_000;
+const STEP: u64 = 1_000;
+/// Number of commands that the list of letters costs before it is read.
+const OPENING: u64 = 2;
+/// Number of commands of a page of a partition: the first one finds out how large letters are.
+const OF_PAGE: u64 = 2;
 /// Maximum number of errors that are counted apart.
 const GROUPS: usize = 500;
 
@@ -33,34 +37,20 @@ impl Errors {
     /// Reads the newest letters.
     ///
     /// # Errors
-    /// Those of `DeadLetterQueue::page`.
-    pub(crate) async fn read(queue: &DeadLetterQueue, partitions: u32) -> Result<Self, Error> {
+    /// Those of `DeadLetterWalk::run_once`.
+    pub(crate) async fn read(queue: &DeadLetterQueue) -> Result<Self, Error> {
         let (began, mut groups) = (Instant::now(), ErrorGroups::new(GROUPS));
-        let mut query = DeadLetterQuery {
-            newest_first: true,
-            limit: STEP,
-            looks: STEP as u64,
-            ..DeadLetterQuery::default()
-        };
-        let (mut looked_at, mut pages) = (0, 0);
-        let is_complete = loop {
-            let page = queue.page(&query).await?;
-            (looked_at, pages) = (looked_at + page.looked_at, pages + 1);
-            for letter in page.letters {
+        // One letter more than are read: the walk is done only if there are no further ones.
+        let mut walk = queue.walk_newest_first(&DeadLetterFilter::default(), Some(LOOKS + 1));
+        while !walk.is_done() && walk.looked_at() < LOOKS && began.elapsed() < BUDGET {
+            let step = (LOOKS - walk.looked_at()).min(STEP) as usize;
+            for letter in walk.run_once(step).await? {
                 let example = (letter.topic_partition.partition, letter.id);
                 groups.add(&letter.error, letter.id.timestamp(), example);
             }
-            query.after = page.next;
-            if query.after.is_none() {
-                break true;
-            }
-            if looked_at >= LOOKS || began.elapsed() >= BUDGET {
-                break false;
-            }
-        };
-        let others = groups.others();
-        // A page asks each partition once.
-        let commands = 2 + pages * u64::from(partitions);
+        }
+        let (others, looked_at, is_complete) = (groups.others(), walk.looked_at(), walk.is_done());
+        let commands = OPENING + walk.requests() * OF_PAGE;
         Ok(Self { groups: groups.into_groups(), others, looked_at, is_complete, commands })
     }
 }

@@ -130,7 +130,7 @@ impl Reading {
         let (name, key) = (&topic.name, (topic.name.clone(), group.clone()));
         let pace = |it: &Errors| Some(self.budget.charge(name, it.commands));
         let open = async || self.mq.admin().dead_letters(name, group).await;
-        self.errors.get_paced(&key, pace, async || Errors::read(&open().await?, topic.partitions).await).await
+        self.errors.get_paced(&key, pace, async || Errors::read(&open().await?).await).await
     }
 
     pub(crate) async fn queues(&self) -> Result<Arc<Vec<QueueName>>, Error> {

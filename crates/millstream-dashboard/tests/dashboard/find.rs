@@ -1,27 +1,87 @@
-//! What an operator looks for who has read nothing: it is named, and at most three links from the overview.
+//! What an operator looks for who has read nothing: walks from the overview that see only what a page shows, the texts of its
+//! links, fields and buttons.
 
 use axum::http::StatusCode;
-use millstream::{Delivery, Outcome, Topic};
+use millstream::layers::core::{Envelope, History, Reason, wire};
+use millstream::{DeadLetter, Delivery, MessageId, Outcome, Topic, TopicPartition};
 use millstream_dashboard::Access;
 
 use super::place::eventually;
 use super::support::Scene;
 
-/// Follows links by their text, from the overview, and returns the last page.
-async fn follow(scene: &Scene, texts: &[&str]) -> String {
-    assert!(texts.len() <= 3, "{texts:?}");
-    let mut path = "/overview".to_owned();
-    let mut page = scene.get(&path).await;
-    for text in texts {
-        assert_eq!(page.status, StatusCode::OK, "{path}");
-        let links = page.body.split("<a href=\"").skip(1).filter_map(|it| it.split_once("\">"));
-        let named = links.filter(|(_, rest)| rest.split("</a>").next() == Some(*text)).map(|(link, _)| link);
-        let link = named.into_iter().next().unwrap_or_else(|| panic!("no link {text}: {}", page.body));
-        path = resolve(&path, &link.replace("&#38;", "&"));
-        page = scene.get(&path).await;
+/// A user who follows what a page shows.
+struct Walk<'a> {
+    scene: &'a Scene,
+    path: String,
+    page: String,
+    /// Number of links and buttons so far.
+    steps: usize,
+}
+
+impl<'a> Walk<'a> {
+    async fn from_overview(scene: &'a Scene) -> Self {
+        let mut walk = Self { scene, path: String::new(), page: String::new(), steps: 0 };
+        walk.open("/overview".to_owned()).await;
+        walk
     }
-    assert_eq!(page.status, StatusCode::OK, "{path}: {}", page.body);
-    page.body
+
+    async fn open(&mut self, path: String) {
+        let answer = self.scene.get(&path).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
+        (self.path, self.page) = (path, answer.body);
+    }
+
+    /// Follows the link with this text.
+    async fn link(&mut self, text: &str) {
+        let page = self.page.clone();
+        self.follow(&page, |it| it == text, text).await;
+    }
+
+    /// Follows a link of the first row of a table that has this text: its first link if no other is named.
+    async fn in_row(&mut self, row: &str, link: Option<&str>) {
+        let rows = self.page.split("<tbody>").skip(1).flat_map(|table| table.split("<tr>").skip(1));
+        let found = rows.map(|it| it.split("</tr>").next().unwrap_or_default()).find(|it| it.contains(row));
+        let found = found.unwrap_or_else(|| panic!("no row {row}: {}", self.page)).to_owned();
+        self.follow(&found, |it| link.is_none_or(|link| it == link), link.unwrap_or(row)).await;
+    }
+
+    async fn follow(&mut self, html: &str, is_it: impl Fn(&str) -> bool, what: &str) {
+        let links = html.split("<a href=\"").skip(1).filter_map(|it| it.split_once("\">"));
+        let mut named = links.filter(|(_, rest)| is_it(rest.split("</a>").next().unwrap_or_default()));
+        let (link, _) = named.next().unwrap_or_else(|| panic!("no link {what}: {html}"));
+        self.steps += 1;
+        self.open(resolve(&self.path, &unescape(link))).await;
+    }
+
+    /// Fills fields, which are named by their labels, and presses the button of their form. Then it waits for the action.
+    async fn press(&mut self, button: &str, fields: &[(&str, &str)]) {
+        let forms = self.page.split("<form method=\"post\" action=\"").skip(1);
+        let mut forms = forms.map(|it| it.split("</form>").next().unwrap_or_default());
+        let form = forms.find(|it| it.contains(&format!(">{button}</button>")));
+        let form = form.unwrap_or_else(|| panic!("no button {button}: {}", self.page)).to_owned();
+        let attribute = |html: &str, name: &str| {
+            let (_, rest) = html.split_once(&format!(" {name}=\""))?;
+            Some(unescape(rest.split('"').next().unwrap_or_default()))
+        };
+        let hidden = form.split("<input type=\"hidden\"").skip(1);
+        let mut sent: Vec<(String, String)> =
+            hidden.filter_map(|it| Some((attribute(it, "name")?, attribute(it, "value")?))).collect();
+        for (label, value) in fields {
+            let mut labels =
+                form.split("<span>").skip(1).filter(|it| it.split("</span>").next() == Some(*label));
+            let field = labels.next().unwrap_or_else(|| panic!("no field {label}: {form}"));
+            sent.push((attribute(field, "name").expect("a field"), (*value).to_owned()));
+        }
+        let sent: Vec<_> = sent.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let action = resolve(&self.path, &unescape(form.split('"').next().unwrap_or_default()));
+        self.steps += 1;
+        self.page = self.scene.ended(self.scene.post(&action, &sent).await).await;
+    }
+}
+
+fn unescape(html: &str) -> String {
+    let names = [("&#60;", "<"), ("&#62;", ">"), ("&#34;", "\""), ("&#39;", "'"), ("&#38;", "&")];
+    names.iter().fold(html.to_owned(), |text, (name, c)| text.replace(name, c))
 }
 
 /// Resolves a relative link, as a browser does.
@@ -40,25 +100,69 @@ fn resolve(page: &str, link: &str) -> String {
     path.join("/") + &query
 }
 
+/// Lets messages of a new group die: every fourth of one error, the others of another.
+async fn die(scene: &Scene, group: &str, count: u32) {
+    let (topic, name) = ("orders".parse().expect("a name"), group.parse().expect("a name"));
+    scene.mq.admin().create_group(&topic, &name, millstream::Start::Latest).await.expect("created");
+    for partition in 0..2 {
+        let tp = TopicPartition::new(topic.clone(), partition);
+        let letter = |number: u32| DeadLetter {
+            id: MessageId::ZERO,
+            reason: Reason::Exhausted,
+            attempts: 3,
+            error: if number.is_multiple_of(4) {
+                "no such customer".into()
+            } else {
+                format!("timeout {number}")
+            },
+            origin: MessageId::new(u64::from(number) + 1, 0),
+            topic_partition: tp.clone(),
+            group: name.clone(),
+            history: History::parse("5 1 connection refused"),
+            body: wire::encode(&Envelope::new(format!("message {number}"))),
+        };
+        let letters: Vec<_> = (0..count).filter(|it| it % 2 == partition).map(letter).collect();
+        let role = scene.mq.backend().dead_letters().expect("dead letters");
+        let put = role.put(&tp, &name, &letters, true).await.expect("put");
+        assert!(put.iter().all(Option::is_some));
+    }
+}
+
+#[tokio::test]
+async fn why_a_message_failed() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    die(&scene, "failing", 8).await;
+    let mut walk = Walk::from_overview(&scene).await;
+    // The number of dead letters of the group leads there, too.
+    walk.in_row(">failing<", Some("8")).await;
+    walk.in_row("no such customer", None).await;
+    assert_eq!(walk.steps, 2);
+    for text in ["no such customer", "connection refused", "exhausted", "<dt>Attempts</dt>", "message "] {
+        assert!(walk.page.contains(text), "{text}: {}", walk.page);
+    }
+}
+
 #[tokio::test]
 async fn which_group_is_behind_and_since_when() {
     let scene = Scene::new(|| Access::read("ann")).await;
     let (topic, later) = ("orders".parse().expect("a name"), "later".parse().expect("a name"));
     scene.mq.admin().create_group(&topic, &later, millstream::Start::Earliest).await.expect("created");
-    let overview = follow(&scene, &[]).await;
-    assert!(overview.contains("Backlog") && overview.contains("Oldest not settled"), "{overview}");
-    let group = follow(&scene, &["later"]).await;
-    let since = group.split("Behind since</dt>").nth(1).expect("a fact");
+    let mut walk = Walk::from_overview(&scene).await;
+    assert!(walk.page.contains("Backlog") && walk.page.contains("Oldest not settled"), "{}", walk.page);
+    walk.link("later").await;
+    assert_eq!(walk.steps, 1);
+    let since = walk.page.split("Behind since</dt>").nth(1).expect("a fact");
     let since = since.split("</dd>").next().unwrap_or_default();
     assert!(since.contains("<time datetime=\"20"), "{since}");
-    let settled = follow(&scene, &["billing"]).await;
-    let since = settled.split("Behind since</dt>").nth(1).and_then(|it| it.split("</dd>").next());
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.link("billing").await;
+    let since = walk.page.split("Behind since</dt>").nth(1).and_then(|it| it.split("</dd>").next());
     assert!(since.is_some_and(|it| !it.contains("<time")), "nothing waits: {since:?}");
 }
 
 #[tokio::test]
-async fn who_owns_a_partition_and_how_to_pause_a_group() {
-    let scene = Scene::new(|| Access::operate("ann")).await;
+async fn who_owns_a_partition() {
+    let scene = Scene::new(|| Access::read("ann")).await;
     let orders = Topic::<bytes::Bytes>::raw("orders").partitions(2);
     let consumer = scene.mq.consumer(orders, "billing");
     let consumer = consumer.start(async |_: Delivery<bytes::Bytes>| Outcome::Ack).await.expect("started");
@@ -68,11 +172,57 @@ async fn who_owns_a_partition_and_how_to_pause_a_group() {
         owners.partitions.iter().all(|it| it.ownership.holder.is_some())
     };
     eventually("it owns both partitions", owned).await;
-    let group = follow(&scene, &["orders", "Owners in billing"]).await;
-    let partitions = group.find("<h2>Partitions</h2>").expect("the partitions");
-    let row = group[partitions..].split("<tr>").nth(3).expect("the row of partition 1");
-    assert!(row.contains(">1</td>") && row.contains(">owned</td>"), "{row}");
-    let pause = group.find("Pause the group").expect("it can be paused");
-    assert!(pause < partitions, "above the rows of all partitions");
+    // From the topic, and from the group.
+    for links in [&["orders", "Owners in billing"][..], &["billing"]] {
+        let mut walk = Walk::from_overview(&scene).await;
+        for link in links {
+            walk.link(link).await;
+        }
+        let partitions = walk.page.find("<h2>Partitions</h2>").expect("the partitions");
+        let row = walk.page[partitions..].split("<tr>").nth(3).expect("the row of partition 1");
+        assert!(row.contains(">1</td>") && row.contains(">owned</td>"), "{row}");
+    }
     consumer.shutdown().await;
+}
+
+#[tokio::test]
+async fn how_to_replay_some_of_the_dead_letters() {
+    let scene = Scene::new(|| Access::operate("ann")).await;
+    die(&scene, "failing", 500).await;
+    let (topic, group) = ("orders".parse().expect("a name"), "failing".parse().expect("a name"));
+    let letters = scene.mq.admin().dead_letters(&topic, &group).await.expect("letters");
+    // 37 of those that died of one error.
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.in_row(">failing<", Some("500")).await;
+    walk.in_row("no such customer", Some("replay…")).await;
+    let confirm = "Type 125, or the number above, to confirm";
+    walk.press("Replay", &[("How many of them", "37"), (confirm, "37")]).await;
+    assert_eq!(walk.steps, 3);
+    assert!(walk.page.contains("37 of 37"), "{}", walk.page);
+    assert_eq!(letters.count().await.expect("a count"), 463);
+    // 37 of all.
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.link("failing").await;
+    walk.link("Dead letters").await;
+    walk.link("Replay all…").await;
+    let confirm = "Type 463, or the number above, to confirm";
+    walk.press("Replay", &[("How many of them", "37"), (confirm, "37")]).await;
+    assert_eq!(walk.steps, 4);
+    assert_eq!(letters.count().await.expect("a count"), 426);
+}
+
+#[tokio::test]
+async fn how_to_pause_a_group() {
+    let scene = Scene::new(|| Access::operate("ann")).await;
+    let (topic, group) = ("orders".parse().expect("a name"), "billing".parse().expect("a name"));
+    let paused =
+        async || scene.mq.admin().group_state(&topic, &group).await.expect("its state").paused.is_some();
+    for (button, expected) in [("Pause", true), ("Resume", false)] {
+        let mut walk = Walk::from_overview(&scene).await;
+        walk.link("billing").await;
+        let (form, partitions) = (walk.page.find("the group"), walk.page.find("<h2>Partitions</h2>"));
+        assert!(form < partitions, "above the rows of all partitions");
+        walk.press(button, &[]).await;
+        assert_eq!((walk.steps, paused().await), (2, expected));
+    }
 }

@@ -1,5 +1,7 @@
 //! Times of pages of a large topic, and the longest commands: to be run by hand, in release.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
@@ -18,10 +20,15 @@ const PARTITIONS: u32 = 64;
 const MESSAGES: usize = 10_000;
 /// Number of looks at each page, each by a dashboard that has read nothing.
 const LOOKS: usize = 20;
-/// Messages that die.
-const DEAD: u64 = 2_000;
+/// Messages that die in each group, unless `MILLSTREAM_DEAD` says otherwise.
+const DEAD: usize = 2_000;
 
-async fn fill(mq: &Millstream, messages: usize) {
+/// Returns the number that an environment variable has.
+fn number(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().and_then(|it| it.parse().ok()).unwrap_or(default)
+}
+
+async fn fill(mq: &Millstream, messages: usize, dead: usize) {
     let topic = Topic::<Bytes>::raw("orders").partitions(PARTITIONS).retention(millstream::Retention::Keep);
     let producer = mq.producer(topic.clone()).await.expect("a topic");
     let payload = Bytes::from(vec![b'x'; 100]);
@@ -30,10 +37,14 @@ async fn fill(mq: &Millstream, messages: usize) {
         assert!(producer.send_all(records).await.iter().all(Result::is_ok));
     }
     for group in ["billing", "shipping"] {
-        let consumer = mq.consumer(topic.clone(), group);
-        let consumer = consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter("no such customer"));
-        let consumer = consumer.await.expect("started");
-        while consumer.report().dead < DEAD {
+        let left = Arc::new(AtomicUsize::new(dead));
+        let die = move |_: Delivery<Bytes>| {
+            let left = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            let outcome = left.map(|left| Outcome::dead_letter(format!("no such customer {left}")));
+            std::future::ready(outcome.unwrap_or(Outcome::Ack))
+        };
+        let consumer = mq.consumer(topic.clone(), group).start(die).await.expect("started");
+        while consumer.report().dead < dead as u64 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         consumer.shutdown().await;
@@ -45,11 +56,10 @@ async fn fill(mq: &Millstream, messages: usize) {
 async fn pages_of_a_large_topic_are_fast() {
     let server = Server::builder().arg("--slowlog-log-slower-than", "5000").start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
-    let messages = std::env::var("MILLSTREAM_MESSAGES").ok().and_then(|it| it.parse().ok());
-    let messages = messages.unwrap_or(MESSAGES);
-    fill(&mq, messages).await;
+    let (messages, dead) = (number("MILLSTREAM_MESSAGES", MESSAGES), number("MILLSTREAM_DEAD", DEAD));
+    fill(&mq, messages, dead).await;
     server.cli(&["SLOWLOG", "RESET"]);
-    println!("{PARTITIONS} partitions of {messages} messages");
+    println!("{PARTITIONS} partitions of {messages} messages, {dead} dead letters");
     let group = "/topics/orders/groups/billing";
     let mut slow = Vec::new();
     for path in [
