@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(feature = "claim-check")]
+mod claim_check;
 #[cfg(feature = "zstd")]
 mod compression;
 #[cfg(feature = "encryption")]
@@ -9,6 +11,8 @@ mod messagepack;
 #[cfg(feature = "protobuf")]
 mod protobuf;
 
+#[cfg(feature = "claim-check")]
+pub use claim_check::{ClaimCheck, DirectoryStore, InvalidReference, PayloadReference, PayloadStore};
 #[cfg(feature = "zstd")]
 pub use compression::Compression;
 #[cfg(feature = "encryption")]

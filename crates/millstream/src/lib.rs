@@ -97,9 +97,13 @@ pub mod extract {
 pub mod layer {
     #[cfg(feature = "zstd")]
     pub use millstream_payload::Compression;
+    #[cfg(feature = "claim-check")]
+    pub use millstream_payload::{
+        ClaimCheck, DirectoryStore, InvalidReference, PayloadReference, PayloadStore,
+    };
     #[cfg(feature = "encryption")]
     pub use millstream_payload::{Encryption, InvalidKey};
-    pub use millstream_runtime::{Answer, Layer, Next, ProducerLayer, Timeout, Trace};
+    pub use millstream_runtime::{Answer, AsyncProducerLayer, Layer, Next, ProducerLayer, Timeout, Trace};
 }
 
 /// Codecs, which convert payloads between values and bytes: those that are there. [`Topic::with_codec`] takes one.
