@@ -2,6 +2,8 @@
 
 #[cfg(feature = "claim-check")]
 mod claim_check;
+#[cfg(feature = "cloudevents")]
+mod cloudevents;
 #[cfg(feature = "zstd")]
 mod compression;
 #[cfg(feature = "encryption")]
@@ -13,6 +15,8 @@ mod protobuf;
 
 #[cfg(feature = "claim-check")]
 pub use claim_check::{ClaimCheck, DirectoryStore, InvalidReference, PayloadReference, PayloadStore};
+#[cfg(feature = "cloudevents")]
+pub use cloudevents::{AttributeValue, CloudEvent, CloudEvents, InvalidEvent};
 #[cfg(feature = "zstd")]
 pub use compression::Compression;
 #[cfg(feature = "encryption")]

@@ -106,6 +106,12 @@ pub mod layer {
     pub use millstream_runtime::{Answer, AsyncProducerLayer, Layer, Next, ProducerLayer, Timeout, Trace};
 }
 
+/// [CloudEvents](https://cloudevents.io): events with attributes that other systems know.
+#[cfg(feature = "cloudevents")]
+pub mod cloudevents {
+    pub use millstream_payload::{AttributeValue, CloudEvent, CloudEvents, InvalidEvent};
+}
+
 /// Codecs, which convert payloads between values and bytes: those that are there. [`Topic::with_codec`] takes one.
 pub mod codec {
     pub use millstream_core::codec::{Json, Raw};
