@@ -23,6 +23,9 @@ use tempfile::TempDir;
 const BYTES: Topic<Bytes> = Topic::raw("bytes").partitions(1).retention(Retention::Keep);
 const MIB: usize = 1 << 20;
 
+/// What a store makes of what it has.
+type Change = fn(Bytes) -> Bytes;
+
 /// A store whose state a test changes.
 #[derive(Debug)]
 struct Scripted {
@@ -30,7 +33,7 @@ struct Scripted {
     is_away: AtomicBool,
     refuses: AtomicBool,
     fetches: AtomicUsize,
-    change: Mutex<Option<fn(Bytes) -> Bytes>>,
+    change: Mutex<Option<Change>>,
 }
 
 impl Scripted {
@@ -254,7 +257,7 @@ async fn what_is_missing_or_changed_or_too_large_is_undecodable_and_names_its_re
         let [(Reason::Undecodable, error)] = &dead[..] else { panic!("{dead:?}") };
         assert!(error.contains(why) && error.contains(&name), "{error}");
     };
-    let changes: [fn(Bytes) -> Bytes; 3] = [
+    let changes: [Change; 3] = [
         |payload| payload.slice(1..),
         |payload| [&payload[..], b"x"].concat().into(),
         |payload| [b"x", &payload[1..]].concat().into(),

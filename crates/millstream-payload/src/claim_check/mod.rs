@@ -162,7 +162,7 @@ impl ClaimCheck {
                 tracing::warn!(store = ?self.store, %error, "the store of payloads is not available: messages wait");
             }
             None if was_away => {
-                tracing::info!(store = ?self.store, "the store of payloads is available again")
+                tracing::info!(store = ?self.store, "the store of payloads is available again");
             }
             _ => {}
         }

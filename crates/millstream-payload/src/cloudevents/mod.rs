@@ -126,12 +126,12 @@ impl CloudEvent {
         Ok(Self { id, source, kind, content_type: None, others: BTreeMap::new(), data: None })
     }
 
-    /// Sets the time of the event: a text of RFC 3339, or a [`Timestamp`](millstream_core::Timestamp).
+    /// Sets the time of the event: a text of RFC 3339, such as that of a [`Timestamp`](millstream_core::Timestamp).
     ///
     /// # Errors
     /// [`InvalidEvent::Value`] if it is not of RFC 3339.
-    pub fn time(self, time: impl ToString) -> Result<Self, InvalidEvent> {
-        self.attribute("time", time.to_string())
+    pub fn time(self, time: impl Into<String>) -> Result<Self, InvalidEvent> {
+        self.attribute("time", time.into())
     }
 
     /// Sets the subject: what the event is about within its source.

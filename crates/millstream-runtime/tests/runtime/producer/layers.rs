@@ -71,8 +71,7 @@ async fn stored(bench: &Bench) -> Vec<u64> {
     let consumer = consumer.await.expect("started");
     consumer.wait_idle().await.expect("idle");
     consumer.shutdown().await;
-    let seen = seen.lock().expect("lock").clone();
-    seen
+    seen.lock().expect("lock").clone()
 }
 
 #[tokio::test(start_paused = true)]
