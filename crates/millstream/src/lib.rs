@@ -4,6 +4,7 @@ mod millstream;
 
 pub use millstream::{Builder, Millstream};
 
+#[cfg(feature = "admin")]
 pub use millstream_admin::{DeadLetterQueue, SeekPreview};
 pub use millstream_core::catalog::PartitionStats;
 pub use millstream_core::history::{Failed, History};
@@ -48,6 +49,7 @@ pub mod layers {
 }
 
 /// Inspection and operations. [`Millstream::admin`] returns the handle.
+#[cfg(feature = "admin")]
 pub mod admin {
     pub use millstream_admin::*;
     pub use millstream_core::LockName;
