@@ -1,5 +1,9 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(feature = "claim-check")]
+mod claim_check;
+#[cfg(feature = "cloudevents")]
+mod cloudevents;
 #[cfg(feature = "zstd")]
 mod compression;
 #[cfg(feature = "encryption")]
@@ -9,6 +13,10 @@ mod messagepack;
 #[cfg(feature = "protobuf")]
 mod protobuf;
 
+#[cfg(feature = "claim-check")]
+pub use claim_check::{ClaimCheck, DirectoryStore, InvalidReference, PayloadReference, PayloadStore};
+#[cfg(feature = "cloudevents")]
+pub use cloudevents::{AttributeValue, CloudEvent, CloudEvents, InvalidEvent};
 #[cfg(feature = "zstd")]
 pub use compression::Compression;
 #[cfg(feature = "encryption")]

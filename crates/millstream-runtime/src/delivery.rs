@@ -145,6 +145,11 @@ impl<T> Delivery<T> {
         self.about.key.as_ref()
     }
 
+    /// Returns the headers, for layers that change them. The next attempt begins with those that were sent.
+    pub fn headers_mut(&mut self) -> &mut Headers {
+        &mut self.about.headers
+    }
+
     /// Returns the headers.
     pub fn headers(&self) -> &Headers {
         &self.about.headers

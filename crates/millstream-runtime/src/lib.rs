@@ -29,8 +29,8 @@ pub use dead_letters::{
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
-    Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig, ProducerLayer, Record,
-    SendDelayed, SendFuture, Sent, TYPE_HEADER,
+    AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,
+    ProducerLayer, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,
 };
 pub use report::Report;
 

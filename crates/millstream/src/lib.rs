@@ -4,6 +4,7 @@ mod millstream;
 
 pub use millstream::{Builder, Millstream};
 
+#[cfg(feature = "admin")]
 pub use millstream_admin::{DeadLetterQueue, SeekPreview};
 pub use millstream_core::catalog::PartitionStats;
 pub use millstream_core::history::{Failed, History};
@@ -48,6 +49,7 @@ pub mod layers {
 }
 
 /// Inspection and operations. [`Millstream::admin`] returns the handle.
+#[cfg(feature = "admin")]
 pub mod admin {
     pub use millstream_admin::*;
     pub use millstream_core::LockName;
@@ -97,9 +99,19 @@ pub mod extract {
 pub mod layer {
     #[cfg(feature = "zstd")]
     pub use millstream_payload::Compression;
+    #[cfg(feature = "claim-check")]
+    pub use millstream_payload::{
+        ClaimCheck, DirectoryStore, InvalidReference, PayloadReference, PayloadStore,
+    };
     #[cfg(feature = "encryption")]
     pub use millstream_payload::{Encryption, InvalidKey};
-    pub use millstream_runtime::{Answer, Layer, Next, ProducerLayer, Timeout, Trace};
+    pub use millstream_runtime::{Answer, AsyncProducerLayer, Layer, Next, ProducerLayer, Timeout, Trace};
+}
+
+/// [CloudEvents](https://cloudevents.io): events with attributes that other systems know.
+#[cfg(feature = "cloudevents")]
+pub mod cloudevents {
+    pub use millstream_payload::{AttributeValue, CloudEvent, CloudEvents, InvalidEvent};
 }
 
 /// Codecs, which convert payloads between values and bytes: those that are there. [`Topic::with_codec`] takes one.

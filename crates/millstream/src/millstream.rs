@@ -7,11 +7,14 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::time::Duration;
 
+#[cfg(feature = "admin")]
 use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
+#[cfg(feature = "admin")]
+use millstream_core::Start;
 use millstream_core::catalog::PartitionStats;
 use millstream_core::event::Ignore;
 use millstream_core::{
-    Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Start, Topic, TopicSpec,
+    Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic, TopicSpec,
 };
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 #[cfg(feature = "lock")]
@@ -117,6 +120,7 @@ impl Millstream {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a topic
     /// that does not exist; [`ErrorKind::Unsupported`] for a backend without dead letters; transient errors.
+    #[cfg(feature = "admin")]
     pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
         self.admin().dead_letters(&topic.spec()?.name, &GroupName::new(group)?).await
     }
@@ -205,6 +209,7 @@ impl Millstream {
     /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::Fenced`] if a partition has an
     /// owner: the error names it, and nothing was changed. After a transient error some partitions may have been
     /// moved: call it again.
+    #[cfg(feature = "admin")]
     pub async fn seek<T>(&self, topic: &Topic<T>, group: &str, start: Start) -> Result<()> {
         self.admin().reset_group(&topic.spec()?.name, &GroupName::new(group)?, start).await
     }
@@ -214,6 +219,7 @@ impl Millstream {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic or group that does not exist; transient errors.
+    #[cfg(feature = "admin")]
     pub async fn seek_preview<T>(
         &self,
         topic: &Topic<T>,
@@ -309,6 +315,7 @@ impl Millstream {
     /// println!("{} findings in {} items", verified.verdicts.len(), verified.looked_at);
     /// # Ok(()) }
     /// ```
+    #[cfg(feature = "admin")]
     #[must_use]
     pub fn admin(&self) -> Admin {
         Admin::new(self.backend.clone()).with_observer(self.observer.clone())

@@ -31,6 +31,7 @@ pub struct Recur<'a, T: 'static> {
 }
 
 enum When {
+    #[cfg(feature = "cron")]
     Cron(String, String),
     Every(Duration),
 }
@@ -41,7 +42,8 @@ impl<'a, T> Recur<'a, T> {
         Self { home, id, when: Vec::new(), missed, grace, payload: None, envelope: Envelope::default() }
     }
 
-    /// Recurs by a cron pattern in a time zone: see [`Rule::cron`].
+    /// Recurs by a cron pattern in a time zone: see [`Rule::cron`]. Needs the feature `cron`.
+    #[cfg(feature = "cron")]
     pub fn cron(mut self, pattern: impl Into<String>, zone: impl Into<String>) -> Self {
         self.when.push(When::Cron(pattern.into(), zone.into()));
         self
@@ -127,6 +129,7 @@ impl<'a, T> Recur<'a, T> {
         let key = envelope.key.clone();
         let rule = match &self.when[..] {
             [] => return Err(missing("a rule: `cron` or `every`")),
+            #[cfg(feature = "cron")]
             [When::Cron(pattern, zone)] => Rule::cron(pattern, zone)?,
             [When::Every(period)] => Rule::every(*period, home.now(&id, key.as_deref()).await?)?,
             [..] => {

@@ -1,6 +1,9 @@
 //! Rules of recurring entries: their times, and the policy for missed ones. Text and numbers in, numbers out.
 
+#[cfg(feature = "cron")]
 mod cron;
+#[cfg(not(feature = "cron"))]
+mod no_cron;
 mod text;
 
 use std::time::Duration;
@@ -9,7 +12,10 @@ use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::recurring::MAX_FIRES;
 
+#[cfg(feature = "cron")]
 use cron::Cron;
+#[cfg(not(feature = "cron"))]
+use no_cron::Cron;
 
 /// Default of how late an occurrence may be before it counts as missed.
 pub const GRACE: Duration = Duration::from_secs(60);
@@ -83,6 +89,7 @@ impl Rule {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists all problems.
+    #[cfg(feature = "cron")]
     pub fn cron(pattern: &str, zone: &str) -> Result<Self> {
         Self::checked(When::Cron(Cron::new(pattern, zone)?))
     }

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use millstream_core::error::{Error, Result};
 
-use super::cron::Cron;
-use super::{GRACE, Missed, Rule, When, invalid};
+use super::{Cron, GRACE, Missed, Rule, When, invalid};
 
 /// Maximum length of a rule, in bytes.
 const MAX_LEN: usize = 1_024;

@@ -68,14 +68,14 @@ pub(super) fn closed() -> Error {
 }
 
 /// Error of a send whose own time limit ended before the answer came.
-fn unanswered(limit: Duration) -> Error {
+pub(super) fn unanswered(limit: Duration) -> Error {
     let why =
         format!("no answer within {limit:?}: the message is queued or under way, and may still be stored");
     Error::new(ErrorKind::Unconfirmed, why)
 }
 
 /// Error of a send whose task ended without a reply, because the runtime was shut down during a request.
-fn interrupted() -> Error {
+pub(super) fn interrupted() -> Error {
     Error::new(ErrorKind::Unconfirmed, "the producer was shut down while the message was under way")
 }
 
@@ -106,9 +106,8 @@ impl<C: Outgoing> Batcher<C> {
     pub(super) async fn send(&self, message: C, limit: Option<Duration>) -> Result<C::Done> {
         // A time that the clock cannot reach is no limit.
         let limit = limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?)));
-        let ticket = self.reserve(message.charge(), limit).await?;
-        let (reply, result) = oneshot::channel();
-        self.commands.send(Command::One(message, reply, ticket)).map_err(|_| closed())?;
+        let ticket = self.reserve(message.charge(), self.deadline(), limit).await?;
+        let result = self.queue(message, ticket)?;
         let result = match limit {
             None => result.await,
             // It is queued or under way: nobody can say whether it will be stored.
@@ -117,10 +116,30 @@ impl<C: Outgoing> Batcher<C> {
         result.map_err(|_| interrupted())?
     }
 
+    /// Queues a message whose time has begun before, drops `turn` then, and waits for its result.
+    pub(super) async fn send_by<G>(&self, message: C, deadline: Instant, turn: G) -> Result<C::Done> {
+        let ticket = self.reserve(message.charge(), deadline, None).await?;
+        let result = self.queue(message, ticket)?;
+        drop(turn);
+        result.await.map_err(|_| interrupted())?
+    }
+
+    /// Returns the time until which a message may be sent that is sent now.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.delivery_timeout
+    }
+
+    fn queue(&self, message: C, ticket: Ticket) -> Result<oneshot::Receiver<Result<C::Done>>> {
+        let (reply, result) = oneshot::channel();
+        self.commands.send(Command::One(message, reply, ticket)).map_err(|_| closed())?;
+        Ok(result)
+    }
+
     /// Queues a chunk and returns a handle to its results.
     pub(super) async fn send_chunk(&self, messages: Vec<C>) -> Pending<C> {
         let count = messages.len();
-        let ticket = match self.reserve(messages.iter().map(Outgoing::charge).sum(), None).await {
+        let bytes = messages.iter().map(Outgoing::charge).sum();
+        let ticket = match self.reserve(bytes, self.deadline(), None).await {
             Ok(ticket) => ticket,
             Err(error) => return Pending::Failed(count, error),
         };
@@ -154,8 +173,12 @@ impl<C: Outgoing> Batcher<C> {
     /// all of it: it would otherwise wait forever.
     ///
     /// The deadline of the ticket is not that of the send: messages of one request share it, and those of others have more time.
-    async fn reserve(&self, bytes: usize, limit: Option<(Duration, Instant)>) -> Result<Ticket> {
-        let deadline = Instant::now() + self.delivery_timeout;
+    async fn reserve(
+        &self,
+        bytes: usize,
+        deadline: Instant,
+        limit: Option<(Duration, Instant)>,
+    ) -> Result<Ticket> {
         let (waits, until) =
             limit.filter(|(_, until)| *until < deadline).unwrap_or((self.delivery_timeout, deadline));
         let bytes = u32::try_from(bytes.min(self.buffer_memory)).unwrap_or(u32::MAX);

@@ -12,6 +12,7 @@ use millstream_core::log::{
     Append, DedupAppend, DedupAppender, Deduplicated, NumberedAppend, NumberedAppender, Numbering,
     UniqueAppend,
 };
+use millstream_core::wire::Fields;
 use millstream_core::{Backend, Capability, Durability, MessageId, Partition, TopicName};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -177,6 +178,10 @@ impl Outgoing for DedupAppend {
 
     const IS_REPEATABLE: bool = true;
 
+    fn set_fields(&mut self, fields: Fields) {
+        self.append.fields = fields;
+    }
+
     fn order(&self) -> Option<Partition> {
         self.append.order()
     }
@@ -195,6 +200,10 @@ impl Outgoing for NumberedAppend {
 
     fn set_number(&mut self, number: u64) {
         self.number = number;
+    }
+
+    fn set_fields(&mut self, fields: Fields) {
+        self.append.fields = fields;
     }
 
     fn order(&self) -> Option<Partition> {

@@ -206,11 +206,13 @@ impl<'a, T: Sync> IntoFuture for SendDelayed<'a, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         let encoded = self.producer.encode_delayed(self.record);
-        let (batcher, limit) = (self.producer.inner.delayed.clone(), self.limit);
+        let inner = &self.producer.inner;
+        let (batcher, layers) = (inner.delayed.clone(), inner.layers.clone());
+        let (limits, limit) = (inner.config.limits, self.limit);
         Box::pin(async move {
-            let (partition, scheduling) = encoded?;
-            let id = scheduling.id.clone();
-            let placed = batcher.send(scheduling, limit).await?;
+            let encoded = encoded?;
+            let (partition, id) = (encoded.partition, encoded.message.id.clone());
+            let placed = encoded.send(layers, limits, batcher, limit).await?;
             Ok(Delayed { partition, id, placed })
         })
     }

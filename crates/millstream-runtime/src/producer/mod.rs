@@ -7,13 +7,15 @@ mod by_durability;
 mod config;
 mod dedup;
 mod delayed;
-mod layer;
+mod encode;
+mod layers;
 mod metadata_refresh;
 mod record;
 mod sender;
 mod sink;
 mod unique;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::IntoFuture;
 use std::num::NonZeroU32;
@@ -22,11 +24,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
-use millstream_core::panics::{Careful, Panicked, choose_partition, encode};
-use millstream_core::schedule::{Place, Scheduling};
-use millstream_core::topic::TopicPartition;
-use millstream_core::wire::{self, Fields};
+use millstream_core::panics::{Careful, choose_partition};
+use millstream_core::schedule::Scheduling;
 use millstream_core::{
     Backend, Capability, Codec, Durability, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec,
 };
@@ -34,14 +33,14 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
-pub use layer::ProducerLayer;
+pub use layers::{AsyncProducerLayer, ProducerLayer};
 pub use record::{Record, SendFuture, Sent, TYPE_HEADER};
 
 use backpressure::Bound;
-use batcher::Batcher;
+use batcher::{Batcher, interrupted};
 use by_durability::ByDurability;
 use dedup::{DedupSends, unnumbered};
-use layer::Layers;
+use layers::{Encoded, Layers};
 use metadata_refresh::{MetadataRefresh, Partitions};
 use record::{Way, sent};
 use sink::{Outgoing, ToSchedule};
@@ -67,7 +66,7 @@ struct Inner {
     partitions: Partitions,
     /// Metadata refresh, which runs as long as there are clones.
     _growth: Option<AbortOnDropHandle<()>>,
-    layers: Layers,
+    layers: Arc<Layers>,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
     appends: Arc<ByDurability>,
@@ -123,8 +122,8 @@ impl<T> Producer<T> {
             let place = |(partition, id)| Sent { partition, id, is_duplicate: false };
             if way == Way::Number {
                 let encoded = same.map(|record| {
-                    let append = self.encode(record)?;
-                    Ok((append.topic_partition.partition, unnumbered(append)))
+                    let encoded = self.encode(record)?;
+                    Ok((encoded.partition, encoded.map(unnumbered)))
                 });
                 let results = match self.inner.dedup.by_number(durability) {
                     Ok(batcher) => self.in_chunks(&batcher, encoded).await,
@@ -134,8 +133,8 @@ impl<T> Producer<T> {
                 continue;
             }
             let encoded = same.map(|record| {
-                let append = self.encode(record)?;
-                Ok((append.topic_partition.partition, append))
+                let encoded = self.encode(record)?;
+                Ok((encoded.partition, encoded))
             });
             let results = match self.inner.appends.of(durability) {
                 Ok(batcher) => self.in_chunks(&batcher, encoded).await,
@@ -156,8 +155,8 @@ impl<T> Producer<T> {
         T: 'a,
     {
         let encoded = records.into_iter().map(|record| {
-            let (partition, scheduling) = self.encode_delayed(record)?;
-            Ok(((partition, scheduling.id.clone()), scheduling))
+            let encoded = self.encode_delayed(record)?;
+            Ok(((encoded.partition, encoded.message.id.clone()), encoded))
         });
         let sent = self.in_chunks(&self.inner.delayed, encoded).await.into_iter();
         sent.map(|sent| sent.map(|((partition, id), placed)| Delayed { partition, id, placed })).collect()
@@ -167,17 +166,20 @@ impl<T> Producer<T> {
     /// its message.
     async fn in_chunks<C: Outgoing, B>(
         &self,
-        batcher: &Batcher<C>,
-        mut encoded: impl Iterator<Item = Result<(B, C)>>,
+        batcher: &Arc<Batcher<C>>,
+        mut encoded: impl Iterator<Item = Result<(B, Encoded<C>)>>,
     ) -> Vec<Result<(B, C::Done)>> {
+        if self.inner.layers.may_wait() {
+            return self.one_by_one(batcher, encoded).await;
+        }
         let mut outcomes = Vec::new();
         let mut waiting = Vec::new();
         loop {
             let mut chunk = Vec::new();
             let mut slots = Vec::new();
             for message in encoded.by_ref().take(self.inner.config.max_batch) {
-                slots.push(message.map(|(beside, message)| {
-                    chunk.push(message);
+                slots.push(message.map(|(beside, encoded)| {
+                    chunk.push(encoded.message);
                     beside
                 }));
             }
@@ -198,8 +200,42 @@ impl<T> Producer<T> {
         outcomes
     }
 
+    /// Sends messages that may wait for layers: each as if it were sent alone, as many at a time as one request may have and the buffer
+    /// has room for.
+    async fn one_by_one<C: Outgoing, B>(
+        &self,
+        batcher: &Arc<Batcher<C>>,
+        mut encoded: impl Iterator<Item = Result<(B, Encoded<C>)>>,
+    ) -> Vec<Result<(B, C::Done)>> {
+        let inner = &*self.inner;
+        let (mut outcomes, mut waiting, mut bytes) = (Vec::new(), VecDeque::new(), 0);
+        loop {
+            while waiting.len() < inner.config.max_batch && bytes < inner.config.buffer_memory {
+                let Some(next) = encoded.next() else { break };
+                let begun = next.and_then(|(beside, encoded)| {
+                    let charge = encoded.charge();
+                    let sending =
+                        encoded.begin(inner.layers.clone(), inner.config.limits, batcher.clone())?;
+                    bytes += charge;
+                    Ok((beside, charge, sending))
+                });
+                waiting.push_back(begun);
+            }
+            match waiting.pop_front() {
+                None => return outcomes,
+                Some(Err(error)) => outcomes.push(Err(error)),
+                Some(Ok((beside, charge, sending))) => {
+                    let result = sending.await.unwrap_or_else(|_| Err(interrupted()));
+                    bytes -= charge;
+                    outcomes.push(result.map(|done| (beside, done)));
+                }
+            }
+        }
+    }
+
     /// Waits until all earlier sends have their results.
     pub async fn flush(&self) {
+        self.inner.layers.flush().await;
         tokio::join!(self.inner.appends.flush(), self.inner.dedup.flush(), self.inner.delayed.flush());
     }
 
@@ -208,6 +244,7 @@ impl<T> Producer<T> {
     ///
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
+        self.inner.layers.close().await;
         tokio::join!(self.inner.appends.close(), self.inner.dedup.close(), self.inner.delayed.close());
     }
 
@@ -228,76 +265,6 @@ impl<T> Producer<T> {
             None if self.inner.config.idempotent => Way::Number,
             None => Way::Plain,
         }
-    }
-
-    /// Encodes a record with a dedup id.
-    fn encode_dedup(&self, record: Record<'_, T>) -> Result<DedupAppend> {
-        let inner = &*self.inner;
-        let window = record.window.unwrap_or(inner.config.dedup_window);
-        check_window(window)?;
-        let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
-        let id = record.dedup.clone().unwrap_or_default();
-        let id = DedupId::new(id)?;
-        let (topic_partition, fields) = self.encoded(record, Some(id.as_bytes()))?;
-        let earlier = if is_explicit { Vec::new() } else { inner.partitions.earlier(window) };
-        let routed = key.as_deref().or(Some(id.as_bytes()));
-        let earlier =
-            earlier.into_iter().map(|count| inner.partition_of(routed, count)).collect::<Result<_>>()?;
-        Ok(DedupAppend { append: Append { topic_partition, fields }, id, window, earlier })
-    }
-
-    fn encode(&self, record: Record<'_, T>) -> Result<Append> {
-        let (topic_partition, fields) = self.encoded(record, None)?;
-        Ok(Append { topic_partition, fields })
-    }
-
-    fn encode_delayed(&self, record: DelayedRecord<'_, T>) -> Result<(Partition, Scheduling)> {
-        let id = record.schedule_id()?;
-        let durability = self.durability_of(&record.record);
-        if durability != Durability::Stored {
-            let why = format!("a delayed message cannot be {durability}, only {}", Durability::Stored);
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        if record.record.dedup.is_some() {
-            let why = "a delayed message has no dedup id: it is recognised by its id while it waits";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        if record.record.unique.is_some() {
-            let why = "a delayed message has no unique id: it is recognised by its id while it waits";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        let DelayedRecord { record, due, id: given, on_conflict } = record;
-        // Without a key, an explicit id chooses the partition: only messages of one partition are compared by id.
-        let (topic_partition, fields) = self.encoded(record, given.as_ref().map(String::as_bytes))?;
-        let partition = topic_partition.partition;
-        let place = Place::from(topic_partition);
-        Ok((partition, Scheduling { place, id, due, fields, on_conflict }))
-    }
-
-    /// Encodes a message and chooses its partition: the one that it names, else that of its key, else that of
-    /// `without_key`.
-    fn encoded(&self, record: Record<'_, T>, without_key: Option<&[u8]>) -> Result<(TopicPartition, Fields)> {
-        let inner = &*self.inner;
-        let count = inner.partitions.open(&inner.topic)?;
-        let mut envelope = record.envelope;
-        envelope.payload = encode(self.codec, record.value).inspect_err(|error| {
-            if let Some(panicked) = Panicked::within(error) {
-                inner.observer.observe(&panicked.event());
-            }
-        })?;
-        self.name_type(&mut envelope)?;
-        inner.layers.apply(&mut envelope)?;
-        envelope.check(&inner.config.limits)?;
-        let partition = match record.partition {
-            Some(partition) => partition,
-            None => inner.partition_of(envelope.key.as_deref().or(without_key), count)?,
-        };
-        if partition.0 >= count.get() {
-            let why = format!("partition {partition} of a topic with {count}");
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
-        }
-        let topic_partition = TopicPartition { topic: inner.topic.clone(), partition };
-        Ok((topic_partition, wire::encode(&envelope)))
     }
 }
 
@@ -425,6 +392,12 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
+    /// Adds an [`AsyncProducerLayer`] behind those that were added before.
+    pub fn async_layer(mut self, layer: impl AsyncProducerLayer) -> Self {
+        self.layers.add_async(layer);
+        self
+    }
+
     /// Sets the partitioner. Default: [`ByKey`](millstream_core::partitioner::ByKey).
     pub fn partitioner(mut self, partitioner: impl Partitioner + 'static) -> Self {
         self.config.partitioner = Arc::new(partitioner);
@@ -475,7 +448,7 @@ impl<T> ProducerBuilder<T> {
             topic: stored.name,
             partitions,
             _growth: growth,
-            layers: self.layers,
+            layers: Arc::new(self.layers),
             config: self.config,
             observer,
             appends: Arc::new(appends),

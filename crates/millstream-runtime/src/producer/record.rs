@@ -288,31 +288,37 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
         // Encoded here and not in the future, so that the future holds neither value nor codec.
         let durability = self.producer.durability_of(&self.record);
         let way = self.producer.way_of(&self.record);
-        let (sends, limit) = (self.producer.inner.dedup.clone(), self.limit);
+        let inner = &self.producer.inner;
+        let (sends, layers) = (inner.dedup.clone(), inner.layers.clone());
+        let (limits, limit) = (inner.config.limits, self.limit);
         if way == Way::Id {
             let encoded = self.producer.encode_dedup(self.record);
-            return Box::pin(async move { Ok(sent(sends.by_id(durability)?.send(encoded?, limit).await?)) });
+            return Box::pin(async move {
+                let batcher = sends.by_id(durability)?;
+                Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
+            });
         }
         if way == Way::Unique {
             let encoded = self.producer.encode_unique(self.record);
-            return Box::pin(
-                async move { Ok(sent(sends.by_unique(durability)?.send(encoded?, limit).await?)) },
-            );
+            return Box::pin(async move {
+                let batcher = sends.by_unique(durability)?;
+                Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
+            });
         }
         let encoded = self.producer.encode(self.record);
         if way == Way::Number {
             return Box::pin(async move {
-                let append = encoded?;
-                let partition = append.topic_partition.partition;
-                let id = sends.by_number(durability)?.send(unnumbered(append), limit).await?;
+                let encoded = encoded?.map(unnumbered);
+                let partition = encoded.partition;
+                let id = encoded.send(layers, limits, sends.by_number(durability)?, limit).await?;
                 Ok(Sent { partition, id, is_duplicate: false })
             });
         }
-        let appends = self.producer.inner.appends.clone();
+        let appends = inner.appends.clone();
         Box::pin(async move {
-            let append = encoded?;
-            let partition = append.topic_partition.partition;
-            let id = appends.of(durability)?.send(append, limit).await?;
+            let encoded = encoded?;
+            let partition = encoded.partition;
+            let id = encoded.send(layers, limits, appends.of(durability)?, limit).await?;
             Ok(Sent { partition, id, is_duplicate: false })
         })
     }

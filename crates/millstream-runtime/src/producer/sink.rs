@@ -10,6 +10,7 @@ use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, Appender};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
 use millstream_core::topic::Partition;
+use millstream_core::wire::Fields;
 use millstream_core::{Durability, Log, MessageId, TopicName, TopicPartition};
 use tokio::time::Instant;
 
@@ -35,6 +36,9 @@ pub(super) trait Outgoing: Clone + Send + Sync + 'static {
         let _ = number;
     }
 
+    /// Sets its fields, which a layer has made.
+    fn set_fields(&mut self, fields: Fields);
+
     /// Returns the partition whose messages are stored in the order in which they were sent; `None` for a message without
     /// an order.
     fn order(&self) -> Option<Partition>;
@@ -45,6 +49,10 @@ pub(super) trait Outgoing: Clone + Send + Sync + 'static {
 
 impl Outgoing for Append {
     type Done = MessageId;
+
+    fn set_fields(&mut self, fields: Fields) {
+        self.fields = fields;
+    }
 
     fn order(&self) -> Option<Partition> {
         Some(self.topic_partition.partition)
@@ -57,6 +65,10 @@ impl Outgoing for Append {
 
 impl Outgoing for Scheduling {
     type Done = Placed;
+
+    fn set_fields(&mut self, fields: Fields) {
+        self.fields = fields;
+    }
 
     fn order(&self) -> Option<Partition> {
         None

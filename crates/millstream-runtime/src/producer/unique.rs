@@ -6,18 +6,20 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
-use millstream_core::log::{Append, DedupId, Deduplicated, UniqueAppend};
+use millstream_core::log::{DedupId, Deduplicated, UniqueAppend};
+use millstream_core::wire::Fields;
 use millstream_core::{Partition, TopicName};
 use tokio::time::Instant;
 
 use super::backpressure::Bounded;
 use super::dedup::emit;
+use super::layers::Encoded;
 use super::sink::{InTurn, Outgoing, Sink};
 use super::{Producer, Record};
 
 impl<T> Producer<T> {
     /// Encodes a record with a unique id.
-    pub(super) fn encode_unique(&self, record: Record<'_, T>) -> Result<UniqueAppend> {
+    pub(super) fn encode_unique(&self, record: Record<'_, T>) -> Result<Encoded<UniqueAppend>> {
         let inner = &*self.inner;
         if record.dedup.is_some() {
             let why = "a send has a dedup id or a unique id, not both: repetitions of the one are stored again when their message is \
@@ -26,18 +28,17 @@ impl<T> Producer<T> {
         }
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
         let id = DedupId::named(record.unique.clone().unwrap_or_default(), "unique id")?;
-        let (topic_partition, fields) = self.encoded(record, Some(id.as_bytes()))?;
+        let encoded = self.encoded(record, Some(id.as_bytes()))?;
         let earlier = if is_explicit { Vec::new() } else { inner.partitions.all_earlier() };
         let routed = key.as_deref().or(Some(id.as_bytes()));
         let mut places = Vec::new();
         for count in earlier {
             let place = inner.partition_of(routed, count)?;
-            if place != topic_partition.partition && !places.contains(&place) {
+            if place != encoded.partition && !places.contains(&place) {
                 places.push(place);
             }
         }
-        let append = Append { topic_partition, fields };
-        Ok(UniqueAppend { append, id, send: fastrand::u64(..), earlier: places })
+        Ok(encoded.map(|append| UniqueAppend { append, id, send: fastrand::u64(..), earlier: places }))
     }
 }
 
@@ -45,6 +46,10 @@ impl Outgoing for UniqueAppend {
     type Done = Deduplicated;
 
     const IS_REPEATABLE: bool = true;
+
+    fn set_fields(&mut self, fields: Fields) {
+        self.append.fields = fields;
+    }
 
     fn order(&self) -> Option<Partition> {
         self.append.order()

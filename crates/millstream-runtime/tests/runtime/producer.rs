@@ -5,6 +5,7 @@ pub(crate) mod bounded;
 pub(crate) mod dedup;
 pub(crate) mod delayed;
 pub(crate) mod durability;
+pub(crate) mod layers;
 pub(crate) mod unique;
 
 use std::time::Duration;

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use millstream_core::Outcome;
 use millstream_core::event::Cause;
+use millstream_core::{BoxError, Outcome};
 
 use crate::consumer::handler::{Call, Input, Row, Verdict, guarded, noticing};
 use crate::delivery::Delivery;
@@ -88,6 +88,13 @@ impl From<Outcome> for Answer {
 }
 
 impl Answer {
+    /// Answers for a message whose payload cannot be read: it becomes a dead letter with the reason
+    /// [`Undecodable`](millstream_core::Reason::Undecodable) and this error, as if its codec had refused it, and uses no attempt.
+    #[must_use]
+    pub fn undecodable(error: impl Into<BoxError>) -> Self {
+        Self(Some(Verdict::Undecodable(error.into())))
+    }
+
     /// `None`: it was not handled, and stays pending.
     pub(in crate::consumer) fn new(verdict: Option<Verdict>) -> Self {
         Self(verdict)
