@@ -18,14 +18,19 @@ const SMALLEST: usize = 256;
 /// Most that a payload may become, by default. The largest payload that a producer sends by default is 1 MiB.
 const LARGEST: usize = 16 << 20;
 
+/// Window that any frame may have, as a power of two: 2 MiB, that of zstd's default level where the size is not known before.
+const LEAST_WINDOW: u32 = 21;
+/// Largest window that zstd accepts by default: 128 MiB.
+const MOST_WINDOW: u32 = 27;
+
 /// Compresses payloads with zstd, and decompresses them: a layer of producers and of consumers.
 ///
 /// A payload that is compressed has the header `content-encoding: zstd`. One that would not become smaller, or is below 256 bytes, is
 /// sent as it is, so a consumer with this layer handles both, and consumers get it before producers do. The limits of a message
-/// count for the compressed payload.
+/// count for the compressed payload. A send with another value of this header fails with `Encode`.
 ///
 /// A payload that is damaged, or becomes larger than [`largest`](Self::largest), makes its message a dead letter with the reason `rejected`;
-/// at no time is more than that held in memory.
+/// while it is read, no more than twice that is held in memory, and a window of as much, at least 2 MiB.
 #[derive(Clone, Debug)]
 pub struct Compression {
     level: i32,
@@ -76,7 +81,11 @@ impl Compression {
     /// Decompresses, and reads no more than is allowed, whatever the frame declares.
     fn decompress(&self, payload: &[u8]) -> Result<Bytes, String> {
         let failed = |error: std::io::Error| format!("the payload is no frame of zstd: {error}");
-        let decoder = zstd::stream::read::Decoder::with_buffer(payload).map_err(failed)?;
+        let mut decoder = zstd::stream::read::Decoder::with_buffer(payload).map_err(failed)?;
+        // The window is allocated before anything is read, as large as the frame says. No frame needs one that is larger than what comes
+        // out of it, rounded up to a power of two.
+        let window = self.largest.checked_next_power_of_two().unwrap_or(usize::MAX).max(1).ilog2();
+        decoder.window_log_max(window.clamp(LEAST_WINDOW, MOST_WINDOW)).map_err(failed)?;
         let mut plain = Vec::new();
         let one_more = u64::try_from(self.largest).unwrap_or(u64::MAX).saturating_add(1);
         decoder.take(one_more).read_to_end(&mut plain).map_err(failed)?;
@@ -89,6 +98,11 @@ impl Compression {
 
 impl ProducerLayer for Compression {
     fn send(&self, message: &mut Envelope) -> Result<(), BoxError> {
+        if message.headers.get(HEADER).is_some_and(|value| **value != *ZSTD.as_bytes()) {
+            return Err(format!("the header {HEADER} is that of this layer").into());
+        }
+        // A message that was made from another one, with its headers.
+        message.headers.remove(HEADER);
         if message.payload.len() < self.smallest {
             return Ok(());
         }

@@ -112,6 +112,8 @@ impl ProducerLayer for Encryption {
         payload.put_slice(&nonce);
         payload.put_slice(&sealed);
         message.payload = payload.freeze();
+        // A message that was made from another one, with its headers, may have that of another key.
+        message.headers.remove(HEADER);
         message.headers.append(HEADER, self.current.clone());
         Ok(())
     }

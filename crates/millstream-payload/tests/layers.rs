@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use millstream_core::event::{Cause, Event, Ignore};
 use millstream_core::policy::Never;
-use millstream_core::{Backend, Envelope, Retention, Topic};
+use millstream_core::{Backend, Envelope, ErrorKind, Retention, Topic};
 use millstream_memory::MemoryBackend;
 use millstream_payload::{Compression, Encryption};
 use millstream_runtime::{ConsumerBuilder, Delivery, ProducerBuilder, ProducerLayer, Report};
@@ -149,4 +149,45 @@ fn ids_of_keys_are_checked() {
         format!("{:?}", key("one", 77)),
         "Encryption { current: \"one\", keys: [\"one\"], allow_plain: false, .. }"
     );
+}
+
+/// As a handler does that passes a message on with its headers, while keys and sizes change.
+#[tokio::test(start_paused = true)]
+async fn headers_of_an_earlier_send_are_replaced() {
+    let backend = Backend::from(MemoryBackend::new());
+    let producer = producer(&backend).layer(Compression::zstd()).layer(key("new", 1));
+    let producer = producer.await.expect("a producer");
+    let (long, short) = ("planted ".repeat(1_000), "planted".to_owned());
+    for text in [&long, &short] {
+        let send = producer.send(text).header("encryption-key", "old").header("content-encoding", "zstd");
+        send.await.expect("stored");
+    }
+    let refused = producer.send(&long).header("content-encoding", "gzip").await.expect_err("not ours");
+    assert_eq!(refused.kind(), ErrorKind::Encode);
+    let layers = consumer(&backend, "g").layer(key("old", 2).also("new", &[1; 32]).expect("a key"));
+    let (seen, report) = handled(layers.layer(Compression::zstd())).await;
+    assert_eq!((seen, report.acked), (vec![long, short], 2));
+}
+
+/// The window of a frame is memory that is allocated before anything is read.
+#[tokio::test(start_paused = true)]
+async fn a_frame_with_a_large_window_is_refused() {
+    let backend = Backend::from(MemoryBackend::new());
+    // Magic number, no size, and a window of 2^(10 + 16) bytes; then an empty last block.
+    let frame = |window: u8| Bytes::from(vec![0x28, 0xb5, 0x2f, 0xfd, 0, window << 3, 1, 0, 0]);
+    let raw = ProducerBuilder::new(
+        backend.clone(),
+        BYTES.partitions(1).retention(Retention::Keep),
+        Arc::new(Ignore),
+    );
+    let raw = raw.await.expect("a producer");
+    for window in [16, 0] {
+        raw.send(&frame(window)).header("content-encoding", "zstd").await.expect("stored");
+    }
+    let bytes = ConsumerBuilder::new(backend.clone(), BYTES, "g", Arc::new(Ignore)).retry(Never);
+    let bytes = bytes.layer(Compression::zstd().largest(1 << 20));
+    let consumer = bytes.start(|_: Delivery<Bytes>| async {}).await.expect("started");
+    consumer.wait_idle().await.expect("idle");
+    let report = consumer.shutdown().await;
+    assert_eq!((report.acked, report.dead), (1, 1), "the small window is read");
 }

@@ -131,6 +131,13 @@ impl Headers {
         self.0.push((name.into().into_boxed_str(), value.into()));
     }
 
+    /// Removes all values of a name, and returns whether there were any.
+    pub fn remove(&mut self, name: &str) -> bool {
+        let before = self.len();
+        self.0.retain(|(other, _)| **other != *name);
+        self.len() < before
+    }
+
     /// Returns the first value of a name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Bytes> {

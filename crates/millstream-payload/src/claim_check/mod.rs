@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::{BoxError, Envelope, Headers, Outcome};
+use millstream_core::{BoxError, Envelope, Outcome};
 use millstream_runtime::{Answer, AsyncProducerLayer, Delivery, Layer, Next};
 
 pub use directory::DirectoryStore;
@@ -184,13 +184,7 @@ impl AsyncProducerLayer for ClaimCheck {
 
     async fn send(&self, message: &mut Envelope) -> Result<(), BoxError> {
         // A message that was made from another one, with its headers, would get the payload of that one.
-        if message.headers.get(HEADER).is_some() {
-            let mut headers = Headers::new();
-            for (name, value) in message.headers.iter().filter(|(name, _)| *name != HEADER) {
-                headers.append(name, value.clone());
-            }
-            message.headers = headers;
-        }
+        message.headers.remove(HEADER);
         let payload = message.payload.clone();
         if payload.len() <= self.above {
             return Ok(());
