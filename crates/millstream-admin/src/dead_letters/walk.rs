@@ -19,6 +19,8 @@ pub struct DeadLetterWalk {
     merge: Merge<'static, DeadLetter>,
     filter: DeadLetterFilter,
     limits: Limits,
+    /// Letters that the call which found them has not returned yet: it may have been dropped.
+    found: Vec<DeadLetter>,
     left: u64,
     looked_at: u64,
     last: Option<Cursor>,
@@ -72,18 +74,27 @@ impl DeadLetterWalk {
         let merge = Merge::new(count, newest_first, most, |letter: &DeadLetter| letter.id, fetch);
         let merge = merge.sized(|letter| size(letter) + letter.error.len()).starting_with(AHEAD);
         let (filter, limits) = (filter.clone(), Limits::default());
-        Self { merge, filter, limits, left: limit, looked_at: 0, last: after, done: limit == 0 }
+        Self {
+            merge,
+            filter,
+            limits,
+            found: Vec::new(),
+            left: limit,
+            looked_at: 0,
+            last: after,
+            done: limit == 0,
+        }
     }
 
     /// Returns up to `most` matching letters. It examines at most 1,000 letters and about 4 MiB, so the result may be
     /// empty while there are more.
     ///
     /// # Errors
-    /// Transient ones: the next call continues where this one ended.
+    /// Transient ones: the next call continues where this one ended, also if its future is dropped.
     pub async fn run_once(&mut self, most: usize) -> Result<Vec<DeadLetter>> {
-        let (mut found, mut bytes) = (Vec::new(), 0);
+        let mut bytes: usize = self.found.iter().map(size).sum();
         for _ in 0..LOOKS {
-            if self.done || found.len() >= most || bytes >= MAX_PAGE_BYTES {
+            if self.done || self.found.len() >= most || bytes >= MAX_PAGE_BYTES {
                 break;
             }
             let (lane, letter) = match self.merge.next().await {
@@ -93,26 +104,26 @@ impl DeadLetterWalk {
                     break;
                 }
                 // The letters found so far are returned. If the error persists, the next call returns it.
-                Err(_) if !found.is_empty() => break,
+                Err(_) if !self.found.is_empty() => break,
                 Err(error) => return Err(error),
             };
             self.looked_at += 1;
             self.last = Some(Cursor { id: letter.id, lane });
             bytes += size(&letter);
             if self.filter.fits(&letter, &self.limits) {
-                found.push(letter);
+                self.found.push(letter);
                 self.left -= 1;
                 self.done = self.left == 0;
             }
         }
         self.done |= !self.merge.more();
-        Ok(found)
+        Ok(std::mem::take(&mut self.found))
     }
 
     /// Returns whether the walk has reached its end.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.done
+        self.done && self.found.is_empty()
     }
 
     /// Returns the number of letters examined so far.

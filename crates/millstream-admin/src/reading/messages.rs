@@ -120,7 +120,15 @@ impl Admin {
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn messages(&self, topic: &TopicName, browse: &Browse) -> Result<Messages> {
         let mut walk = self.walk(topic, browse).await?;
-        let messages = walk.run_once(browse.limit).await?;
+        let mut messages = walk.run_once(browse.limit).await?;
+        // A step of the walk has a bound in bytes, and this page none.
+        while messages.len() < browse.limit {
+            match walk.run_once(browse.limit - messages.len()).await {
+                Ok(more) if !more.is_empty() => messages.extend(more),
+                // The end, or an error that the next page returns.
+                _ => break,
+            }
+        }
         Ok(Messages { looked_at: messages.len() as u64, messages, next: walk.next() })
     }
 

@@ -42,6 +42,11 @@ pub struct WaitingRetries {
     pub errors: Vec<PartError>,
 }
 
+fn keep_first(retries: &mut Vec<WaitingRetry>, limit: usize) {
+    retries.sort_by_key(|it| (it.parked.due, it.partition, it.parked.origin));
+    retries.truncate(limit);
+}
+
 impl Admin {
     /// Returns the first `limit` messages of a group that wait for their next attempt, over all partitions that can be
     /// read.
@@ -77,13 +82,13 @@ impl Admin {
                             parked,
                             ready,
                         }));
+                        // Of many partitions no more are held than are returned, and those of this one.
+                        keep_first(&mut retries, limit);
                     }
                     Err(error) => errors.push(PartError { partition, error }),
                 }
             }
         }
-        retries.sort_by_key(|it| (it.parked.due, it.partition, it.parked.origin));
-        retries.truncate(limit);
         Ok(WaitingRetries { total, retries, errors })
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millstream_core::inspect::{Range, Stored, Stream};
+use millstream_core::inspect::{MAX_PAGE_BYTES, Range, Stored, Stream};
 use millstream_core::log::Source;
 use millstream_core::{Backend, Error, Result, TopicPartition};
 
@@ -10,11 +10,18 @@ use crate::reading::cursor::Cursor;
 use crate::reading::merge::{Fetch, Merge};
 use crate::reading::messages::{Browse, Message};
 
+/// Returns the size of an entry, in bytes.
+fn size(stored: &Stored) -> usize {
+    stored.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
+}
+
 /// Iterates over the messages of a topic, in the order of their ids over all partitions. It only reads.
 pub struct MessageWalk {
     merge: Merge<'static, Stored>,
     lanes: Vec<TopicPartition>,
     source: Source,
+    /// Messages that the call which found them has not returned yet: it may have been dropped.
+    found: Vec<Message>,
     last: Option<Cursor>,
     done: bool,
 }
@@ -38,31 +45,31 @@ impl MessageWalk {
             Box::pin(async move { backend.inspect()?.entries(&tp, &stream, from, portion).await })
         });
         let id = |stored: &Stored| stored.id;
-        let size = |stored: &Stored| stored.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         let merge = Merge::new(lanes.len(), range.newest_first, browse.limit, id, fetch).sized(size);
         let merge = if browse.partial { merge.partial() } else { merge };
-        Self { merge, lanes, source, last: browse.after, done: false }
+        Self { merge, lanes, source, found: Vec::new(), last: browse.after, done: false }
     }
 
-    /// Returns up to `most` messages; none at the end.
+    /// Returns up to `most` messages, of about 4 MiB; none at the end.
     ///
     /// # Errors
-    /// Transient ones: nothing is skipped if the call is repeated.
+    /// Transient ones: nothing is skipped if the call is repeated, also if its future is dropped.
     pub async fn run_once(&mut self, most: usize) -> Result<Vec<Message>> {
-        let mut messages = Vec::new();
-        while messages.len() < most && !self.done {
+        let mut bytes: usize = self.found.iter().map(|message| size(&message.stored)).sum();
+        while self.found.len() < most && bytes < MAX_PAGE_BYTES && !self.done {
             match self.merge.next().await {
                 Ok(Some((lane, stored))) => {
                     self.last = Some(Cursor { id: stored.id, lane });
-                    messages.push(Message::new(self.lanes[lane].clone(), stored, self.source, lane));
+                    bytes += size(&stored);
+                    self.found.push(Message::new(self.lanes[lane].clone(), stored, self.source, lane));
                 }
                 Ok(None) => self.done = true,
                 // Those found so far are returned. If the error persists, the next call returns it.
-                Err(_) if !messages.is_empty() => break,
+                Err(_) if !self.found.is_empty() => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(messages)
+        Ok(std::mem::take(&mut self.found))
     }
 
     /// Returns the partitions that were left out so far since they cannot be read, with the errors; none unless the walk is
