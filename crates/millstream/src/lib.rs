@@ -117,6 +117,7 @@ pub mod cloudevents {
 /// Codecs, which convert payloads between values and bytes: those that are there. [`Topic::with_codec`] takes one.
 pub mod codec {
     pub use millstream_core::codec::{Json, Raw};
+    pub use millstream_core::{BoxError, Codec};
     #[cfg(feature = "messagepack")]
     pub use millstream_payload::MessagePack;
     #[cfg(feature = "protobuf")]
@@ -135,5 +136,5 @@ pub mod policy {
 
 /// Partitioners: they choose the partition of a message.
 pub mod partitioner {
-    pub use millstream_core::partitioner::{ByKey, Consistent, RoundRobin};
+    pub use millstream_core::partitioner::{ByKey, Consistent, Partitioner, RoundRobin, murmur2};
 }

@@ -51,7 +51,7 @@ impl Millstream {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a URL of another scheme; [`ErrorKind::Unavailable`], [`ErrorKind::Denied`];
     /// [`ErrorKind::Unsupported`] for a server that is too old.
-    pub async fn connect(url: &str) -> Result<Self> {
+    pub async fn connect(url: impl Into<String>) -> Result<Self> {
         Self::at(url).connect().await
     }
 
