@@ -4,6 +4,7 @@ mod dead_letters;
 mod replaying;
 mod retries;
 mod trimming;
+mod walks;
 
 use std::time::Duration;
 

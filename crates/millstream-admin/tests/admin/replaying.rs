@@ -311,6 +311,30 @@ async fn who_lives_sends_nothing_twice_while_deleting_fails() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_ends_early_deletes_what_is_sent_and_nobody_sends_it_again() {
+    let (grave, client) = linked(30).await;
+    let letters = through(&client, &grave).await;
+    let mut replayer = letters.replayer(&everything(), elsewhere()).await.expect("a replayer");
+    client.suffer_in(Role::DeadLetters, &Faults::none().refused(0.5));
+    for _ in 0..10_000 {
+        if replayer.has_sent() {
+            break;
+        }
+        let _ = replayer.run_once().await;
+    }
+    assert!(replayer.has_sent() && !replayer.is_done(), "some are sent, and not deleted");
+    while replayer.has_sent() {
+        let _ = replayer.settle().await;
+    }
+    drop(replayer);
+    tokio::time::advance(HOLD).await;
+    grave.replay(elsewhere()).await;
+    let copies = grave.copies().await;
+    assert_eq!((copies.len(), grave.count().await), (27, 3));
+    assert!(copies.values().all(|copies| *copies == 1), "{copies:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_could_not_be_sent_stays_and_is_free() {
     let (grave, client) = linked(9).await;
     let letters = through(&client, &grave).await;

@@ -40,7 +40,7 @@ fn find(cx: &Context) -> Result<Arc<Action>, Failure> {
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let action = find(&cx)?;
     let state = action.state();
-    let subject = super::audit::seen(&cx, action.order.subject.clone());
+    let subject = super::seen(&cx, action.order.subject.clone());
     let mut page = Page::new(format!("{}: {subject}", action.order.what))
         .crumb("Audit log", Href::of(paths::AUDIT, &[]));
     page.live = state.ended.is_none();

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use millstream::admin::Cursor;
-use millstream::layers::core::QueueName;
 use millstream::{Timestamp, TopicName};
 
 use super::actions::{href, result};
@@ -12,7 +11,6 @@ use crate::audit::entry::{Entry, Event};
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::paths;
-use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::view::cell::{Cell, Tone};
 use crate::view::href::Href;
@@ -117,22 +115,8 @@ fn is_visible(cx: &Context, entry: &Entry) -> bool {
 }
 
 /// What an action is about, without what is hidden from this dashboard: another process may have written it.
-/// Returns what this user may see of the subject of an action.
-pub(super) fn seen(cx: &Context, mut subject: Subject) -> Subject {
-    let topic = subject.topic.as_deref().and_then(|name| TopicName::new(name).ok());
-    let queue = subject.queue.as_deref().and_then(|name| QueueName::new(name).ok());
-    let hidden = topic.map(|topic| cx.app.hidden_in_topic(&topic));
-    let hidden = hidden.or_else(|| queue.map(|queue| cx.app.hidden_in_queue(&queue)));
-    if let Some(target) = subject.settings.get_mut("to_topic")
-        && !TopicName::new(&*target).is_ok_and(|target| cx.may(&target, Permission::Read))
-    {
-        "(hidden)".clone_into(target);
-    }
-    subject.redacted(&hidden.unwrap_or_else(Redaction::none))
-}
-
 fn on(cx: &Context, subject: Subject) -> Cell {
-    Cell::text(Text::short(&seen(cx, subject).to_string()))
+    Cell::text(Text::short(&super::seen(cx, subject).to_string()))
 }
 
 fn row(cx: &Context, entry: &Entry, time: Timestamp) -> Vec<Cell> {

@@ -21,9 +21,11 @@ pub(crate) mod topics;
 use std::fmt::Display;
 
 use axum::response::Response;
-use millstream::layers::core::Envelope;
+use millstream::layers::core::{Envelope, QueueName};
 use millstream::{GroupName, TopicName};
 
+use crate::access::Permission;
+use crate::audit::subject::Subject;
 use crate::paths;
 use crate::reading::health::Concern;
 use crate::redaction::Redaction;
@@ -111,4 +113,18 @@ pub(crate) fn content(envelope: Result<Envelope, impl Display>, hidden: &Redacti
         }
         Err(why) => [Cell::none(), Cell::toned(format!("no message: {why}"), Tone::Bad)],
     }
+}
+
+/// Returns what this user may see of the subject of an action.
+pub(crate) fn seen(cx: &Context, mut subject: Subject) -> Subject {
+    let topic = subject.topic.as_deref().and_then(|name| TopicName::new(name).ok());
+    let queue = subject.queue.as_deref().and_then(|name| QueueName::new(name).ok());
+    let hidden = topic.map(|topic| cx.app.hidden_in_topic(&topic));
+    let hidden = hidden.or_else(|| queue.map(|queue| cx.app.hidden_in_queue(&queue)));
+    if let Some(target) = subject.settings.get_mut("to_topic")
+        && !TopicName::new(&*target).is_ok_and(|target| cx.may(&target, Permission::Read))
+    {
+        "(hidden)".clone_into(target);
+    }
+    subject.redacted(&hidden.unwrap_or_else(Redaction::none))
 }

@@ -198,6 +198,23 @@ async fn retries_are_run_now_and_given_up() {
 }
 
 #[tokio::test]
+async fn tasks_that_die_after_the_count_are_not_purged() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let path = "/queues/mails/dead/purge";
+    let confirm = scene.get(path).await;
+    let (expected, until) = (hidden(&confirm, "expected"), hidden(&confirm, "until"));
+    let purge = async |until: &str| {
+        let fields = [("expected", &*expected), ("until", until), ("confirm", &*expected)];
+        scene.ended(scene.post(path, &fields).await).await
+    };
+    let page = purge("1").await;
+    assert!(page.contains(&format!("0 of {expected}")), "all died later: {page}");
+    let page = purge(&until).await;
+    assert!(page.contains(&format!("{expected} of {expected}")), "{page}");
+    assert!(scene.get("/queues/mails/dead").await.body.contains("No task is dead."));
+}
+
+#[tokio::test]
 async fn delayed_messages_and_tasks_are_run_and_cancelled() {
     let scene = Scene::new(|| Access::admin("ann")).await;
     let orders = Topic::<bytes::Bytes>::raw("orders");

@@ -5,7 +5,7 @@ use std::fmt;
 
 use millstream_core::error::Result;
 use millstream_core::tasks::DeadTask;
-use millstream_core::{Backend, Fingerprint, MessageId, QueueSpec, Shard};
+use millstream_core::{Backend, Fingerprint, MessageId, QueueSpec, Shard, Timestamp};
 
 use super::PAGE;
 
@@ -18,6 +18,8 @@ pub struct DeadTaskFilter {
     pub error: Option<String>,
     /// Fingerprint of the error of the last attempt, as [`DeadTasks::errors`](crate::DeadTasks::errors) returns it.
     pub fingerprint: Option<Fingerprint>,
+    /// Time at which the task died at the latest, by the clock of its server. Default: any.
+    pub until: Option<Timestamp>,
 }
 
 impl DeadTaskFilter {
@@ -33,6 +35,7 @@ impl DeadTaskFilter {
         self.tasks.as_ref().is_none_or(|tasks| tasks.contains(task.task.as_str()))
             && self.error.as_ref().is_none_or(|text| task.error.contains(text))
             && self.fingerprint.is_none_or(|print| print == Fingerprint::of(&task.error))
+            && self.until.is_none_or(|until| task.id.timestamp() <= until)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Dead tasks of a delay queue.
 
+use millstream::Timestamp;
 use millstream::delay::DeadTaskFilter;
 use millstream::layers::core::Limits;
 use millstream::layers::core::error_groups::ErrorGroups;
@@ -32,10 +33,12 @@ const SHOWN: usize = 50;
 const GROUPS: usize = 200;
 
 fn filter(params: &Params) -> Result<DeadTaskFilter, Failure> {
+    let until: Option<u64> = params.parsed("until")?;
     Ok(DeadTaskFilter {
-        tasks: None,
         error: params.text("error")?.map(str::to_owned),
         fingerprint: params.parsed("fingerprint")?,
+        until: until.map(Timestamp::from_millis),
+        ..DeadTaskFilter::default()
     })
 }
 
@@ -133,6 +136,8 @@ async fn confirm(cx: Context, path: &'static str, change: Change) -> Result<Page
     let name = cx.queue()?;
     let dead = open(&cx, &name).await?.dead();
     let filter = filter(&cx.query)?;
+    // What dies from now on was not counted, and is left alone. Servers of a cluster may differ by milliseconds.
+    let now = cx.app.mq.backend().schedule().now().await?;
     let (began, mut count) = (Instant::now(), 0);
     let is_complete = if filter.is_empty() {
         count = dead.count().await?;
@@ -164,7 +169,7 @@ async fn confirm(cx: Context, path: &'static str, change: Change) -> Result<Page
                 form = form.hide(name, value);
             }
         }
-        let form = form.hide("expected", expected);
+        let form = form.hide("expected", expected).hide("until", now.as_millis().to_string());
         page.push(Part::Form(if change == Change::Purge { form.danger() } else { form }));
     }
     Ok(page)

@@ -76,7 +76,12 @@ impl Wanted {
             return Err(Usage("a task has an id that is not empty".into()).into());
         }
         let tasks: Option<BTreeSet<_>> = (!tasks.is_empty()).then(|| tasks.iter().cloned().collect());
-        Ok(DeadTaskFilter { tasks, error: self.error.clone(), fingerprint: self.fingerprint })
+        Ok(DeadTaskFilter {
+            tasks,
+            error: self.error.clone(),
+            fingerprint: self.fingerprint,
+            ..DeadTaskFilter::default()
+        })
     }
 }
 
