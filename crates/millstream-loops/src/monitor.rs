@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_core::error::Error;
 use millstream_core::event::{Event, Observer};
-use millstream_core::health::{Failure, LoopHealth, LoopsCheck};
+use millstream_core::health::{LoopFailure, LoopHealth, LoopsCheck};
 use millstream_core::policy::Exponential;
 use millstream_core::{GroupName, Place, Shard, TopicName, TopicPartition};
 use tokio::time::Instant;
@@ -159,9 +159,9 @@ impl State {
 impl LoopState {
     /// Returns how long it has been failing, and the last error.
     #[must_use]
-    pub fn failure(&self, now: Instant) -> Option<Failure> {
+    pub fn failure(&self, now: Instant) -> Option<LoopFailure> {
         let (since, error) = self.failing.clone()?;
-        Some(Failure::new(now.saturating_duration_since(since), error))
+        Some(LoopFailure::new(now.saturating_duration_since(since), error))
     }
 
     /// Returns the loop's entry in a health report; `None` for a loop of a delay queue, whose reports have entries of

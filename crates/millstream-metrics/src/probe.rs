@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::health::{Failure, Health, LoopHealth, WorkerHealth, WorkerLoop};
+use millstream_core::health::{LoopFailure, Health, LoopHealth, WorkerHealth, WorkerLoop};
 use millstream_core::{Backend as Roles, ErrorKind, Result, TopicName};
 use serde::Serialize;
 
@@ -128,7 +128,7 @@ fn hangs(what: &str, last_progress: Duration) -> String {
     format!("{what} hangs: its last round ended {} s ago", last_progress.as_secs())
 }
 
-fn fails(what: &str, failure: &Failure) -> String {
+fn fails(what: &str, failure: &LoopFailure) -> String {
     format!("{what} has been failing for {} s: {}", failure.lasts.as_secs(), failure.error)
 }
 
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_server_that_is_away_ends_readiness_alone() {
         let mut health = of(ConsumerState::Running);
-        health.loops[0].failing = Some(Failure::new(Duration::from_secs(2), "refused"));
+        health.loops[0].failing = Some(LoopFailure::new(Duration::from_secs(2), "refused"));
         assert!(ready(&Backend::Reached, &[health.clone()], &[], &[], 1).ok, "it may pass by itself");
         health.connected = false;
         let away = Backend::Failed("refused".into());
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_loop_of_nobody_counts_when_it_hangs() {
         let mut refresh = LoopHealth::new("refresh", "orders".parse().expect("name"), None);
-        refresh.failing = Some(Failure::new(Duration::from_secs(3), "refused"));
+        refresh.failing = Some(LoopFailure::new(Duration::from_secs(3), "refused"));
         let probes = |each: &LoopHealth| {
             let loops = [each.clone()];
             (live(&[], &[], &loops), ready(&Backend::Reached, &[], &[], &loops, 0))

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
-use millstream_core::health::{ConsumerState, Failure, LoopHealth};
+use millstream_core::health::{ConsumerState, LoopFailure, LoopHealth};
 use millstream_core::log::Append;
 use millstream_core::schedule::{Due, OnConflict, Scheduling};
 use millstream_core::{Backend, Envelope, GroupName, Partition, TopicSpec, wire};
@@ -73,7 +73,7 @@ async fn probes_follow_the_states_of_consumers() {
     let topic: millstream_core::TopicName = "orders".parse().expect("name");
     puppet.set(|health| health.loops.push(LoopHealth::new("fetch", topic, Some(Partition(1)))));
     puppet.set(|health| {
-        health.loops[0].failing = Some(Failure::new(Duration::from_secs(9), "refused"));
+        health.loops[0].failing = Some(LoopFailure::new(Duration::from_secs(9), "refused"));
     });
     assert_eq!(probes().await, (200, 200), "it fails and is tried again");
     puppet.set(|health| health.connected = false);

@@ -151,6 +151,11 @@ impl<S> FromMessage<S> for GroupName {
 /// Function that can handle messages of `T` with a state `S`: its arguments are up to eight parts, and the message.
 ///
 /// `A` is the type of its arguments; the compiler finds it.
+#[diagnostic::on_unimplemented(
+    message = "this function cannot handle messages of `{T}` with a state `{S}`",
+    note = "its last argument is `Payload<{T}>` or `Delivery<{T}>`, those before are parts such as `State<{S}>`, and it is async",
+    note = "it returns `()`, an `Outcome`, or a `Result` whose error becomes a retry"
+)]
 pub trait Handler<T, S, A>: Send + Sync + 'static {
     /// What it returns, or the outcome of a message of which a part is missing.
     type Future: Future<Output = Outcome> + Send + 'static;

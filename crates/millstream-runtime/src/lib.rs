@@ -19,7 +19,7 @@ pub mod test;
 pub use calls::{CallError, Called, IdempotentCalls};
 pub use consumer::{
     Answer, Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, Events, Failure, Health, Idempotent, Layer, LoopHealth, Next, Pulled, Puller, RetryOrder,
+    ConsumerState, Events, Health, Idempotent, Layer, LoopFailure, LoopHealth, Next, Pulled, Puller, RetryOrder,
     Router, Sharing, Timeout, TopicHealth, Trace, WhileRunning,
 };
 pub use dead_letters::{

@@ -21,8 +21,8 @@ pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
     ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
-    DelayedRecord, Delivery, Events, Failure, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
-    IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig, Pulled,
+    DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
+    IntoDeadLetterOutcome, Letter, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig, Pulled,
     Puller, Record, Report, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER,
     TopicHealth, WhileRunning,
 };

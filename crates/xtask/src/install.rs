@@ -124,16 +124,26 @@ fn install(package: &str, otherwise: &str) -> Result<()> {
     }
     println!("{package} is missing: installing it");
     // Never change a policy that is there.
-    match OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
-        Ok(mut file) => file.write_all(b"#!/bin/sh\nexit 101\n").context(POLICY)?,
-        Err(error) => ensure!(fs::exists(POLICY).unwrap_or(false), "{POLICY}: {error}"),
-    }
+    let is_ours = match OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
+        Ok(mut file) => {
+            file.write_all(b"#!/bin/sh\nexit 101\n").context(POLICY)?;
+            true
+        }
+        Err(error) => {
+            ensure!(fs::exists(POLICY).unwrap_or(false), "{POLICY}: {error}");
+            false
+        }
+    };
     let apt = |args: &[&str]| {
         let args = ["-qq", "-o", "Acquire::Retries=3"].iter().chain(args).copied();
         program("apt-get", args).env("DEBIAN_FRONTEND", "noninteractive").run()
     };
-    apt(&["update"])?;
-    apt(&["install", "-y", "--no-install-recommends", package])
+    let installed = apt(&["update"]).and_then(|()| apt(&["install", "-y", "--no-install-recommends", package]));
+    if is_ours {
+        // Services that somebody installs later are to start.
+        fs::remove_file(POLICY).context(POLICY)?;
+    }
+    installed
 }
 
 #[cfg(test)]

@@ -125,14 +125,14 @@ impl TopicHealth {
 /// Failure of a loop that keeps retrying.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Failure {
+pub struct LoopFailure {
     /// Time since the loop began to fail.
     pub lasts: Duration,
     /// The last error.
     pub error: String,
 }
 
-impl Failure {
+impl LoopFailure {
     /// Creates the record of a failure.
     #[must_use]
     pub fn new(lasts: Duration, error: impl Into<String>) -> Self {
@@ -155,7 +155,7 @@ pub struct LoopHealth {
     /// Time since its last iteration, successful or not, or since it began. An idle loop does not iterate.
     pub last_progress: Duration,
     /// The failure, if it is failing now.
-    pub failing: Option<Failure>,
+    pub failing: Option<LoopFailure>,
     /// Whether it is more than a minute late, which should not happen whatever the server does.
     pub stalled: bool,
 }
@@ -231,7 +231,7 @@ impl Health {
     }
 
     /// Returns the loops that are failing now.
-    pub fn failing(&self) -> impl Iterator<Item = (&LoopHealth, &Failure)> {
+    pub fn failing(&self) -> impl Iterator<Item = (&LoopHealth, &LoopFailure)> {
         self.loops.iter().filter_map(|each| Some((each, each.failing.as_ref()?)))
     }
 
@@ -252,7 +252,7 @@ pub struct WorkerLoop {
     /// Time since its last iteration, successful or not, or since it began. An idle loop does not iterate.
     pub last_progress: Duration,
     /// The failure, if it is failing now.
-    pub failing: Option<Failure>,
+    pub failing: Option<LoopFailure>,
     /// Whether it is more than a minute late, which should not happen whatever the server does.
     pub stalled: bool,
 }
@@ -306,7 +306,7 @@ impl WorkerHealth {
     }
 
     /// Returns the loops that are failing now.
-    pub fn failing(&self) -> impl Iterator<Item = (&WorkerLoop, &Failure)> {
+    pub fn failing(&self) -> impl Iterator<Item = (&WorkerLoop, &LoopFailure)> {
         self.loops.iter().filter_map(|each| Some((each, each.failing.as_ref()?)))
     }
 
@@ -361,7 +361,7 @@ mod tests {
         let mut health =
             Health::new("g".parse().expect("name"), "m".parse().expect("name"), ConsumerState::Running);
         health.loops.push(LoopHealth::new("fetch", "t".parse().expect("name"), Some(Partition(0))));
-        health.loops[0].failing = Some(Failure { lasts: Duration::from_secs(900), error: "refused".into() });
+        health.loops[0].failing = Some(LoopFailure { lasts: Duration::from_secs(900), error: "refused".into() });
         assert!(health.is_live() && health.failing().count() == 1);
         health.loops[0].stalled = true;
         assert!(!health.is_live());

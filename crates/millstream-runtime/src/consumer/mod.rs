@@ -36,7 +36,7 @@ pub use config::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 pub use events::{ConsumerEvent, Events};
 pub use handler::{Answer, Layer, Next, Timeout, Trace};
 pub use idempotent::{Idempotent, WhileRunning};
-pub use millstream_core::health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
+pub use millstream_core::health::{ConsumerState, Health, LoopFailure, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 pub use router::Router;
 
