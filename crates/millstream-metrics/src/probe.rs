@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::health::{LoopFailure, Health, LoopHealth, WorkerHealth, WorkerLoop};
+use millstream_core::health::{Health, LoopFailure, LoopHealth, WorkerHealth, WorkerLoop};
 use millstream_core::{Backend as Roles, ErrorKind, Result, TopicName};
 use serde::Serialize;
 

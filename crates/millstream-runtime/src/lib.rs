@@ -19,8 +19,8 @@ pub mod test;
 pub use calls::{CallError, Called, IdempotentCalls};
 pub use consumer::{
     Answer, Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, Events, Health, Idempotent, Layer, LoopFailure, LoopHealth, Next, Pulled, Puller, RetryOrder,
-    Router, Sharing, Timeout, TopicHealth, Trace, WhileRunning,
+    ConsumerState, Events, Health, Idempotent, Layer, LoopFailure, LoopHealth, Next, Pulled, Puller,
+    RetryOrder, Router, Sharing, Timeout, TopicHealth, Trace, WhileRunning,
 };
 pub use dead_letters::{
     DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,

@@ -22,9 +22,9 @@ pub use millstream_runtime::{
     ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
-    IntoDeadLetterOutcome, Letter, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig, Pulled,
-    Puller, Record, Report, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER,
-    TopicHealth, WhileRunning,
+    IntoDeadLetterOutcome, Letter, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
+    ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, Router, SendDelayed, SendFuture, Sent,
+    Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

@@ -138,7 +138,8 @@ fn install(package: &str, otherwise: &str) -> Result<()> {
         let args = ["-qq", "-o", "Acquire::Retries=3"].iter().chain(args).copied();
         program("apt-get", args).env("DEBIAN_FRONTEND", "noninteractive").run()
     };
-    let installed = apt(&["update"]).and_then(|()| apt(&["install", "-y", "--no-install-recommends", package]));
+    let installed =
+        apt(&["update"]).and_then(|()| apt(&["install", "-y", "--no-install-recommends", package]));
     if is_ours {
         // Services that somebody installs later are to start.
         fs::remove_file(POLICY).context(POLICY)?;

@@ -361,7 +361,8 @@ mod tests {
         let mut health =
             Health::new("g".parse().expect("name"), "m".parse().expect("name"), ConsumerState::Running);
         health.loops.push(LoopHealth::new("fetch", "t".parse().expect("name"), Some(Partition(0))));
-        health.loops[0].failing = Some(LoopFailure { lasts: Duration::from_secs(900), error: "refused".into() });
+        health.loops[0].failing =
+            Some(LoopFailure { lasts: Duration::from_secs(900), error: "refused".into() });
         assert!(health.is_live() && health.failing().count() == 1);
         health.loops[0].stalled = true;
         assert!(!health.is_live());
