@@ -17,8 +17,9 @@ import json
 import socket
 import sys
 
-FORMAT = 1
-FORM = b"1"
+FORMAT = 2
+FORM, FORM_OF_PACKS = b"1", b"2"
+MAX_MESSAGES, MAX_BYTES = 1000, 1 << 20
 REDELIVERY = [b"attempt", b"origin", b"error", b"history"]
 DEAD = [b"reason", b"attempts", b"error", b"origin", b"topic", b"partition", b"group", b"history"]
 MAX_FIELDS = 3000
@@ -82,6 +83,8 @@ def key_of(what, names):
         "retry_due": f"streaming:mq:retry:{tag}:{group}",
         "retry_items": f"streaming:mq:retry:item:{tag}:{group}",
         "held": f"streaming:mq:held:{tag}:{group}",
+        "packs": f"streaming:mq:packs:{tag}",
+        "settled": f"streaming:mq:settled:{tag}:{group}",
         "topics": "streaming:mq:topics:registry",
         "topic_meta": "streaming:mq:topic:{%s}:meta" % topic,
         "topic_partitions": "streaming:mq:topic:{%s}:partitions" % topic,
@@ -128,6 +131,65 @@ def decode_body(fields):
     if payload is None:
         raise Malformed("no_payload")
     return payload, key, headers
+
+
+def varint(data, at):
+    number, shift = 0, 0
+    while True:
+        byte = data[at]
+        number, shift, at = number | (byte & 0x7F) << shift, shift + 7, at + 1
+        if byte < 0x80:
+            return number, at
+        if shift > 28:
+            raise Malformed("damaged_pack")
+
+
+def decompress(data, compression, size):
+    if compression == "none":
+        return data
+    if compression == "zstd":
+        from compression import zstd  # Python 3.14
+
+        return zstd.ZstdDecompressor().decompress(data, size)
+    if compression == "lz4":
+        import lz4.block  # the package lz4
+
+        return lz4.block.decompress(data, uncompressed_size=size)
+    raise ValueError(f"unknown compression {compression}")
+
+
+def unpack(entry_id, fields):
+    """The messages of an entry of a log, each with its id: one, unless the entry is a pack."""
+    names = dict(fields)
+    if names.get(b"mq:form") != FORM_OF_PACKS:
+        return [(entry_id, fields)]
+    try:
+        count, compression, size = names[b"mq:pack"].decode().split(" ")
+        count, size = int(count), int(size)
+        if not (1 <= count <= MAX_MESSAGES and 1 <= size <= MAX_BYTES):
+            raise Malformed("damaged_pack")
+        data, at, messages = decompress(names[b"mq:messages"], compression, size), 0, []
+        ms, last = entry_id.split("-")
+        for position in range(count):
+            length, at = varint(data, at)
+            end, message = at + length, []
+            while at < end:
+                name, at = varint(data, at)
+                if name >= 2:
+                    name, at = data[at : at + name - 2], at + name - 2
+                else:
+                    name = (b"payload", b"key")[name]
+                length, at = varint(data, at)
+                message.append((name, data[at : at + length]))
+                at += length
+            if at != end:
+                raise Malformed("damaged_pack")
+            messages.append((f"{ms}-{int(last) - (count - 1 - position)}", message))
+        if at != len(data) or len(data) != size or int(last) < count - 1:
+            raise Malformed("damaged_pack")
+        return messages
+    except (IndexError, KeyError, ValueError):
+        raise Malformed("damaged_pack") from None
 
 
 def split(fields, names):
@@ -237,6 +299,13 @@ def check(path):
         for name in ("reason", "attempts", "error", "origin"):
             compare(f"{vector['name']}: {name}", found[name], vector[name])
         compare(f"{vector['name']}: history", [list(each) for each in found["history"]], vector["history"])
+    for vector in vectors["packs"]:
+        try:
+            found = [[message_id, message] for message_id, message in unpack(vector["id"], pairs(vector["entry"]))]
+        except Malformed as why:
+            found = str(why)
+        expected = vector.get("malformed") or [[one["id"], pairs(one["entry"])] for one in vector["messages"]]
+        compare(vector["name"], found, expected)
     for failure in failures:
         print(failure, file=sys.stderr)
     print(f"{count} checks, {len(failures)} failed")
@@ -323,8 +392,9 @@ def consume(args, names):
             after = ">"
         for log, (entry_id, flat) in entries[:left]:
             if flat is not None:  # None: it was deleted meanwhile.
-                fields = list(zip(flat[::2], flat[1::2]))
-                print(text(log), text(entry_id), message_of(decode("log", text(entry_id), fields)["body"]))
+                # A pack is acknowledged as a whole: this program notes nothing of one that it has half handled.
+                for message_id, fields in unpack(text(entry_id), list(zip(flat[::2], flat[1::2]))):
+                    print(text(log), message_id, message_of(decode("log", message_id, fields)["body"]))
             server.call("XACK", log, args.group, entry_id)
             left -= 1
 

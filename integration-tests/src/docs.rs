@@ -18,6 +18,9 @@ mod groups {}
 #[doc = include_str!("../../docs/guides/ordering.md")]
 mod ordering {}
 
+#[doc = include_str!("../../docs/guides/pack.md")]
+mod pack {}
+
 #[doc = include_str!("../../docs/guides/control.md")]
 mod control {}
 

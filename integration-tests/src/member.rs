@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use millstream::Topic;
+use millstream::{Packing, Topic};
 use serde::{Deserialize, Serialize};
 
 /// The group of all members, unless a test sets another one.
@@ -21,6 +21,8 @@ pub struct Setup {
     pub topic: String,
     /// Its number of partitions.
     pub partitions: u32,
+    /// Whether messages are packed, up to 50 in an entry.
+    pub packed: bool,
     /// The file that all members of a test write to.
     pub sink: PathBuf,
     /// `lease_ttl` in milliseconds.
@@ -65,6 +67,7 @@ impl Setup {
             namespace: "members".to_owned(),
             topic: topic.to_owned(),
             partitions,
+            packed: false,
             sink: PathBuf::new(),
             ttl_ms: 3_000,
             prefetch: 64,
@@ -82,7 +85,8 @@ impl Setup {
     /// Returns the topic, for producers and consumers.
     #[must_use]
     pub fn topic(&self) -> Topic<Job> {
-        Topic::<Job>::new("jobs").named(self.topic.clone()).partitions(self.partitions)
+        let topic = Topic::<Job>::new("jobs").named(self.topic.clone()).partitions(self.partitions);
+        if self.packed { topic.packed(Packing::new().max_messages(50)) } else { topic }
     }
 }
 

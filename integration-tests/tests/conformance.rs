@@ -12,7 +12,7 @@ use integration_tests::fixture::raw_connection;
 use integration_tests::{cluster, server};
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
-use millstream_core::{Backend, GroupName, MessageId, Namespace, Place, ScheduleId, TopicPartition};
+use millstream_core::{Backend, GroupName, MessageId, Namespace, Packing, Place, ScheduleId, TopicPartition};
 use millstream_memory::MemoryBackend;
 use millstream_redis::{RedisBackend, RedisConfig};
 use millstream_sql::{Database, SqlIdempotency, migrate};
@@ -22,6 +22,37 @@ use tokio::sync::OnceCell;
 
 /// Roles whose cases read. They are run once more with readers of which none has a connection of its own.
 const READING: [&str; 4] = ["catalog", "leases", "log", "schedule"];
+
+/// Roles whose cases have messages in logs. They are run once more with topics that are packed, from two messages on. (Where a case
+/// needs an operator, that one deletes single entries, which may be many messages.)
+const PACKING: [&str; 7] = ["audit", "catalog", "dead_letters", "inspect", "leases", "log", "schedule"];
+
+/// Cases that pass on packed topics only where a pack is what they take for one message: a pack is handed out, counted as delivered,
+/// and dropped as a whole. `millstream-redis` has tests of its own for what happens there.
+const OF_ENTRIES: [&str; 18] = [
+    // The position of a group, and what is pending, is that of the whole pack.
+    "a_group_is_deleted_without_the_others",
+    "a_stale_token_reads_nothing",
+    "an_overview_says_what_the_roles_say",
+    "stats_agree_with_what_happened",
+    "the_lag_is_exact_wherever_a_group_stands",
+    "the_position_of_a_group_is_told",
+    // They settle by an id that was not handed out with a receipt.
+    "holding_what_is_not_pending_is_stale",
+    "settling_an_unknown_receipt_is_stale",
+    // A pack stays until all of its messages may go.
+    "seeking_forward_skips_what_is_pending_and_what_is_unread",
+    "trim_drops_what_every_group_has_settled",
+    "trim_keeps_what_a_slow_group_still_needs",
+    "what_is_not_consumed_is_kept_however_old",
+    "what_is_old_is_dropped_and_counted",
+    "what_is_too_much_is_dropped_and_counted",
+    "what_is_within_the_bounds_is_kept_for_replays",
+    // What keeps entries, and the memory they take, is told of entries.
+    "nobody_is_named_where_everything_is_settled",
+    "the_group_that_keeps_most_is_named",
+    "usage_grows_with_what_is_kept",
+];
 
 fn main() -> ExitCode {
     let trials = cases().into_iter().flat_map(|case| {
@@ -36,6 +67,9 @@ fn main() -> ExitCode {
         if case.role == "idempotency" {
             trials.push(Trial::test(name("postgres"), move || on_sql(&case, &POSTGRES, true)));
             trials.push(Trial::test(name("sqlite"), move || on_sql(&case, &SQLITE, false)));
+        }
+        if PACKING.contains(&case.role) && !case.needs_operator && !OF_ENTRIES.contains(&case.name) {
+            trials.push(Trial::test(name("packed"), move || on_packed(&case)));
         }
         if READING.contains(&case.role) {
             trials.push(Trial::test(name("few_connections"), move || {
@@ -66,12 +100,23 @@ type Settings = fn(RedisConfig) -> RedisConfig;
 static ONE: Shared = OnceCell::const_new();
 static CLUSTER: Shared = OnceCell::const_new();
 static FEW: Shared = OnceCell::const_new();
+static PACKED: Shared = OnceCell::const_new();
 
 fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String, set: Settings) -> Result<(), Failed> {
     // The servers are started here and not in `main`: listing the tests needs none.
     runtime().block_on(async {
         let (redis, console) = shared.get_or_try_init(|| connect(url, set)).await?;
         let harness = Harness::new(redis.clone()).with_operator(console.clone());
+        Ok((case.run)(harness).await?)
+    })
+}
+
+fn on_packed(case: &Case) -> Result<(), Failed> {
+    runtime().block_on(async {
+        let (redis, console) =
+            PACKED.get_or_try_init(|| connect(server::shared_url, |config| config)).await?;
+        let packing = Packing::new().min_messages(2);
+        let harness = Harness::new(redis.clone()).with_operator(console.clone()).with_packing(packing);
         Ok((case.run)(harness).await?)
     })
 }

@@ -3,13 +3,15 @@
 -- KEYS[2] retry_due ZSET origins by due time in milliseconds
 -- KEYS[3] retry_items HASH bodies by origin
 -- KEYS[4] held HASH notes of pending entries by source and id
+-- KEYS[5] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
+-- KEYS[6] settled HASH by the id of a pending pack: a bit for each message of it that is settled
 -- ARGV[1] check 'parked', 'parked_bodies', 'pending', 'retry_log' or 'notes'
 -- ARGV[2] source 'log' or 'retry': which one the stream is
 -- ARGV[3] group whose data is checked
 -- ARGV[4] after where the previous page ended, or '' to start
 -- ARGV[5] limit maximum number of items to check, up to 100
 -- returns {where to continue or '', how many were checked, findings as {fault, id, detail}}
-local stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local stream, retry_due, retry_items, held, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local check, source, group, after, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_BYTES, PORTION = 1048576, 5
 
@@ -21,10 +23,30 @@ local looked, bytes, findings = 0, 0, {}
 local function found(fault, id, detail)
   findings[#findings + 1] = { fault, id, detail }
 end
+-- A message of a pack is pending while the pack is and the message is not settled. Returns the pack that holds an id,
+-- and the
+-- place of the message in it.
+local function pack_of(id)
+  local found = source == 'log' and redis.pcall('XRANGE', packs, id, '+', 'COUNT', 1)
+  local pack = found and not found.err and found[1]
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  local pack_ms, pack_seq = string.match(pack and pack[1] or '', '^(%d+)%-(%d+)$')
+  local count = pack and tonumber(pack[2][2])
+  if pack and ms == pack_ms and pack_seq - seq < count then
+    return pack[1], count - 1 - (pack_seq - seq)
+  end
+end
+local function is_settled(pack, place)
+  local bits = redis.call('HGET', settled, pack)
+  local byte = bits and string.byte(bits, math.floor(place / 8) + 1)
+  return byte and bit.band(byte, bit.lshift(1, place % 8)) ~= 0
+end
 -- A missing group has nothing pending, nor has text that is no id.
 local function pending(id)
-  local rows = redis.pcall('XPENDING', stream, group, id, id, 1)
-  return not rows.err and rows[1]
+  local pack, place = pack_of(id)
+  local at = pack or id
+  local rows = redis.pcall('XPENDING', stream, group, at, at, 1)
+  return not rows.err and not (pack and is_settled(pack, place)) and rows[1]
 end
 local function entry(id)
   local found_there = redis.pcall('XRANGE', stream, id, id)

@@ -6,6 +6,8 @@
 -- KEYS[5] dlq STREAM the group's dead letters
 -- KEYS[6] lease STRING the token while the lease is valid
 -- KEYS[7] fence HASH owner, token, epoch and ttl of the last grant
+-- KEYS[8] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
+-- KEYS[9] settled HASH by the id of a pending pack: a bit for each message of it that is settled
 -- ARGV[1] fault as audit reported it
 -- ARGV[2] source 'log' or 'retry': which one the stream is
 -- ARGV[3] group whose data is repaired
@@ -14,7 +16,7 @@
 -- ARGV[6] topic for dead letters
 -- ARGV[7] partition for dead letters
 -- returns 1 if it did something, else 0
-local stream, retry_due, retry_items, held, dlq, lease, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local stream, retry_due, retry_items, held, dlq, lease, fence, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local fault, source, group, id, owner, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local MAX_VALUES, IDLE_MS = 6000, 60000
 
@@ -28,8 +30,34 @@ local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonum
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
-local rows, entries = redis.pcall('XPENDING', stream, group, id, id, 1), redis.pcall('XRANGE', stream, id, id)
+-- A message of a pack is pending while the pack is and the message is not settled. Returns the pack that holds an id,
+-- and the
+-- place of the message in it.
+local function pack_of(id)
+  local found = source == 'log' and redis.pcall('XRANGE', packs, id, '+', 'COUNT', 1)
+  local pack = found and not found.err and found[1]
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  local pack_ms, pack_seq = string.match(pack and pack[1] or '', '^(%d+)%-(%d+)$')
+  local count = pack and tonumber(pack[2][2])
+  if pack and ms == pack_ms and pack_seq - seq < count then
+    return pack[1], count - 1 - (pack_seq - seq)
+  end
+end
+local function is_settled(pack, place)
+  local bits = redis.call('HGET', settled, pack)
+  local byte = bits and string.byte(bits, math.floor(place / 8) + 1)
+  return byte and bit.band(byte, bit.lshift(1, place % 8)) ~= 0
+end
+local pack, place = pack_of(id)
+local at = pack or id
+local rows, entries = redis.pcall('XPENDING', stream, group, at, at, 1), redis.pcall('XRANGE', stream, at, at)
 local pending, entry = not rows.err and rows[1], not entries.err and entries[1] and entries[1][2]
+if pack and entry and is_settled(pack, place) then
+  pending = nil
+elseif pack and entry and fault ~= 'note_stray' then
+  -- A script cannot read the messages of a pack, and nothing else is ever wrong with one of them.
+  return 0
+end
 -- Ids are compared as text: Lua numbers would lose their last digits.
 local function below(a, b)
   return #a < #b or #a == #b and a < b

@@ -8,11 +8,13 @@
 -- ARGV[5] max_length of a partition's log, or 0 for no bound
 -- ARGV[6] reborn generation of the topic to restore: its 'reborn', or 0
 -- ARGV[7] dead_letter_retention when dead letters are dropped, or 'keep'
+-- ARGV[8] packing how producers pack messages, or 'none'
 -- returns {partitionCount, format, retention, maxLength or nil, nil, reborn or nil, deadLetterRetention or nil,
---   earlier or nil}; or the error NOTOPIC while it is being deleted; in the mode 'restore' DELETED if it was or is
+--   earlier or nil, packing or nil}; or the error NOTOPIC while it is being deleted; in the mode 'restore' DELETED if
+--   it was or is
 --   being deleted, or another topic has its name by now
 local meta, deleted = KEYS[1], KEYS[2]
-local mode, partitions, format, retention, max_length, reborn, dead_letter_retention = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local mode, partitions, format, retention, max_length, reborn, dead_letter_retention, packing = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
 local known = redis.call('HMGET', meta, 'partitionCount', 'deleting', 'reborn')
 local when = redis.call('GET', deleted)
@@ -37,6 +39,9 @@ if not known[1] then
   if dead_letter_retention ~= 'keep' then
     redis.call('HSETNX', meta, 'deadLetterRetention', dead_letter_retention)
   end
+  if packing ~= 'none' then
+    redis.call('HSETNX', meta, 'packing', packing)
+  end
   if when then
     -- Clients of the previous topic must detect that this is another one, even if the clock went back.
     local time = redis.call('TIME')
@@ -49,4 +54,4 @@ if when then
   redis.call('DEL', deleted)
 end
 return redis.call('HMGET', meta, 'partitionCount', 'format', 'retention', 'maxLength', 'deleting', 'reborn',
-  'deadLetterRetention', 'earlier')
+  'deadLetterRetention', 'earlier', 'packing')

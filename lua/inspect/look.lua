@@ -2,9 +2,13 @@
 -- entries are large, so that a message that moves is seen once.
 -- KEYS[1] log STREAM a partition's log
 -- KEYS[2] delay ZSET its delayed messages by due time in milliseconds; no key behind the log if ARGV[3] is ''
--- KEYS[3] retry_log... STREAM redeliveries of the first group that is named
--- KEYS[4] retry_due... ZSET its parked retries by due time in milliseconds
--- KEYS[5] dlq... STREAM its dead letters; then these three of each further group
+-- KEYS[3] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold; no
+-- key
+-- behind the log if ARGV[3] is ''
+-- KEYS[4] retry_log... STREAM redeliveries of the first group that is named
+-- KEYS[5] retry_due... ZSET its parked retries by due time in milliseconds
+-- KEYS[6] dlq... STREAM its dead letters
+-- KEYS[7] settled... HASH what it has settled of pending packs; then these four of each further group
 -- ARGV[1] who '1' to request the identity of the server, or ''
 -- ARGV[2] after name of a group: to return only the groups after it; or '' to start, and if groups are named
 -- ARGV[3] named number of groups whose keys are passed, to return what else they have too; or '' for the log alone
@@ -12,16 +16,18 @@
 -- returns {now_ms, 1 if the log exists or 0, length or nil, first id or nil, last id or nil, removed or nil, largest
 --   id that was deleted or nil, server or nil, groups, 1 if there are more groups or 0, bytes, waiting, rest}, each
 --   group as {name, position, pending, id of the oldest pending entry that exists or nil, first unread id or nil, lag
---   or nil}; there are more if groups are named and the log has others, too; it stops when bodies reach 1 MiB; bytes
---   is how many were copied; if groups are named, or 0 of them, waiting is {delayed messages, those that are due},
---   and rest has for each group, up to where it stops, {entries of its retry log, those that are pending or nil if
+--   or nil, messages beyond one an entry that are unread, the same of pending ones}, lag and pending in entries;
+--   there are more if groups are named and the log has others, too; it stops when bodies reach 1 MiB; bytes
+--   is how many were copied; if groups are named, or 0 of them, waiting is {delayed messages, those that are due,
+--   messages beyond one an entry in the log, the same of all there ever were, id of the first message or nil}, and
+--   rest has for each group, up to where it stops, {entries of its retry log, those that are pending or nil if
 --   the group is not on it, parked retries, dead letters}; -1 instead of a number stands for a key of another type,
 --   also instead of the 1
-local log, delay = KEYS[1], KEYS[2]
+local log, delay, packs = KEYS[1], KEYS[2], KEYS[3]
 local who, after, named = ARGV[1], ARGV[2], ARGV[3]
 local keys, names = KEYS, ARGV
--- MAX_GHOSTS: ghosts that are skipped per group.
-local MAX_BYTES, MAX_GHOSTS = 1048576, 100
+-- MAX_GHOSTS: ghosts that are skipped per group. MAX_PACKS: pending packs per group whose messages are counted.
+local MAX_BYTES, MAX_GHOSTS, MAX_PACKS = 1048576, 100, 2000
 
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
@@ -102,8 +108,65 @@ local function oldest_pending(group)
   end
   return id
 end
+-- Messages beyond one an entry: in all packs there ever were, and in those that have left the log.
+local ever, gone, newest = 0, 0, packs and of_type(redis.pcall('XREVRANGE', packs, '+', '-', 'COUNT', 1))
+newest = type(newest) == 'table' and newest[1]
+local function more_up_to(id)
+  local pack = redis.call('XREVRANGE', packs, id, '-', 'COUNT', 1)[1]
+  if pack then
+    return tonumber(pack[2][4])
+  end
+  local oldest = redis.call('XRANGE', packs, '-', '+', 'COUNT', 1)[1]
+  return tonumber(oldest[2][4]) - tonumber(oldest[2][2]) + 1
+end
+if newest then
+  ever = tonumber(newest[2][4])
+  gone = first and more_up_to('(' .. first[1]) or ever
+end
+-- The id of the first message: a pack has that of its last one.
+local first_message = first and first[1]
+local first_pack = newest and first and redis.call('XRANGE', packs, first_message, first_message)[1]
+if first_pack then
+  local ms, seq = string.match(first_message, '^(%d+)%-(%d+)$')
+  first_message = string.format('%s-%.0f', ms, seq - first_pack[2][2] + 1)
+end
+-- Returns how many of them a group has not read.
+local function more_unread(position)
+  if not newest or not first or wide(newest[1]) <= wide(position) then
+    return 0
+  end
+  local more = ever - (wide(position) < wide(first[1]) and gone or more_up_to(position))
+  local above = '(' .. position
+  -- Of a pack that holds the position, the messages up to it are read.
+  local pack = redis.call('XRANGE', packs, above, '+', 'COUNT', 1)[1]
+  local ms, seq = string.match(position, '^(%d+)%-(%d+)$')
+  local pack_ms, pack_seq = string.match(pack[1], '^(%d+)%-(%d+)$')
+  local count, behind = tonumber(pack[2][2]), pack_seq - seq
+  return more - (pack_ms == ms and behind < count and count - behind or 0)
+end
+-- Returns how many of them are pending, that is, neither unread nor settled.
+local function more_pending(group, settled)
+  if not newest or not settled or group.pending == 0 then
+    return 0
+  end
+  local more, partly = 0, of_type(redis.pcall('HLEN', settled)) > 0
+  for _, row in ipairs(redis.call('XPENDING', log, group.name, '-', '+', MAX_PACKS)) do
+    local pack = redis.call('XRANGE', packs, row[1], row[1])[1]
+    if pack then
+      more = more + tonumber(pack[2][2]) - 1
+      local bits = partly and redis.call('HGET', settled, row[1]) or ''
+      for at = 1, #bits do
+        local byte = string.byte(bits, at)
+        for place = 0, 7 do
+          more = more - bit.band(bit.rshift(byte, place), 1)
+        end
+      end
+    end
+  end
+  return more
+end
 -- Adds a group that is on the log.
-local function add(group)
+local function add(group, settled)
   local position = group['last-delivered-id']
   local oldest = group.pending > 0 and oldest_pending(group.name)
   if unread_above[position] == nil then
@@ -116,7 +179,7 @@ local function add(group)
     end
   end
   groups[#groups + 1] = { group.name, position, group.pending, oldest, unread_above[position],
-    text(group.lag) or false }
+    text(group.lag) or false, more_unread(position), more_pending(group, settled) }
 end
 -- Returns the number of pending entries of a group on its retry log; nil if it is not there, or there is no such log.
 local function pending_on(retry_log, name)
@@ -137,14 +200,15 @@ if named ~= '' then
     by_name[map(flat).name] = map(flat)
   end
   local total = of_type(redis.pcall('ZCARD', delay))
-  waiting = { total, total > 0 and redis.call('ZCOUNT', delay, '-inf', now_ms) or 0 }
+  waiting = { total, total > 0 and redis.call('ZCOUNT', delay, '-inf', now_ms) or 0, ever - gone, ever,
+    first_message or false }
   for at = 1, tonumber(named) do
     if bytes >= MAX_BYTES then
       break
     end
-    local name, retry_log, retry_due, dlq = names[3 + at], unpack(keys, 3 * at, 3 * at + 2)
+    local name, retry_log, retry_due, dlq, settled = names[3 + at], unpack(keys, 4 * at, 4 * at + 3)
     if by_name[name] then
-      add(by_name[name])
+      add(by_name[name], settled)
     end
     local length = of_type(redis.pcall('XLEN', retry_log))
     local pending = length ~= -1 and pending_on(retry_log, name)

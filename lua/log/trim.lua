@@ -1,12 +1,14 @@
 -- trim: drops the oldest entries of the log by a rule; counts per group the entries dropped unread or pending.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] log STREAM the partition's log
+-- KEYS[3] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
 -- ARGV[1] token of the lease
 -- ARGV[2] limit maximum number of entries to drop
 -- ARGV[3] rule 'consumed', 'consumed-after', 'age' or 'length'
 -- ARGV[4] figure of the rule: milliseconds, entries, or 0
--- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, or the error FENCED
-local fence, log = KEYS[1], KEYS[2]
+-- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, or the error
+--   FENCED
+local fence, log, packs = KEYS[1], KEYS[2], KEYS[3]
 local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- All of these bound the time for which one call blocks the server. What a call does not reach is left to the next one.
 -- Dropping: an entry costs 1, and 1 more for each KiB, which takes about as long. PAGE is the COUNT of an XRANGE.
@@ -40,6 +42,23 @@ local function first()
   local entry = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
   return entry and wide(entry[1])
 end
+
+-- The newest pack there was, and the messages beyond one an entry in all packs up to an id.
+local newest = redis.call('XREVRANGE', packs, '+', '-', 'COUNT', 1)[1]
+local function more_up_to(id)
+  local pack = redis.call('XREVRANGE', packs, id, '-', 'COUNT', 1)[1]
+  if pack then
+    return tonumber(pack[2][4])
+  end
+  local oldest = redis.call('XRANGE', packs, '-', '+', 'COUNT', 1)[1]
+  return tonumber(oldest[2][4]) - tonumber(oldest[2][2]) + 1
+end
+-- Messages beyond one an entry that have left the log so far.
+local function more_gone()
+  local oldest = newest and first()
+  return newest and more_up_to(oldest and '(' .. oldest or '+') or 0
+end
+local gone_before = more_gone()
 
 -- Drops at most `most` entries below `id`. First whole nodes of the stream, which is cheap: with '~' the server stops
 -- before the first node that it would have to split. Then the entries of that node, page by page.
@@ -126,7 +145,31 @@ if rule == 'consumed-after' then
 elseif rule == 'age' then
   cut = old
 elseif rule == 'length' then
-  room = math.min(limit, math.max(redis.call('XLEN', log) - figure, 0))
+  -- In messages. Entries are dropped as long as all of their messages have that many newer ones.
+  local excess = redis.call('XLEN', log) - figure
+  room = math.min(limit, math.max(excess, 0))
+  if newest then
+    excess, room = excess + tonumber(newest[2][4]) - gone_before, 0
+    local from, bytes = '-', 0
+    for _ = 1, limit do
+      if excess <= 0 or room >= limit or bytes >= MAX_SKIP_BYTES then
+        break
+      end
+      local page = redis.call('XRANGE', log, from, '+', 'COUNT', 20)
+      for _, entry in ipairs(page) do
+        local pack = redis.call('XRANGE', packs, entry[1], entry[1])[1]
+        excess = excess - (pack and tonumber(pack[2][2]) or 1)
+        if excess >= 0 then
+          room = room + 1
+        end
+        bytes, from = bytes + #table.concat(entry[2]), '(' .. entry[1]
+      end
+      if #page < 20 then
+        break
+      end
+    end
+    room = math.min(room, limit)
+  end
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
   cut = last and wide(last[1])
 end
@@ -156,6 +199,7 @@ if oldest and oldest < cut then
   end
   table.sort(stops)
   -- By stop: the number of entries dropped below it, and whether its own entry was dropped (1) or was a ghost (0).
+  -- Entries are messages here unless they are packs: those below a stop are added.
   local passed, lost, steps = {}, {}, 0
   for _, id in ipairs(stops) do
     if not passed[id] then
@@ -164,23 +208,40 @@ if oldest and oldest < cut then
       if id >= bound or dropped >= room or cost >= MAX_COST then
         break
       end
-      passed[id], steps = dropped, steps + 1
+      passed[id], steps = dropped + (newest and more_up_to('(' .. id) - gone_before or 0), steps + 1
       lost[id] = redis.call('XTRIM', log, 'MINID', '=', after(id))
       dropped = dropped + lost[id]
     end
   end
   dropped, exact = dropped + drop(bound, room - dropped), exact and bound == cut
+  local messages = dropped + more_gone() - gone_before
   for _, group in ipairs(groups) do
-    local unread, pending = dropped - (passed[group.read] or dropped), 0
+    local unread, pending = messages - (passed[group.read] or messages), 0
     for _, id in ipairs(group.ids) do
-      pending = pending + (lost[id] or 0)
+      local pack = newest and lost[id] == 1 and redis.call('XRANGE', packs, id, id)[1]
+      pending = pending + (pack and tonumber(pack[2][2]) or lost[id] or 0)
     end
     if unread + pending > 0 then
       reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = group.name, unread, pending
     end
   end
 end
+local gone_after = more_gone()
 local more = rule == 'length' and redis.call('XLEN', log) > figure
+if rule == 'length' and newest then
+  local oldest = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
+  local pack = oldest and redis.call('XRANGE', packs, oldest[1], oldest[1])[1]
+  local length = redis.call('XLEN', log) + tonumber(newest[2][4]) - gone_after
+  more = oldest and length - (pack and tonumber(pack[2][2]) or 1) >= figure
+end
 more = more or rule ~= 'length' and (dropped >= room or cost >= MAX_COST or not exact and dropped > 0)
-reply[1], reply[2] = dropped, more and 1 or 0
+if newest and dropped > 0 then
+  -- What has left the log is needed no more. The newest stays: it tells how many there were.
+  local keep, oldest = wide(newest[1]), first()
+  if oldest and oldest < keep then
+    keep = oldest
+  end
+  redis.call('XTRIM', packs, 'MINID', '=', keep)
+end
+reply[1], reply[2] = dropped + gone_after - gone_before, more and 1 or 0
 return reply

@@ -77,6 +77,18 @@ impl Keys {
         self.key(format_args!("streaming:mq:dedup:old:{}", Tag(tp)))
     }
 
+    /// Stream: the numbers of messages of the packs in the log, by their ids.
+    #[must_use]
+    pub fn packs(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:packs:{}", Tag(tp)))
+    }
+
+    /// Hash: the settled messages of a group's pending packs, by the ids of the packs.
+    #[must_use]
+    pub fn settled(&self, tp: &TopicPartition, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:settled:{}:{group}", Tag(tp)))
+    }
+
     /// Hash: ids of entries that were appended with a unique id, by that id.
     #[must_use]
     pub fn unique(&self, tp: &TopicPartition) -> Key {

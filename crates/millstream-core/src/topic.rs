@@ -1,5 +1,7 @@
 //! Topics: name, payload type, codec, partitions and retention in one constant.
 
+pub mod packing;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
 use crate::message::dead_letter_retention::{DeadLetterRetention, shown, whole_ms};
 use crate::name::TopicName;
+use crate::packing::Packing;
 
 pub use crate::partition::{Partition, TopicPartition};
 
@@ -121,6 +124,8 @@ pub struct TopicSpec {
     pub max_length: Option<u64>,
     /// Rule by which the dead letters of its groups are dropped.
     pub dead_letter_retention: DeadLetterRetention,
+    /// Rule by which producers store several messages in one entry; `None` for one message in each.
+    pub packing: Option<Packing>,
     /// Generation of this topic name: the time at which the topic was created in the place of one that had been deleted
     /// on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first topic of the name, as
     /// far as deletions are [remembered](crate::catalog::REMEMBERED), and for a topic that was lost with the data and
@@ -148,6 +153,7 @@ impl TopicSpec {
             retention: Retention::default(),
             max_length: None,
             dead_letter_retention: DeadLetterRetention::KEEP,
+            packing: None,
             generation: 0,
             earlier: Vec::new(),
         })
@@ -169,6 +175,12 @@ impl TopicSpec {
     #[must_use]
     pub fn with_dead_letter_retention(self, dead_letter_retention: DeadLetterRetention) -> Self {
         Self { dead_letter_retention, ..self }
+    }
+
+    /// Returns the same topic with another packing, or without one.
+    #[must_use]
+    pub fn with_packing(self, packing: impl Into<Option<Packing>>) -> Self {
+        Self { packing: packing.into(), ..self }
     }
 
     /// Returns the same topic with the generation that a backend read.
@@ -196,6 +208,7 @@ impl TopicSpec {
     fn find(&self, problems: &mut Problems) {
         self.retention.check(problems);
         self.dead_letter_retention.check(problems);
+        self.packing.iter().for_each(|packing| packing.check(problems));
         problems.require(self.max_length != Some(0), || {
             format!("topic {} has a max_length of 0: nothing could be sent", self.name)
         });
@@ -288,6 +301,7 @@ pub struct Topic<T: 'static> {
     retention: Retention,
     max_length: Option<u64>,
     dead_letter_retention: DeadLetterRetention,
+    packing: Option<Packing>,
     codec: &'static dyn Codec<T>,
 }
 
@@ -317,6 +331,7 @@ impl<T: 'static> Topic<T> {
             retention: Retention::Consumed,
             max_length: None,
             dead_letter_retention: DeadLetterRetention::KEEP,
+            packing: None,
             codec,
         }
     }
@@ -366,6 +381,15 @@ impl<T: 'static> Topic<T> {
         self
     }
 
+    /// Stores several messages in one entry where producers send them together. Default: one message in each entry.
+    ///
+    /// It is a setting of the stored topic, like its number of partitions: that with which the topic was created counts.
+    #[must_use]
+    pub const fn packed(mut self, packing: Packing) -> Self {
+        self.packing = Some(packing);
+        self
+    }
+
     /// Returns the codec that turns payloads into bytes and back.
     #[must_use]
     pub const fn codec(&self) -> &'static dyn Codec<T> {
@@ -387,6 +411,7 @@ impl<T: 'static> Topic<T> {
             spec.with_retention(self.retention)
                 .with_max_length(self.max_length)
                 .with_dead_letter_retention(self.dead_letter_retention)
+                .with_packing(self.packing)
         });
         spec.iter().for_each(|spec| spec.find(&mut problems));
         problems.finish()?;
@@ -408,6 +433,7 @@ impl<T: 'static> fmt::Debug for Topic<T> {
             .field("retention", &self.retention)
             .field("max_length", &self.max_length)
             .field("dead_letter_retention", &self.dead_letter_retention)
+            .field("packing", &self.packing)
             .field("codec", &self.codec.name())
             .finish()
     }

@@ -229,7 +229,7 @@ impl Cursor {
             let pending =
                 Pending { deliveries: 1, by: by.clone(), touched: now, given_back: false, held: None };
             self.pending.insert(*id, pending);
-            let receipt = Receipt { source, id: *id };
+            let receipt = Receipt::new(source, *id);
             out.entries.push(Entry::new(receipt, 1, fields.clone()));
         }
     }
@@ -384,7 +384,7 @@ impl Pending {
     fn hand_out(&mut self, id: MessageId, stream: &Stream, reading: Reading<'_>, out: &mut Fetched) {
         self.deliveries = self.deliveries.saturating_add(1);
         self.touched = reading.now;
-        let receipt = Receipt { source: reading.source, id };
+        let receipt = Receipt::new(reading.source, id);
         match stream.get(id) {
             Some(fields) => {
                 let note = self.held.as_ref().map(|held| held.read(reading.now));

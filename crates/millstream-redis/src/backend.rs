@@ -17,8 +17,9 @@ use redis::{Pipeline, Value};
 
 use crate::address::Address;
 use crate::config::RedisConfig;
-use crate::conn::appends::dedup::Script;
 use crate::conn::appends::node_appender::NodeAppenders;
+use crate::conn::appends::packed::Packings;
+use crate::conn::appends::script::Script;
 use crate::conn::bulk::Bulk;
 use crate::conn::cluster::node_answers::{NodeAnswers, question};
 use crate::conn::cluster::routed::Routed;
@@ -68,6 +69,8 @@ pub(crate) struct Inner {
     pub(crate) scripts: Scripts,
     /// The script that appends entries with dedup ids, for calls that carry it.
     pub(crate) dedup: Arc<Script>,
+    /// The topics that are packed.
+    pub(crate) packings: Arc<Packings>,
     pub(crate) servers: Arc<Servers>,
     /// Connection for appends and settlements: many small requests that must not wait behind anything else.
     pub(crate) messages: Routed<Shared>,
@@ -114,9 +117,12 @@ impl RedisBackend {
         let keys = config.namespace.as_ref().map_or_else(Keys::new, Keys::within);
         let for_appenders = keys.clone();
         let scripts = Scripts::new(config.strict_scripts);
+        let packings = Arc::new(Packings::new(scripts.append_packed.code()));
+        let for_producers = packings.clone();
         let inner = Inner {
             keys,
             dedup: Arc::new(Script::new(scripts.append_dedup.code())),
+            packings,
             scripts,
             leases: OnThread::new(leases),
             pool: Routed::new(&servers, limit, move |dial| Pooled::new(&for_pool, dial))?,
@@ -125,7 +131,7 @@ impl RedisBackend {
                 Ok(Bulk::new(dial.clone(), size, limit))
             })?,
             appenders: Routed::new(&servers, limit, move |dial| {
-                Ok(NodeAppenders::new(&for_appenders, dial))
+                Ok(NodeAppenders::new(&for_appenders, dial, &for_producers))
             })?,
             readers: Routed::new(&servers, limit, move |dial| {
                 Ok(ReaderConnections::new(dial.clone(), max_readers))

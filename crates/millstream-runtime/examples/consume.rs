@@ -82,7 +82,7 @@ fn entries(last: &mut u64, count: usize) -> Vec<Entry> {
     let reply = BytesMut::zeroed(count * PAYLOAD).freeze();
     let entry = |at: usize| {
         *last += 1;
-        let receipt = Receipt { source: Source::Log, id: MessageId::new(*last, 0) };
+        let receipt = Receipt::new(Source::Log, MessageId::new(*last, 0));
         let payload = reply.slice(at * PAYLOAD..(at + 1) * PAYLOAD);
         Entry::new(receipt, 1, vec![(Bytes::from_static(b"payload"), payload)])
     };

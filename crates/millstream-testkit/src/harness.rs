@@ -15,6 +15,7 @@ use millstream_core::catalog::Start;
 use millstream_core::inspect::Range;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Trimmed};
+use millstream_core::packing::Packing;
 use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::{self, Fields};
@@ -81,13 +82,14 @@ pub struct Harness {
     pub backend: Backend,
     deadline: Duration,
     operator: Option<Arc<dyn Operator>>,
+    packing: Option<Packing>,
 }
 
 impl Harness {
     /// Creates a harness for one case. Many harnesses can share a backend, also at the same time.
     #[must_use]
     pub fn new(backend: impl Into<Backend>) -> Self {
-        Self { backend: backend.into(), deadline: Duration::from_secs(10), operator: None }
+        Self { backend: backend.into(), deadline: Duration::from_secs(10), operator: None, packing: None }
     }
 
     /// Sets how long to wait for something that must happen eventually. Default: 10 s. Lower it where failing fast
@@ -95,6 +97,13 @@ impl Harness {
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Sets the packing of the topics that the cases create. Default: none.
+    #[must_use]
+    pub fn with_packing(mut self, packing: Packing) -> Self {
+        self.packing = Some(packing);
         self
     }
 
@@ -130,7 +139,8 @@ impl Harness {
     /// The errors of [`create_topic`](millstream_core::Catalog::create_topic).
     pub async fn topic(&self, partitions: u32) -> Result<TopicSpec, Violation> {
         let name = TopicName::new(self.unique("topic"))?;
-        Ok(self.backend.catalog().create_topic(&TopicSpec::new(name, partitions)?).await?)
+        let spec = TopicSpec::new(name, partitions)?.with_packing(self.packing);
+        Ok(self.backend.catalog().create_topic(&spec).await?)
     }
 
     /// Returns the only partition of a new topic.

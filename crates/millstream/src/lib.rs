@@ -14,8 +14,8 @@ pub use millstream_core::policy::{
 pub use millstream_core::{
     Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
     Event, GroupName, Headers, IntoCheck, IntoOutcome, Limits, MessageId, Namespace, Observer, Outcome,
-    Partition, Partitioner, Reason, Result, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange,
-    TopicName, TopicPartition, TopicSpec,
+    PackCompression, Packing, Partition, Partitioner, Reason, Result, Retention, RetryPolicy, Start,
+    Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, CallError, Called, Concurrency, Consumer, ConsumerBuilder,

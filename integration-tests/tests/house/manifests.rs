@@ -17,13 +17,13 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
         |names: &[&str]| Some(ours.iter().filter(|one| !names.contains(&one.as_str())).cloned().collect());
     match name {
         CORE | "millstream-lua" | "xtask" => these(&[]),
-        "millstream-redis" => these(&[CORE, "millstream-lua"]),
+        "millstream-redis" => these(&[CORE, "millstream-lua", "millstream-packing"]),
         "millstream-delay" | "millstream-runtime" | "millstream-lock" | "millstream-sql" => {
             these(&[CORE, "millstream-loops"])
         }
         "millstream-payload" => these(&[CORE, "millstream-runtime"]),
-        "millstream-memory" | "millstream-loops" | "millstream-testkit" | "millstream-admin"
-        | "millstream-metrics" => these(&[CORE]),
+        "millstream-memory" | "millstream-loops" | "millstream-packing" | "millstream-testkit"
+        | "millstream-admin" | "millstream-metrics" => these(&[CORE]),
         "millstream" => all_but(&["millstream-testkit"]),
         "millstream-bench" | "millstream-dashboard" => these(&["millstream"]),
         "millstream-cli" | "integration-tests" => all_but(&[]),

@@ -6,11 +6,13 @@ use bytes::Bytes;
 use millstream_core::idempotency::Operation;
 use millstream_core::keys::{Key, Keys};
 use millstream_core::log::{Receipt, Source};
+use millstream_core::packing::PackCompression;
 use millstream_core::partitioner::{by_hash, murmur2};
 use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
     DeadLetter, Envelope, GroupName, History, Limits, MessageId, Namespace, TopicName, TopicPartition,
 };
+use millstream_packing::{Unpacked, pack, unpack};
 use serde_json::{Value, json};
 
 use crate::none;
@@ -120,6 +122,8 @@ fn key(vector: &Value) -> Key {
         "retry_due" => keys.retry_due(&partition(vector), &group(vector)),
         "retry_items" => keys.retry_items(&partition(vector), &group(vector)),
         "held" => keys.held(&partition(vector), &group(vector)),
+        "packs" => keys.packs(&partition(vector)),
+        "settled" => keys.settled(&partition(vector), &group(vector)),
         "topics" => keys.topics(),
         "topic_meta" => keys.topic_meta(&topic(vector)),
         "topic_partitions" => keys.topic_partitions(&topic(vector)),
@@ -169,13 +173,40 @@ fn entries_are_read_as_the_vectors_say() {
     for vector in list(&vectors, "entries") {
         let name = text(vector, "name");
         let source = if text(vector, "stream") == "retry" { Source::Retry } else { Source::Log };
-        let receipt = Receipt { source, id: id(vector) };
+        let receipt = Receipt::new(source, id(vector));
         let found = wire::decode(receipt, &fields(&vector["entry"]), &Limits::default());
         let origin = found.origin.to_string();
         let lead = json!([found.attempt, origin, found.error, failures(&found.history)]);
         let expected = json!([vector["attempt"], vector["origin"], vector["error"], vector["history"]]);
         offenders.extend(differs(name, &lead, &expected));
         offenders.extend(differs(name, &in_words(found.envelope), &message(vector)));
+    }
+    none(&offenders, ADVICE);
+}
+
+#[test]
+fn packs_are_read_and_written_as_the_vectors_say() {
+    let vectors = vectors();
+    let mut offenders = Vec::new();
+    for vector in list(&vectors, "packs") {
+        let (name, entry) = (text(vector, "name"), fields(&vector["entry"]));
+        let found = match unpack(&entry) {
+            Ok(Unpacked::One) => Some(vec![(id(vector).to_string(), entry.clone())]),
+            Ok(Unpacked::Messages(messages)) => {
+                let count = u32::try_from(messages.len()).expect("few messages");
+                let receipts = Receipt::of_pack(id(vector), count);
+                receipts.map(|receipts| receipts.map(|one| one.id.to_string()).zip(messages).collect())
+            }
+            Err(_) => None,
+        };
+        let expected = vector["messages"].as_array().map(|messages| {
+            messages.iter().map(|one| (text(one, "id").to_owned(), fields(&one["entry"]))).collect::<Vec<_>>()
+        });
+        offenders.extend(differs(name, &found, &expected));
+        if let Some(messages) = expected.filter(|_| entry.len() == 3) {
+            let written = pack(messages.iter().map(|(_, message)| message), PackCompression::None);
+            offenders.extend(differs(name, &written.expect("packed"), &entry));
+        }
     }
     none(&offenders, ADVICE);
 }

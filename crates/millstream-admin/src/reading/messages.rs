@@ -33,7 +33,7 @@ impl Message {
     /// Decodes the entry to a message, or returns why it is not one. A redelivery includes its attempt, origin and errors.
     #[must_use]
     pub fn decode(&self, limits: &Limits) -> Decoded {
-        wire::decode(Receipt { source: self.source, id: self.stored.id }, &self.stored.fields, limits)
+        wire::decode(Receipt::new(self.source, self.stored.id), &self.stored.fields, limits)
     }
 }
 

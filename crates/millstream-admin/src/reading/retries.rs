@@ -141,7 +141,7 @@ impl Admin {
 
 /// Converts an entry of a retry log.
 fn of(stored: &Stored) -> Parked {
-    let receipt = Receipt { source: Source::Retry, id: stored.id };
+    let receipt = Receipt::new(Source::Retry, stored.id);
     let decoded = wire::decode(receipt, &stored.fields, &Limits::default());
     Parked {
         origin: decoded.origin,

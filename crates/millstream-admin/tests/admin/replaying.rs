@@ -44,7 +44,7 @@ impl Grave {
                 .await
                 .expect("read");
             found.extend(page.items.into_iter().map(|it| {
-                (tp.clone(), wire::decode(Receipt { source, id: it.id }, &it.fields, &Limits::default()))
+                (tp.clone(), wire::decode(Receipt::new(source, it.id), &it.fields, &Limits::default()))
             }));
         }
         found

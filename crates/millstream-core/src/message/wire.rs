@@ -36,6 +36,12 @@ pub const HEADER: &str = "h:";
 pub const FORM: &str = "mq:form";
 /// Form that this version writes and reads. It is never written, since it is the default.
 pub const FORM_NUMBER: &str = "1";
+/// Form of an entry that is a pack: it holds many messages, and no payload of its own.
+pub const FORM_OF_PACKS: &str = "2";
+/// Head of a pack: the number of its messages, their compression and their size in bytes before it.
+pub const PACK: &str = "mq:pack";
+/// The messages of a pack.
+pub const PACK_MESSAGES: &str = "mq:messages";
 /// Id of an entry that is [unique](crate::unique): the first field of its body.
 pub const UNIQUE: &str = "mq:unique";
 /// Redelivery: number of the attempt that this delivery is (2 for the first retry).
@@ -94,6 +100,7 @@ impl fmt::Display for Malformed {
             Self::NoPayload => f.write_str("no payload field"),
             Self::Duplicate(field) => write!(f, "field {field} stands twice"),
             Self::TooLarge(what) => write!(f, "too large: {what}"),
+            Self::UnknownForm(form) if form == FORM_OF_PACKS => f.write_str("a pack that cannot be read"),
             Self::UnknownForm(form) => {
                 write!(
                     f,
@@ -307,7 +314,7 @@ mod tests {
     }
 
     fn receipt(source: Source) -> Receipt {
-        Receipt { source, id: MessageId::new(7, 1) }
+        Receipt::new(source, MessageId::new(7, 1))
     }
 
     #[test]

@@ -14,6 +14,8 @@ use crate::topic::{Partition, TopicChange, TopicPartition, TopicSpec};
 
 /// Version of keys and fields that this library writes; stored in every topic's meta hash.
 pub const FORMAT: u32 = 1;
+/// Format of the keys and fields of a topic with a [packing](crate::TopicSpec::packing).
+pub const FORMAT_OF_PACKED: u32 = 2;
 
 /// Position at which a new group starts reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

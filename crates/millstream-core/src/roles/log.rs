@@ -25,7 +25,7 @@ use crate::wire::{Field, Fields, UNIQUE};
 
 pub use crate::message::dedup::{DedupId, Deduplicated, Numbering, check_window};
 pub use crate::message::durability::Durability;
-pub use crate::message::receipt::{Receipt, Source};
+pub use crate::message::receipt::{InPack, Receipt, Source};
 
 /// Entry to be appended.
 #[derive(Clone, Debug)]
@@ -297,7 +297,8 @@ impl Measured {
 /// it, such a call fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) and has no effect.
 #[async_trait]
 pub trait Log: Send + Sync {
-    /// Appends entries, in the order of the batch within each partition.
+    /// Appends entries, in the order of the batch within each partition. Where the topic has a [packing](crate::TopicSpec::packing), entries
+    /// that stand together may be stored as one; each has its own id and its own result in any case.
     ///
     /// Returns one result per entry. A failed entry does not keep the others from being appended. An entry without fields
     /// is refused.

@@ -250,7 +250,8 @@ impl ClusterAppender {
 #[async_trait]
 impl Appender for ClusterAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        self.begin_entries(Entries::Plain(batch));
+        let packings = self.inner.packings.clone();
+        self.begin_entries(Entries::Plain(batch, packings));
     }
 
     async fn finish(&mut self) -> Vec<Result<MessageId>> {

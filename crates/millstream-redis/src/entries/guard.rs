@@ -27,9 +27,11 @@ use crate::conn::replies::resp::Head;
 use crate::conn::request::{Digits, Request};
 use crate::conn::waits::changes::Change;
 use crate::entries::reader_line::ReaderLine;
+use crate::entries::stream_read::{Above, Answer, Page, Position, StreamRead, Woke};
 use crate::entries::weight::{Weight, add_weight, weight};
 use crate::error::{fenced, unexpected};
-use crate::stored::note;
+use crate::stored::settled::Bits;
+use crate::stored::{note, settled};
 
 /// Bytes of a page above which it is large.
 const LARGE: usize = 256 << 10;
@@ -44,67 +46,12 @@ pub(crate) struct Guard {
     wake: Key,
     fence: Key,
     held: Key,
+    settled: Key,
     line: ReaderLine,
     /// The word with which this reader was begun.
     word: String,
     /// Bytes of the last page, and the time it took.
     weight: (usize, Duration),
-}
-
-/// Request for entries of one stream.
-#[derive(Clone, Copy)]
-pub(crate) struct StreamRead {
-    pub(crate) stream: usize,
-    pub(crate) count: usize,
-    /// `None` for new entries, or the id above which to read pending ones.
-    pub(crate) after: Option<MessageId>,
-}
-
-impl StreamRead {
-    /// Returns the number of commands that this request takes in a transaction.
-    fn commands(&self) -> usize {
-        1 + usize::from(self.after.is_some())
-    }
-}
-
-/// Entries read from one stream.
-#[derive(Default)]
-pub(crate) struct Page {
-    pub(crate) entries: Vec<RawEntry>,
-    /// Delivery count of each pending entry; empty for new entries.
-    pub(crate) deliveries: Vec<(MessageId, u32)>,
-}
-
-/// Position of the group when a reader starts over.
-pub(crate) struct Position {
-    /// Last delivered id of each stream.
-    pub(crate) delivered: [MessageId; 2],
-}
-
-/// Ids above which entries of the streams and heads of the schedule count as new.
-#[derive(Clone, Copy)]
-pub(crate) struct Above {
-    pub(crate) streams: [MessageId; 2],
-    /// Last seen id in the stream of schedule heads.
-    pub(crate) wake: MessageId,
-}
-
-/// What ended a wait: new entries, a new head of the schedule, or neither.
-#[derive(Default)]
-pub(crate) struct Woke {
-    /// Index and first new id of each stream that has a new entry.
-    pub(crate) streams: Vec<(usize, MessageId)>,
-    /// Id of the newest schedule head, if there is a new one.
-    pub(crate) wake: Option<MessageId>,
-}
-
-/// Result of a request.
-pub(crate) struct Answer {
-    pub(crate) woke: Woke,
-    /// One page per request; `None` if the fence had been touched and nothing was done.
-    pub(crate) pages: Option<Vec<Page>>,
-    /// Whether pending entries have notes. Only requested together with pending entries, otherwise false.
-    pub(crate) noted: bool,
 }
 
 impl Guard {
@@ -115,6 +62,7 @@ impl Guard {
             wake: inner.keys.wake(&tp.clone().into()),
             fence: inner.keys.fence(tp, group),
             held: inner.keys.held(tp, group),
+            settled: inner.keys.settled(tp, group),
             group: group.clone(),
             lease: lease.clone(),
             line: ReaderLine::new(inner.clone()),
@@ -265,7 +213,7 @@ impl Guard {
         let count = done.array()?;
         self.check_token(watch.ok(), token)?;
         let Some(count) = count else { return Ok(Answer { woke, pages: None, noted }) };
-        let asked: usize = asks.iter().map(StreamRead::commands).sum();
+        let asked: usize = asks.iter().map(|ask| ask.commands()).sum();
         if count != asked {
             return Err(unexpected(format_args!("{count} replies to {asked} commands")));
         }
@@ -382,6 +330,19 @@ impl Guard {
     pub(crate) async fn notes(&mut self, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
         let answers = self.line.send(&note::ask(&self.held, source, ids)).await?;
         note::told(answers, &self.held, ids)
+    }
+
+    /// Checks that the lease is still ours.
+    pub(crate) async fn check(&mut self) -> Result<()> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("HGET").arg(self.fence.as_str()).arg("token");
+        let token = self.line.send(&pipe).await?.pop().unwrap_or_default();
+        self.check_token(Ok(()), token)
+    }
+
+    /// Reads what is settled of packs of the log, one result per id.
+    pub(crate) async fn settled(&mut self, packs: &[MessageId]) -> Result<Vec<Option<Bits>>> {
+        settled::told(self.line.send(&settled::ask(&self.settled, packs)).await?, &self.settled)
     }
 
     /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every

@@ -1,5 +1,6 @@
 //! Reader of one partition: returns everything pending first, then new entries, from log and retry log.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,11 @@ use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
 use millstream_core::wire;
 
 use crate::backend::Inner;
-use crate::entries::guard::{Above, Guard, Position, StreamRead};
+use crate::entries::guard::Guard;
+use crate::entries::stream_read::{Above, Position, StreamRead};
+use crate::entries::unpacking::replace_packs;
 use millstream_core::pages::{PAGE_BYTES, PageSizer};
+use millstream_packing::is_pack;
 
 /// Bytes of a page that is read over a connection that others use too: a full one would hold them up.
 const SHARED: usize = 128 << 10;
@@ -58,6 +62,16 @@ pub(crate) struct StreamReader {
     woken: bool,
     /// Index of the stream from which a read of a single entry takes.
     turn: usize,
+    /// Mean number of messages of an entry, in the last page.
+    per_entry: usize,
+    /// Whether the first new pack may have messages that are noted as settled: the group may begin inside of it.
+    inside: bool,
+    /// Messages of packs that were read and did not fit into the last result: the next ones return them.
+    rest: VecDeque<Entry>,
+    /// Whether those are from the pending list.
+    rest_pending: bool,
+    /// Whether pending entries had notes when the pending list was last read.
+    noted: bool,
     /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
     /// lost.
     busy: bool,
@@ -80,6 +94,11 @@ impl StreamReader {
             wake: MessageId::ZERO,
             woken: false,
             turn: 0,
+            per_entry: 1,
+            inside: true,
+            rest: VecDeque::new(),
+            rest_pending: false,
+            noted: false,
             busy: false,
         })
     }
@@ -101,7 +120,7 @@ impl StreamReader {
                 self.choose_way().await?;
             }
             let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
-            let max = self.pages.count_within(max, budget);
+            let max = self.pages.count_within(max.div_ceil(self.per_entry), budget);
             if let Stage::Pending(stream, after) = self.stage {
                 if let Some(fetched) = self.pending(stream, after, max).await? {
                     return Ok(fetched);
@@ -170,7 +189,7 @@ impl StreamReader {
         }
         self.tail = delivered;
         self.stage = Stage::Pending(0, MessageId::ZERO);
-        (self.backlog, self.empty, self.fresh) = ([true; 2], [false; 2], true);
+        (self.backlog, self.empty, self.fresh, self.inside) = ([true; 2], [false; 2], true, true);
         Ok(())
     }
 
@@ -210,6 +229,7 @@ impl StreamReader {
         }
         self.pages.came(page.entries.len(), bytes, took);
         let mut notes = Vec::new();
+        self.noted = answer.noted;
         if answer.noted {
             let ids: Vec<MessageId> = page.entries.iter().map(|(id, _)| *id).collect();
             notes = self.guard.notes(SOURCES[stream], &ids).await?;
@@ -222,7 +242,7 @@ impl StreamReader {
             // Entries and delivery counts are both sorted by id.
             while counts.next_if(|(other, _)| *other < id).is_some() {}
             let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
-            let receipt = Receipt { source: SOURCES[stream], id };
+            let receipt = Receipt::new(SOURCES[stream], id);
             match fields {
                 Some(fields) => fetched.entries.push(Entry::new(receipt, deliveries, fields).with_note(note)),
                 None => fetched.ghosts.push(receipt),
@@ -234,6 +254,18 @@ impl StreamReader {
     /// Reads new entries, after waiting up to `block`. Returns `None` if the fence was touched.
     async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
         let asks = self.plan(max);
+        let read = self.new_entries_of(asks, block).await?;
+        if max == 1 && read.is_some() {
+            self.turn = 1 - self.turn;
+        }
+        Ok(read)
+    }
+
+    async fn new_entries_of(
+        &mut self,
+        asks: Vec<StreamRead>,
+        block: Option<Duration>,
+    ) -> Result<Option<Fetched>> {
         let above = Above { streams: self.tail, wake: self.wake };
         let answer = self.guard.read(&asks, Some(above), block).await?;
         if let Some(wake) = answer.woke.wake {
@@ -254,7 +286,7 @@ impl StreamReader {
                 read[stream] = true;
             }
             for (id, fields) in page.entries {
-                let receipt = Receipt { source: SOURCES[stream], id };
+                let receipt = Receipt::new(SOURCES[stream], id);
                 match fields {
                     Some(fields) => {
                         fetched.entries.push(Entry::new(receipt, 1, fields));
@@ -282,10 +314,78 @@ impl StreamReader {
                 *tail = position.max(*tail);
             }
         }
+        Ok(Some(fetched))
+    }
+
+    async fn read(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        let mut fetched = self.next(max, wait).await?;
+        // By the entries as they are stored.
+        self.note(&fetched);
+        self.unpacked(&mut fetched, max).await?;
+        Ok(fetched)
+    }
+
+    /// Returns messages of packs that were read before, with what the retry log has meanwhile, if the lease is still ours.
+    async fn go_on(&mut self, max: usize) -> Result<Fetched> {
+        let mut fetched = Fetched::default();
+        fetched.pending = self.rest_pending;
+        let new = matches!(self.stage, Stage::New) && !self.rest_pending;
+        let retries = if max == 1 { self.turn } else { max / 4 };
         if max == 1 {
             self.turn = 1 - self.turn;
         }
-        Ok(Some(fetched))
+        if new && retries > 0 {
+            let ask = StreamRead { stream: 1, count: retries, after: None };
+            match self.new_entries_of(vec![ask], None).await? {
+                Some(read) => fetched = read,
+                None => {
+                    // The pending list is read again, and has the rest.
+                    self.rest.clear();
+                    return Ok(Fetched::default());
+                }
+            }
+            self.note(&fetched);
+        } else {
+            self.guard.check().await?;
+        }
+        let room = max.saturating_sub(fetched.entries.len() + fetched.ghosts.len());
+        fetched.entries.extend(self.rest.drain(..room.min(self.rest.len())));
+        Ok(fetched)
+    }
+
+    /// Replaces packs by their messages, as many as the caller wants; the others are returned by the next calls.
+    async fn unpacked(&mut self, fetched: &mut Fetched, max: usize) -> Result<()> {
+        let is_pack = |entry: &&Entry| entry.receipt.source == Source::Log && is_pack(&entry.fields);
+        let packs: Vec<MessageId> =
+            fetched.entries.iter().filter(is_pack).map(|entry| entry.receipt.id).collect();
+        if packs.is_empty() {
+            if !fetched.entries.is_empty() {
+                self.per_entry = 1;
+            }
+            return Ok(());
+        }
+        // What was handed out for the first time has no notes, and is not settled, except in the pack in which the group begins.
+        let mut settled = BTreeMap::new();
+        if fetched.pending || std::mem::take(&mut self.inside) {
+            settled = packs.iter().copied().zip(self.guard.settled(&packs).await?).collect();
+        }
+        let entries = std::mem::take(&mut fetched.entries);
+        let read = entries.len();
+        let bits = |receipt: &Receipt| settled.remove(&receipt.id).flatten();
+        let mut messages = replace_packs(entries, bits)?;
+        self.per_entry = messages.len().div_ceil(read).max(1);
+        if fetched.pending && self.noted {
+            let in_packs = messages.iter_mut().filter(|entry| entry.receipt.pack.is_some());
+            let in_packs: Vec<&mut Entry> = in_packs.collect();
+            let ids: Vec<_> = in_packs.iter().map(|entry| entry.receipt.id).collect();
+            for (entry, note) in in_packs.into_iter().zip(self.guard.notes(Source::Log, &ids).await?) {
+                entry.note = note;
+            }
+        }
+        self.rest = messages.split_off(messages.len().min(max)).into();
+        self.rest_pending = fetched.pending;
+        fetched.entries = messages;
+        Ok(())
     }
 
     /// Plans the next read: how many entries to take from each stream. The sum is `max`, and the retry log gets a
@@ -311,6 +411,7 @@ impl Reader for StreamReader {
     fn start_over(&mut self) {
         // A new connection starts over with the pending entries.
         self.guard.close();
+        self.rest.clear();
     }
 
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
@@ -318,16 +419,16 @@ impl Reader for StreamReader {
         // pending entries and returns those of that answer again.
         if self.busy {
             self.guard.close();
+            self.rest.clear();
         }
         if max == 0 {
             return Ok(Fetched::default());
         }
         self.busy = true;
-        let fetched = self.next(max, wait).await;
+        let fetched = if self.rest.is_empty() { self.read(max, wait).await } else { self.go_on(max).await };
         self.busy = false;
         match fetched {
             Ok(mut fetched) => {
-                self.note(&fetched);
                 fetched.rewound = self.rewound.take();
                 fetched.tail_lost = std::mem::take(&mut self.tail_lost);
                 fetched.woken = std::mem::take(&mut self.woken);
@@ -335,6 +436,7 @@ impl Reader for StreamReader {
             }
             Err(error) => {
                 self.guard.fail(&error);
+                self.rest.clear();
                 if error.kind() == ErrorKind::Unconfirmed {
                     // The answer may have been too large to arrive: ask for less in the next request.
                     self.pages.lost();

@@ -22,7 +22,7 @@ impl RedisBackend {
         let (tp, group) = lease.partition()?;
         let mut trimmed = Trimmed::default();
         let Some(rule) = rule(retention)? else { return Ok(trimmed) };
-        let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp)];
+        let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp), self.inner.keys.packs(tp)];
         for n in 0..CALLS {
             let call = self.inner.scripts.trim.call(keys.each_ref());
             let call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);

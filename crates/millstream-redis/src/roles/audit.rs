@@ -151,6 +151,8 @@ impl RedisBackend {
             &keys.retry_due(tp, group),
             &keys.retry_items(tp, group),
             &keys.held(tp, group),
+            &keys.packs(tp),
+            &keys.settled(tp, group),
         ]);
         let call = call.args([what, note::word(source), group.as_str(), after]).arg(MAX_PAGE);
         let mut page = audited(scope, script::run_one(&self.inner.pool, call).await?)?;
@@ -216,6 +218,8 @@ impl RedisBackend {
                 &keys.dead_letters(tp, group),
                 &keys.lease(tp, group),
                 &keys.fence(tp, group),
+                &keys.packs(tp),
+                &keys.settled(tp, group),
             ]);
             let words = [finding.fault.as_str(), note::word(source), group.as_str(), id, CONSUMER];
             let call = call.args(words).arg(tp.topic.as_str()).arg(tp.partition.0);

@@ -5,6 +5,7 @@ mod deleting;
 mod groups;
 mod lag;
 mod overview;
+mod packed;
 mod retention_pins;
 mod settings;
 mod snapshot;
@@ -172,13 +173,25 @@ impl RedisBackend {
                 true => self.have(&streams, group).await?,
                 false => vec![false; answers.len()],
             };
+            let mut new = Vec::new();
             let mut answers = answers.into_iter().zip(there);
             let mut created = |stream| answers.next().map_or(Ok(false), |answer| created(answer, stream));
-            for (tp, [log, retry_log]) in chunk.iter().zip(&streams) {
+            for ((tp, [log, retry_log]), position) in chunk.iter().zip(&streams).zip(&positions) {
                 let (is_new, retries_are_new) = (created(log)?, created(retry_log)?);
                 if is_new {
+                    if self.inner.packings.is_packed(&tp.topic) && position.contains('-') {
+                        new.push((tp, position));
+                    }
                     missing.push((tp.partition, !retries_are_new));
                 }
+            }
+            // Behind the creation: of a group that exists, nothing may be noted as settled.
+            let skips = new.into_iter().map(|(tp, position)| {
+                let call = self.inner.scripts.skip_packed.call([&keys.packs(tp), &keys.settled(tp, group)]);
+                call.arg(position.as_str())
+            });
+            for answer in script::run(&self.inner.pool, skips.collect()).await {
+                answer?;
             }
         }
         Ok(missing)
@@ -258,17 +271,25 @@ impl Catalog for RedisBackend {
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
         };
-        if start == Start::Earliest && end.is_none() {
+        let packed = self.inner.packings.is_packed(&topic_partition.topic);
+        if start == Start::Earliest && end.is_none() && !packed {
             let mut pipe = Pipeline::new();
             pipe.cmd("XLEN").arg(log.as_str());
             let length = reply::count(self.inner.one(&log, &pipe).await?)?;
             return Ok(limit.min(length as u64));
         }
-        let mut walk = Walk::new(log, from, end.unwrap_or(MessageId::MAX), limit);
+        let to = end.unwrap_or(MessageId::MAX);
+        let mut walk = Walk::new(log, from, to, limit);
         while !walk.is_over() {
             self.inner.step([&mut walk]).await?;
         }
-        Ok(walk.counted)
+        match from.filter(|from| packed && *from <= to) {
+            Some(from) => {
+                let more = self.inner.more_between(topic_partition, from.previous(), to).await?;
+                Ok(limit.min(walk.counted + more))
+            }
+            None => Ok(walk.counted),
+        }
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {

@@ -1,5 +1,7 @@
 //! The inspect role: plain commands that only read, in pages and in chunks of partitions.
 
+mod packed;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -49,7 +51,7 @@ impl Inspect for RedisBackend {
         let keys = &self.inner.keys;
         let key = match stream {
             Stream::Retry(group) => keys.retry_log(topic_partition, group),
-            _ => keys.log(topic_partition),
+            _ => return self.messages(topic_partition, range, limit).await,
         };
         self.page(&key, range, limit).await
     }
@@ -77,6 +79,16 @@ impl Inspect for RedisBackend {
             return Ok(Page::empty());
         }
         let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {key}")))?;
+        let mut more = rows.len() == limit;
+        let rows = if source == Source::Log && self.inner.packings.is_packed(&topic_partition.topic) {
+            let mut messages = self.pending_messages(topic_partition, group, rows).await?;
+            messages.retain(|row| row.id > after);
+            more |= messages.len() > limit;
+            messages.truncate(limit);
+            messages
+        } else {
+            rows
+        };
         let (noted, unreadable) = match reply::count(noted) {
             Ok(noted) => (noted > 0, None),
             // The entries are shown all the same.
@@ -91,7 +103,6 @@ impl Inspect for RedisBackend {
             let answers = self.inner.pool.send(&note::ask(&held, source, &ids)).await?;
             notes = note::told(answers, &held, &ids)?;
         }
-        let more = rows.len() == limit;
         let mut notes = notes.into_iter();
         let noted = |row| Pending { note: notes.next().flatten(), ..row };
         let mut page = Page::new(rows.into_iter().map(noted).collect(), more);
@@ -175,6 +186,9 @@ impl Inspect for RedisBackend {
                 some.push(reading(source, info).map_err(on)?);
             }
             some.sort_by(|a, b| a.consumer.cmp(&b.consumer));
+            if source == Source::Log && self.inner.packings.is_packed(&topic_partition.topic) {
+                self.count_pending(topic_partition, group, &mut some).await?;
+            }
             readings.extend(some);
         }
         Ok(readings)

@@ -17,8 +17,8 @@ use redis::{Pipeline, Value};
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::bulk::Weighed;
 use crate::conn::replies::reply;
-use crate::entries::partition_reader::PartitionReader;
-use crate::entries::shared_reader::StreamsReader;
+use crate::entries::sharing::partition_reader::PartitionReader;
+use crate::entries::sharing::shared_reader::StreamsReader;
 use crate::error::fenced;
 use crate::roles::log::Right;
 use crate::scripts::script;
@@ -177,7 +177,7 @@ impl RedisBackend {
         let mut lost = Vec::new();
         for (source, answer) in sources.into_iter().zip(answers) {
             for id in reply::array(answer?)? {
-                lost.push(Receipt { source, id: reply::id(id)? });
+                lost.push(Receipt::new(source, reply::id(id)?));
             }
         }
         Ok(lost)
@@ -223,7 +223,7 @@ impl RedisBackend {
             let some: Vec<_> = rest.by_ref().take(steps.count(usize::MAX)).collect();
             let mut pipe = Pipeline::with_capacity(some.len());
             for (entry, _) in &some {
-                let Receipt { source, id } = entry.receipt;
+                let Receipt { source, id, .. } = entry.receipt;
                 let (key, id) = (self.inner.stream(tp, group, source), id.to_string());
                 pipe.cmd("XRANGE").arg(key.as_str()).arg(&id).arg(&id);
             }
@@ -233,7 +233,7 @@ impl RedisBackend {
             steps.came(some.len(), bytes, took);
             came += bytes;
             for ((mut entry, idle), value) in some.into_iter().zip(values) {
-                let Receipt { source, id } = entry.receipt;
+                let Receipt { source, id, .. } = entry.receipt;
                 let during = |error: Error| error.during(format_args!("read {id} of {}", note::word(source)));
                 match reply::entries(value).map_err(during)?.pop() {
                     Some((_, fields)) => {
@@ -268,7 +268,7 @@ fn taken_over(answer: Value) -> Result<TakenOver> {
     for row in reply::array(entries)? {
         let [source, id, deliveries, idle_ms, stored] = reply::tuple(row)?;
         let (source, stored) = (note::source(&reply::bytes(source)?)?, reply::bytes(stored)?);
-        let receipt = Receipt { source, id: reply::id(id)? };
+        let receipt = Receipt::new(source, reply::id(id)?);
         let deliveries = u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX);
         let note = note::read(&stored, now);
         let entry = Entry::new(receipt, deliveries, Fields::new()).with_note(note);
@@ -279,7 +279,7 @@ fn taken_over(answer: Value) -> Result<TakenOver> {
     }
     for row in reply::array(ghosts)? {
         let [source, id, idle_ms] = reply::tuple(row)?;
-        let receipt = Receipt { source: note::source(&reply::bytes(source)?)?, id: reply::id(id)? };
+        let receipt = Receipt::new(note::source(&reply::bytes(source)?)?, reply::id(id)?);
         taken.ghosts.push((receipt, reply::int(idle_ms)?));
     }
     Ok(taken)

@@ -288,6 +288,10 @@ pub(crate) struct Scripts {
     pub(crate) find_dedup: Loaded,
     pub(crate) append_unique: Loaded,
     pub(crate) append_numbered: Loaded,
+    pub(crate) append_packed: Loaded,
+    pub(crate) settle_packed: Loaded,
+    pub(crate) skip_packed: Loaded,
+    pub(crate) length_packed: Loaded,
 }
 
 impl Scripts {
@@ -360,6 +364,10 @@ impl Scripts {
             find_dedup: Loaded::new(&lua::FIND_DEDUP, strict),
             append_unique: Loaded::new(&lua::APPEND_UNIQUE, strict),
             append_numbered: Loaded::new(&lua::APPEND_NUMBERED, strict),
+            append_packed: Loaded::new(&lua::APPEND_PACKED, strict),
+            settle_packed: Loaded::new(&lua::SETTLE_PACKED, strict),
+            skip_packed: Loaded::new(&lua::SKIP_PACKED, strict),
+            length_packed: Loaded::new(&lua::LENGTH_PACKED, strict),
         }
     }
 }

@@ -28,6 +28,12 @@ pub(crate) struct Look {
     pub(crate) deleted: Option<MessageId>,
     /// Identifies the server process and its data set: differs after a restart or a fail-over.
     pub(crate) server: Option<String>,
+    /// Messages beyond one an entry in the log, if groups were named. The length is entries.
+    pub(crate) more: u64,
+    /// The same of all that were ever in it.
+    pub(crate) more_ever: u64,
+    /// Id of the first message, if groups were named; `first` is that of the first entry, which may be a pack.
+    pub(crate) first_message: Option<MessageId>,
     pub(crate) groups: Vec<GroupLook>,
 }
 
@@ -42,6 +48,10 @@ pub(crate) struct GroupLook {
     pub(crate) first_unread: Option<MessageId>,
     /// The server's figure of the lag.
     pub(crate) lag: Option<u64>,
+    /// Messages beyond one an entry that the group has not read. Lag and pending are entries.
+    pub(crate) more_unread: u64,
+    /// The same of those that are pending.
+    pub(crate) more_pending: u64,
 }
 
 impl Look {
@@ -52,10 +62,37 @@ impl Look {
     /// Returns the same snapshot with this group only.
     pub(crate) fn of_group(&self, name: &str) -> Self {
         let groups = self.group(name).cloned().into_iter().collect();
-        let Self { now, exists, length, first, last, removed, deleted, server, groups: _ } = self;
+        let Self {
+            now,
+            exists,
+            length,
+            first,
+            last,
+            removed,
+            deleted,
+            server,
+            more,
+            more_ever,
+            first_message,
+            groups: _,
+        } = self;
         let (now, exists, length, removed) = (*now, *exists, *length, *removed);
         let (first, last, deleted, server) = (*first, *last, *deleted, server.clone());
-        Self { now, exists, length, first, last, removed, deleted, server, groups }
+        let (more, more_ever, first_message) = (*more, *more_ever, *first_message);
+        Self {
+            now,
+            exists,
+            length,
+            first,
+            last,
+            removed,
+            deleted,
+            server,
+            more,
+            more_ever,
+            first_message,
+            groups,
+        }
     }
 }
 
@@ -91,11 +128,12 @@ pub(crate) struct RestKeys {
     pub(crate) retry_log: Key,
     pub(crate) retry_due: Key,
     pub(crate) dead_letters: Key,
+    pub(crate) settled: Key,
 }
 
 impl RestKeys {
-    pub(crate) fn row(&self) -> [Key; 3] {
-        [self.retry_log.clone(), self.retry_due.clone(), self.dead_letters.clone()]
+    pub(crate) fn row(&self) -> [Key; 4] {
+        [self.retry_log.clone(), self.retry_due.clone(), self.dead_letters.clone(), self.settled.clone()]
     }
 }
 
@@ -194,7 +232,8 @@ pub(crate) fn read_with_rest(
 ) -> Result<(Standing, usize)> {
     let [_, _, _, _, _, _, _, _, _, more, bytes, waiting, rest] = parts(&answer)?;
     let more = reply::int(more.clone())? == 1;
-    let (bytes, [total, overdue]) = (reply::count(bytes.clone())?, reply::tuple(waiting.clone())?);
+    let (bytes, [total, overdue, more_here, more_ever, first_message]) =
+        (reply::count(bytes.clone())?, reply::tuple(waiting.clone())?);
     let overdue = number(overdue)?;
     let waiting = at_key(total, delay)?.map(|total| Waiting { total, overdue });
     let rest = reply::array(rest.clone())?.into_iter().zip(groups).map(|(of_group, keys)| {
@@ -208,6 +247,9 @@ pub(crate) fn read_with_rest(
     });
     let rest = rest.collect::<Result<_>>()?;
     let look = log(answer)?.ok_or_else(|| another_type(log_key));
+    let (more_here, more_ever) = (number(more_here)?, number(more_ever)?);
+    let first_message = maybe(first_message, reply::id)?;
+    let look = look.map(|look| Look { more: more_here, more_ever, first_message, ..look });
     Ok((Standing::new(look, more, waiting, rest), bytes))
 }
 
@@ -230,7 +272,8 @@ fn log(answer: Value) -> Result<Option<Look>> {
         return Ok(None);
     }
     let groups = reply::array(groups)?.into_iter().map(|group| {
-        let [name, position, pending, oldest_pending, first_unread, lag] = reply::tuple(group)?;
+        let [name, position, pending, oldest_pending, first_unread, lag, more_unread, more_pending] =
+            reply::tuple(group)?;
         Ok(GroupLook {
             name: reply::bytes(name)?,
             position: reply::id(position)?,
@@ -238,6 +281,8 @@ fn log(answer: Value) -> Result<Option<Look>> {
             oldest_pending: maybe(oldest_pending, reply::id)?,
             first_unread: maybe(first_unread, reply::id)?,
             lag: maybe(lag, number)?,
+            more_unread: number(more_unread)?,
+            more_pending: number(more_pending)?,
         })
     });
     Ok(Some(Look {
@@ -249,6 +294,9 @@ fn log(answer: Value) -> Result<Option<Look>> {
         removed: maybe(removed, number)?,
         deleted: maybe(deleted, reply::id)?,
         server: maybe(server, reply::text)?,
+        more: 0,
+        more_ever: 0,
+        first_message: None,
         groups: groups.collect::<Result<_>>()?,
     }))
 }

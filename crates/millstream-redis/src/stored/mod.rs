@@ -3,4 +3,5 @@
 pub(crate) mod item;
 pub(crate) mod note;
 pub(crate) mod ranges;
+pub(crate) mod settled;
 pub(crate) mod task_state;

@@ -52,7 +52,7 @@ async fn a_topic_grows_with_a_place_for_every_group_and_never_shrinks() {
     assert_eq!(bench.backend.expand(&nowhere, 3).await.expect_err("none").kind(), ErrorKind::NotFound);
     let nothing = bench.keys.topic_meta(&nowhere);
     assert_eq!(bench.int(&format!("EXISTS {nothing}")).await, 0);
-    bench.cmd(&format!("HSET {meta} format 2")).await;
+    bench.cmd(&format!("HSET {meta} format 3")).await;
     assert_eq!(bench.backend.expand(&name, 800).await.expect_err("newer").kind(), ErrorKind::Unsupported);
     bench.cmd(&format!("SET {meta} x")).await;
     assert_eq!(bench.backend.expand(&name, 800).await.expect_err("a string").kind(), ErrorKind::WrongType);

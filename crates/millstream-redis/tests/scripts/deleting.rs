@@ -184,6 +184,7 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
         keys.retry_due(&tp, &group),
         keys.retry_items(&tp, &group),
         keys.held(&tp, &group),
+        keys.settled(&tp, &group),
         keys.delay(&place),
         keys.delay_items(&place),
         keys.recur(&place),

@@ -204,7 +204,7 @@ async fn a_killed_connection_and_flushed_scripts_heal() {
     let second = bench.append(message("2")).await;
     let fetched = fetch(&mut reader, 10).await;
     assert_eq!(ids(&fetched), [second]);
-    let receipts = [first, second].map(|id| millstream_core::log::Receipt { source: Source::Log, id });
+    let receipts = [first, second].map(|id| millstream_core::log::Receipt::new(Source::Log, id));
     let batch =
         [(receipts[0], millstream_core::log::Settlement::Ack), (receipts[1], crate::server::dead(second))];
     assert_eq!(bench.settle(&batch).await, (2, 0), "both scripts were gone, in one pipeline");

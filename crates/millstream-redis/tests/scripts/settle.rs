@@ -4,6 +4,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod dead_trimming;
 pub(crate) mod dedup;
 pub(crate) mod notes;
+pub(crate) mod packed;
 pub(crate) mod retention;
 pub(crate) mod seek;
 pub(crate) mod trimming;
@@ -30,7 +31,7 @@ const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 const NOW: Duration = Duration::ZERO;
 
 fn log(id: MessageId) -> Receipt {
-    Receipt { source: Source::Log, id }
+    Receipt::new(Source::Log, id)
 }
 
 /// Duplicate names, an order, and bytes that are no text.

@@ -381,7 +381,7 @@ async fn a_foreign_type_is_named() {
         );
         bench.cmd(&format!("SET {log} x")).await;
     }
-    let unknown = Receipt { source: Source::Log, id: MessageId::new(1, 1) };
+    let unknown = Receipt::new(Source::Log, MessageId::new(1, 1));
     let error = bench.backend.extend(&a, P, &[unknown]).await.expect_err("a string");
     assert!(error.kind() == ErrorKind::WrongType && error.to_string().contains(log.as_str()), "{error}");
 }

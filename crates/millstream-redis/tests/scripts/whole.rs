@@ -154,7 +154,9 @@ async fn the_first_to_create_a_topic_decides() {
         ("retention moon", ErrorKind::Unsupported),
         ("retention age:x", ErrorKind::Protocol),
         ("maxLength many", ErrorKind::Protocol),
-        ("format 2", ErrorKind::Unsupported),
+        ("format 3", ErrorKind::Unsupported),
+        ("packing brotli:4:500:65536", ErrorKind::Unsupported),
+        ("packing zstd:x", ErrorKind::Protocol),
     ] {
         bench.cmd(&format!("HSET {meta} partitionCount 3 format 1 retention keep maxLength 9")).await;
         bench.cmd(&format!("HSET {meta} {change}")).await;

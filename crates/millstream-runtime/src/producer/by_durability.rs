@@ -19,6 +19,8 @@ pub(super) struct ByDurability {
     log: Arc<dyn Log>,
     bound: Bound,
     topic: TopicName,
+    /// Number of bytes at which a pipelined request takes no further message.
+    full_at: usize,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
     started: Mutex<Started>,
@@ -35,10 +37,11 @@ impl ByDurability {
         log: Arc<dyn Log>,
         bound: Bound,
         topic: TopicName,
+        full_at: usize,
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
     ) -> Self {
-        Self { log, bound, topic, config: config.clone(), observer, started: Mutex::default() }
+        Self { log, bound, topic, full_at, config: config.clone(), observer, started: Mutex::default() }
     }
 
     /// Returns the batcher for a durability, and starts it if there is none. To be called within a runtime.
@@ -54,7 +57,8 @@ impl ByDurability {
         if started.closed {
             return Err(closed());
         }
-        let sink = ToLog::new(self.log.clone(), self.bound.clone(), self.config.on_full, durability);
+        let (log, on_full) = (self.log.clone(), self.config.on_full);
+        let sink = ToLog::new(log, self.bound.clone(), on_full, durability, self.full_at);
         let sink = sink.ok_or_else(|| Capability::Durability.missing())?;
         let (topic, observer) = (self.topic.clone(), self.observer.clone());
         let batcher = Arc::new(Batcher::start(sink, topic, &self.config, observer));

@@ -8,6 +8,9 @@ use millstream_core::log::check_window;
 use millstream_core::partitioner::ByKey;
 use millstream_core::{Durability, Limits, Partitioner};
 
+/// Largest number of messages in one request.
+pub(super) const MAX_BATCH: usize = 10_000;
+
 /// Policy for messages to a partition that has as many entries as its topic
 /// [allows](millstream_core::TopicSpec::max_length).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,8 +83,8 @@ impl Default for ProducerConfig {
 
 impl ProducerConfig {
     pub(super) fn check(&self, problems: &mut Problems) {
-        problems.require((1..=10_000).contains(&self.max_batch), || {
-            format!("max_batch is {}, 1 to 10000 are allowed", self.max_batch)
+        problems.require((1..=MAX_BATCH).contains(&self.max_batch), || {
+            format!("max_batch is {}, 1 to {MAX_BATCH} are allowed", self.max_batch)
         });
         problems.require(self.buffer_memory >= 1 << 10, || {
             format!("buffer_memory is {} bytes, at least 1024 are needed", self.buffer_memory)

@@ -31,6 +31,7 @@ use millstream_core::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
+use config::MAX_BATCH;
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use layers::{AsyncProducerLayer, ProducerLayer};
@@ -43,7 +44,7 @@ use dedup::{DedupSends, unnumbered};
 use layers::{Encoded, Layers};
 use metadata_refresh::{MetadataRefresh, Partitions};
 use record::{Way, sent};
-use sink::{Outgoing, ToSchedule};
+use sink::{Outgoing, ToSchedule, full_at, packs_at_once};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
 ///
@@ -410,7 +411,7 @@ impl<T> ProducerBuilder<T> {
     /// [`ErrorKind::InvalidConfig`], which lists every problem; [`ErrorKind::Unsupported`] for a topic with a bound on a
     /// backend that does not know the lengths of logs; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
-    pub async fn build(self) -> Result<Producer<T>> {
+    pub async fn build(mut self) -> Result<Producer<T>> {
         let mut problems = Problems::new("producer");
         let spec = problems.take(self.topic.spec());
         self.config.check(&mut problems);
@@ -427,6 +428,11 @@ impl<T> ProducerBuilder<T> {
         if stored.max_length.is_some() {
             self.backend.require(Capability::Lengths)?;
         }
+        if let Some(packing) = stored.packing {
+            // A request carries a pack for each of some partitions.
+            let packs = packs_at_once(stored.partitions) * packing.messages();
+            self.config.max_batch = self.config.max_batch.max(packs.min(MAX_BATCH));
+        }
         let observer = Careful::over(self.observer);
         let partitions = Partitions::new(count, &stored.earlier);
         let bound = Bound::new(stored.max_length);
@@ -440,7 +446,8 @@ impl<T> ProducerBuilder<T> {
         let log = self.backend.log().clone();
         let dedup =
             DedupSends::new(self.backend.clone(), bound.clone(), name.clone(), config, observer.clone());
-        let appends = ByDurability::new(log, bound, name.clone(), config, observer.clone());
+        let full_at = full_at(&stored);
+        let appends = ByDurability::new(log, bound, name.clone(), full_at, config, observer.clone());
         appends.of(config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
         let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone());
@@ -473,6 +480,8 @@ pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
             max_length = ?stored.max_length,
             asked_dead_letter_retention = %asked.dead_letter_retention,
             dead_letter_retention = %stored.dead_letter_retention,
+            asked_packing = ?asked.packing,
+            packing = ?stored.packing,
             "the topic is stored with other settings, which win"
         );
     }

@@ -9,7 +9,7 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, Appender};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
-use millstream_core::topic::Partition;
+use millstream_core::topic::{Partition, TopicSpec};
 use millstream_core::wire::Fields;
 use millstream_core::{Durability, Log, MessageId, TopicName, TopicPartition};
 use tokio::time::Instant;
@@ -141,6 +141,8 @@ pub(super) struct ToLog {
     /// removed at any time. The requests under way determine the path of the next one, so that requests of both paths
     /// never run at the same time.
     appending: usize,
+    /// Number of bytes at which a pipelined request takes no further message.
+    full_at: usize,
     bounded: Arc<Bounded>,
     in_turn: InTurn<MessageId>,
 }
@@ -152,6 +154,7 @@ impl ToLog {
         bound: Bound,
         on_full: OnFull,
         durability: Durability,
+        full_at: usize,
     ) -> Option<Self> {
         let appender = log.appender(durability);
         let is_confirmed = durability != Durability::Stored;
@@ -160,7 +163,14 @@ impl ToLog {
         }
         let durable = if is_confirmed { log.appender(durability) } else { None };
         let bounded = Arc::new(Bounded::new(log, durable, bound, on_full));
-        Some(Self { appender, is_confirmed, appending: 0, bounded, in_turn: InTurn(VecDeque::new()) })
+        Some(Self {
+            appender,
+            is_confirmed,
+            appending: 0,
+            full_at,
+            bounded,
+            in_turn: InTurn(VecDeque::new()),
+        })
     }
 
     /// Whether requests are sent without waiting for earlier answers. Not while a bound is checked before each
@@ -183,6 +193,22 @@ const CONFIRMED_AHEAD: usize = 2;
 /// gain.
 const FULL_AT: usize = 16 << 10;
 
+/// Largest number of bytes of a pipelined request with packs.
+const PACKS_FULL_AT: usize = 1 << 20;
+
+/// Returns the number of bytes at which a pipelined request of a topic takes no further message.
+pub(super) fn full_at(topic: &TopicSpec) -> usize {
+    topic.packing.map_or(FULL_AT, |packing| {
+        let pack = packing.bytes() + packing.messages() * OVERHEAD;
+        (packs_at_once(topic.partitions) * pack).clamp(FULL_AT, PACKS_FULL_AT)
+    })
+}
+
+/// Returns the number of packs, each of another partition, for which a request has room.
+pub(super) fn packs_at_once(partitions: u32) -> usize {
+    partitions.clamp(1, 8) as usize
+}
+
 #[async_trait]
 impl Sink<Append> for ToLog {
     fn ahead(&self) -> usize {
@@ -196,7 +222,7 @@ impl Sink<Append> for ToLog {
     fn full_at(&self) -> usize {
         // Without a pipeline a request takes everything that waits: otherwise each round trip would carry at most 16
         // KiB.
-        if self.is_pipelined() && !self.is_confirmed { FULL_AT } else { usize::MAX }
+        if self.is_pipelined() && !self.is_confirmed { self.full_at } else { usize::MAX }
     }
 
     fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {

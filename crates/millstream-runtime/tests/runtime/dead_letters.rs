@@ -91,7 +91,7 @@ impl Grave {
                 .await
                 .expect("read");
             back.extend(page.items.into_iter().map(|it| {
-                let receipt = Receipt { source: Source::Retry, id: it.id };
+                let receipt = Receipt::new(Source::Retry, it.id);
                 let envelope = wire::decode(receipt, &it.fields, &Limits::default()).envelope;
                 String::from_utf8(envelope.expect("a message").payload.to_vec()).expect("text")
             }));

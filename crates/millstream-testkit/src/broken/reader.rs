@@ -168,9 +168,9 @@ impl BrokenReader {
             Mutant::GroupStartsAgain | Mutant::RestoreRewinds => {
                 if let Some(after) = memo.rewound.remove(&key) {
                     let entries = memo.appended.get(tp).into_iter().flatten().filter(|(id, _)| *id > after);
-                    let again = entries.take(max).map(|(id, fields)| {
-                        Entry::new(Receipt { source: Source::Log, id: *id }, 1, fields.clone())
-                    });
+                    let again = entries
+                        .take(max)
+                        .map(|(id, fields)| Entry::new(Receipt::new(Source::Log, *id), 1, fields.clone()));
                     fetched.entries = again.collect();
                 }
             }

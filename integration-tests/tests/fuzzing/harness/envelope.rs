@@ -60,7 +60,7 @@ pub(crate) fn check(input: &[u8]) {
     let limits = if flags & 4 == 0 { Limits::default() } else { Limits::default().with_payload(8) };
     let id = MessageId::new(7, 1);
     for source in [Source::Log, Source::Retry] {
-        decoded(Receipt { source, id }, &entry, &limits);
+        decoded(Receipt::new(source, id), &entry, &limits);
     }
     redelivered(attempt, &entry, &limits);
     buried(attempt, &entry, &limits);
@@ -78,7 +78,7 @@ fn decoded(receipt: Receipt, entry: &[Field], limits: &Limits) {
         Ok(envelope) => {
             assert!(envelope.check(limits).is_ok());
             let again = wire::encode(&envelope);
-            let log = Receipt { source: Source::Log, ..receipt };
+            let log = Receipt::new(Source::Log, receipt.id);
             assert_eq!(wire::decode(log, &again, limits).envelope, Ok(envelope));
         }
         // An error of bounded length, whatever the entry has.
@@ -96,7 +96,7 @@ fn redelivered(attempt: u32, entry: &[Field], limits: &Limits) {
     // What is written of a history is read back.
     assert_eq!(History::parse(&history.to_string()), history);
     let again = wire::redelivery(attempt, origin, &error, &history, entry);
-    let receipt = Receipt { source: Source::Retry, id: MessageId::new(9, 9) };
+    let receipt = Receipt::new(Source::Retry, MessageId::new(9, 9));
     let read = wire::decode(receipt, &again, limits);
     assert_eq!((read.attempt, read.origin, &read.history), (attempt, origin, &history));
     assert_eq!(read.error.as_deref().unwrap_or_default(), wire::cut(&error));

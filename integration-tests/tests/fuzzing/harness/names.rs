@@ -103,6 +103,7 @@ fn keys(parts: &Parts<'_>) -> Vec<(Key, String)> {
         add(keys.dedup(&tp), "dedup", &at);
         add(keys.dedup_old(&tp), "dedup old", &at);
         add(keys.unique(&tp), "unique", &at);
+        add(keys.packs(&tp), "packs", &at);
         let numbered = keys.numbered(&tp, u128::from(parts.number), parts.number);
         add(numbered, "numbered", &[at[0], at[1], number.as_str()]);
         add(keys.topic_meta(topic), "meta", &at[..1]);
@@ -123,6 +124,7 @@ fn keys(parts: &Parts<'_>) -> Vec<(Key, String)> {
             ("retry due", keys.retry_due(&tp, group)),
             ("retry items", keys.retry_items(&tp, group)),
             ("held", keys.held(&tp, group)),
+            ("settled", keys.settled(&tp, group)),
             ("unique retry", keys.unique_retry(&tp, group)),
         ] {
             assert_eq!(tag(&key), format!("{topic}:p:{partition}"));

@@ -15,12 +15,18 @@ const KEYS: u64 = 97;
 
 #[tokio::test]
 async fn kills_of_the_only_instance_lose_nothing_and_double_only_what_was_in_flight() {
-    kills(1, 80, 10_000).await;
+    kills(1, 80, 10_000, false).await;
 }
 
 #[tokio::test]
 async fn kills_of_one_of_three_instances_lose_nothing_and_double_only_what_was_in_flight() {
-    kills(3, 200, 20_000).await;
+    kills(3, 200, 20_000, false).await;
+}
+
+/// The messages of one entry are handled again one by one: those that were in flight, and no others.
+#[tokio::test]
+async fn kills_over_packed_messages_lose_nothing_and_double_only_what_was_in_flight() {
+    kills(3, 100, 10_000, true).await;
 }
 
 /// A message's life: some fail once, some always, and work takes about a millisecond, so that kills meet handlers.
@@ -38,7 +44,7 @@ fn is_hopeless(number: u64) -> bool {
     number % 500 == 499
 }
 
-async fn kills(instances: usize, kills: usize, messages: u64) {
+async fn kills(instances: usize, kills: usize, messages: u64, packed: bool) {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
@@ -49,6 +55,7 @@ async fn kills(instances: usize, kills: usize, messages: u64) {
         prefetch: 16,
         attempts: 3,
         crash_limit: 1_000,
+        packed,
         ..Setup::new(&server.url(), "numbers", PARTITIONS)
     };
     let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
@@ -142,7 +149,7 @@ async fn kills(instances: usize, kills: usize, messages: u64) {
     }
     assert_eq!(seen.len() as u64, messages, "every message was handled");
     figure(
-        "kills",
+        if packed { "kills, packed" } else { "kills" },
         &format!(
             "{messages} messages, {instances} instances, {kills} kills in {took:.1?}: 0 lost, {doubled} handled twice of \
              {in_flight} in flight at kills, {after_loss} after a lost lease"

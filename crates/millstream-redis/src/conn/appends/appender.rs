@@ -188,25 +188,21 @@ impl StreamAppender {
     fn results(&mut self, part: &Part) -> Vec<Result<MessageId>> {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
-        if let Some(results) = part.results_of_calls(&mut replies, self.form.asking) {
-            let results = results.into_iter().zip(part.iter()).map(|(result, append)| {
-                result.map_err(|error| {
-                    self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
-                    during(error, append)
-                })
-            });
-            let results = results.collect();
-            pipe.next();
-            return results;
-        }
-        let mut results: Vec<_> = part
-            .iter()
-            .map(|append| {
+        let of_calls = part.results_of_calls(&mut replies, self.form.asking);
+        let ids = of_calls.unwrap_or_else(|| {
+            let id = |_| {
                 if self.form.asking {
                     // Its failure shows in the reply behind it.
                     let _ = replies.next();
                 }
-                let id = replies.next().and_then(|mut reply| reply.id());
+                replies.next().and_then(|mut reply| reply.id())
+            };
+            (0..part.len()).map(id).collect()
+        });
+        let mut results: Vec<_> = ids
+            .into_iter()
+            .zip(part.iter())
+            .map(|(id, append)| {
                 id.map_err(|error| {
                     self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
                     during(error, append)
@@ -308,12 +304,10 @@ async fn check(confirm: Confirm, socket: &mut Socket, limit: Duration) -> Result
 
 fn request(keys: &Keys, part: &Part, form: Form) -> Request {
     let mut request = Request::with_capacity(part.iter().map(size).sum());
-    if part.add_calls(&mut request, keys, form.asking) {
-        return request;
-    }
+    let called = part.add_calls(&mut request, keys, form.asking);
     // Neighbours often go to one partition.
     let mut key: Option<(&TopicPartition, Key)> = None;
-    for append in part.iter() {
+    for append in part.iter().filter(|_| !called) {
         let tp = &append.topic_partition;
         let (_, key) = match key.take() {
             Some(known) if known.0 == tp => key.insert(known),

@@ -14,6 +14,7 @@ use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
 use millstream_core::topic::TopicPartition;
 
 use crate::conn::appends::part::Part;
+use crate::conn::appends::script::Script;
 use crate::conn::replies::resp::{Head, Replies};
 use crate::conn::request::{Digits, Request};
 use crate::error::unexpected;
@@ -51,20 +52,6 @@ impl<'a> ShortId<'a> {
             Self::Own(id) => id,
             Self::Digest(digest) => digest,
         }
-    }
-}
-
-/// The script, as a call names it.
-pub(crate) struct Script {
-    code: String,
-    sha: String,
-}
-
-impl Script {
-    /// `code` is the source of `append_dedup`.
-    pub(crate) fn new(code: String) -> Self {
-        let sha = redis::Script::new(&code).get_hash().to_owned();
-        Self { code, sha }
     }
 }
 
@@ -152,8 +139,8 @@ impl Calls {
             let tp = &part.get(call.at[0]).topic_partition;
             let values: usize = call.at.iter().map(|at| 2 + 2 * part.get(*at).fields.len()).sum();
             request.begin(8 + values);
-            let Script { code, sha } = &*batch.script;
-            let (command, script) = if n == 0 { ("EVAL", code) } else { ("EVALSHA", sha) };
+            let (command, script) =
+                if n == 0 { ("EVAL", batch.script.code()) } else { ("EVALSHA", batch.script.sha()) };
             request.arg(command.as_bytes());
             request.arg(script.as_bytes());
             request.arg(b"3");

@@ -5,4 +5,6 @@ pub(crate) mod confirm;
 pub(crate) mod dedup;
 pub(crate) mod node_appender;
 pub(crate) mod numbered;
+pub(crate) mod packed;
 pub(crate) mod part;
+pub(crate) mod script;

@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::conn::appends::appender::{Form, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
+use crate::conn::appends::packed::Packings;
 use crate::conn::appends::part::{Entries, Part};
 use crate::conn::dial::Dial;
 use crate::conn::once::OneTask;
@@ -45,6 +46,7 @@ const CONFIRMED_FULL: (usize, usize) = (4_096, 4 << 20);
 pub(crate) struct NodeAppenders {
     keys: Keys,
     dial: Arc<Dial>,
+    packings: Arc<Packings>,
     /// For entries that have to be stored and no more.
     plain: Arc<Place>,
     /// For others, and for slots that are moving to the node.
@@ -54,6 +56,7 @@ pub(crate) struct NodeAppenders {
 struct Place {
     keys: Keys,
     dial: Arc<Dial>,
+    packings: Arc<Packings>,
     form: Form,
     own: Mutex<Own>,
     /// Closes that one when nobody has used it for a while.
@@ -101,9 +104,10 @@ enum Way {
 }
 
 impl NodeAppenders {
-    pub(crate) fn new(keys: &Keys, dial: &Arc<Dial>) -> Self {
-        let plain = Place::new(keys, dial, Form { asking: false, confirm: None });
-        Self { keys: keys.clone(), dial: dial.clone(), plain, places: Mutex::default() }
+    pub(crate) fn new(keys: &Keys, dial: &Arc<Dial>, packings: &Arc<Packings>) -> Self {
+        let plain = Place::new(keys, dial, packings, Form { asking: false, confirm: None });
+        let packings = packings.clone();
+        Self { keys: keys.clone(), dial: dial.clone(), packings, plain, places: Mutex::default() }
     }
 
     /// Returns an appender for one producer. With `asking`, an `ASKING` precedes each entry.
@@ -113,7 +117,7 @@ impl NodeAppenders {
             self.plain.clone()
         } else {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            let place = || Place::new(&self.keys, &self.dial, Form { asking, confirm });
+            let place = || Place::new(&self.keys, &self.dial, &self.packings, Form { asking, confirm });
             places.entry((asking, durability)).or_insert_with(place).clone()
         };
         NodeAppender { place, way: Way::Idle }
@@ -121,10 +125,11 @@ impl NodeAppenders {
 }
 
 impl Place {
-    fn new(keys: &Keys, dial: &Arc<Dial>, form: Form) -> Arc<Self> {
+    fn new(keys: &Keys, dial: &Arc<Dial>, packings: &Arc<Packings>, form: Form) -> Arc<Self> {
         Arc::new(Self {
             keys: keys.clone(),
             dial: dial.clone(),
+            packings: packings.clone(),
             form,
             own: Mutex::new(Own { state: Slot::Free(None), used: Instant::now() }),
             sweep: OneTask::default(),
@@ -262,7 +267,7 @@ impl Lane {
             let part = match merged.len() {
                 0 => return true,
                 1 => merged.remove(0),
-                _ => Part::merged(&merged),
+                _ => Part::merged(&merged, &place.packings),
             };
             self.appender.begin(part);
             self.begun.push_back(request);
@@ -359,7 +364,8 @@ impl NodeAppender {
 #[async_trait]
 impl Appender for NodeAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        self.begin_part(Part::whole(Entries::Plain(batch)));
+        let packings = self.place.packings.clone();
+        self.begin_part(Part::whole(Entries::Plain(batch, packings)));
     }
 
     async fn finish(&mut self) -> Results {

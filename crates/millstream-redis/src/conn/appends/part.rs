@@ -9,13 +9,15 @@ use millstream_core::log::{Append, NumberedAppend};
 
 use crate::conn::appends::dedup::{self, DedupBatch};
 use crate::conn::appends::numbered::{self, Numbers};
+use crate::conn::appends::packed::{Division, Packings};
 use crate::conn::replies::resp::Replies;
 use crate::conn::request::Request;
 
 /// Entries of a batch.
 #[derive(Clone)]
 pub(crate) enum Entries {
-    Plain(Arc<Vec<Append>>),
+    /// Entries that may be packed, where their topics are.
+    Plain(Arc<Vec<Append>>, Arc<Packings>),
     /// Entries with numbers, and whose they are.
     Numbered(Arc<Vec<NumberedAppend>>, Arc<Numbers>),
     /// Entries with dedup ids.
@@ -25,7 +27,7 @@ pub(crate) enum Entries {
 impl Entries {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Self::Plain(entries) => entries.len(),
+            Self::Plain(entries, _) => entries.len(),
             Self::Numbered(entries, _) => entries.len(),
             Self::Dedup(batch) => batch.items.len(),
         }
@@ -33,7 +35,7 @@ impl Entries {
 
     pub(crate) fn at(&self, at: usize) -> &Append {
         match self {
-            Self::Plain(entries) => &entries[at],
+            Self::Plain(entries, _) => &entries[at],
             Self::Numbered(entries, _) => &entries[at].append,
             Self::Dedup(batch) => &batch.items[at].append,
         }
@@ -51,11 +53,12 @@ pub(crate) struct Part {
     calls: Option<Calls>,
 }
 
-/// The transactions of entries with numbers, or the script calls of those with dedup ids.
+/// The transactions of entries with numbers, the script calls of those with dedup ids, or those of packs.
 #[derive(Clone)]
 enum Calls {
     Numbered(Arc<numbered::Calls>),
     Dedup(Arc<dedup::Calls>),
+    Packed(Arc<Division>),
 }
 
 impl Part {
@@ -70,14 +73,16 @@ impl Part {
     }
 
     /// Returns the entries of several parts as one. They are plain: others are sent by themselves.
-    pub(crate) fn merged(parts: &[Self]) -> Self {
+    pub(crate) fn merged(parts: &[Self], packings: &Arc<Packings>) -> Self {
         let entries = parts.iter().flat_map(Self::iter).cloned().collect();
-        Self::whole(Entries::Plain(Arc::new(entries)))
+        Self::whole(Entries::Plain(Arc::new(entries), packings.clone()))
     }
 
     fn divided(self) -> Self {
         let calls = match &self.entries {
-            Entries::Plain(_) => None,
+            Entries::Plain(_, packings) => {
+                packings.divide(self.iter()).map(|packs| Calls::Packed(Arc::new(packs)))
+            }
             Entries::Numbered(entries, _) => {
                 let number = |n| entries[self.place(n)].number;
                 let numbered = self.iter().enumerate().map(|(n, append)| (append, number(n)));
@@ -118,6 +123,9 @@ impl Part {
             (Entries::Dedup(batch), Some(Calls::Dedup(calls))) => {
                 calls.add(request, keys, self, batch, asking);
             }
+            (Entries::Plain(_, packings), Some(Calls::Packed(packs))) => {
+                packs.add(request, keys, packings, |n| self.get(n), asking);
+            }
             _ => return false,
         }
         true
@@ -136,6 +144,13 @@ impl Part {
             (Entries::Dedup(batch), Some(Calls::Dedup(calls))) => {
                 Some(calls.results(self, batch, replies, asking))
             }
+            (_, Some(Calls::Packed(packs))) => Some(packs.results(self.len(), || {
+                if asking {
+                    // Its failure shows in the reply behind it.
+                    let _ = replies.next();
+                }
+                replies.next().and_then(|mut reply| reply.id())
+            })),
             _ => None,
         }
     }

@@ -35,6 +35,7 @@ impl RedisBackend {
                 all.push((keys.dedup(tp), "hash"));
                 all.push((keys.dedup_old(tp), "hash"));
                 all.push((keys.unique(tp), "hash"));
+                all.push((keys.packs(tp), "stream"));
                 all
             }
             Scope::Shard(shard) => {
@@ -61,6 +62,7 @@ impl RedisBackend {
                 (keys.retry_due(tp, group), "zset"),
                 (keys.retry_items(tp, group), "hash"),
                 (keys.held(tp, group), "hash"),
+                (keys.settled(tp, group), "hash"),
             ],
         };
         let mut page = Audited::new(expected.len() as u64);

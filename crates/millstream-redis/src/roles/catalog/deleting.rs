@@ -27,9 +27,10 @@ const PENDING: u64 = 5_000;
 const PAGE: usize = 1_000;
 
 /// Returns all keys of a group in a partition, apart from the group on the log.
-fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 10] {
+fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 11] {
     [
         keys.held(tp, group),
+        keys.settled(tp, group),
         keys.retry_due(tp, group),
         keys.retry_items(tp, group),
         keys.retry_log(tp, group),
@@ -48,7 +49,7 @@ fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
 }
 
 /// Returns all keys that a partition has for all groups, the log last.
-fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 9] {
+fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 10] {
     let place = Place::from(tp.clone());
     [
         keys.delay(&place),
@@ -59,6 +60,7 @@ fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 9] {
         keys.dedup(tp),
         keys.dedup_old(tp),
         keys.unique(tp),
+        keys.packs(tp),
         keys.log(tp),
     ]
 }

@@ -136,7 +136,8 @@ impl RedisBackend {
             let meta = keys.topic_meta(topic);
             let spec = reply::ok(answers.next().unwrap_or_default())
                 .map_err(|error| error.during(format_args!("catalog {meta}")))
-                .and_then(|stored| settings::read(topic, stored));
+                .and_then(|stored| settings::read(topic, stored))
+                .inspect(|spec| self.inner.packings.learn(spec));
             let listed = match &query.group {
                 Some(group) => Ok(vec![group.clone()]),
                 None => {
@@ -187,7 +188,9 @@ impl RedisBackend {
         for reading in readings {
             reading.standings = standings.by_ref().take(reading.partitions.len()).collect();
             let state = |it: &Standing| {
-                it.log().map(|log| LogState::new(log.length, log.first, log.last)).map_err(Clone::clone)
+                it.log()
+                    .map(|log| LogState::new(log.length + log.more, log.first_message, log.last))
+                    .map_err(Clone::clone)
             };
             reading.overview.logs = reading.standings.iter().map(state).collect();
             reading.overview.delayed = reading.standings.iter().map(|it| it.waiting.clone()).collect();

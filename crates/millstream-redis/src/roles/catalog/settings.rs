@@ -1,10 +1,11 @@
 //! Settings of a topic: the fields of its meta hash.
 
-use millstream_core::catalog::FORMAT;
+use millstream_core::catalog::{FORMAT, FORMAT_OF_PACKED};
 use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::name::TopicName;
+use millstream_core::packing::Packing;
 use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
 use redis::{Pipeline, Value};
 
@@ -15,7 +16,7 @@ use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.
-const META: [&str; 8] = [
+const META: [&str; 9] = [
     "partitionCount",
     "format",
     "retention",
@@ -24,12 +25,15 @@ const META: [&str; 8] = [
     "reborn",
     "deadLetterRetention",
     "earlier",
+    "packing",
 ];
 
 /// What the field `retention` may hold, times in milliseconds.
 const RETENTIONS: &str = "consumed, keep, consumed-after:<ms>, age:<ms> or length:<entries>";
 /// What the field `deadLetterRetention` may hold, times in milliseconds.
 const DEAD_LETTER_RETENTIONS: &str = "keep, age:<ms>, length:<entries> or both: age:<ms>,length:<entries>";
+/// What the field `packing` may hold.
+const PACKINGS: &str = "<none, lz4 or zstd>:<least messages>:<most messages>:<bytes>";
 /// Maximum number of characters of a stored value that an error quotes.
 const MAX_SHOWN: usize = 64;
 
@@ -53,10 +57,11 @@ impl RedisBackend {
         let (meta, deleted) = (keys.topic_meta(&spec.name), keys.topic_deleted(&spec.name));
         // All in one script, so that no reader sees half of the settings.
         let call = self.inner.scripts.create_topic.call([&meta, &deleted]);
-        let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
+        let call = call.arg(mode.as_str()).arg(spec.partitions).arg(format_of(spec.packing));
         let call =
             call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.generation);
-        let call = call.arg(spec.dead_letter_retention.to_string());
+        let packing = spec.packing.map_or_else(|| "none".to_owned(), |packing| packing.to_string());
+        let call = call.arg(spec.dead_letter_retention.to_string()).arg(packing);
         let answer = script::run_one(&self.inner.pool, call).await;
         let stored = answer.map_err(|error| match error.kind() {
             ErrorKind::Deleted => {
@@ -64,7 +69,9 @@ impl RedisBackend {
             }
             _ => error.during(format_args!("create topic {}", spec.name)).at(&spec.name),
         })?;
-        read(&spec.name, stored)
+        let stored = read(&spec.name, stored)?;
+        self.inner.packings.learn(&stored);
+        Ok(stored)
     }
 
     /// Marks a topic as being deleted. Returns the deletion under way and, if the topic exists, the number of
@@ -100,7 +107,9 @@ impl RedisBackend {
         let meta = self.inner.keys.topic_meta(name);
         let mut pipe = Pipeline::new();
         command(&mut pipe, &meta);
-        read(name, self.inner.one(&meta, &pipe).await?)
+        let stored = read(name, self.inner.one(&meta, &pipe).await?)?;
+        self.inner.packings.learn(&stored);
+        Ok(stored)
     }
 
     /// Fails for a topic of a newer format, whose data this version does not know.
@@ -143,7 +152,7 @@ pub(super) fn command(pipe: &mut Pipeline, meta: &Key) {
 }
 
 pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting, generation, of_dead, earlier] =
+    let [partitions, format, retention, max_length, deleting, generation, of_dead, earlier, packing] =
         reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
@@ -184,6 +193,22 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
                 .map_err(|error| kind_of(error, what, &stored, DEAD_LETTER_RETENTIONS))?
         }
     };
+    let packing = match packing {
+        Value::Nil => None,
+        stored => {
+            let text = reply::text(stored.clone()).map_err(|_| damaged("packing", &stored, PACKINGS))?;
+            let packing =
+                Packing::parse(&text).map_err(|error| kind_of(error, "packing", &stored, PACKINGS))?;
+            if !millstream_packing::is_built(packing.compressed()) {
+                let why = format!(
+                    "topic {name} packs messages with {}, and this program was built without it: see the feature `packing`",
+                    packing.compressed().as_str()
+                );
+                return Err(Error::new(ErrorKind::Unsupported, why).at(name));
+            }
+            Some(packing)
+        }
+    };
     let generation =
         if generation == Value::Nil { 0 } else { number(generation, "reborn", "a whole number")? };
     let spec = TopicSpec::new(name.clone(), partitions)
@@ -192,15 +217,23 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let earlier = if earlier == Value::Nil { String::new() } else { reply::text(earlier)? };
     let earlier: Vec<u32> = earlier.split(' ').filter_map(|number| number.parse().ok()).collect();
     let spec = spec.with_retention(retention).with_max_length(max_length);
-    let spec = spec.with_dead_letter_retention(of_dead).with_generation(generation);
+    let spec = spec.with_dead_letter_retention(of_dead).with_generation(generation).with_packing(packing);
     Ok(spec.with_earlier(earlier))
 }
 
+/// Returns the format of a topic with this packing. Clients that do not know packs must not read it as if it had none.
+const fn format_of(packing: Option<Packing>) -> u32 {
+    match packing {
+        None => FORMAT,
+        Some(_) => FORMAT_OF_PACKED,
+    }
+}
+
 fn check_format(name: &TopicName, format: u64) -> Result<()> {
-    if format <= u64::from(FORMAT) {
+    if format <= u64::from(FORMAT_OF_PACKED) {
         return Ok(());
     }
-    let message = format!("topic {name} has format {format}, this version knows {FORMAT}");
+    let message = format!("topic {name} has format {format}, this version knows {FORMAT_OF_PACKED}");
     Err(Error::new(ErrorKind::Unsupported, message))
 }
 

@@ -106,12 +106,13 @@ fn partition_survey(
     let mut stats = PartitionStats::empty(tp.partition);
     (stats.lag, stats.appended) = (None, None);
     if let Some((look, lag)) = unreadable.of(Structure::Log, log)? {
-        stats.length = look.length;
-        stats.appended = look.removed.map(|removed| look.length + removed).or((!look.exists).then_some(0));
+        stats.length = look.length + look.more;
+        let ever = |removed| look.length + removed + look.more_ever;
+        stats.appended = look.removed.map(ever).or((!look.exists).then_some(0));
         let stands = look.group(group.as_str());
         if let Some(group) = stands {
             stats.position = Some(group.position);
-            stats.pending = group.pending;
+            stats.pending = group.pending + group.more_pending;
             stats.oldest = group.oldest().map(|id| look.now.saturating_duration_since(id.timestamp()));
         } else if !look.exists && !was_there {
             // Nothing was ever written, and no group was created. A group is created on log and retry log: where only
@@ -119,6 +120,12 @@ fn partition_survey(
             stats.lag = Some(0);
         }
         // Otherwise the group is missing: the position at which it will be created again is unknown.
+        // In messages: a group reads a pack as a whole.
+        let more = stands.map_or(0, |group| group.more_unread);
+        let lag = lag.map(|lag| match lag {
+            Lag::Exact(lag) => Lag::Exact(lag + more),
+            Lag::AtLeast(lag) => Lag::AtLeast(lag),
+        });
         match lag {
             Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
             Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),

@@ -13,7 +13,7 @@ use crate::server::{Bench, dead, fetch, ids, retry};
 const NOW: Duration = Duration::ZERO;
 
 fn log(id: MessageId) -> Receipt {
-    Receipt { source: Source::Log, id }
+    Receipt::new(Source::Log, id)
 }
 
 fn note(attempt: u32, after: Duration) -> Note {
@@ -85,7 +85,7 @@ async fn whatever_settles_an_entry_takes_its_note_along() {
             }
         };
         assert_eq!(fetch(&mut reader, 10).await.entries.len(), 4);
-        let receipt = |at: usize| Receipt { source, id: appended[at] };
+        let receipt = |at: usize| Receipt::new(source, appended[at]);
         let batch: Vec<_> = (0..4).map(|at| (receipt(at), hold(2))).collect();
         assert_eq!(bench.settle(&batch).await, (4, 0));
         assert_eq!(bench.int(&format!("HLEN {held}")).await, 4);

@@ -16,7 +16,7 @@ const NOW: Duration = Duration::ZERO;
 const LONG: Duration = Duration::from_secs(20);
 
 fn log(id: MessageId) -> Receipt {
-    Receipt { source: Source::Log, id }
+    Receipt::new(Source::Log, id)
 }
 
 fn hold() -> Settlement {
@@ -69,7 +69,7 @@ async fn notes_of_the_log_go_and_everything_else_of_the_group_stays() {
     bench.cmd(&format!("XADD {retry_log} 5-1 attempt 2 origin 1-1 error e history h payload r")).await;
     let mut reader = bench.reader().await;
     assert_eq!(fetch(&mut reader, 10).await.entries.len(), 5);
-    let again = Receipt { source: Source::Retry, id: MessageId::new(5, 1) };
+    let again = Receipt::new(Source::Retry, MessageId::new(5, 1));
     let batch = [
         (log(appended[0]), hold()),
         (again, hold()),
@@ -279,7 +279,7 @@ async fn an_id_that_was_given_again_is_found_out_before_anything_is_read() {
         }
         assert!(came.contains(&MessageId::new(3, 1)), "{came:?}");
         let source = if of_retries { Source::Retry } else { Source::Log };
-        let late = [(Receipt { source, id: MessageId::new(3, 1) }, Settlement::Ack)];
+        let late = [(Receipt::new(source, MessageId::new(3, 1)), Settlement::Ack)];
         let error = bench.backend.settle(&before, &late).await.expect_err("late");
         assert_eq!(error.kind(), ErrorKind::Fenced);
     }

@@ -143,7 +143,7 @@ mod tests {
 
     /// Admits an entry of a request of this time, and returns its key.
     fn admit(leases: &EntryLeases, ms: u64, asked: Instant, claimed: bool) -> Key {
-        let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+        let receipt = Receipt::new(Source::Log, MessageId::new(ms, 0));
         let entry = Entry::new(receipt, 1, Vec::new());
         leases.admit(Partition(0), vec![entry], asked, claimed, |_| false);
         let mut all = leases.all().into_values().flatten();

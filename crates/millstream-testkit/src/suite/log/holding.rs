@@ -210,9 +210,9 @@ async fn holding_what_is_not_pending_is_stale(h: Harness) -> Verdict {
     owner.ack(&entries[..1]).await?;
     let unknown = [
         entries[0].receipt,
-        Receipt { source: Source::Log, id: MessageId::new(1, 1) },
-        Receipt { source: Source::Log, id: appended[2] },
-        Receipt { source: Source::Retry, id: appended[1] },
+        Receipt::new(Source::Log, MessageId::new(1, 1)),
+        Receipt::new(Source::Log, appended[2]),
+        Receipt::new(Source::Retry, appended[1]),
     ];
     for receipt in unknown {
         let settled = owner.settle(receipt, hold(2, HOUR)).await?;

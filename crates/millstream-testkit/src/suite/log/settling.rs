@@ -86,10 +86,10 @@ async fn settling_an_unknown_receipt_is_stale(h: Harness) -> Verdict {
     let appended = h.append_n(&tp, 2).await?;
     let entries = owner.take(1).await?;
     let unknown = [
-        Receipt { source: Source::Log, id: MessageId::new(1, 1) },
+        Receipt::new(Source::Log, MessageId::new(1, 1)),
         // An entry that exists in the other stream, and one that exists but was not delivered.
-        Receipt { source: Source::Retry, id: appended[0] },
-        Receipt { source: Source::Log, id: appended[1] },
+        Receipt::new(Source::Retry, appended[0]),
+        Receipt::new(Source::Log, appended[1]),
     ];
     let settlements =
         [Settlement::Ack, retry(&entries[0], Duration::ZERO), dead(Reason::Rejected, 1, appended[0])];
@@ -119,7 +119,7 @@ async fn a_mixed_batch_settles_each_by_itself(h: Harness) -> Verdict {
     let batch = [
         (receipt(3), dead(Reason::Rejected, 1, receipt(3).id)),
         (receipt(0), Settlement::Ack),
-        (Receipt { source: Source::Log, id: MessageId::new(1, 1) }, Settlement::Ack),
+        (Receipt::new(Source::Log, MessageId::new(1, 1)), Settlement::Ack),
         (receipt(2), retry(&entries[2], Duration::ZERO)),
         (receipt(0), Settlement::Ack),
     ];

@@ -62,7 +62,7 @@ async fn a_shared_entry_is_settled_once(h: Harness) -> Verdict {
     let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
     h.append_n(&only(&topic), 3).await?;
     let entries = a.take(3).await?;
-    let unknown = Receipt { id: MessageId::new(1, 1), ..entries[0].receipt };
+    let unknown = Receipt::new(entries[0].receipt.source, MessageId::new(1, 1));
     equal!(
         a.settle(&[unknown], &Settlement::Ack).await?,
         Settled { applied: 0, stale: 1 },

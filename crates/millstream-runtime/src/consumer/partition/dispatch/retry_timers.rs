@@ -100,7 +100,7 @@ mod tests {
     const S: fn(u64) -> Duration = Duration::from_secs;
 
     fn receipt(ms: u64) -> Receipt {
-        Receipt { source: Source::Log, id: MessageId::new(ms, 0) }
+        Receipt::new(Source::Log, MessageId::new(ms, 0))
     }
 
     #[test]

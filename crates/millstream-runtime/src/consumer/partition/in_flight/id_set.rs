@@ -103,7 +103,7 @@ mod tests {
             let (mut ring, mut set) = (IdSet::default(), BTreeSet::new());
             for (add, retry, ms) in steps {
                 let source = if retry { Source::Retry } else { Source::Log };
-                let receipt = Receipt { source, id: MessageId::new(ms, 0) };
+                let receipt = Receipt::new(source, MessageId::new(ms, 0));
                 if add {
                     prop_assert_eq!(ring.insert(receipt), set.insert(receipt));
                 } else {
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn what_comes_and_goes_in_order_leaves_nothing() {
         let mut ring = IdSet::default();
-        let receipt = |ms| Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+        let receipt = |ms| Receipt::new(Source::Log, MessageId::new(ms, 0));
         for ms in 0..1_000 {
             assert!(ring.insert(receipt(ms)));
             if ms >= 10 {

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     fn entry(ms: u64) -> Entry {
-        let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+        let receipt = Receipt::new(Source::Log, MessageId::new(ms, 0));
         Entry::new(receipt, 1, Vec::new())
     }
 

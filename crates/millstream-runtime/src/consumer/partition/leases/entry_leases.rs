@@ -533,7 +533,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn entry(ms: u64) -> Entry {
-        let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+        let receipt = Receipt::new(Source::Log, MessageId::new(ms, 0));
         Entry::new(receipt, 1, Vec::new())
     }
 

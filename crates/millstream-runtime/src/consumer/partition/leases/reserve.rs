@@ -151,7 +151,7 @@ mod tests {
 
     fn admit(leases: &EntryLeases, partition: Partition, ids: std::ops::Range<u64>, claimed: bool) {
         let entry = |ms| {
-            let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+            let receipt = Receipt::new(Source::Log, MessageId::new(ms, 0));
             Entry::new(receipt, 1, Vec::new())
         };
         let entries = ids.map(entry).collect();

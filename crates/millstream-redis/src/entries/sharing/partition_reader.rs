@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::backend::Inner;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::entries::shared_reader::StreamsReader;
+use crate::entries::sharing::shared_reader::StreamsReader;
 
 /// Time after which the partition is looked at, whatever is noticed: a fail-over can lose entries, and what comes then has
 /// lower ids than those that were seen.

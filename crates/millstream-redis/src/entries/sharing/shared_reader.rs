@@ -22,7 +22,7 @@ use crate::conn::replies::resp::Head;
 use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::entries::plan::{Plan, StreamsRead};
+use crate::entries::sharing::plan::{Plan, StreamsRead};
 use crate::entries::weight::{add_weight, weight};
 use crate::error::unexpected;
 use crate::stored::note;
@@ -386,7 +386,7 @@ fn page(
         let note = notes.next().flatten();
         while counts.next_if(|(other, _)| *other < id).is_some() {}
         let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
-        let receipt = Receipt { source, id };
+        let receipt = Receipt::new(source, id);
         match fields {
             Some(fields) => fetched.entries.push(Entry::new(receipt, deliveries, fields).with_note(note)),
             None => fetched.ghosts.push(receipt),

@@ -1,0 +1,154 @@
+//! An entry with many messages.
+
+use bytes::Bytes;
+use millstream_core::packing::{MAX_BYTES, MAX_MESSAGES, PackCompression};
+use millstream_core::wire::{FORM, FORM_OF_PACKS, Field, Fields, PACK, PACK_MESSAGES};
+use thiserror::Error;
+
+use crate::compression::{Failed, compress, decompress};
+use crate::layout;
+
+/// Longest part of a damaged pack's head that an error shows, in bytes.
+const MAX_SHOWN: usize = 64;
+
+/// Reason why messages cannot be packed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum NotPacked {
+    /// There are no messages, or more than a pack may have.
+    #[error("{0} messages: a pack has 1 to {MAX_MESSAGES}")]
+    Count(usize),
+    /// They are larger than a pack may be.
+    #[error("{0} bytes: a pack has at most {MAX_BYTES} before compression")]
+    Size(usize),
+    /// This program was built without the compression.
+    #[error("this program was built without the compression {}", .0.as_str())]
+    NotBuilt(PackCompression),
+    /// The compression failed.
+    #[error("the messages cannot be compressed: {0}")]
+    Failed(String),
+}
+
+/// Reason why a pack cannot be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Unreadable {
+    /// This program was built without the compression: another one can read the pack.
+    #[error("this program was built without the compression {}", .0.as_str())]
+    NotBuilt(PackCompression),
+    /// The pack has a compression that this version does not know.
+    #[error("the pack has a compression that this version does not know: {0:?}")]
+    Unknown(String),
+    /// It is no pack in the form that the protocol prescribes.
+    #[error("the pack is damaged: {0}")]
+    Damaged(String),
+}
+
+/// What an entry holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unpacked {
+    /// One message, whose fields are those of the entry.
+    One,
+    /// The fields of the messages of a pack, in their order.
+    Messages(Vec<Fields>),
+}
+
+/// Returns the number of bytes that a message takes in a pack, before compression.
+#[must_use]
+pub fn size(message: &[Field]) -> usize {
+    layout::written(message)
+}
+
+/// Returns the fields of an entry that holds these messages, in their order.
+///
+/// # Errors
+/// [`NotPacked`]: no message, more than [`MAX_MESSAGES`], more than [`MAX_BYTES`], or a compression that this program was built without.
+pub fn pack<'a>(
+    messages: impl Iterator<Item = &'a Fields> + Clone,
+    compression: PackCompression,
+) -> Result<Fields, NotPacked> {
+    let (count, size) = messages
+        .clone()
+        .fold((0, 0), |(count, bytes), message| (count + 1, bytes + layout::written(message)));
+    if count == 0 || count > MAX_MESSAGES as usize {
+        return Err(NotPacked::Count(count));
+    }
+    if size > MAX_BYTES as usize {
+        return Err(NotPacked::Size(size));
+    }
+    let mut plain = Vec::with_capacity(size);
+    for message in messages {
+        layout::write(&mut plain, message);
+    }
+    let data = compress(plain, compression).map_err(|failed| match failed {
+        Failed::NotBuilt => NotPacked::NotBuilt(compression),
+        Failed::Damaged(why) => NotPacked::Failed(why),
+    })?;
+    let head = format!("{count} {} {size}", compression.as_str());
+    let name = |name: &'static str| Bytes::from_static(name.as_bytes());
+    Ok(vec![(name(FORM), name(FORM_OF_PACKS)), (name(PACK), head.into()), (name(PACK_MESSAGES), data.into())])
+}
+
+/// Returns whether an entry says of itself that it is a pack.
+#[must_use]
+pub fn is_pack(entry: &[Field]) -> bool {
+    one(entry, FORM).ok().flatten().is_some_and(|form| *form == *FORM_OF_PACKS.as_bytes())
+}
+
+/// Returns the messages of an entry if it is a pack. They share the memory of the pack.
+///
+/// An entry is a pack if its field `mq:form` has the value `2`.
+///
+/// # Errors
+/// [`Unreadable`]. No more than [`MAX_BYTES`] of memory is taken before the pack has turned out to be what it declares.
+pub fn unpack(entry: &[Field]) -> Result<Unpacked, Unreadable> {
+    let damaged = |why: &str| Unreadable::Damaged(why.to_owned());
+    if !is_pack(entry) {
+        return Ok(Unpacked::One);
+    }
+    let head = one(entry, PACK)?.ok_or_else(|| damaged("it has no head"))?;
+    let data = one(entry, PACK_MESSAGES)?.ok_or_else(|| damaged("it has no messages"))?;
+    let (count, compression, size) = read_head(head)?;
+    let plain = decompress(data, compression, size).map_err(|failed| match failed {
+        Failed::NotBuilt => Unreadable::NotBuilt(compression),
+        Failed::Damaged(why) => Unreadable::Damaged(why),
+    })?;
+    let mut rest = Bytes::from(plain);
+    let messages: Option<Vec<_>> = (0..count).map(|_| layout::read(&mut rest)).collect();
+    match messages {
+        Some(messages) if rest.is_empty() => Ok(Unpacked::Messages(messages)),
+        Some(_) => Err(damaged("something stands behind its last message")),
+        None => Err(damaged("a message is cut off")),
+    }
+}
+
+/// Returns the value of a field; an error if there are two.
+fn one<'a>(entry: &'a [Field], name: &str) -> Result<Option<&'a Bytes>, Unreadable> {
+    let mut values = entry.iter().filter(|(n, _)| *n == *name.as_bytes()).map(|(_, value)| value);
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value),
+        _ => Err(Unreadable::Damaged(format!("the field {name} stands twice"))),
+    }
+}
+
+/// Parses `<count> <compression> <size>`.
+fn read_head(head: &[u8]) -> Result<(usize, PackCompression, usize), Unreadable> {
+    let shown = || String::from_utf8_lossy(&head[..head.len().min(MAX_SHOWN)]).into_owned();
+    let damaged = || Unreadable::Damaged(format!("its head is {:?}", shown()));
+    let text = std::str::from_utf8(head).map_err(|_| damaged())?;
+    let mut words = text.split(' ');
+    let (Some(count), Some(compression), Some(size), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return Err(damaged());
+    };
+    let figure = |word: &str, most: u32| {
+        let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+        word.parse::<u32>().ok().filter(|figure| digits && (1..=most).contains(figure))
+    };
+    let (Some(count), Some(size)) = (figure(count, MAX_MESSAGES), figure(size, MAX_BYTES)) else {
+        return Err(damaged());
+    };
+    let compression = PackCompression::parse(compression).map_err(|_| Unreadable::Unknown(shown()))?;
+    Ok((count as usize, compression, size as usize))
+}

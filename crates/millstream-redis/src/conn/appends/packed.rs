@@ -1,0 +1,242 @@
+//! Entries of packed topics: those of a partition that are appended together become one entry.
+//!
+//! The entries of a partition keep their order. A pack is appended by a script, which gives its messages their ids; what is alone is
+//! a plain entry.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use millstream_core::error::Result;
+use millstream_core::id::MessageId;
+use millstream_core::keys::Keys;
+use millstream_core::log::{Append, Receipt};
+use millstream_core::name::TopicName;
+use millstream_core::packing::Packing;
+use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_core::wire::Fields;
+use millstream_packing::{pack, size};
+use redis::{Cmd, Pipeline};
+
+use crate::conn::appends::script::Script;
+use crate::conn::request::{Digits, Request};
+use crate::error::unexpected;
+
+/// The topics that are known to be packed.
+pub(crate) struct Packings {
+    /// Whether there are any: without one, an append costs nothing more.
+    any: AtomicBool,
+    topics: RwLock<HashMap<TopicName, Packing>>,
+    script: Script,
+}
+
+impl Packings {
+    /// `code` is the source of `append_packed`.
+    pub(crate) fn new(code: String) -> Self {
+        Self { any: AtomicBool::new(false), topics: RwLock::default(), script: Script::new(code) }
+    }
+
+    /// Keeps the packing of a topic that was read or created.
+    pub(crate) fn learn(&self, topic: &TopicSpec) {
+        if topic.packing.is_none() && !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
+        match topic.packing {
+            Some(packing) => drop(topics.insert(topic.name.clone(), packing)),
+            None => drop(topics.remove(&topic.name)),
+        }
+        self.any.store(!topics.is_empty(), Ordering::Release);
+    }
+
+    /// Whether a topic is known to be packed.
+    pub(crate) fn is_packed(&self, topic: &TopicName) -> bool {
+        self.any.load(Ordering::Acquire) && self.of(topic).is_some()
+    }
+
+    fn of(&self, topic: &TopicName) -> Option<Packing> {
+        self.topics.read().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
+    }
+
+    /// Divides entries into packs and single ones. `None` if all of them are single.
+    pub(crate) fn divide<'a>(&self, entries: impl Iterator<Item = &'a Append>) -> Option<Division> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let entries: Vec<&Append> = entries.collect();
+        let mut rows: Vec<Row> = Vec::new();
+        // By partition: its packing, and the row that takes further entries.
+        let mut known: HashMap<&TopicPartition, (Option<Packing>, Option<usize>)> = HashMap::new();
+        for (at, append) in entries.iter().enumerate() {
+            let tp = &append.topic_partition;
+            let (packing, open) = known.entry(tp).or_insert_with(|| (self.of(&tp.topic), None));
+            let bytes = size(&append.fields);
+            let fits = |row: &Row, packing: &Packing| {
+                row.at.len() < packing.messages() && row.bytes + bytes <= packing.bytes()
+            };
+            match (*packing, *open) {
+                (Some(packing), Some(row)) if fits(&rows[row], &packing) => {
+                    rows[row].at.push(at);
+                    rows[row].bytes += bytes;
+                }
+                (packing, _) => {
+                    // One that is larger than a pack stands by itself, and what comes behind it too.
+                    *open = packing.filter(|packing| bytes <= packing.bytes()).map(|_| rows.len());
+                    rows.push(Row { at: vec![at], bytes });
+                }
+            }
+        }
+        let mut commands = Vec::with_capacity(rows.len());
+        let mut packs = 0;
+        for Row { at, .. } in rows {
+            let compression = known
+                .get(&entries[at[0]].topic_partition)
+                .and_then(|(packing, _)| *packing)
+                .filter(|packing| at.len() >= packing.least())
+                .map(|packing| packing.compressed());
+            let messages = at.iter().map(|at| &entries[*at].fields);
+            // A pack that cannot be made is none: its messages are stored one by one.
+            match compression.and_then(|compression| pack(messages, compression).ok()) {
+                Some(fields) => {
+                    commands.push(Command::Pack { at, fields });
+                    packs += 1;
+                }
+                None => commands.extend(at.into_iter().map(Command::One)),
+            }
+        }
+        (packs > 0).then_some(Division { commands })
+    }
+
+    /// Adds the command that appends a pack, as words. The first one of a request carries the script.
+    fn words<'a>(
+        &'a self,
+        first: bool,
+        count: &'a Digits,
+        keys: &'a [millstream_core::keys::Key; 2],
+        fields: &'a Fields,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        let [command, script] =
+            if first { ["EVAL", self.script.code()] } else { ["EVALSHA", self.script.sha()] };
+        let head = [command.as_bytes(), script.as_bytes(), b"2", keys[0].as_str().as_bytes()];
+        let head = head.into_iter().chain([keys[1].as_str().as_bytes(), count.as_bytes()]);
+        head.chain(fields.iter().flat_map(|(name, value)| [&name[..], &value[..]]))
+    }
+}
+
+/// Entries of one partition, by their positions, with their size in a pack.
+struct Row {
+    at: Vec<usize>,
+    bytes: usize,
+}
+
+/// What the entries of a request are divided into, in the order in which they are appended.
+pub(crate) struct Division {
+    commands: Vec<Command>,
+}
+
+/// One command of a request.
+enum Command {
+    /// Appends the entry at this position.
+    One(usize),
+    /// Appends those at these positions, which are one partition's, as this pack.
+    Pack { at: Vec<usize>, fields: Fields },
+}
+
+impl Division {
+    /// Adds the commands to a request. With `asking`, an `ASKING` precedes each.
+    pub(crate) fn add<'a>(
+        &self,
+        request: &mut Request,
+        keys: &Keys,
+        packings: &Packings,
+        entry: impl Fn(usize) -> &'a Append,
+        asking: bool,
+    ) {
+        let mut first = true;
+        for command in &self.commands {
+            if asking {
+                request.add(&[b"ASKING"]);
+            }
+            match command {
+                Command::One(at) => {
+                    let Append { topic_partition, fields } = entry(*at);
+                    request.begin(3 + 2 * fields.len());
+                    request.arg(b"XADD");
+                    request.arg(keys.log(topic_partition).as_str().as_bytes());
+                    request.arg(b"*");
+                    for (name, value) in fields {
+                        request.arg(name);
+                        request.arg(value);
+                    }
+                }
+                Command::Pack { at, fields } => {
+                    let tp = &entry(at[0]).topic_partition;
+                    let (keys, count) = ([keys.log(tp), keys.packs(tp)], Digits::number(at.len() as u64));
+                    request.begin(6 + 2 * fields.len());
+                    packings
+                        .words(std::mem::take(&mut first), &count, &keys, fields)
+                        .for_each(|word| request.arg(word));
+                }
+            }
+        }
+    }
+
+    /// Adds the commands to a pipeline of the client; `one` makes that of a single entry.
+    pub(crate) fn add_to_pipeline<'a>(
+        &self,
+        pipe: &mut Pipeline,
+        keys: &Keys,
+        packings: &Packings,
+        entry: impl Fn(usize) -> &'a Append,
+        one: impl Fn(&Append) -> Cmd,
+    ) {
+        let mut first = true;
+        for command in &self.commands {
+            match command {
+                Command::One(at) => {
+                    pipe.add_command(one(entry(*at)));
+                }
+                Command::Pack { at, fields } => {
+                    let tp = &entry(at[0]).topic_partition;
+                    let (keys, count) = ([keys.log(tp), keys.packs(tp)], Digits::number(at.len() as u64));
+                    let mut cmd = Cmd::new();
+                    for word in packings.words(std::mem::take(&mut first), &count, &keys, fields) {
+                        cmd.arg(word);
+                    }
+                    pipe.add_command(cmd);
+                }
+            }
+        }
+    }
+
+    /// Returns a result for each of `entries` entries; `next` reads the answer to the next command.
+    pub(crate) fn results(
+        &self,
+        entries: usize,
+        mut next: impl FnMut() -> Result<MessageId>,
+    ) -> Vec<Result<MessageId>> {
+        let mut results: Vec<_> = (0..entries).map(|_| Err(unexpected("no answer to an append"))).collect();
+        for command in &self.commands {
+            let answer = next();
+            match command {
+                Command::One(at) => results[*at] = answer,
+                Command::Pack { at, .. } => {
+                    let count = u32::try_from(at.len()).unwrap_or(u32::MAX);
+                    let receipts = answer.and_then(|id| {
+                        Receipt::of_pack(id, count)
+                            .ok_or_else(|| unexpected("a pack whose id leaves no room"))
+                    });
+                    match receipts {
+                        Ok(receipts) => {
+                            for (at, receipt) in at.iter().zip(receipts) {
+                                results[*at] = Ok(receipt.id);
+                            }
+                        }
+                        Err(error) => at.iter().for_each(|at| results[*at] = Err(error.clone())),
+                    }
+                }
+            }
+        }
+        results
+    }
+}

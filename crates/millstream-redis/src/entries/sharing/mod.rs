@@ -1,0 +1,5 @@
+//! Readers beside others: of many streams of one server, and of one partition of a cluster.
+
+pub(crate) mod partition_reader;
+mod plan;
+pub(crate) mod shared_reader;

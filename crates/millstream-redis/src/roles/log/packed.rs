@@ -1,0 +1,211 @@
+//! Settlements of messages in packs.
+//!
+//! A script cannot read a compressed pack. So the body of a message that is parked or becomes a dead letter is read here, before the
+//! call; the script checks in one step that the message is not settled, stores the body, and notes that it is.
+
+use std::collections::BTreeMap;
+
+use millstream_core::error::Result;
+use millstream_core::id::MessageId;
+use millstream_core::log::{InPack, Receipt, Settlement};
+use millstream_core::topic::TopicPartition;
+use millstream_core::wire::{self, Fields};
+use millstream_packing::{Unpacked, unpack};
+use redis::Pipeline;
+
+use crate::backend::RedisBackend;
+use crate::conn::connection::Line;
+use crate::conn::replies::reply;
+use crate::conn::request::Digits;
+use crate::scripts::script;
+use crate::scripts::script::Call;
+use crate::scripts::times::due;
+use crate::stored::note;
+
+/// Maximum number of messages of one call, and the size of bodies in bytes at which it takes no further one (1 MiB).
+const CALL: (usize, usize) = (1_000, 1 << 20);
+/// Number of packs that are read in one request: each has up to 1 MiB.
+const PACKS: usize = 8;
+
+/// The messages of packs, by the packs' ids. Those of a pack that is gone are missing.
+pub(super) type Bodies = BTreeMap<MessageId, Vec<Fields>>;
+
+impl RedisBackend {
+    /// Returns how many messages the logs of these partitions hold.
+    pub(super) async fn packed_lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        let keys = &self.inner.keys;
+        let calls = partitions
+            .iter()
+            .map(|tp| self.inner.scripts.length_packed.call([&keys.log(tp), &keys.packs(tp)]));
+        let answers = script::run(&self.inner.messages, calls.collect()).await.into_iter().zip(partitions);
+        let lengths = answers.map(|(answer, tp)| {
+            let length = answer.and_then(reply::count);
+            Ok(length.map_err(|error| error.during(format_args!("length of {tp}")).at(tp))? as u64)
+        });
+        lengths.collect()
+    }
+
+    /// Reads the packs of those messages of a batch whose bodies are needed.
+    pub(super) async fn packed_bodies(
+        &self,
+        tp: &TopicPartition,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Bodies> {
+        let copies = |settlement: &Settlement| {
+            matches!(settlement, Settlement::Retry { .. } | Settlement::DeadLetter { .. })
+        };
+        let packed =
+            batch.iter().filter(|(receipt, settlement)| receipt.pack.is_some() && copies(settlement));
+        let mut ids: Vec<_> = packed.map(|(receipt, _)| receipt.entry()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut bodies = Bodies::new();
+        let log = self.inner.keys.log(tp);
+        for ids in ids.chunks(PACKS) {
+            let mut pipe = Pipeline::with_capacity(ids.len());
+            for id in ids {
+                let id = Digits::id(*id);
+                pipe.cmd("XRANGE").arg(log.as_str()).arg(id.as_bytes()).arg(id.as_bytes());
+            }
+            for answer in self.inner.bulk.send(&pipe).await? {
+                for (id, fields) in reply::entries(answer)? {
+                    // It was readable when it was handed out. If it is damaged since, nothing is left that could be kept.
+                    if let Some(Ok(Unpacked::Messages(messages))) = fields.map(|fields| unpack(&fields)) {
+                        bodies.insert(id, messages);
+                    }
+                }
+            }
+        }
+        Ok(bodies)
+    }
+}
+
+/// Settlements of messages in packs, in the order in which they are sent.
+#[derive(Default)]
+pub(super) struct Packed<'a> {
+    /// By the ids of packs: their number of messages, and the positions of those that are settled, by their places in the batch.
+    acks: BTreeMap<MessageId, (u32, Vec<(u32, usize)>)>,
+    others: Vec<(usize, &'a Receipt, InPack, &'a Settlement)>,
+}
+
+impl<'a> Packed<'a> {
+    pub(super) fn add(&mut self, at: usize, receipt: &'a Receipt, pack: InPack, settlement: &'a Settlement) {
+        if *settlement == Settlement::Ack {
+            let (_, acked) = self.acks.entry(receipt.entry()).or_insert_with(|| (pack.count, Vec::new()));
+            acked.push((pack.position(), at));
+        } else {
+            self.others.push((at, receipt, pack, settlement));
+        }
+    }
+
+    /// Builds the calls, each with the places in the batch of its messages.
+    pub(super) fn calls<'c>(
+        self,
+        begin: impl Fn() -> Call<'c>,
+        bodies: &Bodies,
+    ) -> Result<Vec<(Call<'c>, Vec<usize>)>> {
+        let mut calls: Vec<(Call<'c>, Vec<usize>)> = Vec::new();
+        let mut bytes = 0;
+        for (entry, (count, mut acked)) in self.acks {
+            // A message that stands twice is settled once: each time in an operation of its own.
+            acked.sort_unstable();
+            while !acked.is_empty() {
+                let (mut bits, mut at, mut again) =
+                    (vec![0u8; count.div_ceil(8) as usize], Vec::new(), Vec::new());
+                for (position, place) in acked {
+                    let (byte, bit) = (position as usize / 8, 1 << (position % 8));
+                    match bits.get_mut(byte) {
+                        Some(byte) if *byte & bit == 0 => {
+                            *byte |= bit;
+                            at.push(place);
+                        }
+                        _ => again.push((position, place)),
+                    }
+                }
+                if at.is_empty() {
+                    break;
+                }
+                let call = next(&mut calls, &mut bytes, &begin);
+                if at.len() == count as usize {
+                    bits.clear();
+                }
+                call.0.push("ack");
+                call.0.push(Digits::id(entry).as_bytes());
+                call.0.push(count);
+                call.0.push(bits);
+                call.1.extend(at);
+                acked = again;
+            }
+        }
+        for (at, receipt, pack, settlement) in self.others {
+            let call = next(&mut calls, &mut bytes, &begin);
+            let mut lead = |kind: &str| {
+                call.0.push(kind);
+                call.0.push(Digits::id(receipt.entry()).as_bytes());
+                call.0.push(pack.count);
+                call.0.push(pack.position());
+                call.0.push(Digits::id(receipt.id).as_bytes());
+            };
+            let words = match settlement {
+                Settlement::Ack => continue,
+                Settlement::Hold(note) => {
+                    let (words, line) = note::write(note)?;
+                    lead("hold");
+                    call.0.extend([due(note.due), words, line]);
+                    call.1.push(at);
+                    continue;
+                }
+                Settlement::Retry { due: when, attempt, origin, error, history } => {
+                    let (history, line) = history.adding(attempt.saturating_sub(1), error);
+                    lead("retry");
+                    [
+                        due(*when),
+                        attempt.to_string(),
+                        origin.to_string(),
+                        wire::cut(error).to_owned(),
+                        history,
+                        line,
+                    ]
+                }
+                Settlement::DeadLetter { reason, attempts, origin, error, history } => {
+                    let (history, line) = history.adding(*attempts, error);
+                    lead("dead");
+                    let reason = reason.as_str().to_owned();
+                    [
+                        reason,
+                        attempts.to_string(),
+                        origin.to_string(),
+                        wire::cut(error).to_owned(),
+                        history,
+                        line,
+                    ]
+                }
+            };
+            call.0.extend(words);
+            let body =
+                bodies.get(&receipt.entry()).and_then(|messages| messages.get(pack.position() as usize));
+            let body = body.map(Vec::as_slice).unwrap_or_default();
+            call.0.push(2 * body.len());
+            for (name, value) in body {
+                call.0.extend([&name[..], &value[..]]);
+                bytes += name.len() + value.len();
+            }
+            call.1.push(at);
+        }
+        Ok(calls)
+    }
+}
+
+/// Returns the call that takes the next settlement.
+fn next<'v, 'c>(
+    calls: &'v mut Vec<(Call<'c>, Vec<usize>)>,
+    bytes: &mut usize,
+    begin: &impl Fn() -> Call<'c>,
+) -> &'v mut (Call<'c>, Vec<usize>) {
+    if calls.last().is_none_or(|(_, sent)| sent.len() >= CALL.0 || *bytes >= CALL.1) {
+        calls.push((begin(), Vec::new()));
+        *bytes = 0;
+    }
+    let last = calls.len() - 1;
+    &mut calls[last]
+}

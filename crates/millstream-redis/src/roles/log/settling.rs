@@ -1,0 +1,259 @@
+//! Settlements: batches as calls of scripts, in bounded portions.
+
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::leases::Lease;
+use millstream_core::log::{Receipt, Settled, Settlement, Source};
+use millstream_core::name::{GroupName, MemberId};
+use millstream_core::topic::TopicPartition;
+use millstream_core::wire;
+use redis::Value;
+
+use super::packed::{Bodies, Packed};
+use crate::backend::RedisBackend;
+use crate::conn::replies::reply;
+use crate::conn::request::Digits;
+use crate::scripts::script;
+use crate::scripts::script::Call;
+use crate::scripts::times::due;
+use crate::stored::note;
+
+/// Maximum number of ids of one call of the script `ack`.
+const ACK_CHUNK: usize = 1_000;
+/// Maximum number of messages of one call of the scripts `retry`, `dead_letter` and `hold`, which copy bodies or
+/// texts.
+const COPY_CHUNK: usize = 100;
+/// The same limit for large bodies, where the scripts stop after about 1 MiB.
+const COPY_REST: usize = 16;
+
+/// Content of a call, which determines how to parse its answer.
+enum Sent {
+    /// Number of ids. The answer is how many of them were acknowledged.
+    Acks(usize),
+    /// Positions of the messages in the batch. The answer is how many were moved or noted, how many were stale, and
+    /// how many were processed: with large bodies the script may stop half-way.
+    Messages(Vec<usize>),
+}
+
+/// Right by which entries of a group are settled: the first arguments of the settling scripts.
+#[derive(Clone, Copy)]
+pub(crate) enum Right<'a> {
+    /// The owner of the partition: the scripts check the fence.
+    Owner(&'a Lease),
+    /// One consumer of many: each entry must be pending under its name.
+    Consumer(&'a MemberId),
+}
+
+impl<'a> Right<'a> {
+    /// Returns the scripts' arguments `mode` and `who`.
+    pub(crate) fn words(self) -> [&'a str; 2] {
+        match self {
+            Self::Owner(lease) => ["lease", lease.token.as_str()],
+            Self::Consumer(name) => ["consumer", name.as_str()],
+        }
+    }
+}
+
+impl RedisBackend {
+    /// Settles a batch, in bounded portions.
+    pub(crate) async fn settle_by(
+        &self,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Settled> {
+        let mut total = Totals::default();
+        let bodies = self.packed_bodies(tp, batch).await?;
+        let calls = self.settle_calls(right, tp, group, batch.iter().enumerate(), &bodies)?;
+        if calls.is_empty() {
+            return Ok(total.settled);
+        }
+        let (calls, sent): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
+        let answers = script::run(&self.inner.messages, calls).await;
+        total.add(right, sent, answers)?;
+        // The remaining messages have large bodies. Send one call at a time: the server would execute all calls of one
+        // pipeline without a break.
+        while !total.left.is_empty() {
+            let mut some = std::mem::take(&mut total.left);
+            let later = some.split_off(some.len().min(COPY_REST));
+            let some = some.into_iter().filter_map(|at| Some((at, batch.get(at)?)));
+            for (call, sent) in self.settle_calls(right, tp, group, some, &bodies)? {
+                let answers = script::run(&self.inner.messages, vec![call]).await;
+                total.add(right, vec![sent], answers)?;
+            }
+            total.left.extend(later);
+        }
+        Ok(total.settled)
+    }
+
+    /// Builds the script calls of a batch, in bounded portions: per stream one kind of settlement after the other.
+    fn settle_calls<'a, 'b>(
+        &'a self,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
+        batch: impl Iterator<Item = (usize, &'b (Receipt, Settlement))>,
+        bodies: &Bodies,
+    ) -> Result<Vec<(Call<'a>, Sent)>> {
+        let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
+        let (fence, held) = (keys.fence(tp, group), keys.held(tp, group));
+        let [mode, who] = right.words();
+        let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
+        let mut packed = Packed::default();
+        for (at, (receipt, settlement)) in batch {
+            if let Some(pack) = receipt.pack {
+                packed.add(at, receipt, pack, settlement);
+                continue;
+            }
+            let Settling { source, acks, holds, retries, dead } = &mut by_source[match receipt.source {
+                Source::Log => 0,
+                Source::Retry => 1,
+            }];
+            let stream = || self.inner.stream(tp, group, *source);
+            let common = [mode, who, group.as_str(), note::word(*source)];
+            let id = Digits::id(receipt.id);
+            let id = id.as_bytes();
+            match settlement {
+                Settlement::Ack => {
+                    acks.next(at, || scripts.ack.call([&fence, &stream(), &held]).args(common)).push(id);
+                }
+                Settlement::Hold(note) => {
+                    let (words, line) = note::write(note)?;
+                    let call = holds.next(at, || scripts.hold.call([&fence, &stream(), &held]).args(common));
+                    call.push(id);
+                    call.extend([due(note.due), words, line]);
+                }
+                Settlement::Retry { due: when, attempt, origin, error, history } => {
+                    let (history, line) = history.adding(attempt.saturating_sub(1), error);
+                    let (due_at, attempt, origin) = (due(*when), attempt.to_string(), origin.to_string());
+                    let call = retries.next(at, || {
+                        let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
+                        scripts.retry.call([&fence, &stream(), &due, &items, &held]).args(common)
+                    });
+                    call.push(id);
+                    call.extend([&*due_at, &*attempt, &*origin, wire::cut(error), &*history, &*line]);
+                }
+                Settlement::DeadLetter { reason, attempts, origin, error, history } => {
+                    let (history, line) = history.adding(*attempts, error);
+                    let (attempts, origin) = (attempts.to_string(), origin.to_string());
+                    let call = dead.next(at, || {
+                        let letters = keys.dead_letters(tp, group);
+                        let call = scripts.dead_letter.call([&fence, &stream(), &letters, &held]);
+                        call.args(common).arg(tp.topic.as_str()).arg(tp.partition.0)
+                    });
+                    call.push(id);
+                    call.extend([reason.as_str(), &*attempts, &*origin, wire::cut(error), &*history, &*line]);
+                }
+            }
+        }
+        let mut calls: Vec<_> = by_source.into_iter().flat_map(Settling::calls).collect();
+        let packed = packed.calls(
+            || {
+                let [due, items] = [keys.retry_due(tp, group), keys.retry_items(tp, group)];
+                let [log, settled, letters] =
+                    [keys.log(tp), keys.settled(tp, group), keys.dead_letters(tp, group)];
+                let call =
+                    scripts.settle_packed.call([&fence, &log, &settled, &held, &due, &items, &letters]);
+                call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)
+            },
+            bodies,
+        )?;
+        calls.extend(packed.into_iter().map(|(call, at)| (call, Sent::Messages(at))));
+        Ok(calls)
+    }
+}
+
+/// Calls that settle entries of one stream, by kind of settlement.
+struct Settling<'a> {
+    source: Source,
+    acks: Calls<'a>,
+    holds: Calls<'a>,
+    retries: Calls<'a>,
+    dead: Calls<'a>,
+}
+
+impl<'a> Settling<'a> {
+    fn of(source: Source) -> Self {
+        let of = |limit| Calls { limit, keeps: true, calls: Vec::new() };
+        Self {
+            source,
+            acks: Calls { keeps: false, ..of(ACK_CHUNK) },
+            holds: of(COPY_CHUNK),
+            retries: of(COPY_CHUNK),
+            dead: of(COPY_CHUNK),
+        }
+    }
+
+    fn calls(self) -> impl Iterator<Item = (Call<'a>, Sent)> {
+        let acks = self.acks.calls.into_iter().map(|(call, sent, _)| (call, Sent::Acks(sent)));
+        let moved = [self.holds, self.retries, self.dead].into_iter().flat_map(|kind| kind.calls);
+        acks.chain(moved.map(|(call, _, at)| (call, Sent::Messages(at))))
+    }
+}
+
+/// Calls of one kind. Each has the number of messages that it settles and, if `keeps` is set, their positions in the
+/// batch.
+struct Calls<'a> {
+    limit: usize,
+    keeps: bool,
+    calls: Vec<(Call<'a>, usize, Vec<usize>)>,
+}
+
+impl<'a> Calls<'a> {
+    /// Returns the call for the next message. Begins a new one if there is none or the last one is full.
+    fn next(&mut self, at: usize, begin: impl FnOnce() -> Call<'a>) -> &mut Call<'a> {
+        if self.calls.last().is_none_or(|(_, sent, _)| *sent >= self.limit) {
+            self.calls.push((begin(), 0, Vec::new()));
+        }
+        let last = self.calls.len() - 1;
+        let (call, sent, kept) = &mut self.calls[last];
+        *sent += 1;
+        if self.keeps {
+            kept.push(at);
+        }
+        call
+    }
+}
+
+/// Sum of the results of the calls for a batch.
+#[derive(Default)]
+struct Totals {
+    settled: Settled,
+    /// Positions in the batch that the calls have not processed.
+    left: Vec<usize>,
+}
+
+impl Totals {
+    /// Adds the answers of some calls.
+    fn add(&mut self, right: Right<'_>, sent: Vec<Sent>, answers: Vec<Result<Value>>) -> Result<()> {
+        let mut first = None;
+        for (sent, answer) in sent.into_iter().zip(answers) {
+            match answer.and_then(|answer| self.count(sent, answer)) {
+                Ok(()) => {}
+                // This error takes precedence over any other: nothing of the batch can be settled any more.
+                Err(error) if error.kind() == ErrorKind::Fenced => {
+                    return Err(match right {
+                        Right::Owner(lease) => lease.fenced(),
+                        Right::Consumer(_) => error,
+                    });
+                }
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn count(&mut self, sent: Sent, answer: Value) -> Result<()> {
+        let (applied, stale) = match sent {
+            Sent::Acks(ids) => reply::count(answer).map(|acked| (acked, ids.saturating_sub(acked)))?,
+            Sent::Messages(sent) => {
+                let [applied, stale, done] = reply::tuple(answer)?;
+                self.left.extend(script::behind(&sent, reply::count(done)?)?);
+                (reply::count(applied)?, reply::count(stale)?)
+            }
+        };
+        self.settled.applied += applied;
+        self.settled.stale += stale;
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! Packed topics: many messages in one entry, each settled by itself.
+
+use std::time::Duration;
+
+use millstream_core::catalog::{Catalog, Start};
+use millstream_core::dead_letters::DeadLetters;
+use millstream_core::id::MessageId;
+use millstream_core::inspect::Range;
+use millstream_core::log::{Append, Entry, Log, Receipt, Settlement, Source};
+use millstream_core::packing::{PackCompression, Packing};
+use millstream_core::schedule::Schedule;
+use millstream_core::topic::{TopicPartition, TopicSpec};
+use redis::Value;
+
+use crate::server::{Bench, dead, fetch, grant, ids, message, retry};
+
+const NOW: Duration = Duration::ZERO;
+
+/// A bench whose topic is packed, from two messages on.
+async fn packed() -> Bench {
+    let mut bench = Bench::new().await;
+    let packing = Packing::new().min_messages(2).compression(PackCompression::None);
+    bench.spec = TopicSpec::new("packed".parse().expect("name"), 1).expect("a topic").with_packing(packing);
+    bench.backend.create_topic(&bench.spec).await.expect("created");
+    bench.backend.create_group(&bench.spec, &bench.group, Start::Earliest).await.expect("created");
+    bench.tp = TopicPartition::new(bench.spec.name.clone(), 0);
+    bench.lease = grant(&bench.backend, &bench.tp, &bench.group, "packed").await;
+    bench
+}
+
+fn receipts(entries: &[Entry]) -> Vec<Receipt> {
+    entries.iter().map(|entry| entry.receipt).collect()
+}
+
+async fn pending(bench: &mut Bench) -> i64 {
+    let (log, group) = (bench.log(), bench.group.clone());
+    match bench.cmd(&format!("XPENDING {log} {group}")).await {
+        Value::Array(summary) => match summary[0] {
+            Value::Int(n) => n,
+            _ => panic!("{summary:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn messages_of_one_entry_have_their_own_ids_and_leave_together() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(10).await;
+    assert!(appended.is_sorted() && appended.windows(2).all(|two| two[0].next() == two[1]), "{appended:?}");
+    let later = bench.append_many(3).await;
+    assert!(later[0] > appended[9], "{later:?}");
+    let alone = bench.append_many(1).await;
+    assert!(alone[0] > later[2]);
+    let log = bench.log();
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 3);
+
+    let mut reader = bench.reader().await;
+    let first = fetch(&mut reader, 4).await;
+    assert_eq!(ids(&first), appended[..4], "no more than was asked for");
+    let mut entries = first.entries;
+    while entries.len() < 14 {
+        entries.extend(fetch(&mut reader, 100).await.entries);
+    }
+    let read: Vec<MessageId> = entries.iter().map(|entry| entry.receipt.id).collect();
+    assert_eq!(read, [&appended[..], &later, &alone].concat());
+    for (n, entry) in entries[..10].iter().enumerate() {
+        assert_eq!(entry.fields, message(&n.to_string()));
+    }
+
+    let receipts = receipts(&entries);
+    let acks = |some: &[Receipt]| some.iter().map(|one| (*one, Settlement::Ack)).collect::<Vec<_>>();
+    assert_eq!(bench.settle(&acks(&receipts[..9])).await, (9, 0));
+    assert_eq!(bench.settle(&acks(&receipts[..9])).await, (0, 9), "sent again they are stale");
+    assert_eq!(pending(&mut bench).await, 3, "one of its messages is not settled");
+    assert_eq!(bench.settle(&acks(&receipts[8..])).await, (5, 1));
+    assert_eq!(pending(&mut bench).await, 0);
+    let settled = bench.keys.settled(&bench.tp, &bench.group);
+    assert_eq!(bench.int(&format!("EXISTS {settled}")).await, 0);
+}
+
+#[tokio::test]
+async fn a_takeover_repeats_what_was_in_hand_and_no_more() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(20).await;
+    let mut reader = bench.reader().await;
+    let entries = fetch(&mut reader, 100).await.entries;
+    let all = receipts(&entries);
+    let odd: Vec<_> = all.iter().skip(1).step_by(2).map(|one| (*one, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&odd).await, (10, 0));
+    let old = bench.lease.clone();
+    bench.lease = bench.take_over().await;
+    Log::settle(&bench.backend, &old, &[(all[0], Settlement::Ack)]).await.expect_err("the fence holds");
+
+    let again = fetch(&mut bench.reader().await, 100).await;
+    assert!(again.pending);
+    assert_eq!(ids(&again), appended.iter().copied().step_by(2).collect::<Vec<_>>());
+    assert!(again.entries.iter().all(|entry| entry.deliveries == 2));
+    let rest: Vec<_> = again.entries.iter().map(|entry| (entry.receipt, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&rest).await, (10, 0));
+    assert_eq!(pending(&mut bench).await, 0);
+}
+
+#[tokio::test]
+async fn a_message_of_a_pack_is_parked_or_dead_by_itself() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(5).await;
+    let mut reader = bench.reader().await;
+    let all = receipts(&fetch(&mut reader, 100).await.entries);
+    let batch = [
+        (all[1], retry(NOW, 2, appended[1])),
+        (all[3], dead(appended[3])),
+        (all[1], retry(NOW, 2, appended[1])),
+    ];
+    assert_eq!(bench.settle(&batch).await, (2, 1), "the same again is stale");
+    assert_eq!(bench.settle(&batch[..2]).await, (0, 2));
+    let rest: Vec<_> = [0, 2, 4].map(|n| (all[n], Settlement::Ack)).into();
+    assert_eq!(bench.settle(&rest).await, (3, 0));
+    assert_eq!(pending(&mut bench).await, 0);
+
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    assert_eq!(bench.backend.promote(&bench.lease, 200).await.expect("promoted").moved, 1);
+    let again = fetch(&mut reader, 100).await.entries;
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].receipt.source, Source::Retry);
+    assert_eq!(again[0].receipt.pack, None);
+    assert_eq!(&again[0].fields[4..], message("1"));
+    let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("read").items;
+    let [letter] = &letters[..] else { panic!("{letters:?}") };
+    assert_eq!((letter.origin, &letter.body[..]), (appended[3], &message("3")[..]));
+}
+
+#[tokio::test]
+async fn entries_of_others_stand_between_packs() {
+    let mut bench = packed().await;
+    let log = bench.log();
+    let mut expected = Vec::new();
+    for round in 0..50 {
+        expected.extend(bench.append_many(2 + round % 5).await);
+        for _ in 0..round % 3 {
+            let Value::BulkString(id) = bench.cmd(&format!("XADD {log} * payload foreign")).await else {
+                panic!()
+            };
+            expected.push(MessageId::from_bytes(&id).expect("an id"));
+        }
+    }
+    assert!(expected.windows(2).all(|two| two[0] < two[1]), "each id is above all before");
+    let mut reader = bench.reader().await;
+    let mut read = Vec::new();
+    while read.len() < expected.len() {
+        read.extend(ids(&fetch(&mut reader, 37).await));
+    }
+    assert_eq!(read, expected);
+}
+
+/// The clock of the server may be behind the newest entry, after a fail-over.
+#[tokio::test]
+async fn packs_come_behind_an_entry_of_the_future() {
+    let mut bench = packed().await;
+    let log = bench.log();
+    bench.cmd(&format!("XADD {log} 9000000000000-7 payload x")).await;
+    let batch = |n| vec![Append { topic_partition: bench.tp.clone(), fields: message("m") }; n];
+    let ids = |results: Vec<millstream_core::Result<MessageId>>| -> Vec<String> {
+        results.into_iter().map(|id| id.expect("appended").to_string()).collect()
+    };
+    assert_eq!(ids(bench.backend.append(&batch(2)).await), ["9000000000000-8", "9000000000000-9"]);
+    assert_eq!(ids(bench.backend.append(&batch(1)).await), ["9000000000000-10"]);
+    assert_eq!(ids(bench.backend.append(&batch(2)).await), ["9000000000000-11", "9000000000000-12"]);
+}
