@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use millstream::Concurrency;
+use millstream::{Concurrency, PackCompression, Packing};
 
 use super::Common;
 use super::parse::{Rate, batch, concurrency, rate, scale, seconds, seconds_or_none, stored, thousand};
@@ -24,6 +24,31 @@ pub(crate) struct Spread {
     /// Number of keys, which the messages have in turn; 0: no keys.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) keys: u32,
+    /// Packs messages of the topic, with this compression. The baseline has one entry for each message.
+    #[arg(long, value_enum, value_name = "COMPRESSION")]
+    pub(crate) packed: Option<Packed>,
+}
+
+/// Compression of a topic's packs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Packed {
+    /// Not compressed.
+    None,
+    /// LZ4.
+    Lz4,
+    /// zstd.
+    Zstd,
+}
+
+impl Packed {
+    /// Returns the packing of the topic.
+    pub(crate) fn packing(self) -> Packing {
+        Packing::new().compression(match self {
+            Self::None => PackCompression::None,
+            Self::Lz4 => PackCompression::Lz4,
+            Self::Zstd => PackCompression::Zstd,
+        })
+    }
 }
 
 #[derive(Args, Debug)]

@@ -13,7 +13,7 @@ use crate::pacer::Clock;
 
 /// One consumer reads an entry per partition and then stops; another one claims the entries.
 pub(crate) async fn takeover(stage: &Stage, of: &Takeover) -> Result<Measured> {
-    let spread = Spread { partitions: of.partitions, keys: 0 };
+    let spread = Spread { partitions: of.partitions, keys: 0, packed: None };
     fill(stage, of.partitions.into(), spread).await?;
     let mut connection = connect(&stage.url).await?;
     let mut waiting = keys(&stage.namespace, of.partitions);

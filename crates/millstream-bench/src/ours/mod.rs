@@ -44,7 +44,12 @@ const STALL_LIMIT: Duration = Duration::from_secs(120);
 const TRIM: Duration = Duration::from_secs(10);
 
 fn topic(spread: Spread, keep: bool) -> Topic<Bytes> {
-    TOPIC.partitions(spread.partitions).retention(if keep { Retention::Keep } else { Retention::Consumed })
+    let topic = TOPIC.partitions(spread.partitions);
+    let topic = topic.retention(if keep { Retention::Keep } else { Retention::Consumed });
+    match spread.packed {
+        Some(packed) => topic.packed(packed.packing()),
+        None => topic,
+    }
 }
 
 fn groups(groups: u32) -> impl Iterator<Item = String> {

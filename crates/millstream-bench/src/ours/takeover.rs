@@ -26,7 +26,7 @@ const READY: &str = "ready";
 /// the group, which is already running, has handled all of them.
 pub(crate) async fn takeover(stage: &Stage, of: &Takeover) -> Result<Measured> {
     let mq = stage.connect().await?;
-    let topic = topic(Spread { partitions: of.partitions, keys: 0 }, false);
+    let topic = topic(Spread { partitions: of.partitions, keys: 0, packed: None }, false);
     let producer = mq.producer(topic.clone()).await?;
     let records = (0..of.partitions).map(|partition| Record::new(&stage.payload).partition(partition));
     for sent in producer.send_all(records).await {
@@ -80,7 +80,7 @@ pub(crate) async fn victim(general: &General, of: &Victim) -> Result<()> {
     let mq = Millstream::at(url).namespace(&of.namespace).await?;
     let in_flight = Arc::new(Semaphore::new(0));
     let consumer = mq
-        .consumer(topic(Spread { partitions: of.partitions, keys: 0 }, false), GROUP)
+        .consumer(topic(Spread { partitions: of.partitions, keys: 0, packed: None }, false), GROUP)
         .lease_ttl(Duration::from_millis(of.lease.into()))
         .start({
             let in_flight = in_flight.clone();

@@ -174,6 +174,7 @@ impl Consume {
             .retention(spec.retention)
             .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
+        let topic = spec.packing.map_or(topic.clone(), |packing| topic.packed(packing));
         // Messages that are read ahead are not available to other members until the end.
         let most = u64::from(self.prefetch);
         let prefetch = self.limit.unwrap_or(most).clamp(1, most) as usize;

@@ -315,6 +315,7 @@ impl Produce {
             .retention(spec.retention)
             .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
+        let topic = spec.packing.map_or(topic.clone(), |packing| topic.packed(packing));
         let producer = cx.mq.producer(topic).delivery_timeout(self.timeout).durability(self.durability);
         Ok(producer.dedup_window(self.dedup_window).await?)
     }

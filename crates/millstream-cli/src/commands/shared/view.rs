@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
 use millstream::layers::core::History;
-use millstream::{DeadLetterRetention, GroupName, Retention, Timestamp, TopicSpec};
+use millstream::{DeadLetterRetention, GroupName, Packing, Retention, Timestamp, TopicSpec};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -20,6 +20,8 @@ pub(in crate::commands) struct TopicView {
     /// The maximum number of entries in the log of a partition; `null` for no bound.
     pub(in crate::commands) max_length: Option<u64>,
     pub(in crate::commands) dead_letter_retention: DeadLetterRetentionView,
+    /// How messages are packed; `null` for one message in each entry.
+    pub(in crate::commands) packing: Option<PackingView>,
     #[serde(skip)]
     retention_text: String,
     #[serde(skip)]
@@ -34,6 +36,7 @@ impl TopicView {
             retention: RetentionView::of(spec.retention),
             max_length: spec.max_length,
             dead_letter_retention: DeadLetterRetentionView::of(spec.dead_letter_retention),
+            packing: spec.packing.map(PackingView::of),
             retention_text: human::retention(spec.retention),
             dead_letter_retention_text: human::dead_letter_retention(spec.dead_letter_retention),
         }
@@ -47,6 +50,7 @@ impl TopicView {
             ("retention", self.retention_text.clone()),
             ("max length", self.bound()),
             ("dead letter retention", self.dead_letter_retention_text.clone()),
+            ("packing", self.packing.as_ref().map_or_else(|| "none".to_owned(), PackingView::text)),
         ]
     }
 
@@ -57,6 +61,38 @@ impl TopicView {
 
     fn bound(&self) -> String {
         human::or_none(self.max_length, |entries| human::of(entries, "entry", "entries"))
+    }
+}
+
+/// How producers pack messages of a topic.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(in crate::commands) struct PackingView {
+    /// `none`, `lz4` or `zstd`.
+    compression: String,
+    /// The least number of messages for which a pack is made.
+    min_messages: usize,
+    max_messages: usize,
+    /// The size at which a pack takes no further message, before compression.
+    max_bytes: usize,
+}
+
+impl PackingView {
+    fn of(packing: Packing) -> Self {
+        Self {
+            compression: packing.compressed().as_str().to_owned(),
+            min_messages: packing.least(),
+            max_messages: packing.messages(),
+            max_bytes: packing.bytes(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { compression, min_messages, max_messages, max_bytes } = self;
+        let compressed = if compression == "none" { "not compressed" } else { compression };
+        format!(
+            "{compressed}, {min_messages} to {max_messages} messages, up to {}",
+            human::bytes(*max_bytes as u64)
+        )
     }
 }
 

@@ -1,8 +1,10 @@
 //! `topic create`, `topic alter` and `topic expand`.
 
 use anyhow::{Result, bail};
-use clap::{ArgGroup, Args};
-use millstream::{DeadLetterRetention, ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+use clap::{ArgGroup, Args, ValueEnum};
+use millstream::{
+    DeadLetterRetention, ErrorKind, PackCompression, Packing, Retention, TopicChange, TopicName, TopicSpec,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -34,11 +36,35 @@ pub(super) struct Create {
     /// newer ones in their partition, `age:30d,length:100000` both; `keep` none
     #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention, default_value = "keep")]
     dead_letter_retention: DeadLetterRetention,
+    /// Packs messages that a producer sends together into one entry, with this compression. It cannot be changed later
+    #[arg(long, value_enum, value_name = "COMPRESSION")]
+    packed: Option<Compression>,
     /// Succeeds if the topic exists already, and does not change it
     #[arg(long)]
     if_missing: bool,
     #[command(flatten)]
     dry: DryRun,
+}
+
+/// Compression of a topic's packs.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Compression {
+    /// Not compressed
+    None,
+    /// LZ4: fast
+    Lz4,
+    /// zstd: small
+    Zstd,
+}
+
+impl Compression {
+    fn packing(self) -> Packing {
+        Packing::new().compression(match self {
+            Self::None => PackCompression::None,
+            Self::Lz4 => PackCompression::Lz4,
+            Self::Zstd => PackCompression::Zstd,
+        })
+    }
 }
 
 /// The settings of a topic, stored or in a dry run.
@@ -64,7 +90,8 @@ impl Create {
         let spec = TopicSpec::new(self.topic.clone(), self.partitions)?
             .with_retention(self.retention)
             .with_max_length(self.max_length)
-            .with_dead_letter_retention(self.dead_letter_retention);
+            .with_dead_letter_retention(self.dead_letter_retention)
+            .with_packing(self.packed.map(Compression::packing));
         spec.check()?;
         match admin.topic(&self.topic).await {
             Ok(stored) if self.if_missing => {

@@ -136,7 +136,7 @@ async fn place(
     let newest = Range { newest_first: true, ..Range::ALL };
     let redelivered = inspect.entries(&tp, &Stream::Retry(name.clone()), newest, REDELIVERIES).await?;
     for entry in redelivered.items {
-        let receipt = millstream::layers::core::log::Receipt { source: Source::Retry, id: entry.id };
+        let receipt = millstream::layers::core::log::Receipt::new(Source::Retry, entry.id);
         let decoded = wire::decode(receipt, &entry.fields, &Limits::default());
         if decoded.origin == id {
             let page = inspect.pending(&tp, name, Source::Retry, entry.id.previous(), 1).await?;
