@@ -119,6 +119,8 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("dashboard", "--routes", Looks),
     #[cfg(feature = "exporter")]
     ("exporter", "--once", Looks),
+    #[cfg(feature = "keda")]
+    ("scaler", "--check topic=orders,group=billing,targetValue=100", Looks),
 ];
 
 fn commands() -> impl Iterator<Item = (&'static str, &'static str, Does)> {
