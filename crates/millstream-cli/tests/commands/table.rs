@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
-use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{
     DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
 };
