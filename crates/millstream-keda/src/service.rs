@@ -43,7 +43,7 @@ impl ExternalScaler {
         Self { scaler, stopped, room: Arc::new(Semaphore::new(WATCHED)) }
     }
 
-    async fn is_active(self, object: ScaledObjectRef) -> Result<IsActiveResponse, Status> {
+    async fn activity(self, object: ScaledObjectRef) -> Result<IsActiveResponse, Status> {
         let activity = self.scaler.read(&trigger(&object)?).await.map_err(|error| status(&error))?;
         Ok(IsActiveResponse { result: activity.is_active })
     }
@@ -147,7 +147,7 @@ impl Service<http::Request<Body>> for ExternalScaler {
         let this = self.clone();
         Box::pin(async move {
             Ok(match request.uri().path().strip_prefix(SERVICE) {
-                Some("IsActive") => unary(request, async |object| this.is_active(object).await).await,
+                Some("IsActive") => unary(request, async |object| this.activity(object).await).await,
                 Some("GetMetricSpec") => unary(request, async |object| Self::metric_spec(&object)).await,
                 Some("GetMetrics") => unary(request, async |asked| this.metrics(asked).await).await,
                 Some("StreamIsActive") => {

@@ -65,13 +65,14 @@ where
     let answer = around(layers, delivery(&dead, envelope), innermost).await.for_letter();
     let said = said.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (said, answer) {
-        (Some(Err(error)), _) => Err(error),
         (Some(Ok(outcome)), LetterAnswer::Done) => Ok(outcome),
         // The handler decides about what a layer cannot read, as about what the codec cannot.
         (None, LetterAnswer::Unreadable(error)) => {
             call(Letter { payload: Err(error), dead }, &**handler, &**observer).await
         }
-        (_, LetterAnswer::Unreadable(error) | LetterAnswer::Failed(error)) => Err(error),
+        (Some(Err(error)), _) | (_, LetterAnswer::Unreadable(error) | LetterAnswer::Failed(error)) => {
+            Err(error)
+        }
         (_, LetterAnswer::Later(time)) => Ok(DeadLetterOutcome::LeaveFor(time)),
         // A layer says that the message is done: whether the letter may go is not for it to say.
         (None, LetterAnswer::Done) | (_, LetterAnswer::Unhandled) => Ok(DeadLetterOutcome::Leave),
