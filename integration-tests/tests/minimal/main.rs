@@ -47,7 +47,7 @@ fn run(cases: Vec<Case>, backend: impl Fn(MemoryBackend) -> Backend) -> BTreeMap
 const ORDER: [&str; 5] = ["catalog", "leases", "log", "schedule", "members"];
 
 /// A backend of which so many roles are written.
-fn written(roles: usize, memory: MemoryBackend) -> Backend {
+fn written(roles: usize, memory: &MemoryBackend) -> Backend {
     let whole = || Arc::new(Minimal(memory.clone()));
     let mut backend = Backend::minimal(Unwritten).in_process();
     for role in &ORDER[..roles] {
@@ -67,7 +67,7 @@ fn the_roles_of_the_tutorial_are_written_one_after_the_other() {
     let passing = |roles: usize| {
         let mut passed: BTreeMap<&str, usize> = BTreeMap::new();
         for case in core() {
-            let backend = |memory| written(roles, memory);
+            let backend = |memory: MemoryBackend| written(roles, &memory);
             *passed.entry(case.role).or_default() += usize::from(verdict(&case, backend).is_ok());
         }
         ORDER.map(|role| passed[role])
