@@ -157,8 +157,9 @@ impl Case {
         let (stage, side) = plain.as_ref().map_or((stage, side), |plain| (plain, Side::Ours));
         let measured = match (self, side) {
             // What is stored once is compared with plain sends, which are compared with the bare client by themselves.
-            (Self::Produce(it), Side::Bare) if it.dedup || it.ids => {
-                let plain = Produce { dedup: false, ids: false, ..it.clone() };
+            // So is what passes a layer.
+            (Self::Produce(it), Side::Bare) if it.dedup || it.ids || it.async_layer.is_some() => {
+                let plain = Produce { dedup: false, ids: false, async_layer: None, ..it.clone() };
                 if it.tasks > 0 {
                     ours::awaiting(stage, &plain).await
                 } else {

@@ -2,7 +2,7 @@
 
 use anyhow::{Error, Result};
 use clap::ArgMatches;
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::{ErrorKind, GroupName, TopicName};
 
 use crate::context::Context;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::{Millstream, TopicName};
 
 use crate::access::{Access, Permission};

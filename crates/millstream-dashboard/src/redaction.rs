@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use millstream::TopicName;
-use millstream::layers::core::{Envelope, QueueName};
+use millstream::crates::core::{Envelope, QueueName};
 
 /// Where a message is stored.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,6 @@
 //! The server: `/metrics` for Prometheus, `/livez` and `/readyz` for probes, `/lag` for autoscalers.
 
 mod answers;
-mod cache;
 mod probes;
 
 use std::fmt;
@@ -11,19 +10,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use millstream_core::{Backend, Error, ErrorKind, GroupName, Result, TopicName};
+use millstream_core::{Backend, Error, ErrorKind, Result};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use answers::Failed;
-use cache::Cache;
-
 use crate::observer::MetricsObserver;
 use crate::prometheus::Prometheus;
 use crate::sampler::{Sampler, SamplerConfig};
-use crate::sampling::lag::{Lag, Lags};
+use crate::sampling::lag_reader::LagReader;
 
 /// Time that requests have to end when the server is stopped.
 const GRACE: Duration = Duration::from_secs(5);
@@ -87,8 +83,7 @@ pub(crate) struct App {
     pub(crate) backend: Backend,
     pub(crate) sampler: Sampler,
     pub(crate) config: ServerConfig,
-    lags: Cache<(), Result<Lags, Failed>>,
-    lag: Cache<(TopicName, GroupName), Result<Lag, Failed>>,
+    lags: LagReader,
 }
 
 impl App {
@@ -99,8 +94,8 @@ impl App {
         config: ServerConfig,
     ) -> Result<Arc<Self>> {
         let sampler = Sampler::new(backend.clone(), observer.clone(), config.sampler.clone())?;
-        let (lags, lag) = (Cache::default(), Cache::default());
-        Ok(Arc::new(Self { observer, prometheus, backend, sampler, config, lags, lag }))
+        let lags = LagReader::new(backend.clone()).timeout(config.timeout);
+        Ok(Arc::new(Self { observer, prometheus, backend, sampler, config, lags }))
     }
 
     /// Runs the sampler and the recorder's upkeep, which the routes need, without an end.

@@ -29,3 +29,4 @@ pub use prometheus::Prometheus;
 pub use registry::{MetricsConfig, OTHER, SharedRecorder};
 pub use sampler::{Sampler, SamplerConfig};
 pub use sampling::lag::{Lag, LagFailed, Lags};
+pub use sampling::lag_reader::LagReader;

@@ -11,14 +11,13 @@ use millstream_core::event::{Cause, Event, Handled, Observer};
 use millstream_core::health::{Health, LoopHealth, WorkerHealth};
 use millstream_core::log::{Settled, Source};
 use millstream_core::schedule::{Place, Shard};
-use millstream_core::{Backend, Error, GroupName, MessageId, Reason, Result, TopicName, TopicPartition};
+use millstream_core::{Error, GroupName, MessageId, Reason, Result, TopicName, TopicPartition};
 
 use crate::checks::Checks;
 use crate::metric::Metric;
 use crate::registry::{MetricsConfig, Registry, SharedRecorder};
 use crate::sampling::clock::Clock;
 use crate::sampling::gauges::{Gauges, Values};
-use crate::sampling::lag::{self, Lag, Lags};
 use crate::series::{InPartition, Series};
 use crate::table;
 
@@ -90,22 +89,6 @@ impl MetricsObserver {
     pub fn show_consumers(&self) {
         self.gauges.repeat(&self.registry);
         self.checks.show(&self.registry, &self.gauges);
-    }
-
-    /// Returns the work of a group in a topic, as `/lag/{topic}/{group}` does; `None` if there is no such group.
-    ///
-    /// # Errors
-    /// Those of the backend.
-    pub async fn lag(&self, backend: &Backend, topic: &TopicName, group: &GroupName) -> Result<Option<Lag>> {
-        lag::one(backend, topic, group).await
-    }
-
-    /// Returns the work of every group of every topic, as `/lag` does.
-    ///
-    /// # Errors
-    /// Those of the backend, if the state of no topic is known.
-    pub async fn lags(&self, backend: &Backend) -> Result<Lags> {
-        lag::all(backend).await
     }
 
     /// Counts events that are rare.

@@ -1,5 +1,6 @@
 //! A consumer of dead letters: a handler decides the fate of each letter.
 
+mod layered;
 mod letter;
 mod worker;
 
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use letter::{DeadLetterOutcome, DeadLetterReport, IntoDeadLetterOutcome, Letter};
 
+use crate::consumer::Layer;
 use letter::Counts;
 use worker::DeadLetterWorker;
 
@@ -98,6 +100,8 @@ pub struct DeadLetterConsumerBuilder<T: 'static> {
     topic: Topic<T>,
     group: String,
     config: DeadLetterConfig,
+    /// The outermost first.
+    layers: Vec<Arc<dyn Layer>>,
     observer: Arc<dyn Observer>,
 }
 
@@ -110,7 +114,19 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let (group, config) = (group.into(), DeadLetterConfig::default());
-        Self { backend, topic, group, config, observer }
+        Self { backend, topic, group, config, layers: Vec::new(), observer }
+    }
+
+    /// Adds a [`Layer`] inside of those that were added before, such as those with which the topic's consumers decrypt or fetch
+    /// payloads. It gets the message of the letter: its key and headers, the number of its attempts, and the error of the last one.
+    ///
+    /// A payload that a layer refuses ([`Answer::undecodable`](crate::Answer::undecodable), `Outcome::DeadLetter`) is passed to the handler as one that the codec
+    /// refuses. `Outcome::Snooze` leaves the letter for this time. If a layer fails, or ends without the handler, the letter is left.
+    /// What is replayed is the letter as it is stored, whatever layers have changed; a message of `ReplayAs` is stored as it is, so it has to be as
+    /// the producer's layers would have left it.
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Arc::new(layer));
+        self
     }
 
     /// Replaces all settings.
@@ -181,6 +197,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
             stop.clone(),
             counts.clone(),
         );
+        let worker = worker.within(self.layers);
         let task = tokio::spawn(worker.run(codec, handler));
         Ok(DeadLetterConsumer { stop, counts, task: Some(task), timeout })
     }

@@ -127,7 +127,7 @@ impl<T> TestDelivery<T> {
     pub fn build(self) -> Delivery<T> {
         let topic_partition = TopicPartition { topic: self.topic, partition: self.partition };
         let about = DeliveryMetadata {
-            handle: Arc::new(PartitionHandle::for_test(topic_partition, self.group, self.epoch)),
+            handle: Arc::new(PartitionHandle::without_lease(topic_partition, self.group, self.epoch)),
             id: self.origin,
             origin: self.origin,
             attempt: self.attempt,

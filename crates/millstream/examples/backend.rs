@@ -14,15 +14,15 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 use async_trait::async_trait;
-use millstream::layers::core::capability::unsupported;
-use millstream::layers::core::catalog::{Catalog, GroupCreated, Start};
-use millstream::layers::core::leases::{Acquired, Holder, Leases};
-use millstream::layers::core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Trimmed};
-use millstream::layers::core::members::{
+use millstream::crates::core::capability::unsupported;
+use millstream::crates::core::catalog::{Catalog, GroupCreated, Start};
+use millstream::crates::core::leases::{Acquired, Holder, Leases};
+use millstream::crates::core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream::crates::core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch,
 };
-use millstream::layers::core::schedule::{Place, Placed, Promoted, Schedule, ScheduleId, Scheduling};
-use millstream::layers::core::{Backend, Continuity, Lease, Resource, Result as RoleResult};
+use millstream::crates::core::schedule::{Place, Placed, Promoted, Schedule, ScheduleId, Scheduling};
+use millstream::crates::core::{Backend, Continuity, Lease, Resource, Result as RoleResult};
 use millstream::{
     Delivery, GroupName, MessageId, Millstream, Retention, Timestamp, Topic, TopicName, TopicPartition,
     TopicSpec,

@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail, ensure};
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
+use millstream::crates::core::BoxError;
 use millstream::layer::{Answer, Layer, Next, ProducerLayer};
-use millstream::layers::core::BoxError;
 use millstream::{Codec, Delivery, Envelope, Millstream, Outcome, Reason, Topic};
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -33,7 +33,7 @@ pub use millstream_redis::TlsConfig;
 pub use millstream_redis::{Access, Credentials, CredentialsProvider, PasswordFile, acl};
 
 /// The underlying crates, for extensions of Millstream. Their items may change in a minor release.
-pub mod layers {
+pub mod crates {
     pub use millstream_core as core;
     pub use millstream_delay as delay;
     #[cfg(feature = "lock")]

@@ -1,5 +1,6 @@
 //! The entry point: turns a URL into a backend, and a backend into producers and consumers.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -13,9 +14,7 @@ use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
 use millstream_core::Start;
 use millstream_core::catalog::PartitionStats;
 use millstream_core::event::Ignore;
-use millstream_core::{
-    Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic, TopicSpec,
-};
+use millstream_core::{Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic};
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 #[cfg(feature = "lock")]
 use millstream_lock::{LeaderBuilder, LockBuilder, LockClient};
@@ -100,17 +99,20 @@ impl Millstream {
     }
 
     /// Builds a producer for `topic`: `let orders = mq.producer(ORDERS).await?;`.
-    pub fn producer<T>(&self, topic: Topic<T>) -> ProducerBuilder<T> {
-        ProducerBuilder::new(self.backend.clone(), topic, self.observer.clone())
+    ///
+    /// Here, and wherever a topic is passed, it may be a `Topic` or a reference to one.
+    pub fn producer<T: 'static>(&self, topic: impl Borrow<Topic<T>>) -> ProducerBuilder<T> {
+        ProducerBuilder::new(self.backend.clone(), topic.borrow().clone(), self.observer.clone())
     }
 
     /// Builds a consumer of `topic` in `group`. Groups are independent: each gets every message.
     pub fn consumer<T: Send + 'static>(
         &self,
-        topic: Topic<T>,
+        topic: impl Borrow<Topic<T>>,
         group: impl Into<String>,
     ) -> ConsumerBuilder<T> {
         let promoter = Promoter::new(&self.backend, PromoterConfig::default());
+        let topic = topic.borrow().clone();
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
     }
 
@@ -121,17 +123,23 @@ impl Millstream {
     /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a topic
     /// that does not exist; [`ErrorKind::Unsupported`] for a backend without dead letters; transient errors.
     #[cfg(feature = "admin")]
-    pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
-        self.admin().dead_letters(&topic.spec()?.name, &GroupName::new(group)?).await
+    pub async fn dead_letters<T: 'static>(
+        &self,
+        topic: impl Borrow<Topic<T>>,
+        group: impl Into<String>,
+    ) -> Result<DeadLetterQueue> {
+        let (name, group) = (topic.borrow().spec()?.name, GroupName::new(group.into())?);
+        self.admin().dead_letters(&name, &group).await
     }
 
     /// Builds a consumer of the dead letters of `group` in `topic`. Its handler decides for each letter whether it is
     /// deleted, returned to its group, or kept.
     pub fn dead_letter_consumer<T: Send + 'static>(
         &self,
-        topic: Topic<T>,
+        topic: impl Borrow<Topic<T>>,
         group: impl Into<String>,
     ) -> DeadLetterConsumerBuilder<T> {
+        let topic = topic.borrow().clone();
         DeadLetterConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone())
     }
 
@@ -139,8 +147,9 @@ impl Millstream {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic that does not exist; transient errors.
-    pub async fn delayed<T>(&self, topic: &Topic<T>) -> Result<DelayedMessages> {
-        let topic = self.backend.catalog().topic(&topic.spec()?.name).await?;
+    pub async fn delayed<T: 'static>(&self, topic: impl Borrow<Topic<T>>) -> Result<DelayedMessages> {
+        let name = topic.borrow().spec()?.name;
+        let topic = self.backend.catalog().topic(&name).await?;
         Ok(DelayedMessages::new(self.backend.clone(), topic))
     }
 
@@ -160,18 +169,24 @@ impl Millstream {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a bad topic; [`ErrorKind::Unsupported`] for a backend without recurring
     /// schedules; the errors of [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
-    pub async fn recurring<T>(&self, topic: &Topic<T>) -> Result<RecurringMessages<T>> {
+    pub async fn recurring<T: 'static>(&self, topic: impl Borrow<Topic<T>>) -> Result<RecurringMessages<T>> {
         self.backend.require(Capability::Recurring)?;
-        let stored = self.backend.catalog().create_topic(&topic.spec()?).await?;
-        Ok(RecurringMessages::new(self.backend.clone(), stored, topic.codec()))
+        let (spec, codec) = (topic.borrow().spec()?, topic.borrow().codec());
+        let stored = self.backend.catalog().create_topic(&spec).await?;
+        Ok(RecurringMessages::new(self.backend.clone(), stored, codec))
     }
 
     /// Returns the statistics of `group` for each partition of `topic`.
     ///
     /// # Errors
     /// The errors of [`dead_letters`](Self::dead_letters).
-    pub async fn stats<T>(&self, topic: &Topic<T>, group: &str) -> Result<Vec<PartitionStats>> {
-        let (topic, group) = self.stored(topic, group).await?;
+    pub async fn stats<T: 'static>(
+        &self,
+        topic: impl Borrow<Topic<T>>,
+        group: impl Into<String>,
+    ) -> Result<Vec<PartitionStats>> {
+        let (name, group) = (topic.borrow().spec()?.name, GroupName::new(group.into())?);
+        let topic = self.backend.catalog().topic(&name).await?;
         self.backend.catalog().stats(&topic, &group).await
     }
 
@@ -186,8 +201,9 @@ impl Millstream {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::InvalidConfig`] for more than 16,384
     /// partitions; transient errors.
-    pub async fn expand<T>(&self, topic: &Topic<T>, partitions: u32) -> Result<u32> {
-        Ok(self.backend.catalog().expand(&topic.spec()?.name, partitions).await?.partitions)
+    pub async fn expand<T: 'static>(&self, topic: impl Borrow<Topic<T>>, partitions: u32) -> Result<u32> {
+        let name = topic.borrow().spec()?.name;
+        Ok(self.backend.catalog().expand(&name, partitions).await?.partitions)
     }
 
     /// Moves the position of a group that is not running: backward to handle messages again, or forward to skip some.
@@ -210,8 +226,14 @@ impl Millstream {
     /// owner: the error names it, and nothing was changed. After a transient error some partitions may have been
     /// moved: call it again.
     #[cfg(feature = "admin")]
-    pub async fn seek<T>(&self, topic: &Topic<T>, group: &str, start: Start) -> Result<()> {
-        self.admin().reset_group(&topic.spec()?.name, &GroupName::new(group)?, start).await
+    pub async fn seek<T: 'static>(
+        &self,
+        topic: impl Borrow<Topic<T>>,
+        group: impl Into<String>,
+        start: Start,
+    ) -> Result<()> {
+        let (name, group) = (topic.borrow().spec()?.name, GroupName::new(group.into())?);
+        self.admin().reset_group(&name, &group, start).await
     }
 
     /// Returns the effect that [`seek`](Self::seek) would have on each partition, without changing anything. The
@@ -220,13 +242,14 @@ impl Millstream {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic or group that does not exist; transient errors.
     #[cfg(feature = "admin")]
-    pub async fn seek_preview<T>(
+    pub async fn seek_preview<T: 'static>(
         &self,
-        topic: &Topic<T>,
-        group: &str,
+        topic: impl Borrow<Topic<T>>,
+        group: impl Into<String>,
         start: Start,
     ) -> Result<Vec<SeekPreview>> {
-        self.admin().reset_group_preview(&topic.spec()?.name, &GroupName::new(group)?, start).await
+        let (name, group) = (topic.borrow().spec()?.name, GroupName::new(group.into())?);
+        self.admin().reset_group_preview(&name, &group, start).await
     }
 
     /// Builds a lock on `name`, for work that one process at a time is to do.
@@ -325,12 +348,6 @@ impl Millstream {
     #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
-    }
-
-    async fn stored<T>(&self, topic: &Topic<T>, group: &str) -> Result<(TopicSpec, GroupName)> {
-        let group = GroupName::new(group)?;
-        let topic = self.backend.catalog().topic(&topic.spec()?.name).await?;
-        Ok((topic, group))
     }
 }
 

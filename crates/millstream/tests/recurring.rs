@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use millstream::crates::core::Backend;
+use millstream::crates::memory::MemoryBackend;
 use millstream::delay::{Missed, Placed};
-use millstream::layers::core::Backend;
-use millstream::layers::memory::MemoryBackend;
 use millstream::{Consumer, Delivery, Millstream, Topic};
 
 const REPORTS: Topic<String> = Topic::new("reports").partitions(8);

@@ -12,7 +12,7 @@ use crate::run::{cargo, program, root, target};
 
 /// The library crates, each behind those whose items it may show as its own. `millstream-lua` has only scripts, whose texts
 /// `lua/scripts.lock` holds.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "millstream-core",
     "millstream-loops",
     "millstream-memory",
@@ -27,6 +27,7 @@ const CRATES: [&str; 14] = [
     "millstream-testkit",
     "millstream",
     "millstream-dashboard",
+    "millstream-keda",
 ];
 
 const FOLDER: &str = "docs/api";

@@ -22,6 +22,7 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
             these(&[CORE, "millstream-loops"])
         }
         "millstream-payload" => these(&[CORE, "millstream-runtime"]),
+        "millstream-keda" => these(&[CORE, "millstream-metrics"]),
         "millstream-memory" | "millstream-loops" | "millstream-packing" | "millstream-testkit"
         | "millstream-admin" | "millstream-metrics" => these(&[CORE]),
         "millstream" => all_but(&["millstream-testkit"]),

@@ -2,6 +2,7 @@
 //! on it, and what needs more says so.
 
 mod backend;
+mod unwritten;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,27 +16,71 @@ use millstream::{
 };
 use millstream_core::{Backend, Capabilities, Capability};
 use millstream_memory::MemoryBackend;
-use millstream_testkit::{Case, Harness, cases, cases_for};
+use millstream_testkit::{Case, Harness, Verdict, cases, cases_for};
 use tokio::runtime::Builder;
+use unwritten::Unwritten;
+
+/// Runs a case on a new backend.
+fn verdict(case: &Case, backend: impl Fn(MemoryBackend) -> Backend) -> Verdict {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
+    runtime.block_on(async {
+        let memory = MemoryBackend::new();
+        let console = MemoryConsole(memory.operator());
+        (case.run)(Harness::new(backend(memory)).with_operator(console)).await
+    })
+}
 
 /// Runs cases, each on a new backend. Returns the number of cases of each role.
 fn run(cases: Vec<Case>, backend: impl Fn(MemoryBackend) -> Backend) -> BTreeMap<&'static str, usize> {
     let (mut violations, mut passed) = (Vec::new(), BTreeMap::new());
     for case in cases {
-        let runtime =
-            Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
-        let verdict = runtime.block_on(async {
-            let memory = MemoryBackend::new();
-            let console = MemoryConsole(memory.operator());
-            (case.run)(Harness::new(backend(memory)).with_operator(console)).await
-        });
-        match verdict {
+        match verdict(&case, &backend) {
             Ok(()) => *passed.entry(case.role).or_default() += 1,
             Err(violation) => violations.push(format!("{case:?}: {violation}")),
         }
     }
     assert!(violations.is_empty(), "{violations:#?}");
     passed
+}
+
+/// Required roles in the order of the tutorial.
+const ORDER: [&str; 5] = ["catalog", "leases", "log", "schedule", "members"];
+
+/// A backend of which so many roles are written.
+fn written(roles: usize, memory: &MemoryBackend) -> Backend {
+    let whole = || Arc::new(Minimal(memory.clone()));
+    let mut backend = Backend::minimal(Unwritten).in_process();
+    for role in &ORDER[..roles] {
+        backend = match *role {
+            "catalog" => backend.with_catalog(whole()),
+            "leases" => backend.with_leases(whole()),
+            "log" => backend.with_log(whole()),
+            "schedule" => backend.with_schedule(whole()),
+            _ => backend.with_members(whole()),
+        };
+    }
+    backend
+}
+
+#[test]
+fn the_roles_of_the_tutorial_are_written_one_after_the_other() {
+    let passing = |roles: usize| {
+        let mut passed: BTreeMap<&str, usize> = BTreeMap::new();
+        for case in core() {
+            let backend = |memory: MemoryBackend| written(roles, &memory);
+            *passed.entry(case.role).or_default() += usize::from(verdict(&case, backend).is_ok());
+        }
+        ORDER.map(|role| passed[role])
+    };
+    let page = include_str!("../../../docs/guides/extend.md");
+    let all = "(of `catalog` 18, `leases` 17, `log` 59, `schedule` 31, `members` 35)";
+    assert!(page.contains(all), "the numbers of the guide");
+    assert_eq!(passing(0), [0; 5]);
+    assert_eq!(passing(1), [6, 0, 0, 1, 0], "catalog");
+    assert_eq!(passing(2), [6, 15, 0, 1, 0], "leases");
+    assert_eq!(passing(3), [12, 15, 43, 1, 0], "log");
+    assert_eq!(passing(4), [12, 16, 59, 31, 0], "schedule");
+    assert_eq!(passing(5), [18, 17, 59, 31, 35], "members");
 }
 
 fn core() -> Vec<Case> {

@@ -139,7 +139,7 @@ async fn what_is_wrong_is_refused_before_the_transaction_sees_it() {
         let large = bytes::Bytes::from(vec![0; (1 << 20) + 1]);
         let error = outbox.send(&mut tx, &LINES, &large).await.expect_err("too large");
         assert_eq!(error.kind(), ErrorKind::TooLarge);
-        let error = outbox.send(&mut tx, &LINES.named("a b"), &line("x")).await.expect_err("a bad name");
+        let error = outbox.send(&mut tx, LINES.named("a b"), &line("x")).await.expect_err("a bad name");
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         let error = outbox.send(&mut tx, &LINES, &line("x")).id("").await.expect_err("no id");
         assert_eq!(error.kind(), ErrorKind::InvalidName);

@@ -77,6 +77,7 @@ pub(crate) struct Suite {
 #[command(after_help = "Examples:
   millstream-bench produce --partitions 8 --baseline
   millstream-bench produce --tasks 64 --baseline
+  millstream-bench produce --async-layer passes --baseline  behind an asynchronous layer, beside the same without
   millstream-bench produce --ids --chunk 256 --baseline")]
 pub(crate) struct Produce {
     #[command(flatten)]
@@ -100,6 +101,20 @@ pub(crate) struct Produce {
     /// Gives each message a dedup id. The baseline is the same producer with plain sends.
     #[arg(long, conflicts_with = "dedup")]
     pub(crate) ids: bool,
+    /// Sends through an asynchronous layer. The baseline is the same producer without it.
+    #[arg(long, value_enum, value_name = "WAY", conflicts_with_all = ["dedup", "ids"])]
+    pub(crate) async_layer: Option<AsyncLayer>,
+}
+
+/// An asynchronous layer of a producer that changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AsyncLayer {
+    /// It does not apply to any message, as `ClaimCheck` to small ones.
+    Passes,
+    /// It is called for each message, and never has to wait.
+    Ready,
+    /// It waits once for each message, for a task that runs before.
+    Yields,
 }
 
 /// The group in which messages stay pending.

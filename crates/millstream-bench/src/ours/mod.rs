@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
-use millstream::layers::core::Backend;
+use millstream::crates::core::Backend;
 use millstream::{Consumer, GroupName, Millstream, Retention, Start, Topic};
 use tokio::time::timeout;
 

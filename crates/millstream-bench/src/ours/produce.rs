@@ -3,11 +3,14 @@
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
+use async_trait::async_trait;
 use bytes::Bytes;
-use millstream::{Millstream, Producer, Record, Topic};
+use millstream::codec::BoxError;
+use millstream::layer::AsyncProducerLayer;
+use millstream::{Envelope, Millstream, Producer, Record, Topic};
 
 use super::{PORTION, topic};
-use crate::args::{Produce, Spread};
+use crate::args::{AsyncLayer, Produce, Spread};
 use crate::measure::{Measured, Stage};
 use crate::work::key_of;
 
@@ -15,11 +18,36 @@ use crate::work::key_of;
 pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, false);
-    let producer = mq.producer(topic).max_batch(of.batch as usize).idempotent(of.dedup).await?;
+    let producer = producer(&mq, topic, of).await?;
     let meter = stage.meter().await?;
     let (messages, chunk) = (of.messages.messages, of.chunk.into());
     send_all(&producer, &stage.payload, messages, chunk, of.spread, ids_of_a_run(of)).await?;
     meter.stop(of.messages.messages).await
+}
+
+async fn producer(mq: &Millstream, topic: Topic<Bytes>, of: &Produce) -> Result<Producer<Bytes>> {
+    let builder = mq.producer(topic).max_batch(of.batch as usize).idempotent(of.dedup);
+    Ok(match of.async_layer {
+        Some(way) => builder.async_layer(PassOn(way)).await?,
+        None => builder.await?,
+    })
+}
+
+/// A layer that changes nothing.
+struct PassOn(AsyncLayer);
+
+#[async_trait]
+impl AsyncProducerLayer for PassOn {
+    fn applies(&self, _: &Envelope) -> bool {
+        self.0 != AsyncLayer::Passes
+    }
+
+    async fn send(&self, _: &mut Envelope) -> Result<(), BoxError> {
+        if self.0 == AsyncLayer::Yields {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
 }
 
 /// Fills a topic, without measuring.
@@ -70,8 +98,7 @@ async fn send_all(
 /// Runs many tasks that share a producer. Each sends one message at a time and awaits every reply.
 pub(crate) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
-    let producer =
-        mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).idempotent(of.dedup).await?;
+    let producer = producer(&mq, topic(of.spread, false), of).await?;
     let messages = of.messages.messages;
     let meter = stage.meter().await?;
     send_each(&producer, &stage.payload, messages, of.tasks.into(), of.spread.keys, ids_of_a_run(of)).await?;

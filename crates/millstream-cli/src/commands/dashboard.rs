@@ -8,7 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use millstream::TopicName;
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream_dashboard::{Origin, Permission, Redaction, Users, dashboard, routes};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::metrics::{Metrics, Sampler, SamplerConfig, ServerConfig};
 use millstream::{ErrorKind, TopicName};
 use schemars::JsonSchema;

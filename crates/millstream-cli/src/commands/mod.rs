@@ -18,6 +18,8 @@ mod owners;
 mod pending;
 mod produce;
 mod queue;
+#[cfg(feature = "keda")]
+mod scaler;
 mod scheduled;
 pub(crate) mod schemas;
 mod shared;
@@ -63,6 +65,8 @@ pub(crate) enum Command {
     Dashboard(dashboard::Dashboard),
     #[cfg(feature = "exporter")]
     Exporter(exporter::Exporter),
+    #[cfg(feature = "keda")]
+    Scaler(scaler::Scaler),
     Acl(generate::acl::Acl),
     Completions(generate::completions::Completions),
     Man(generate::man::Man),
@@ -91,6 +95,8 @@ impl Command {
             Self::Dashboard(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             #[cfg(feature = "exporter")]
             Self::Exporter(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            #[cfg(feature = "keda")]
+            Self::Scaler(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             #[cfg(feature = "top")]
             Self::Top(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Lag(it) => Box::pin(it.run(&Context::open(global).await?)).await,

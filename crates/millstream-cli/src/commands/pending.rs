@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use millstream::admin::{Cursor, OwnedPartition, PendingEntry, PendingOrder, PendingQuery};
-use millstream::layers::core::log::Source;
+use millstream::crates::core::log::Source;
 use schemars::JsonSchema;
 use serde::Serialize;
 

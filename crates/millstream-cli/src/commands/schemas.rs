@@ -8,6 +8,8 @@ use serde_json::Value;
 use crate::commands::dashboard;
 #[cfg(feature = "exporter")]
 use crate::commands::exporter;
+#[cfg(feature = "keda")]
+use crate::commands::scaler;
 use crate::commands::scheduled::{delayed, retries, schedule};
 #[cfg(feature = "top")]
 use crate::commands::top;
@@ -68,6 +70,8 @@ const TABLES: &[Table] = &[
     top::DATA,
     #[cfg(feature = "exporter")]
     exporter::DATA,
+    #[cfg(feature = "keda")]
+    scaler::DATA,
     #[cfg(feature = "dashboard")]
     dashboard::DATA,
     generate::DATA,

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use millstream::admin::{Fault, Loss, Repaired, Verdict, Verified, VerifyOptions, advice};
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::{ErrorKind, Timestamp, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -10,8 +10,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use millstream::layers::core::dead_letters::Claim;
-use millstream::layers::core::{Envelope, History, Reason, wire};
+use millstream::crates::core::dead_letters::Claim;
+use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::{DeadLetter, Delivery, MessageId, Millstream, Outcome, Topic, TopicPartition};
 use serde_json::Value;
 

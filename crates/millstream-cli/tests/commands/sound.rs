@@ -8,10 +8,10 @@ pub(crate) mod trouble;
 use std::time::Duration;
 
 use millstream::Namespace;
+use millstream::crates::core::TopicPartition;
+use millstream::crates::core::keys::Keys;
+use millstream::crates::core::schedule::Shard;
 use millstream::delay::DelayQueue;
-use millstream::layers::core::TopicPartition;
-use millstream::layers::core::keys::Keys;
-use millstream::layers::core::schedule::Shard;
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
-use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{
     DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
 };
@@ -119,6 +119,8 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("dashboard", "--routes", Looks),
     #[cfg(feature = "exporter")]
     ("exporter", "--once", Looks),
+    #[cfg(feature = "keda")]
+    ("scaler", "--check topic=orders,group=billing,targetValue=100", Looks),
 ];
 
 fn commands() -> impl Iterator<Item = (&'static str, &'static str, Does)> {

@@ -2,7 +2,7 @@
 
 use millstream::Result;
 use millstream::admin::{RetryQueue, RetrySelection};
-use millstream::layers::core::schedule::RetryAction;
+use millstream::crates::core::schedule::RetryAction;
 
 use super::Action;
 

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use millstream::Timestamp;
 use millstream::admin::Message;
-use millstream::layers::core::Limits;
+use millstream::crates::core::Limits;
 use serde::{Deserialize, Serialize};
 
 use super::subject::Subject;

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use millstream::admin::{Browse, Cursor, Messages, Range};
-use millstream::layers::core::Continuity;
-use millstream::layers::core::leases::{Acquired, Resource};
-use millstream::layers::runtime::OnFull;
+use millstream::crates::core::Continuity;
+use millstream::crates::core::leases::{Acquired, Resource};
+use millstream::crates::runtime::OnFull;
 use millstream::{Error, ErrorKind, GroupName, Millstream, Result, Retention, Timestamp, Topic, TopicName};
 use tokio::time::timeout;
 use uuid::Uuid;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::{GroupName, TopicName};
 use serde::{Deserialize, Serialize};
 

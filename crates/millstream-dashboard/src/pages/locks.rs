@@ -1,7 +1,7 @@
 //! Locks and leaders: who holds them, and who waits.
 
 use millstream::admin::{LockCursor, LockName, LockState};
-use millstream::layers::core::locks::ELECTION;
+use millstream::crates::core::locks::ELECTION;
 
 use crate::access::Permission;
 use crate::actions::Order;

@@ -21,7 +21,7 @@ pub(crate) mod topics;
 use std::fmt::Display;
 
 use axum::response::Response;
-use millstream::layers::core::{Envelope, QueueName};
+use millstream::crates::core::{Envelope, QueueName};
 use millstream::{GroupName, TopicName};
 
 use crate::access::Permission;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream::admin::{PendingEntry, PendingOrder, PendingQuery};
-use millstream::layers::core::log::Source;
+use millstream::crates::core::log::Source;
 
 use super::{group_href, group_page};
 use crate::failure::Failure;

@@ -1,9 +1,9 @@
 //! Messages that wait for a retry: now, or never.
 
 use millstream::admin::{RetryQueue, RetrySelection};
-use millstream::layers::core::Limits;
-use millstream::layers::core::schedule::RetryAction;
-use millstream::layers::core::wire;
+use millstream::crates::core::Limits;
+use millstream::crates::core::schedule::RetryAction;
+use millstream::crates::core::wire;
 
 use super::{content, group_href, group_page};
 use crate::access::Permission;
@@ -42,7 +42,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let mut table =
         Table::new("Waiting for a retry, the next ones first", &titles, "Nothing waits for a retry.");
     let may = cx.may(&topic, Permission::Operate);
-    let mut push = |partition: u32, parked: &millstream::layers::core::inspect::Parked, ready: bool| {
+    let mut push = |partition: u32, parked: &millstream::crates::core::inspect::Parked, ready: bool| {
         let id = parked.origin.to_string();
         let story = Href::of(paths::MESSAGE, &[topic.as_str(), &partition.to_string(), &id]);
         let due = if ready {

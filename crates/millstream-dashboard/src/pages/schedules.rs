@@ -20,7 +20,7 @@ use crate::view::format;
 use crate::view::href::Href;
 use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
-use millstream::layers::core::{Limits, wire};
+use millstream::crates::core::{Limits, wire};
 
 /// Maximum number of rules of a page.
 const SHOWN: usize = 200;

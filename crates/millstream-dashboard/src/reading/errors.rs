@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream::admin::DeadLetterFilter;
-use millstream::layers::core::error_groups::{ErrorGroup, ErrorGroups};
+use millstream::crates::core::error_groups::{ErrorGroup, ErrorGroups};
 use millstream::{DeadLetterQueue, Error, MessageId, Partition};
 use tokio::time::Instant;
 

@@ -66,7 +66,7 @@ pub(crate) fn of_topic(snapshot: &Snapshot) -> Vec<Concern> {
 #[cfg(test)]
 mod tests {
     use millstream::admin::{GroupStats, Rates, Totals};
-    use millstream::layers::core::catalog::{PartitionStats, PartitionSurvey};
+    use millstream::crates::core::catalog::{PartitionStats, PartitionSurvey};
     use millstream::{Partition, Timestamp};
 
     use super::*;

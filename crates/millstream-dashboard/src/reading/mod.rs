@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server};
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName, TopicSpec};
 
 use crate::access::Access;

@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 use millstream::admin::{GroupStats, RateMeter, Rates, TopicSurvey};
-use millstream::layers::core::catalog::PartitionSurvey;
-use millstream::layers::core::inspect::OverviewQuery;
-use millstream::layers::core::schedule::Waiting;
+use millstream::crates::core::catalog::PartitionSurvey;
+use millstream::crates::core::inspect::OverviewQuery;
+use millstream::crates::core::schedule::Waiting;
 use millstream::{Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName, TopicSpec};
 use tokio::time::Instant;
 

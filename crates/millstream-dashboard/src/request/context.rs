@@ -7,7 +7,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use millstream::admin::Admin;
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use millstream::{GroupName, MessageId, Partition, TopicName};
 
 use crate::access::{Access, Permission};

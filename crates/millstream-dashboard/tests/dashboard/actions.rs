@@ -60,7 +60,7 @@ async fn letters_of_one_error_are_counted_confirmed_and_replayed() {
 
     let errors = scene.get(&format!("{BILLING}/dead")).await;
     assert!(errors.body.contains("no such customer"), "{}", errors.body);
-    let print = millstream::layers::core::Fingerprint::of("no such customer 42").to_string();
+    let print = millstream::crates::core::Fingerprint::of("no such customer 42").to_string();
     let path = format!("{BILLING}/dead/replay");
     let confirm = scene.get(&format!("{path}?fingerprint={print}")).await;
     assert!(confirm.body.contains("Replay 3 dead letters of billing"), "{}", confirm.body);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use millstream::admin::{Browse, Message};
-use millstream::layers::core::Limits;
+use millstream::crates::core::Limits;
 use millstream::{Retention, Topic, TopicChange, TopicName, TopicPartition};
 use millstream_dashboard::{Access, Origin, Redaction, dashboard};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //! links, fields and buttons.
 
 use axum::http::StatusCode;
-use millstream::layers::core::{Envelope, History, Reason, wire};
+use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::{DeadLetter, Delivery, MessageId, Outcome, Topic, TopicPartition};
 use millstream_dashboard::Access;
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream::admin::{Fault, Finding, Scope};
+use millstream::crates::core::audit::{Audit, Audited, Check};
+use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
-use millstream::layers::core::audit::{Audit, Audited, Check};
-use millstream::layers::core::{Envelope, History, Reason, wire};
 use millstream::{
     DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
 };

@@ -9,7 +9,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName};
 use serde::Serialize;
-use tokio::time::timeout;
 
 use crate::http::App;
 use crate::sampling::lag::Lag;
@@ -21,53 +20,32 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 pub(super) async fn lags(State(app): State<Arc<App>>) -> Response {
-    let lags = async { within(&app, app.observer.lags(&app.backend)).await.map_err(|error| failed(&error)) };
-    answer(app.lags.get((), lags).await)
+    answer(app.lags.lags().await)
 }
 
 pub(super) async fn lag(
     State(app): State<Arc<App>>,
     Path((topic, group)): Path<(String, String)>,
 ) -> Response {
-    let (topic, group) = match (TopicName::new(&topic), GroupName::new(&group)) {
-        (Ok(topic), Ok(group)) => (topic, group),
-        (Err(error), _) | (_, Err(error)) => return answer::<Lag>(Err(failed(&error))),
-    };
-    let question = (topic.clone(), group.clone());
-    let lag = async {
-        match within(&app, app.observer.lag(&app.backend, &topic, &group)).await {
-            Ok(Some(lag)) => Ok(lag),
-            Ok(None) => Err(failed(&Error::new(
-                ErrorKind::NotFound,
-                format!("topic {topic} has no group {group}, or does not exist"),
-            ))),
-            Err(error) => Err(failed(&error)),
-        }
-    };
-    answer(app.lag.get(question, lag).await)
-}
-
-/// Limits the time of an answer: autoscalers do not wait long, and one request that hangs must not block all others.
-async fn within<T>(app: &App, answer: impl Future<Output = Result<T>>) -> Result<T> {
-    match timeout(app.config.timeout, answer).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            let why = format!("the backend gave no answer within {:?}", app.config.timeout);
-            Err(Error::new(ErrorKind::Unavailable, why))
-        }
+    match (TopicName::new(&topic), GroupName::new(&group)) {
+        (Ok(topic), Ok(group)) => answer(app.lags.lag(&topic, &group).await),
+        (Err(error), _) | (_, Err(error)) => answer::<Lag>(Err(error)),
     }
 }
 
-fn answer<T: Serialize>(answer: Result<T, Failed>) -> Response {
+fn answer<T: Serialize>(answer: Result<T>) -> Response {
     match answer {
         Ok(answer) => Json(answer).into_response(),
-        Err(failed) => (failed.status, Json(failed)).into_response(),
+        Err(error) => {
+            let failed = failed(&error);
+            (failed.status, Json(failed)).into_response()
+        }
     }
 }
 
 /// Error, in the form of the response.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Failed {
+#[derive(Debug, Serialize)]
+struct Failed {
     #[serde(skip)]
     status: StatusCode,
     error: String,

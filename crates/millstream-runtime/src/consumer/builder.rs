@@ -1,5 +1,6 @@
 //! Builder of a consumer: checks all settings at once, registers topics and groups, and starts the loops.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,14 +58,14 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     /// Adds a topic with a handler of its own to the same consumer. Group, settings and limits are shared.
-    #[allow(clippy::needless_pass_by_value, reason = "as for the first topic: topics are constants")]
-    pub fn also<U, F, Fut>(mut self, topic: Topic<U>, handler: F) -> Self
+    pub fn also<U, F, Fut>(mut self, topic: impl Borrow<Topic<U>>, handler: F) -> Self
     where
         U: Send + 'static,
         F: Fn(Delivery<U>) -> Fut + Send + Sync + 'static,
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
+        let topic = topic.borrow();
         self.add(topic.spec(), Ok(handler::erase(topic.codec(), handler)));
         self
     }

@@ -40,6 +40,7 @@ pub use millstream_core::health::{ConsumerState, Health, LoopFailure, LoopHealth
 pub use pull::{Pulled, Puller};
 pub use router::Router;
 
+pub(crate) use handler::{LetterAnswer, around};
 pub(crate) use partition::PartitionHandle;
 
 use context::{Context, Subscription};

@@ -1,5 +1,6 @@
 //! Several message types in one topic, each with its handler.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
@@ -222,9 +223,8 @@ impl ConsumerBuilder<Bytes> {
 
 impl<T: Send + 'static> ConsumerBuilder<T> {
     /// Adds a topic with several message types to the same consumer, as [`also`](Self::also) adds one with a single type.
-    #[allow(clippy::needless_pass_by_value, reason = "as for the first topic: topics are constants")]
-    pub fn also_router(mut self, topic: Topic<Bytes>, router: Router) -> Self {
-        self.add(topic.spec(), router.into_handler());
+    pub fn also_router(mut self, topic: impl Borrow<Topic<Bytes>>, router: Router) -> Self {
+        self.add(topic.borrow().spec(), router.into_handler());
         self
     }
 }

@@ -21,8 +21,10 @@ use millstream_core::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::layered;
 use super::letter::Counts;
 use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
+use crate::consumer::Layer;
 use millstream_loops::LeaseClock;
 use millstream_loops::{LoopMonitor, Loops, Scope};
 
@@ -38,6 +40,7 @@ pub(super) struct DeadLetterWorker {
     observer: Arc<dyn Observer>,
     stop: CancellationToken,
     counts: Arc<Counts>,
+    layers: Vec<Arc<dyn Layer>>,
     /// The name that its claims are made under.
     by: String,
     /// Clock that measures the age of claims.
@@ -76,7 +79,25 @@ impl DeadLetterWorker {
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
         let (clock, seen, swept) = (LeaseClock::of(&backend), BTreeMap::new(), None);
-        Self { backend, topic, group, config, observer, stop, counts, by, clock, seen, swept }
+        Self {
+            backend,
+            topic,
+            group,
+            config,
+            observer,
+            stop,
+            counts,
+            layers: Vec::new(),
+            by,
+            clock,
+            seen,
+            swept,
+        }
+    }
+
+    /// Puts layers around the handler, the outermost first.
+    pub(super) fn within(self, layers: Vec<Arc<dyn Layer>>) -> Self {
+        Self { layers, ..self }
     }
 
     /// Repeats [`run_once`](Self::run_once) until the consumer is stopped.
@@ -87,7 +108,7 @@ impl DeadLetterWorker {
         Fut: Future + Send + 'static,
         Fut::Output: IntoDeadLetterOutcome,
     {
-        let loops = Loops::default();
+        let (loops, handler) = (Loops::default(), Arc::new(handler));
         let monitor = loops.monitor("consume dead letters", Scope::Topic(self.topic.clone()));
         loops.announce(Some(&self.group), &*self.observer);
         while !self.stop.is_cancelled() {
@@ -107,7 +128,7 @@ impl DeadLetterWorker {
     }
 
     /// Handles new letters, and all letters again when it is time for a sweep.
-    async fn run_once<T, F, Fut>(&mut self, codec: &'static dyn Codec<T>, handler: &F) -> Result<()>
+    async fn run_once<T, F, Fut>(&mut self, codec: &'static dyn Codec<T>, handler: &Arc<F>) -> Result<()>
     where
         T: Send + 'static,
         F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
@@ -138,7 +159,7 @@ impl DeadLetterWorker {
         &mut self,
         topic_partition: &TopicPartition,
         codec: &'static dyn Codec<T>,
-        handler: &F,
+        handler: &Arc<F>,
     ) -> Result<()>
     where
         T: Send + 'static,
@@ -168,7 +189,7 @@ impl DeadLetterWorker {
         topic_partition: &TopicPartition,
         letters: Vec<DeadLetter>,
         codec: &'static dyn Codec<T>,
-        handler: &F,
+        handler: &Arc<F>,
     ) -> Result<()>
     where
         T: Send + 'static,
@@ -233,22 +254,23 @@ impl DeadLetterWorker {
         &self,
         dead: DeadLetter,
         codec: &'static dyn Codec<T>,
-        handler: &F,
+        handler: &Arc<F>,
     ) -> DeadLetterOutcome
     where
-        F: Fn(Letter<T>) -> Fut,
-        Fut: Future,
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
         Fut::Output: IntoDeadLetterOutcome,
     {
         let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
         let said = async {
-            let letter = Letter::read(dead, codec);
-            if let Err(error) = &letter.payload
-                && let Some(panicked) = Panicked::within(&**error)
-            {
-                self.observer.observe(&panicked.event());
+            // An entry that is no message has nothing for layers.
+            match dead.envelope(&Limits::default()) {
+                Ok(envelope) if !self.layers.is_empty() => {
+                    layered::call_within(&self.layers, (dead, envelope), codec, handler, &self.observer).await
+                }
+                _ => layered::call(Letter::read(dead, codec), &**handler, &*self.observer).await,
             }
-            handler(letter).await.into_outcome()
         };
         let said: std::result::Result<_, BoxError> = match AssertUnwindSafe(said).catch_unwind().await {
             Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::default()) {

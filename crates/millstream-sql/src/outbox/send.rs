@@ -1,5 +1,6 @@
 //! Writer: messages as rows in the user's transaction.
 
+use std::borrow::Borrow;
 use std::future::IntoFuture;
 use std::time::Duration;
 
@@ -78,7 +79,13 @@ impl Outbox {
     /// Returned by the awaited future. [`ErrorKind::Encode`], also for a codec that panics, [`ErrorKind::TooLarge`],
     /// [`ErrorKind::InvalidName`], [`ErrorKind::InvalidConfig`] for a bad topic: then nothing was sent to the database. Those of
     /// the database: PostgreSQL then refuses everything else in the transaction.
-    pub fn send<'c, T>(&self, conn: impl Into<Conn<'c>>, topic: &Topic<T>, value: &T) -> OutboxSend<'c> {
+    pub fn send<'c, T: 'static>(
+        &self,
+        conn: impl Into<Conn<'c>>,
+        topic: impl Borrow<Topic<T>>,
+        value: &T,
+    ) -> OutboxSend<'c> {
+        let topic = topic.borrow();
         let payload = encode(topic.codec(), value);
         let prepared = topic.spec().and_then(|spec| Ok((spec.name.as_str().to_owned(), payload?)));
         let (topic, payload, error) = match prepared {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use clap::Args;
 use millstream::Limits;
 use millstream::admin::Edit;
-use millstream::layers::core::wire::{self, Field};
+use millstream::crates::core::wire::{self, Field};
 
 use crate::commands::message::content::header;
 

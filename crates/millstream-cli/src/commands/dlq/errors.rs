@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::DeadLetterFilter;
-use millstream::layers::core::error_groups::{ErrorGroups, MAX_GROUPS};
+use millstream::crates::core::error_groups::{ErrorGroups, MAX_GROUPS};
 use millstream::{ErrorKind, GroupName, MessageId, Partition, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;

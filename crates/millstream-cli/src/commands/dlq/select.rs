@@ -4,7 +4,7 @@ use anyhow::Result;
 use bytes::Bytes;
 use clap::Args;
 use millstream::admin::{DeadLetterFilter, DeadLetterQueue, Filter, Survey};
-use millstream::layers::core::Fingerprint;
+use millstream::crates::core::Fingerprint;
 use millstream::{MessageId, Partition, Reason, Timestamp};
 
 use crate::commands::group::Of;

@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::Args;
 use millstream::TopicName;
 use millstream::admin::{OwnedPartition, Standing};
-use millstream::layers::core::catalog::PartitionSurvey;
-use millstream::layers::core::inspect::Structure;
+use millstream::crates::core::catalog::PartitionSurvey;
+use millstream::crates::core::inspect::Structure;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ mod template;
 
 use bytes::Bytes;
 use millstream::admin::Message;
-use millstream::layers::core::wire::{self, Field};
+use millstream::crates::core::wire::{self, Field};
 use millstream::{Delivery, Envelope, Limits, MessageId, TopicPartition};
 
 /// A message and its position.

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::Args;
-use millstream::layers::core::tasks::{MAX_SHARDS, QueueChange, QueueSpec};
-use millstream::layers::core::{Capability, QueueName};
+use millstream::crates::core::tasks::{MAX_SHARDS, QueueChange, QueueSpec};
+use millstream::crates::core::{Capability, QueueName};
 use millstream::{DeadLetterRetention, ErrorKind};
 use schemars::JsonSchema;
 use serde::Serialize;

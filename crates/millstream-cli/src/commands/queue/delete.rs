@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use millstream::layers::core::QueueName;
+use millstream::crates::core::QueueName;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::future::try_join_all;
 use millstream::DeadLetterRetention;
+use millstream::crates::core::QueueName;
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
-use millstream::layers::core::QueueName;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -6,8 +6,8 @@ use anyhow::Result;
 use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
 use chrono_tz::Tz;
+use millstream::crates::core::QueueName;
 use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages};
-use millstream::layers::core::QueueName;
 use millstream::{ErrorKind, Timestamp, Topic, TopicName};
 
 use crate::commands::message::sanitize;

@@ -1,7 +1,7 @@
 //! Groups of errors with the same fingerprint, as several commands show them.
 
 use millstream::Timestamp;
-use millstream::layers::core::{ErrorGroup, ErrorGroups};
+use millstream::crates::core::{ErrorGroup, ErrorGroups};
 use schemars::JsonSchema;
 use serde::Serialize;
 

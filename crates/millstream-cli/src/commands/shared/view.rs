@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
-use millstream::layers::core::History;
+use millstream::crates::core::History;
 use millstream::{DeadLetterRetention, GroupName, Packing, Retention, Timestamp, TopicSpec};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millstream::admin::{Server, Totals};
-use millstream::layers::core::catalog::PartitionSurvey;
+use millstream::crates::core::catalog::PartitionSurvey;
 use millstream::{DeadLetter, GroupName, MessageId, TopicName, TopicSpec};
 
 use crate::commands::top::round::{Detail, Problem, Round, TopicSample};

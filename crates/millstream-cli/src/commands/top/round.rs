@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream::admin::{GroupStats, Owners, PendingPage, Server};
-use millstream::layers::core::catalog::PartitionSurvey;
+use millstream::crates::core::catalog::PartitionSurvey;
 use millstream::{DeadLetter, GroupName, TopicName, TopicSpec};
 
 /// Details that the screen shows beyond the rows. They cost more commands, so they are read only for the focused

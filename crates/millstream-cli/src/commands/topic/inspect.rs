@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::TopicSurvey;
-use millstream::layers::core::inspect::LogState;
+use millstream::crates::core::inspect::LogState;
 use millstream::{ErrorKind, MessageId, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;

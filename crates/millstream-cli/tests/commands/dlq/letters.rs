@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use bytes::Bytes;
-use millstream::layers::core::{Envelope, History, Reason, wire};
+use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::{DeadLetter, Delivery, MessageId, Millstream, Topic, TopicPartition};
 use rustix::process::Signal;
 use serde_json::Value;

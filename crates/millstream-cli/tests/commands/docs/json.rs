@@ -1,6 +1,6 @@
 //! The JSON output as it is documented, and the errors in it.
 
-use millstream::layers::core::keys::Keys;
+use millstream::crates::core::keys::Keys;
 use millstream::{Namespace, TopicPartition};
 use rustix::process::Signal;
 use serde_json::{Value, json};

@@ -4,3 +4,5 @@
 mod dashboard;
 #[cfg(feature = "exporter")]
 mod exporter;
+#[cfg(feature = "keda")]
+mod scaler;

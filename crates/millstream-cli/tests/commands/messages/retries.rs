@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use millstream::layers::core::TopicPartition;
-use millstream::layers::core::keys::Keys;
+use millstream::crates::core::TopicPartition;
+use millstream::crates::core::keys::Keys;
 use millstream::{Delivery, Fixed, Millstream, Namespace, Outcome};
 use serde_json::{Value, json};
 

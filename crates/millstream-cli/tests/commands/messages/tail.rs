@@ -1,7 +1,7 @@
 //! `millstream tail`.
 
-use millstream::layers::core::keys::Keys;
-use millstream::layers::core::log::Append;
+use millstream::crates::core::keys::Keys;
+use millstream::crates::core::log::Append;
 use millstream::{Millstream, Namespace, Producer, TopicPartition};
 use rustix::process::Signal;
 use serde_json::json;

@@ -5,7 +5,7 @@ mod table;
 
 use std::collections::BTreeSet;
 
-use millstream::layers::core::keys::Keys;
+use millstream::crates::core::keys::Keys;
 use millstream::{Delivery, GroupName, Namespace, Outcome, TopicName, TopicPartition};
 use serde_json::Value;
 

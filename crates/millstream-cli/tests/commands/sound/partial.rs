@@ -1,8 +1,8 @@
 //! One topic, group or key that is broken: it is named, all others are shown, and there is a remedy.
 
 use millstream::Namespace;
-use millstream::layers::core::TopicPartition;
-use millstream::layers::core::keys::Keys;
+use millstream::crates::core::TopicPartition;
+use millstream::crates::core::keys::Keys;
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
 use millstream::Namespace;
+use millstream::crates::core::keys::Keys;
 use millstream::delay::DelayQueue;
-use millstream::layers::core::keys::Keys;
 
 use crate::support::cli::{Cli, Ran, bare};
 use crate::support::envelope;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use millstream::admin::{DeadLetterFilter, Edit, Replay};
-use millstream::layers::core::{Fingerprint, Limits};
+use millstream::crates::core::{Fingerprint, Limits};
 use millstream::{DeadLetter, Partition};
 
 use super::{letter_href, open};

@@ -5,7 +5,7 @@ pub(crate) mod export;
 pub(crate) mod letter;
 
 use millstream::admin::DeadLetterQuery;
-use millstream::layers::core::Limits;
+use millstream::crates::core::Limits;
 use millstream::{DeadLetterQueue, GroupName, TopicName};
 
 use super::{content, group_href, group_page};

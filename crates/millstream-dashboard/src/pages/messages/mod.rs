@@ -5,7 +5,7 @@ pub(crate) mod story;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use millstream::admin::{Browse, Message, Range};
-use millstream::layers::core::Limits;
+use millstream::crates::core::Limits;
 use millstream::{MessageId, Partition};
 
 use super::{content, topic_page};

@@ -4,9 +4,9 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use millstream::admin::{DeadLetterFilter, DeadLetterQuery, Range, RetryFilter, Stream};
-use millstream::layers::core::log::Source;
-use millstream::layers::core::wire;
-use millstream::layers::core::{Envelope, Limits};
+use millstream::crates::core::log::Source;
+use millstream::crates::core::wire;
+use millstream::crates::core::{Envelope, Limits};
 use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicPartition};
 
 use super::find;
@@ -136,7 +136,7 @@ async fn place(
     let newest = Range { newest_first: true, ..Range::ALL };
     let redelivered = inspect.entries(&tp, &Stream::Retry(name.clone()), newest, REDELIVERIES).await?;
     for entry in redelivered.items {
-        let receipt = millstream::layers::core::log::Receipt::new(Source::Retry, entry.id);
+        let receipt = millstream::crates::core::log::Receipt::new(Source::Retry, entry.id);
         let decoded = wire::decode(receipt, &entry.fields, &Limits::default());
         if decoded.origin == id {
             let page = inspect.pending(&tp, name, Source::Retry, entry.id.previous(), 1).await?;

@@ -1,9 +1,9 @@
 //! Dead tasks of a delay queue.
 
 use millstream::Timestamp;
+use millstream::crates::core::Limits;
+use millstream::crates::core::error_groups::ErrorGroups;
 use millstream::delay::DeadTaskFilter;
-use millstream::layers::core::Limits;
-use millstream::layers::core::error_groups::ErrorGroups;
 use tokio::time::{Duration, Instant};
 
 use super::{open, queue_href, queue_page};

@@ -4,8 +4,8 @@ pub(crate) mod dead;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use millstream::crates::core::QueueName;
 use millstream::delay::{DelayQueue, TaskCounts};
-use millstream::layers::core::QueueName;
 
 use super::content;
 use crate::access::Permission;

@@ -1,6 +1,6 @@
 //! Changes of a topic: its settings, after a preview, and further partitions.
 
-use millstream::layers::core::topic::MAX_PARTITIONS;
+use millstream::crates::core::topic::MAX_PARTITIONS;
 use millstream::{ErrorKind, TopicSpec};
 
 use super::settings::Settings;

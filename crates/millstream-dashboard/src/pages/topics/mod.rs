@@ -5,7 +5,7 @@ pub(crate) mod delete;
 mod settings;
 pub(crate) mod verify;
 
-use millstream::layers::core::topic::MAX_PARTITIONS;
+use millstream::crates::core::topic::MAX_PARTITIONS;
 use millstream::{ErrorKind, TopicName, TopicSpec};
 
 use crate::access::Permission;

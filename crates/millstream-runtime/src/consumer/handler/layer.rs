@@ -126,6 +126,77 @@ impl Answer {
     }
 }
 
+/// Meaning of an answer for a dead letter.
+pub(crate) enum LetterAnswer {
+    /// The handler is done.
+    Done,
+    /// Not now, but after this time.
+    Later(Duration),
+    /// The payload cannot be read.
+    Unreadable(BoxError),
+    /// The handler or a layer failed.
+    Failed(BoxError),
+    /// It was not handled.
+    Unhandled,
+}
+
+impl Answer {
+    /// Returns what the answer means for a dead letter, which has no attempts and cannot become another one.
+    pub(crate) fn for_letter(self) -> LetterAnswer {
+        let Some(verdict) = self.0 else { return LetterAnswer::Unhandled };
+        match verdict {
+            Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked => LetterAnswer::Done,
+            Verdict::Said(Outcome::Snooze(time)) => LetterAnswer::Later(time),
+            Verdict::Said(Outcome::DeadLetter(error)) | Verdict::Undecodable(error) => {
+                LetterAnswer::Unreadable(error)
+            }
+            Verdict::Said(
+                Outcome::Retry(error) | Outcome::RetryAfter(_, error) | Outcome::RetryAt(_, error),
+            ) => LetterAnswer::Failed(error),
+            // An outcome of a later version of core.
+            Verdict::Said(_) => LetterAnswer::Unhandled,
+            Verdict::TimedOut(limit) => {
+                LetterAnswer::Failed(format!("handler timed out after {limit:?}").into())
+            }
+            Verdict::Panicked(text) => LetterAnswer::Failed(format!("panicked: {text}").into()),
+            Verdict::Malformed(error) => LetterAnswer::Unreadable(error.into()),
+            Verdict::Crashed(crashes) => LetterAnswer::Failed(format!("{crashes} processes ended").into()),
+        }
+    }
+}
+
+/// A function in the place of a handler.
+struct Innermost<F>(F);
+
+impl<F: Fn(Delivery<Bytes>) -> BoxFuture<'static, Answer> + Send + Sync> Call for Innermost<F> {
+    fn declines(&self) -> bool {
+        false
+    }
+
+    fn one(&self, Input { about, payload }: Input, _: Option<Duration>) -> BoxFuture<'static, Answer> {
+        (self.0)(Delivery { payload, about })
+    }
+
+    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
+        async move {
+            while let Some(input) = row.next() {
+                let answer = self.one(input, timeout).await;
+                row.finish(answer.0);
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Calls layers, and a function inside of them, with a message that no consumer has read.
+pub(crate) async fn around<F>(layers: &[Arc<dyn Layer>], delivery: Delivery<Bytes>, innermost: F) -> Answer
+where
+    F: Fn(Delivery<Bytes>) -> BoxFuture<'static, Answer> + Send + Sync,
+{
+    let handler = Innermost(innermost);
+    Next { layers, handler: &handler }.run(delivery).await
+}
+
 /// A handler with its layers.
 pub(in crate::consumer) struct Layered {
     pub(in crate::consumer) layers: Vec<Arc<dyn Layer>>,

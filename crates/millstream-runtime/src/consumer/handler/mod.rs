@@ -22,6 +22,8 @@ pub use layer::{Answer, Layer, Next};
 pub use timeout::Timeout;
 pub use trace::Trace;
 
+pub(crate) use layer::{LetterAnswer, around};
+
 pub(in crate::consumer) use layer::Layered;
 
 use crate::consumer::batch::BatchConfig;

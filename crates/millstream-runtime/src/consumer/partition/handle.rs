@@ -27,8 +27,8 @@ enum HandleLease {
     Partition(Arc<Context>, Arc<LeaseGuard>),
     /// That of its entry, which is pending under our name.
     Entry(Arc<Context>, Arc<EntryLease>),
-    /// None: the message is one of a test, which nobody else can get.
-    Test,
+    /// None: nobody else can get the message meanwhile, or it is one of a test.
+    None,
 }
 
 impl PartitionHandle {
@@ -53,9 +53,9 @@ impl PartitionHandle {
         Self { topic_partition, group, epoch: 0, cancelled, lease }
     }
 
-    /// Creates the handle of a message that was not read.
-    pub(crate) fn for_test(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
-        Self { topic_partition, group, epoch, cancelled: CancellationToken::new(), lease: HandleLease::Test }
+    /// Creates the handle of a message that no lease covers: that of a dead letter, or one that a test makes. It is never cancelled.
+    pub(crate) fn without_lease(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
+        Self { topic_partition, group, epoch, cancelled: CancellationToken::new(), lease: HandleLease::None }
     }
 
     /// Waits until nothing of this partition may start any more.
@@ -63,7 +63,7 @@ impl PartitionHandle {
         let (ended, given_up) = match &self.lease {
             HandleLease::Partition(_, guard) => (guard.lost(), guard.revoked()),
             HandleLease::Entry(context, _) => (&self.cancelled, &context.stop),
-            HandleLease::Test => (&self.cancelled, &self.cancelled),
+            HandleLease::None => (&self.cancelled, &self.cancelled),
         };
         tokio::select! {
             biased;
@@ -80,7 +80,7 @@ impl PartitionHandle {
                 let extend = lease.clone().extend(context.backend.shared()?.clone());
                 return context.control.call(extend).await;
             }
-            HandleLease::Test => return Ok(()),
+            HandleLease::None => return Ok(()),
         };
         let (leases, lease) = (context.backend.leases().clone(), guard.lease().clone());
         // Taken before the request: the ttl cannot have started earlier.

@@ -11,6 +11,7 @@ mod share;
 mod tests;
 mod topics;
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,8 +87,8 @@ impl OutboxRelayBuilder {
 
     /// Names a topic that rows are for: it is created if it does not exist, as a producer does. A row for a topic that exists needs
     /// no mention here; a row for one that does not is given up.
-    pub fn topic<T>(mut self, topic: &Topic<T>) -> Self {
-        self.topics.push(topic.spec());
+    pub fn topic<T: 'static>(mut self, topic: impl Borrow<Topic<T>>) -> Self {
+        self.topics.push(topic.borrow().spec());
         self
     }
 

@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use millstream::Headers;
-use millstream::layers::core::wire::Field;
+use millstream::crates::core::wire::Field;
 use schemars::JsonSchema;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, bail};
 use clap::Args;
 use millstream::MessageId;
+use millstream::crates::core::{QueueName, Shard};
 use millstream::delay::DeadTasks;
-use millstream::layers::core::{QueueName, Shard};
 use schemars::JsonSchema;
 use serde::Serialize;
 

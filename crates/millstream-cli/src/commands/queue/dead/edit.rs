@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use millstream::Limits;
-use millstream::layers::core::QueueName;
-use millstream::layers::core::wire;
+use millstream::crates::core::QueueName;
+use millstream::crates::core::wire;
 use schemars::JsonSchema;
 use serde::Serialize;
 

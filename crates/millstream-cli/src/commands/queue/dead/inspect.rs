@@ -3,9 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::Limits;
+use millstream::crates::core::QueueName;
+use millstream::crates::core::error_groups::MAX_GROUPS;
 use millstream::delay::DeadTask;
-use millstream::layers::core::QueueName;
-use millstream::layers::core::error_groups::MAX_GROUPS;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 

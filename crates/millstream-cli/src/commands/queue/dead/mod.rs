@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use millstream::crates::core::Fingerprint;
+use millstream::crates::core::QueueName;
+use millstream::crates::core::tasks::DeadTask;
 use millstream::delay::{DeadTaskFilter, DeadTasks};
-use millstream::layers::core::Fingerprint;
-use millstream::layers::core::QueueName;
-use millstream::layers::core::tasks::DeadTask;
 
 use crate::commands::scheduled::recurring;
 use crate::commands::schemas::{Table, of};

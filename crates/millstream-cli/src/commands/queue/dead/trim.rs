@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use clap::Args;
 use millstream::DeadLetterRetention;
+use millstream::crates::core::QueueName;
 use millstream::delay::DeadTasksTrimmed;
-use millstream::layers::core::QueueName;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use millstream::MessageId;
 use millstream::admin::{RetryQueue, RetrySelection};
-use millstream::layers::core::schedule::RetryAction;
+use millstream::crates::core::schedule::RetryAction;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::{PartError, Retry, WaitingRetry};
-use millstream::layers::core::error_groups::MAX_GROUPS;
-use millstream::layers::core::inspect::Parked;
+use millstream::crates::core::error_groups::MAX_GROUPS;
+use millstream::crates::core::inspect::Parked;
 use millstream::{Partition, Timestamp};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};

@@ -7,7 +7,7 @@ use anyhow::Result;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use millstream::admin::{Filter, RetryFilter, RetryQueue};
-use millstream::layers::core::Fingerprint;
+use millstream::crates::core::Fingerprint;
 use millstream::{MessageId, Partition, Timestamp};
 
 use crate::commands::group::Of;

@@ -7,7 +7,7 @@ mod view;
 use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
-use millstream::layers::core::catalog::PartitionSurvey;
+use millstream::crates::core::catalog::PartitionSurvey;
 use millstream::{DeadLetter, GroupName, MessageId, Partition, PartitionStats, Reason, Topic, TopicName};
 
 use crate::commands::top::round::{Problem, Round, TopicSample};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crossterm::event::{KeyCode, KeyEvent};
 use millstream::admin::Server;
-use millstream::layers::core::catalog::Unreadable;
-use millstream::layers::core::inspect::Structure;
+use millstream::crates::core::catalog::Unreadable;
+use millstream::crates::core::inspect::Structure;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::Color;

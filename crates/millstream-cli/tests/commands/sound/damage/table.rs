@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use millstream::layers::core::keys::Keys;
+use millstream::crates::core::keys::Keys;
 use millstream::{GroupName, TopicName, TopicPartition};
 
 /// What can be seen of the group `billing`.

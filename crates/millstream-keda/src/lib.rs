@@ -1,0 +1,11 @@
+#![doc = include_str!("../README.md")]
+
+mod proto;
+mod scaler;
+mod server;
+mod service;
+mod trigger;
+
+pub use scaler::{Activity, Scaler};
+pub use server::Server;
+pub use trigger::Trigger;
