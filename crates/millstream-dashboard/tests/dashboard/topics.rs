@@ -147,7 +147,7 @@ async fn a_topic_with_rights_of_its_own_is_not_created_by_those_who_lack_them() 
 async fn a_sound_topic_is_verified() {
     let scene = Scene::new(|| Access::operate("ann")).await;
     let before = scene.get("/topics/orders/verify").await.body;
-    assert!(before.contains("has not verified the topic yet") && before.contains("Verify now"), "{before}");
+    assert!(before.contains("has not verified the topic") && before.contains("Verify now"), "{before}");
     let page = scene.ended(scene.post("/topics/orders/verify", &[]).await).await;
     assert!(page.contains("0 findings") && page.contains("Items examined"), "{page}");
     let result = scene.get("/topics/orders/verify").await.body;
