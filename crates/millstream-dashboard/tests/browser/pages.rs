@@ -58,9 +58,12 @@ async fn nothing_hostile_runs_and_nothing_is_inaccessible() {
     let mut paths: Vec<String> = gets.map(|path| place.with_query(path)).collect();
     paths.push("/topics/orders/groups/waiting/retries".into());
     paths.push("/topics/nothing".into());
+    // Those that show the same again are not examined for access.
+    let examined = paths.len();
+    paths.extend(place::forge(&site.mq).await);
     assert!(paths.len() > 25, "{paths:?}");
     let (mut problems, mut dialogs) = (Vec::new(), 0);
-    for path in &paths {
+    for (at, path) in paths.iter().enumerate() {
         let url = site.url(path);
         for (scheme, width) in [("light", 1_280), ("dark", 360)] {
             tab.scheme(scheme).await;
@@ -76,7 +79,7 @@ async fn nothing_hostile_runs_and_nothing_is_inaccessible() {
             if !ok {
                 problems.push(format!("{scheme} {path}: {seen}"));
             }
-            if let Some(axe) = &axe {
+            if let Some(axe) = axe.as_ref().filter(|_| at < examined) {
                 let found = violations(&mut tab, axe).await;
                 problems.extend(found.into_iter().map(|it| format!("{scheme} {path}: {it}")));
             }

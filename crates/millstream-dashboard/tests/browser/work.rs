@@ -50,7 +50,7 @@ async fn picture(tab: &mut Tab, name: &str) {
     if std::env::var_os("MILLSTREAM_PICTURES").is_none() {
         return;
     }
-    for (scheme, width) in [("light", 1_280), ("dark", 1_280), ("light", 360)] {
+    for (scheme, width) in [("light", 1_280), ("dark", 1_280), ("light", 360), ("dark", 360)] {
         tab.scheme(scheme).await;
         tab.width(width).await;
         let shot = tab.call("Page.captureScreenshot", json!({"captureBeyondViewport": false})).await;
