@@ -71,7 +71,10 @@ async fn settings_are_changed_after_a_preview() {
     let before = scene.mq.admin().topic(&name("orders")).await.expect("the topic");
     assert_eq!(before.retention, Retention::Keep, "nothing was changed");
     let page = scene.ended(scene.post(path, &fields("orders")).await).await;
-    assert!(page.contains("topic alter") && page.contains("retention: length:7"), "{page}");
+    assert!(
+        page.contains("topic alter") && page.contains("<dt>retention</dt>") && page.contains("length:7"),
+        "{page}"
+    );
     let after = scene.mq.admin().topic(&name("orders")).await.expect("the topic");
     assert_eq!((after.retention, after.max_length), (Retention::Length(7), None));
     assert!(scene.get("/topics/orders").await.body.contains("the newest 7 of a partition"));

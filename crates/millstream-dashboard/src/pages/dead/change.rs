@@ -77,11 +77,19 @@ async fn confirm(
     } else {
         (ALL.to_owned(), String::new())
     };
+    let conditions = selection::conditions(&cx.query)?;
+    if !conditions.is_empty() {
+        let rows = conditions.into_iter().map(|(name, value)| (name.to_owned(), Cell::mono(value)));
+        // A fingerprint says nothing to people.
+        let example = counted.sample.first().map(|it| Cell::text(Text::short(&it.error)));
+        let rows = rows.chain(example.map(|error| ("error of one of them".to_owned(), error)));
+        page.push(Part::Facts { title: "Those that match".to_owned(), rows: rows.collect() });
+    }
     if verb == "Purge" {
         page.push(Part::notice(Tone::Bad, "They are deleted permanently. An export can be imported again."));
     }
     if counted.matched > 0 {
-        let other = if verb == "Purge" { "" } else { ", or the number above," };
+        let other = if verb == "Purge" { "" } else { ", or how many of them," };
         fields.push(Field::new("confirm", format!("Type {expected}{other} to confirm"), "").required());
         let form = Form::action(format!("{verb} {what}"), group_href(path, &topic, &group), fields, verb);
         let form = if verb == "Purge" { form.danger() } else { form };

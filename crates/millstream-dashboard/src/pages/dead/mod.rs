@@ -73,9 +73,9 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
         .map(|error| {
             let (partition, id) = &error.example;
             let of = |path| on(path).with("fingerprint", error.fingerprint);
-            let mut actions = vec![(Text::from("list"), of(paths::DEAD_LIST))];
+            let mut actions = Vec::new();
             if cx.may(&topic, Permission::Operate) {
-                actions.push(("replay…".into(), of(paths::DEAD_REPLAY)));
+                actions.push((Text::from("replay…"), of(paths::DEAD_REPLAY)));
             }
             if cx.may(&topic, Permission::Admin) {
                 actions.push(("purge…".into(), of(paths::DEAD_PURGE)));
@@ -83,7 +83,7 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
             let letters = format::count(error.count);
             vec![
                 Cell::text(if count.is_complete { letters } else { format!("≥ {letters}") }),
-                Cell::text(Text::short(&error.pattern)),
+                Cell::link(Text::short(&error.pattern), of(paths::DEAD_LIST)),
                 Cell::time(error.first),
                 Cell::time(error.last),
                 Cell {
