@@ -165,7 +165,7 @@ impl DeadLetterQueue {
             bytes += found.iter().map(walk::size).sum::<usize>();
             letters.extend(found);
         }
-        Ok(DeadLetterPage { looked_at: walk.looked_at(), next: walk.next(), letters })
+        Ok(DeadLetterPage { looked_at: walk.looked_at(), next: walk.cursor(), letters })
     }
 
     /// Returns one letter; `None` if it does not exist.
@@ -186,6 +186,17 @@ impl DeadLetterQueue {
     pub async fn count(&self) -> Result<u64> {
         let stats = self.backend.catalog().stats(&self.topic, &self.group).await?;
         Ok(stats.iter().map(|partition| partition.dead).sum())
+    }
+
+    /// Returns the newest letter of each partition that has any. Passed as [`DeadLetterFilter::up_to`], it excludes letters that
+    /// die later from an operation.
+    ///
+    /// # Errors
+    /// Same as [`list`](Self::list).
+    pub async fn newest(&self) -> Result<BTreeMap<Partition, MessageId>> {
+        let ends = self.ends(&DeadLetterFilter::default()).await?;
+        let ends = self.topic.iter().map(|tp| tp.partition).zip(ends);
+        Ok(ends.filter(|(_, id)| *id > MessageId::ZERO).collect())
     }
 
     /// Counts the matching letters, up to `limit`, and returns the first `sample` of them: the letters that a replay or
@@ -230,12 +241,18 @@ impl DeadLetterQueue {
         Ok(self.walk_by(filter, Route { newest_first: false, after: None, ends, limit }))
     }
 
-    /// Iterates over the matching letters, newest first, up to `limit`. It asks for nothing before its first step, unlike
-    /// [`walk`](Self::walk), which must know the newest letter of each partition.
+    /// Iterates over the matching letters, newest first, up to `limit`. It starts behind the [cursor](DeadLetterWalk::cursor) of
+    /// another such walk, or with the newest letter. It asks for nothing before its first step, unlike [`walk`](Self::walk),
+    /// which must know the newest letter of each partition.
     #[must_use]
-    pub fn walk_newest_first(&self, filter: &DeadLetterFilter, limit: Option<u64>) -> DeadLetterWalk {
+    pub fn walk_newest_first(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<Cursor>,
+        limit: Option<u64>,
+    ) -> DeadLetterWalk {
         let limit = limit.unwrap_or(u64::MAX);
-        self.walk_by(filter, Route { newest_first: true, after: None, ends: None, limit })
+        self.walk_by(filter, Route { newest_first: true, after, ends: None, limit })
     }
 
     /// Moves one dead letter back to its group. Returns false if it no longer exists, or if another caller has claimed it.

@@ -139,7 +139,8 @@ impl DeadLetterWalk {
     }
 
     /// Returns the cursor at which another walk would continue; `None` at the end.
-    pub(super) fn next(&self) -> Option<Cursor> {
+    #[must_use]
+    pub fn cursor(&self) -> Option<Cursor> {
         self.last.filter(|_| self.merge.more())
     }
 }

@@ -207,23 +207,24 @@ async fn so_many_a_second_go_and_no_more() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_operators_each_letter_is_replayed_by_one() {
+    // Several batches for each: with fewer letters, one of them may be ahead of the other all the time.
+    const LETTERS: u64 = 2_400;
     for replay in [Replay::default(), elsewhere()] {
-        let mut shared = 0;
         for seed in 1..=8 {
             let backend = Chaos::new(MemoryBackend::new(), seed);
-            let grave = Grave::over(slow(&backend).backend(), 300).await;
+            let grave = Grave::over(slow(&backend).backend(), LETTERS as u32).await;
             let run = async |grave: &Grave| grave.replay(replay.clone()).await;
             let (one, two) = tokio::join!(run(&grave), run(&grave));
-            // With some seeds one of them is always ahead.
-            shared += u32::from(one.replayed > 0 && two.replayed > 0);
+            assert!(one.replayed > 0 && two.replayed > 0, "{seed}: {one:?} {two:?}");
+            let (both, all) = (one.replayed + two.replayed, LETTERS as usize);
             if replay.to == ReplayTo::Group {
-                assert_eq!((one.replayed + two.replayed, grave.back().await.len()), (300, 300));
+                assert_eq!((both, grave.back().await.len()), (LETTERS, all));
             } else {
-                assert_eq!((one.replayed + two.replayed, grave.sent().await.len()), (270, 270));
+                // A tenth of them cannot be read.
+                assert_eq!((both, grave.sent().await.len()), (LETTERS * 9 / 10, all * 9 / 10));
                 assert!(grave.copies().await.values().all(|copies| *copies == 1));
             }
         }
-        assert!(shared > 0, "one of them did everything: {replay:?}");
     }
 }
 

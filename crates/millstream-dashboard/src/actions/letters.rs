@@ -65,7 +65,7 @@ fn show(running: &Action, replayer: &Replayer) {
     running.set(replayed.replayed, replayed.passed_over + replayed.refused);
 }
 
-/// Deletes the letters that match. Each step reads letters, and deletes those ids.
+/// Deletes the letters that match, at most `most`. Each step reads letters, and deletes those ids.
 ///
 /// # Errors
 /// Those of `DeadLetterQueue::purge_where`.
@@ -73,8 +73,9 @@ pub(crate) async fn purge(
     running: &Action,
     queue: &DeadLetterQueue,
     filter: &DeadLetterFilter,
+    most: Option<u64>,
 ) -> Result<()> {
-    let mut walk = queue.walk(filter, None).await?;
+    let mut walk = queue.walk(filter, most).await?;
     while !walk.is_done() && !running.is_cancelled() {
         let mut found: BTreeMap<Partition, Vec<MessageId>> = BTreeMap::new();
         for letter in walk.run_once(STEP).await? {

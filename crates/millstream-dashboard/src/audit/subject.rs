@@ -95,15 +95,19 @@ impl Subject {
     }
 }
 
-impl fmt::Display for Subject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Subject {
+    /// Names the place alone: `group billing of topic orders`.
+    pub(crate) fn place(&self) -> String {
         let parts =
             [("group", &self.group), ("topic", &self.topic), ("queue", &self.queue), ("lock", &self.lock)];
-        for (at, (what, name)) in
-            parts.iter().filter_map(|(what, name)| Some((what, name.as_ref()?))).enumerate()
-        {
-            write!(f, "{}{what} {name}", if at > 0 { " of " } else { "" })?;
-        }
+        let named = parts.iter().filter_map(|(what, name)| Some(format!("{what} {}", name.as_ref()?)));
+        named.collect::<Vec<_>>().join(" of ")
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.place())?;
         for (at, (name, value)) in self.select.iter().enumerate() {
             write!(f, "{} {name} = {value}", if at > 0 { "," } else { ", those where" })?;
         }

@@ -41,7 +41,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let action = find(&cx)?;
     let state = action.state();
     let subject = super::seen(&cx, action.order.subject.clone());
-    let mut page = Page::new(format!("{}: {subject}", action.order.what))
+    let mut page = Page::new(format!("{}: {}", action.order.what, subject.place()))
         .crumb("Audit log", Href::of(paths::AUDIT, &[]));
     page.live = state.ended.is_none();
     let ended = state.ended.as_ref().map(|(at, _)| *at);
@@ -68,6 +68,16 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         facts.push(("Topic", Cell::link(topic.as_str(), super::topic_href(topic))));
     }
     page.push(Part::facts("", facts));
+    let about = subject.select.iter().chain(&subject.settings);
+    let about = about.map(|(name, value)| {
+        // A list of ids, which may be broken between them.
+        let value = if name == "up_to" { value.replace(',', ", ") } else { value.clone() };
+        (name.replace('_', " "), Cell::mono(value))
+    });
+    let about: Vec<_> = about.collect();
+    if !about.is_empty() {
+        page.push(Part::Facts { title: "Selection and settings".to_owned(), rows: about });
+    }
     for note in &state.notes {
         page.push(Part::notice(Tone::Plain, note.as_str()));
     }

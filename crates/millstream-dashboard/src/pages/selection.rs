@@ -5,19 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use millstream::admin::{DeadLetterFilter, Filter, RetryFilter};
-use millstream::{DeadLetter, DeadLetterQueue, Error, MessageId, Partition, Reason, Timestamp};
-use tokio::time::Instant;
+use millstream::{MessageId, Partition, Reason, Timestamp};
 
 use crate::failure::Failure;
+use crate::reading::counts::FilterKey;
 use crate::redaction::Redaction;
 use crate::request::params::Params;
 use crate::view::form::{Field, Form};
 use crate::view::href::Href;
-
-/// Time after which letters are not counted further: the number is a lower bound then.
-const BUDGET: Duration = Duration::from_secs(5);
-/// Number of letters that are shown beside a count.
-const SAMPLE: usize = 10;
 
 /// Names of the parameters of a filter.
 const NAMES: [&str; 9] =
@@ -67,6 +62,12 @@ pub(crate) fn hide(mut form: Form, params: &Params) -> Form {
         }
     }
     form
+}
+
+/// Returns the parameters of a filter as they are, to tell filters apart.
+pub(crate) fn key(params: &Params) -> FilterKey {
+    let value = |name: &'static str| Some((name, params.raw(name).filter(|it| !it.is_empty())?.to_owned()));
+    NAMES.into_iter().chain(["id"]).filter_map(value).collect()
 }
 
 /// Returns the conditions that select what an action is about, for the audit log. Times are absolute there.
@@ -200,38 +201,6 @@ pub(crate) fn retries(params: &Params, hidden: &Redaction) -> Result<RetryFilter
         message: message(params, hidden)?,
         ..RetryFilter::default()
     })
-}
-
-/// Dead letters that were counted for a confirmation.
-#[derive(Debug, Default)]
-pub(crate) struct Counted {
-    pub(crate) matched: u64,
-    /// Whether all letters were read. Otherwise `matched` is a lower bound.
-    pub(crate) is_complete: bool,
-    /// Newest matching letter of each partition: letters that die later are not part of the action.
-    pub(crate) up_to: BTreeMap<Partition, MessageId>,
-    pub(crate) sample: Vec<DeadLetter>,
-}
-
-/// Counts the matching letters, as far as one page may read.
-///
-/// # Errors
-/// Those of `DeadLetterQueue::walk`.
-pub(crate) async fn count(queue: &DeadLetterQueue, filter: &DeadLetterFilter) -> Result<Counted, Error> {
-    let (began, mut counted) = (Instant::now(), Counted::default());
-    let mut walk = queue.walk(filter, None).await?;
-    while !walk.is_done() && began.elapsed() < BUDGET {
-        for letter in walk.run_once(1_000).await? {
-            counted.matched += 1;
-            let newest = counted.up_to.entry(letter.topic_partition.partition).or_default();
-            *newest = letter.id.max(*newest);
-            if counted.sample.len() < SAMPLE {
-                counted.sample.push(letter);
-            }
-        }
-    }
-    counted.is_complete = walk.is_done();
-    Ok(counted)
 }
 
 /// Writes the ends of a selection for a form: `0:1700000000000-0,3:1700000000000-1`.

@@ -17,6 +17,11 @@ const KEPT: usize = 2_000;
 /// Time after which a value that nobody asks for is dropped, if there are too many.
 const UNUSED: Duration = Duration::from_secs(60);
 
+/// Returns for how long at least a value is used that took this time to read.
+pub(crate) fn rest(took: Duration) -> Duration {
+    (took * REST).min(LONGEST)
+}
+
 /// A value, or why it could not be read, and when it was read.
 #[derive(Clone, Debug)]
 struct Read<V, E> {
@@ -132,7 +137,7 @@ impl<K: Clone + Eq + Hash, V, E: Clone> Cached<K, V, E> {
             Ok(value) => pace(value),
             Err(_) => self.keeps_errors.then_some(Duration::ZERO),
         };
-        let age = paced.map(|least| self.age.max(least).max((began.elapsed() * REST).min(LONGEST)));
+        let age = paced.map(|least| self.age.max(least).max(rest(began.elapsed())));
         let last = value.as_ref().ok().cloned().or_else(|| slot.as_ref()?.last.clone());
         let read = |age| Read { at: Instant::now(), age, stale: false, value: value.clone(), last };
         *slot = age.map(read);

@@ -2,7 +2,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod cached;
-pub(crate) mod errors;
+pub(crate) mod counts;
 pub(crate) mod health;
 pub(crate) mod snapshots;
 
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server};
+use millstream::admin::{Cursor, DeadLetterFilter, LockCursor, LockPage, Memory, Messages, Owners, Server};
 use millstream::crates::core::QueueName;
-use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName, TopicSpec};
+use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName};
 
 use crate::access::Access;
 use crate::audit::Audit;
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::view::Page;
 use budget::Budget;
 use cached::Cached;
-use errors::Errors;
+use counts::{FilterKey, LetterCount, LetterCounts};
 use snapshots::{Snapshot, Snapshots};
 
 /// Age of what changes all the time.
@@ -42,7 +42,7 @@ pub(crate) struct Reading {
     topics: Cached<(), Vec<TopicName>>,
     snapshots: Cached<TopicName, Snapshot>,
     owners: Cached<(TopicName, GroupName), Owners>,
-    errors: Cached<(TopicName, GroupName), Errors>,
+    counts: LetterCounts,
     queues: Cached<(), Vec<QueueName>>,
     servers: Cached<(), Vec<Server>>,
     memory: Cached<TopicName, Memory>,
@@ -53,18 +53,19 @@ pub(crate) struct Reading {
     pages: Cached<(u64, String, Access), Page, Failure>,
     /// Number of changes by users of this process: pages from before one are not shown after it.
     changes: AtomicU64,
-    budget: Budget,
+    budget: Arc<Budget>,
 }
 
 impl Reading {
     pub(crate) fn new(mq: &Millstream) -> Self {
+        let budget = Arc::<Budget>::default();
         Self {
             mq: mq.clone(),
             reader: Snapshots::new(mq),
             topics: Cached::new(LIVE),
             snapshots: Cached::new(LIVE),
             owners: Cached::new(LIVE),
-            errors: Cached::new(SLOW),
+            counts: LetterCounts::new(budget.clone()),
             queues: Cached::new(LIVE),
             servers: Cached::new(SLOW),
             memory: Cached::new(SLOW * 3),
@@ -72,7 +73,7 @@ impl Reading {
             audit: Cached::new(LIVE),
             pages: Cached::new(LIVE).without_errors(),
             changes: AtomicU64::new(0),
-            budget: Budget::default(),
+            budget,
         }
     }
 
@@ -126,11 +127,18 @@ impl Reading {
         self.owners.get_paced(&key, pace, async || self.mq.admin().owners(topic, group).await).await
     }
 
-    pub(crate) async fn errors(&self, topic: &TopicSpec, group: &GroupName) -> Result<Arc<Errors>, Error> {
-        let (name, key) = (&topic.name, (topic.name.clone(), group.clone()));
-        let pace = |it: &Errors| Some(self.budget.charge(name, it.commands));
-        let open = async || self.mq.admin().dead_letters(name, group).await;
-        self.errors.get_paced(&key, pace, async || Errors::read(&open().await?).await).await
+    /// Counts the dead letters that match a filter. `key` is the filter as the parameters of the page have it.
+    ///
+    /// # Errors
+    /// Those of `Admin::dead_letters` and of `DeadLetterWalk::run_once`.
+    pub(crate) async fn letters(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        (key, filter): (FilterKey, &DeadLetterFilter),
+    ) -> Result<Arc<LetterCount>, Error> {
+        let open = async || self.mq.admin().dead_letters(topic, group).await;
+        self.counts.get((topic, group, key), filter, open).await
     }
 
     pub(crate) async fn queues(&self) -> Result<Arc<Vec<QueueName>>, Error> {
@@ -195,7 +203,7 @@ impl Reading {
         if let Some(group) = group {
             let key = (topic.clone(), group.clone());
             self.owners.expire(&key);
-            self.errors.expire(&key);
+            self.counts.expire(topic, group);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Work of an operator, from the overview, as somebody does it who has read nothing.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use millstream::{Delivery, Millstream, Outcome, Topic};
 use serde_json::json;
@@ -44,22 +46,60 @@ async fn fill(mq: &Millstream) {
     mq.producer(Topic::<u64>::new("mails").partitions(2)).await.expect("a topic");
 }
 
-/// Keeps a picture of the page, if pictures are asked for.
+/// Returns the format of pictures, `png` or `webp`, if pictures are asked for.
+fn pictures() -> Option<String> {
+    std::env::var("MILLSTREAM_PICTURES").ok().filter(|format| format == "png" || format == "webp")
+}
+
+/// Starts consumers and a producer, for pictures of a queue in use.
+async fn traffic(mq: &Millstream) {
+    let mails = || Topic::<Bytes>::raw("mails").partitions(8);
+    for (group, label, ms) in
+        [("newsletter", "news-1", 400), ("invoices", "inv-1", 2), ("invoices", "inv-2", 2)]
+    {
+        let handle = move |_: Delivery<Bytes>| async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            Outcome::Ack
+        };
+        let consumer = mq.consumer(mails(), group).label(label).start(handle).await.expect("a consumer");
+        // They run for as long as the test does.
+        std::mem::forget(consumer);
+    }
+    let producer = mq.producer(mails()).await.expect("a topic");
+    tokio::spawn(async move {
+        for number in 0_u32.. {
+            let mail = Bytes::from(format!("{{\"to\":\"customer-{number}\"}}"));
+            producer.send(&mail).key(format!("{number}")).await.expect("sent");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+/// Keeps a picture of the page, if pictures are asked for: `MILLSTREAM_PICTURES=webp`.
 async fn picture(tab: &mut Tab, name: &str) {
     use base64::Engine as _;
-    if std::env::var_os("MILLSTREAM_PICTURES").is_none() {
-        return;
-    }
-    for (scheme, width) in [("light", 1_280), ("dark", 1_280), ("light", 360)] {
+    let Some(format) = pictures() else { return };
+    for (scheme, width) in [("light", 1_280), ("dark", 1_280), ("light", 360), ("dark", 360)] {
         tab.scheme(scheme).await;
         tab.width(width).await;
-        let shot = tab.call("Page.captureScreenshot", json!({"captureBeyondViewport": false})).await;
+        let mut how = json!({"captureBeyondViewport": false, "format": format});
+        if format == "webp" {
+            how["quality"] = 60.into();
+        }
+        let shot = tab.call("Page.captureScreenshot", how).await;
         let bytes = base64::engine::general_purpose::STANDARD.decode(shot["data"].as_str().expect("text"));
-        let file = folder().join(format!("{name}-{scheme}-{width}.png"));
+        let file = folder().join(format!("dashboard-{name}-{scheme}-{width}.{format}"));
         std::fs::write(file, bytes.expect("base64")).expect("written");
     }
     tab.scheme("light").await;
     tab.width(1_280).await;
+}
+
+/// Loads the page again until all letters are counted: on a busy machine that takes longer than a page waits.
+async fn counted(tab: &mut Tab) {
+    while tab.text().await.contains("counting goes on") {
+        tab.follow("location.reload()").await;
+    }
 }
 
 /// Expression that clicks the first link or button with this text.
@@ -80,10 +120,19 @@ async fn letters_of_one_error_are_replayed_from_the_overview() {
     let mut tab = Tab::open().await;
     tab.width(1_280).await;
     tab.go(&site.url("/overview")).await;
-    picture(&mut tab, "overview").await;
+    if pictures().is_some() {
+        traffic(&site.mq).await;
+        // Long enough for rates and trends.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        tab.go(&site.url("/overview")).await;
+        picture(&mut tab, "overview").await;
+        tab.follow(&click("newsletter")).await;
+        picture(&mut tab, "group").await;
+        tab.go(&site.url("/overview")).await;
+    }
     tab.follow(&click("billing")).await;
-    picture(&mut tab, "group").await;
     tab.follow(&click("Dead letters")).await;
+    counted(&mut tab).await;
     picture(&mut tab, "dead").await;
     let text = tab.text().await;
     assert!(text.contains("no such customer") && text.contains("timed out"), "{text}");
@@ -93,10 +142,17 @@ async fn letters_of_one_error_are_replayed_from_the_overview() {
     );
     let count =
         tab.eval(&format!("Number({rows}.{find}.cells[0].textContent)")).await.as_u64().expect("a count");
+    if pictures().is_some() {
+        let letter = "[...document.querySelectorAll('td.mono a')][0].click()";
+        tab.follow(letter).await;
+        picture(&mut tab, "letter").await;
+        tab.go(&site.url("/topics/orders/groups/billing/dead")).await;
+    }
     tab.follow(&format!(
         "[...{rows}.{find}.querySelectorAll('a')].find((it) => it.textContent === 'replay…').click()"
     ))
     .await;
+    counted(&mut tab).await;
     picture(&mut tab, "replay").await;
     // By the keyboard, as a person: the field, the number, the return key.
     tab.eval("document.querySelector('input[name=confirm]').focus()").await;

@@ -135,8 +135,10 @@ async fn why_a_message_failed() {
     let mut walk = Walk::from_overview(&scene).await;
     // The number of dead letters of the group leads there, too.
     walk.in_row(">failing<", Some("8")).await;
+    // The error, and one of its letters.
     walk.in_row("no such customer", None).await;
-    assert_eq!(walk.steps, 2);
+    walk.in_row("no such customer", None).await;
+    assert_eq!(walk.steps, 3);
     for text in ["no such customer", "connection refused", "exhausted", "<dt>Attempts</dt>", "message "] {
         assert!(walk.page.contains(text), "{text}: {}", walk.page);
     }
@@ -195,7 +197,7 @@ async fn how_to_replay_some_of_the_dead_letters() {
     let mut walk = Walk::from_overview(&scene).await;
     walk.in_row(">failing<", Some("500")).await;
     walk.in_row("no such customer", Some("replay…")).await;
-    let confirm = "Type 125, or the number above, to confirm";
+    let confirm = "Type 125, or how many of them, to confirm";
     walk.press("Replay", &[("How many of them", "37"), (confirm, "37")]).await;
     assert_eq!(walk.steps, 3);
     assert!(walk.page.contains("37 of 37"), "{}", walk.page);
@@ -205,7 +207,7 @@ async fn how_to_replay_some_of_the_dead_letters() {
     walk.link("failing").await;
     walk.link("Dead letters").await;
     walk.link("Replay all…").await;
-    let confirm = "Type 463, or the number above, to confirm";
+    let confirm = "Type 463, or how many of them, to confirm";
     walk.press("Replay", &[("How many of them", "37"), (confirm, "37")]).await;
     assert_eq!(walk.steps, 4);
     assert_eq!(letters.count().await.expect("a count"), 426);

@@ -6,7 +6,7 @@
 #[path = "../../../../integration-tests/src/cluster.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod cluster;
-mod cost;
+mod load;
 mod on_cluster;
 mod on_memory;
 mod on_redis;
@@ -14,7 +14,6 @@ mod on_redis;
 #[allow(dead_code, unreachable_pub)]
 mod server;
 mod slow;
-mod weight;
 
 use millstream::Millstream;
 

@@ -4,6 +4,8 @@
 mod actions;
 #[path = "audit.rs"]
 mod audit;
+#[path = "counts.rs"]
+mod counts;
 #[path = "find.rs"]
 mod find;
 #[path = "place.rs"]

@@ -8,10 +8,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream::admin::{Fault, Finding, Scope};
 use millstream::crates::core::audit::{Audit, Audited, Check};
+use millstream::crates::core::recurring::Recurrence;
+use millstream::crates::core::schedule::{OnConflict, ScheduleId};
 use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
 use millstream::{
-    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
+    Concurrency, DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Sharing,
+    Topic, TopicPartition,
 };
 use tokio::time::Instant;
 
@@ -180,4 +183,85 @@ pub(crate) async fn fill(mq: &Millstream) -> Place {
         fence,
         action,
     }
+}
+
+/// Fills the rest of what anybody can put text into, which other tests do not expect: the names of consumers and of candidates,
+/// a rule that no version has written, and forged entries of the audit log. Returns the pages that show it.
+pub(crate) async fn forge(mq: &Millstream) -> Vec<String> {
+    // Consumers of both modes, each with a message that it does not settle.
+    let orders = || Topic::<Bytes>::raw("orders").partitions(2).retention(Retention::Keep);
+    let held = mq.consumer(orders(), "held").label(TURNED);
+    let held = held.start(|_: Delivery<Bytes>| std::future::pending::<Outcome>()).await.expect("a consumer");
+    let shared = mq
+        .consumer(orders(), "shared")
+        .label(TURNED)
+        .sharing(Sharing::Shared)
+        .concurrency(Concurrency::Unordered(2));
+    let shared =
+        shared.start(|_: Delivery<Bytes>| std::future::pending::<Outcome>()).await.expect("a consumer");
+    for group in ["held", "shared"] {
+        let (topic, group) = ("orders".parse().expect("a name"), group.parse().expect("a name"));
+        eventually("messages are pending", async || {
+            let stats = mq.admin().group_stats(&topic, &group).await.expect("stats");
+            stats.totals.pending.is_some_and(|pending| pending > 0)
+        })
+        .await;
+    }
+    // They run for as long as the test does.
+    std::mem::forget((held, shared));
+
+    let hour = Duration::from_secs(3_600);
+    let term = mq.leader("nightly").candidate(NASTY).ttl(hour).campaign().await.expect("elected");
+    std::mem::forget(term);
+
+    let rule = Recurrence {
+        id: ScheduleId::new("of-a-later-version").expect("an id"),
+        rule: TURNED.to_owned(),
+        fields: wire::encode(&Envelope::new(Bytes::from(NASTY)).with_key(NASTY)),
+        next: None,
+        paused: true,
+    };
+    let partition = TopicPartition::new("orders".parse().expect("a name"), 0);
+    let recurring = mq.backend().recurring().expect("it has recurring messages");
+    recurring.put(&partition.into(), &rule, OnConflict::Replace).await.expect("put");
+
+    let log = mq.producer(Topic::<Bytes>::raw("millstream-audit")).await.expect("a topic");
+    for event in ["begin", "stop", "end"] {
+        let entry = serde_json::json!({
+            "version": 1, "event": event, "id": NASTY, "time": NASTY, "user": NASTY, "action": NASTY,
+            "topic": NASTY, "group": NASTY, "queue": NASTY, "lock": NASTY, "select": {NASTY: NASTY},
+            "settings": {NASTY: NASTY, "to_topic": NASTY}, "result": NASTY, "error": NASTY,
+        });
+        log.send(&Bytes::from(entry.to_string())).await.expect("sent");
+    }
+    log.send(&Bytes::from(NASTY)).await.expect("sent");
+
+    let query =
+        "%3Cscript%3Ewindow.owned=1%3C/script%3E%22%3E%3Cimg%20src=x%20onerror=%22window.owned=1%22%3E";
+    let group = "/topics/orders/groups";
+    let mut paths =
+        ["held", "held/pending", "shared", "shared/pending"].map(|it| format!("{group}/{it}")).to_vec();
+    paths.extend(["/locks", "/audit", "/topics/millstream-audit/messages"].map(str::to_owned));
+    // What is typed into a filter or an address.
+    let fields =
+        |names: &[&str]| names.iter().map(|it| format!("{it}={query}")).collect::<Vec<_>>().join("&");
+    let of_message = ["key", "header", "payload"];
+    paths.push(format!("/topics/orders/messages?{}", fields(&of_message)));
+    let of_letter = fields(&["error", "reason", "key", "header", "payload"]);
+    paths.extend(
+        ["dead/list", "dead/replay", "dead/purge"].map(|it| format!("{group}/billing/{it}?{of_letter}")),
+    );
+    let of_retry = fields(&["error", "key", "header", "payload"]);
+    paths.extend(["retries", "retries/now"].map(|it| format!("{group}/waiting/{it}?{of_retry}")));
+    paths.push(format!("/queues/mails/dead?{}", fields(&["error", "id"])));
+    for name in ["partition", "after", "from", "until", "id"] {
+        paths.push(format!("/topics/orders/messages?{}", fields(&[name])));
+        paths.push(format!("{group}/billing/dead/list?{}", fields(&[name])));
+    }
+    paths.push(format!("{group}/{query}"));
+    paths.push(format!("/queues/{query}"));
+    paths.push(format!("/locks/release?name={query}&fence=1"));
+    paths.push(format!("{group}/billing/reset?to={query}"));
+    paths.push(format!("/queues/mails/task?id={query}"));
+    paths
 }

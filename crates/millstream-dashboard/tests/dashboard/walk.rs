@@ -4,7 +4,7 @@ use axum::http::{Request, StatusCode};
 use millstream::Millstream;
 use millstream_dashboard::{Access, Permission, dashboard, routes};
 
-use super::place::{NASTY, TURNED};
+use super::place::{NASTY, TURNED, forge};
 use super::support::{Answer, Scene, ask};
 
 /// Pages, which are HTML, with what they need in their query.
@@ -33,10 +33,12 @@ async fn every_page_escapes_what_is_hostile() {
     ));
     all.push(("retries", "/topics/orders/groups/waiting/retries".into()));
     all.push(("missing", "/topics/no%22%3E%3Cscript%3E".into()));
+    all.extend(forge(&scene.mq).await.into_iter().map(|path| ("forged", path)));
     let mut shown = 0;
     for (route, path) in &all {
         let answer = scene.get(path).await;
-        assert!(answer.status == StatusCode::OK || *route == "missing", "{path}: {answer:?}");
+        let may_be_refused = ["missing", "forged"].contains(route) && answer.status.is_client_error();
+        assert!(answer.status == StatusCode::OK || may_be_refused, "{path}: {answer:?}");
         let body = &answer.body;
         assert_eq!(header(&answer, "content-type"), "text/html; charset=utf-8", "{path}");
         for bad in ["<script>window", "<img", "onerror=\"", "\u{202e}", "\u{1b}", "\u{7}"] {
@@ -56,6 +58,17 @@ async fn every_page_escapes_what_is_hostile() {
     }
     let verified = scene.get("/topics/orders/verify").await.body;
     assert!(verified.contains("note_stray") && verified.contains("turned\\u{202e}"), "{verified}");
+    // Each of these shows a text that was forged, so the test has seen it.
+    for (path, words) in [
+        ("/topics/orders/groups/held", "turned"),
+        ("/topics/orders/groups/shared/pending", "turned"),
+        ("/topics/orders/schedules", "of-a-later-version"),
+        ("/locks", "nightly"),
+        ("/audit", "asked to stop"),
+    ] {
+        let body = scene.get(path).await.body;
+        assert!(body.contains(words) && body.contains("&#60;script&#62;"), "{path}: {body}");
+    }
     assert!(shown > 12, "what is hostile is shown on {shown} pages, so the test has seen it");
 }
 

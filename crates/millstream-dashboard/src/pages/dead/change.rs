@@ -1,9 +1,10 @@
 //! Replay and purge of all letters that match: counted, confirmed, and done in the background.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use millstream::TopicName;
 use millstream::admin::{DeadLetterFilter, Replay, ReplayTo};
+use millstream::{DeadLetter, MessageId, Partition, TopicName};
 
 use super::{letter_href, open};
 use crate::actions::{Order, letters};
@@ -12,6 +13,7 @@ use crate::failure::Failure;
 use crate::pages::selection;
 use crate::pages::{group_href, group_page};
 use crate::paths;
+use crate::reading::counts::SAMPLE;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
@@ -58,20 +60,36 @@ async fn confirm(
     let (topic, group) = (cx.topic()?, cx.group()?);
     let hidden = cx.app.hidden_in_topic(&topic);
     let filter = selection::letters(&cx.query, &hidden)?;
-    let counted = selection::count(&open(&cx).await?, &filter).await?;
+    let counted = count(&cx, &filter).await?;
     let letters = format::of(counted.matched, "dead letter", "dead letters");
-    let what = if counted.is_complete { letters } else { format!("at least {letters}") };
+    let what = if counted.so_far.is_none() { letters } else { format!("at least {letters}") };
     let mut page = group_page(format!("{verb} {what} of {group}"), &topic, &group, path);
-    let (expected, ends) = if counted.is_complete {
+    if let Some(looked_at) = counted.so_far {
+        // The script shows the progress, unless somebody types.
+        page.live = true;
+        let looked = format::count(looked_at);
+        let text =
+            format!("{looked} dead letters examined so far; counting goes on while this page is open.");
+        page.push(Part::notice(Tone::Warn, text));
+    }
+    let (expected, ends) = if counted.so_far.is_none() {
         (counted.matched.to_string(), selection::write_ends(&counted.up_to))
     } else {
         (ALL.to_owned(), String::new())
     };
+    let conditions = selection::conditions(&cx.query)?;
+    if !conditions.is_empty() {
+        let rows = conditions.into_iter().map(|(name, value)| (name.to_owned(), Cell::mono(value)));
+        // A fingerprint says nothing to people.
+        let example = counted.sample.first().map(|it| Cell::text(Text::short(&it.error)));
+        let rows = rows.chain(example.map(|error| ("error of one of them".to_owned(), error)));
+        page.push(Part::Facts { title: "Those that match".to_owned(), rows: rows.collect() });
+    }
     if verb == "Purge" {
         page.push(Part::notice(Tone::Bad, "They are deleted permanently. An export can be imported again."));
     }
     if counted.matched > 0 {
-        let other = if verb == "Purge" { "" } else { ", or the number above," };
+        let other = if verb == "Purge" { "" } else { ", or how many of them," };
         fields.push(Field::new("confirm", format!("Type {expected}{other} to confirm"), "").required());
         let form = Form::action(format!("{verb} {what}"), group_href(path, &topic, &group), fields, verb);
         let form = if verb == "Purge" { form.danger() } else { form };
@@ -95,7 +113,41 @@ async fn confirm(
         ]
     });
     let titles = ["Letter", "Died", "Reason", "Error"];
-    Ok(page.table(Table::new("The first of them", &titles, "No letter matches.").rows(rows)))
+    let (title, empty) = match counted.so_far {
+        None => ("The oldest of them, which come first", "No letter matches."),
+        Some(_) => ("Some of them", "No letter that matches was found yet."),
+    };
+    Ok(page.table(Table::new(title, &titles, empty).rows(rows)))
+}
+
+/// Dead letters that a confirmation is about.
+struct Counted {
+    matched: u64,
+    /// Number of letters that were examined, if not all were. Then `matched` is a lower bound.
+    so_far: Option<u64>,
+    /// Newest matching letter of each partition: letters that die later are not part of the action.
+    up_to: BTreeMap<Partition, MessageId>,
+    /// The oldest ones, if all were examined.
+    sample: Vec<DeadLetter>,
+}
+
+/// Counts the letters that match.
+async fn count(cx: &Context, filter: &DeadLetterFilter) -> Result<Counted, Failure> {
+    let queue = open(cx).await?;
+    if filter.is_empty() {
+        // The server knows their number. It is read first: what dies meanwhile is beyond it.
+        let matched = queue.count().await?;
+        let (up_to, sample) = tokio::try_join!(queue.newest(), queue.list(SAMPLE))?;
+        return Ok(Counted { matched, so_far: None, up_to, sample });
+    }
+    let selected = (selection::key(&cx.query), filter);
+    let count = cx.app.reading.letters(&cx.topic()?, &cx.group()?, selected).await?;
+    Ok(Counted {
+        matched: count.matched,
+        so_far: (!count.is_complete).then_some(count.looked_at),
+        up_to: count.up_to.clone(),
+        sample: count.last.iter().rev().cloned().collect(),
+    })
 }
 
 /// Reads the selection of a form that was confirmed.
@@ -166,7 +218,7 @@ pub(crate) async fn purge(cx: Context, params: Params) -> Result<Href, Failure> 
     let order = Order::new("dlq purge", subject).expecting(expected);
     let app = cx.app.clone();
     cx.act(order, |running| async move {
-        let done = letters::purge(&running, &queue, &filter).await;
+        let done = letters::purge(&running, &queue, &filter, expected).await;
         app.reading.changed(&topic, Some(&group));
         done
     })

@@ -59,7 +59,8 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         "",
         vec![
             ("Error", Cell::toned(Text::line(&letter.error), Tone::Bad)),
-            ("Letters with this error", Cell::link(format!("fingerprint {fingerprint}"), same)),
+            ("Letters with this error", Cell::link("list them", same)),
+            ("Fingerprint", Cell::mono(fingerprint.to_string())),
             ("Reason", Cell::text(letter.reason.as_str())),
             ("Attempts", Cell::count(u64::from(letter.attempts))),
             ("Died", Cell::time(letter.id.timestamp())),

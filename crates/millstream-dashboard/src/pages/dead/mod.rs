@@ -4,15 +4,19 @@ pub(crate) mod change;
 pub(crate) mod export;
 pub(crate) mod letter;
 
-use millstream::admin::DeadLetterQuery;
+use std::time::Duration;
+
+use millstream::admin::DeadLetterFilter;
 use millstream::crates::core::Limits;
 use millstream::{DeadLetterQueue, GroupName, TopicName};
+use tokio::time::Instant;
 
 use super::{content, group_href, group_page};
 use crate::access::Permission;
 use crate::failure::Failure;
 use crate::pages::selection;
 use crate::paths;
+use crate::reading::counts::LetterCount;
 use crate::request::context::Context;
 use crate::view::cell::{Cell, Tone};
 use crate::view::form::{Field, Form, Input};
@@ -21,8 +25,8 @@ use crate::view::href::Href;
 use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
 
-/// Maximum number of letters that are examined for a page.
-const LOOKS: u64 = 20_000;
+/// Time after which no further letters are examined for a page of the list.
+const BUDGET: Duration = Duration::from_millis(40);
 
 async fn open(cx: &Context) -> Result<DeadLetterQueue, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
@@ -39,41 +43,47 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
     let snapshot = cx.app.reading.of_group(&topic, &group).await?;
     let total = snapshot.groups.get(&group).and_then(|it| it.stats.totals.dead);
-    let errors = cx.app.reading.errors(&snapshot.topic, &group).await?;
+    let everything = (Vec::new(), &DeadLetterFilter::default());
+    let count = cx.app.reading.letters(&topic, &group, everything).await?;
+    let (errors, others) = (count.errors.clone().into_groups(), count.errors.others());
     let on = |path| group_href(path, &topic, &group);
     let mut page = group_page(format!("Dead letters of {group}"), &topic, &group, paths::DEAD).live();
+    let apart = format::count(errors.len() as u64);
+    let apart = if count.is_complete { apart } else { format!("≥ {apart}") };
     page.push(Part::facts(
         "",
         vec![
             ("Dead letters", Cell::alarm(total, Tone::Warn)),
-            ("Errors", Cell::count(errors.groups.len() as u64)),
+            ("Different errors", Cell::text(apart)),
+            ("Counted", counted(&count, total)),
         ],
     ));
     let titles = [">Letters", "Error", "First", "Last", "Newest letter", ""];
-    let mut table = Table::new("By error, the most frequent first", &titles, "No message died here.");
-    let looked = format::count(errors.looked_at);
-    table = table.note(if errors.is_complete {
+    let mut table = Table::new("By error, the most frequent first", &titles, empty(&count));
+    table = table.note(if count.is_complete {
         "Numbers, ids, times and quoted words in an error do not make it another error.".to_owned()
     } else {
-        format!("The newest {looked} letters: there are more, and the numbers are lower bounds.")
+        format!(
+            "Of the newest {}. Older ones are not counted yet.",
+            format::of(count.looked_at, "letter", "letters")
+        )
     });
     table.rows = errors
-        .groups
         .iter()
         .map(|error| {
             let (partition, id) = &error.example;
             let of = |path| on(path).with("fingerprint", error.fingerprint);
-            let mut actions = vec![(Text::from("list"), of(paths::DEAD_LIST))];
+            let mut actions = Vec::new();
             if cx.may(&topic, Permission::Operate) {
-                actions.push(("replay…".into(), of(paths::DEAD_REPLAY)));
+                actions.push((Text::from("replay…"), of(paths::DEAD_REPLAY)));
             }
             if cx.may(&topic, Permission::Admin) {
                 actions.push(("purge…".into(), of(paths::DEAD_PURGE)));
             }
-            let count = format::count(error.count);
+            let letters = format::count(error.count);
             vec![
-                Cell::text(if errors.is_complete { count } else { format!("≥ {count}") }),
-                Cell::text(Text::short(&error.pattern)),
+                Cell::text(if count.is_complete { letters } else { format!("≥ {letters}") }),
+                Cell::link(Text::short(&error.pattern), of(paths::DEAD_LIST)),
                 Cell::time(error.first),
                 Cell::time(error.last),
                 Cell {
@@ -87,14 +97,32 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
             ]
         })
         .collect();
-    if errors.others > 0 {
+    if others > 0 {
+        let letters = format::of(others, "letter has", "letters have");
         page.push(Part::notice(
             Tone::Plain,
-            format!("{} letters have further errors", format::count(errors.others)),
+            format!("{letters} further errors, which are not counted apart."),
         ));
     }
     table = table.link("All letters", on(paths::DEAD_LIST));
     Ok(page.table(with_actions(&cx, table, &topic, &group)))
+}
+
+/// Says when letters were counted, or how far that is.
+fn counted(count: &LetterCount, total: Option<u64>) -> Cell {
+    if count.is_complete {
+        return Cell::time(count.at);
+    }
+    let looked = format::count(count.looked_at);
+    // The total is older, or younger, than the count.
+    let of = total.filter(|total| *total >= count.looked_at).map(|it| format!(" of {}", format::count(it)));
+    let text = format!("{looked}{} so far; counting goes on", of.unwrap_or_default());
+    Cell::toned(text, Tone::Warn)
+}
+
+/// Says why there is no row.
+fn empty(count: &LetterCount) -> &'static str {
+    if count.is_complete { "No message died here." } else { "No letter is counted yet." }
 }
 
 /// Adds the actions on everything that the query selects.
@@ -121,15 +149,17 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let filter = selection::letters(&cx.query, &hidden)?;
     let limit = cx.query.clamped("limit", 1..=200, 50);
     let after = cx.query.parsed("after")?;
-    let query = DeadLetterQuery { filter, newest_first: true, limit: limit as usize, looks: LOOKS, after };
-    let found = open(&cx).await?.page(&query).await?;
+    let (began, mut found) = (Instant::now(), Vec::new());
+    let mut walk = open(&cx).await?.walk_newest_first(&filter, after, Some(limit));
+    while !walk.is_done() && (began.elapsed() < BUDGET || walk.looked_at() == 0) {
+        found.extend(walk.run_once(limit as usize).await?);
+    }
     let here = group_href(paths::DEAD_LIST, &topic, &group);
     let mut page = group_page(format!("Dead letters of {group}"), &topic, &group, paths::DEAD_LIST);
     let titles = ["Letter", "Died", ">Partition", "Reason", ">Attempts", "Error", "Key", "Payload"];
     let mut table = Table::new("Letters, the newest first", &titles, "No letter matches.");
-    table = table.note(format!("{} of {} examined", found.letters.len(), format::count(found.looked_at)));
+    table = table.note(format!("{} of {} examined", found.len(), format::count(walk.looked_at())));
     table.rows = found
-        .letters
         .iter()
         .map(|letter| {
             let (partition, id) = (letter.topic_partition.partition.0, letter.id.to_string());
@@ -149,9 +179,10 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
             ]
         })
         .collect();
-    if let Some(next) = found.next {
+    if let Some(next) = walk.cursor() {
+        let is_full = found.len() as u64 == limit;
         table = table.link(
-            "Next page",
+            if is_full { "Next page" } else { "Search on" },
             selection::link(here.clone(), &cx.query).with("limit", limit).with("after", next),
         );
     }

@@ -25,6 +25,11 @@ use crate::view::{Page, Part, Table};
 /// Words of the command line.
 const VERIFY: &str = "verify";
 const REPAIR: &str = "verify --repair";
+/// What a page says of results. They are not stored: a result of yesterday says little about today, and verifying again is cheap.
+const UNVERIFIED: &str = "This process of the dashboard has not verified the topic. Results are kept by the process that verified, \
+                          until it ends; who has verified is in the audit log.";
+const KEPT_HERE: &str =
+    "This result is kept by this process of the dashboard, until it ends: other processes do not show it.";
 
 /// Shows the last result.
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
@@ -63,9 +68,12 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         page.push(Part::Form(Form::action(title, of(paths::REPAIR), fields, "Repair").danger()));
     }
     match &last {
-        Some(outcome) => result(&mut page, outcome),
+        Some(outcome) => {
+            result(&mut page, outcome);
+            page.push(Part::notice(Tone::Plain, KEPT_HERE));
+        }
         None if is_idle => {
-            page.push(Part::notice(Tone::Plain, "This dashboard has not verified the topic yet."));
+            page.push(Part::notice(Tone::Plain, UNVERIFIED));
         }
         None => {}
     }
