@@ -17,12 +17,9 @@ pub(crate) enum Failed {
 /// Returns whether this program was built with a compression.
 #[must_use]
 pub const fn is_built(compression: PackCompression) -> bool {
-    match compression {
-        PackCompression::None => true,
-        PackCompression::Lz4 => cfg!(feature = "lz4"),
-        PackCompression::Zstd => cfg!(feature = "zstd"),
-        _ => false,
-    }
+    let lz4 = cfg!(feature = "lz4") && matches!(compression, PackCompression::Lz4);
+    let zstd = cfg!(feature = "zstd") && matches!(compression, PackCompression::Zstd);
+    lz4 || zstd || matches!(compression, PackCompression::None)
 }
 
 pub(crate) fn compress(bytes: Vec<u8>, compression: PackCompression) -> Result<Vec<u8>, Failed> {

@@ -12,7 +12,7 @@ use crate::run::{cargo, program, root, target};
 
 /// The library crates, each behind those whose items it may show as its own. `millstream-lua` has only scripts, whose texts
 /// `lua/scripts.lock` holds.
-const CRATES: [&str; 15] = [
+const CRATES: [&str; 16] = [
     "millstream-core",
     "millstream-loops",
     "millstream-memory",
@@ -21,6 +21,7 @@ const CRATES: [&str; 15] = [
     "millstream-delay",
     "millstream-lock",
     "millstream-sql",
+    "millstream-packing",
     "millstream-payload",
     "millstream-metrics",
     "millstream-admin",

@@ -18,12 +18,15 @@ pub(crate) const STEPS: [Step; 4] = [
 const CLIPPY: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
 
 /// Crates with fewer features than they have beside all others: what one feature needs may not depend on another one.
-const FEATURES: [&[&str]; 12] = [
+const FEATURES: [&[&str]; 15] = [
     // With it the facade and the backend on Redis, without TLS.
     &["millstream-cli"],
     &["millstream"],
     &["millstream", "--features", "redis"],
     &["millstream-delay"],
+    &["millstream-packing"],
+    &["millstream-packing", "--features", "lz4"],
+    &["millstream-packing", "--features", "zstd"],
     &["millstream-payload", "--features", "claim-check"],
     &["millstream-payload", "--features", "cloudevents"],
     &["millstream-payload", "--features", "zstd"],
