@@ -22,6 +22,24 @@ pub(crate) fn payload(seed: u64, bytes: u32) -> Bytes {
     (0..bytes).map(|_| random.u8(..)).collect()
 }
 
+/// Returns the payload of the message with this number in a packed topic: JSON of this size, alike and not the same, as messages of one
+/// topic are. Random bytes would not become smaller, and the same bytes nothing at all.
+pub(crate) fn event(number: u64, bytes: usize) -> Bytes {
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let (customer, cents, second) = (mixed >> 48, (mixed >> 20) % 100_000, mixed % 86_400);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    let mut text = format!(
+        r#"{{"order":{number},"customer":"c-{customer}","cents":{cents},"at":"2026-11-26T{hour:02}:{minute:02}:{second:02}Z""#
+    );
+    let mut word = mixed;
+    while text.len() + 12 < bytes {
+        word = word.rotate_left(17).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        text.push_str(&format!(r#","{}":{}"#, char::from(b'a' + (text.len() % 26) as u8), word % 10_000));
+    }
+    text.push('}');
+    text.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -31,5 +49,15 @@ mod tests {
         assert_eq!(payload(7, 128), payload(7, 128));
         assert_ne!(payload(7, 128), payload(8, 128));
         assert_eq!(payload(7, 8).len(), 8);
+    }
+
+    #[test]
+    fn events_are_json_of_about_the_size_and_differ() {
+        for bytes in [100, 144, 1_000] {
+            let (one, other) = (event(1, bytes), event(2, bytes));
+            assert_ne!(one, other);
+            serde_json::from_slice::<serde_json::Value>(&one).expect("JSON");
+            assert!(one.len().abs_diff(bytes) < 16, "{} bytes for {bytes}", one.len());
+        }
     }
 }

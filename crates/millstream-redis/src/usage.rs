@@ -82,6 +82,10 @@ fn keys_of(inner: &Inner, tp: &TopicPartition, groups: &[GroupName]) -> Vec<Weig
         of(Structure::Recurring, keys.recur(&place), None),
         of(Structure::Recurring, keys.recur_items(&place), Some("HLEN")),
     ];
+    let packed = inner.packings.is_packed(&tp.topic);
+    if packed {
+        all.push(of(Structure::Log, keys.packs(tp), None));
+    }
     for group in groups {
         let of = |structure, key, counted| (tp.partition, Some(group.clone()), structure, key, counted);
         all.extend([
@@ -93,6 +97,9 @@ fn keys_of(inner: &Inner, tp: &TopicPartition, groups: &[GroupName]) -> Vec<Weig
             of(Structure::Lease, keys.lease(tp, group), None),
             of(Structure::Lease, keys.fence(tp, group), Some("EXISTS")),
         ]);
+        if packed {
+            all.push(of(Structure::Notes, keys.settled(tp, group), None));
+        }
     }
     all
 }

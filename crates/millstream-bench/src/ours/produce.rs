@@ -12,7 +12,7 @@ use millstream::{Envelope, Millstream, Producer, Record, Topic};
 use super::{PORTION, topic};
 use crate::args::{AsyncLayer, Produce, Spread};
 use crate::measure::{Measured, Stage};
-use crate::work::key_of;
+use crate::work::{event, key_of};
 
 /// Sends in bulk.
 pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
@@ -77,7 +77,10 @@ async fn send_all(
     let mut n = 0;
     while n < messages {
         let count = (messages - n).min(chunk);
+        let (first, packed) = (n, spread.packed.is_some());
+        let events: Vec<Bytes> = (n..n + count).filter(|_| packed).map(|n| event(n, payload.len())).collect();
         let records = (n..n + count).map(|n| {
+            let payload = usize::try_from(n - first).ok().and_then(|at| events.get(at)).unwrap_or(payload);
             let record = match key_of(n, spread.keys) {
                 Some(key) => Record::new(payload).key(key),
                 None => Record::new(payload),

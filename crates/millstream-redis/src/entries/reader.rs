@@ -79,6 +79,9 @@ pub(crate) struct StreamReader {
 
 impl StreamReader {
     pub(crate) fn new(inner: Arc<Inner>, lease: &Lease) -> Result<Self> {
+        // As if all entries were full packs, until some have come.
+        let per_entry =
+            inner.packings.of(&lease.partition()?.0.topic).map_or(1, |packing| packing.messages());
         Ok(Self {
             guard: Guard::new(inner, lease)?,
             stage: Stage::New,
@@ -94,7 +97,7 @@ impl StreamReader {
             wake: MessageId::ZERO,
             woken: false,
             turn: 0,
-            per_entry: 1,
+            per_entry,
             inside: true,
             rest: VecDeque::new(),
             rest_pending: false,
@@ -360,7 +363,8 @@ impl StreamReader {
             fetched.entries.iter().filter(is_pack).map(|entry| entry.receipt.id).collect();
         if packs.is_empty() {
             if !fetched.entries.is_empty() {
-                self.per_entry = 1;
+                // Slowly, since packs may come again: as many of them as entries would take much memory.
+                self.per_entry = (self.per_entry / 2).max(1);
             }
             return Ok(());
         }

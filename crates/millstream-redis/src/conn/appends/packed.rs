@@ -51,11 +51,14 @@ impl Packings {
 
     /// Whether a topic is known to be packed.
     pub(crate) fn is_packed(&self, topic: &TopicName) -> bool {
-        self.any.load(Ordering::Acquire) && self.of(topic).is_some()
+        self.of(topic).is_some()
     }
 
-    fn of(&self, topic: &TopicName) -> Option<Packing> {
-        self.topics.read().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
+    /// Returns the packing of a topic, if it is known to have one.
+    pub(crate) fn of(&self, topic: &TopicName) -> Option<Packing> {
+        // Nearly always none is packed.
+        let topics = || self.topics.read().unwrap_or_else(PoisonError::into_inner).get(topic).copied();
+        if self.any.load(Ordering::Acquire) { topics() } else { None }
     }
 
     /// Divides entries into packs and single ones. `None` if all of them are single.
