@@ -112,7 +112,7 @@ async fn one_message_wakes_and_is_counted() {
     append(&backend, &spec).await;
     assert_eq!(next(&mut pushed).await, Some(true));
     let again = next(&mut keda.stream(&billing).await.expect("opened")).await;
-    assert_eq!(again, Some(true), "one who comes later is told at once");
+    assert_eq!(again, Some(true), "one who comes later gets it at once");
     assert!(keda.is_active(&billing).await.expect("answered"));
     let value = MetricValue { metric_name, metric_value: 1, metric_value_float: 1.0 };
     assert_eq!(keda.backlog(&billing).await.expect("answered"), vec![value]);

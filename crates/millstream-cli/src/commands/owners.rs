@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use millstream::Timestamp;
 use millstream::admin::{OwnedPartition, Owners as Found, Standing};
+use millstream::crates::core::leases::Holder;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -78,7 +79,7 @@ impl PartitionView {
             partition: owned.ownership.partition.0,
             owner: holder.map(|it| it.owner.clone()),
             epoch: holder.map(|it| it.epoch),
-            since_ms: holder.and_then(|it| since(it.epoch)),
+            since_ms: holder.and_then(Holder::since),
             expires_in_ms: holder.map(|it| ms(it.expires_in)),
             ttl_ms: owned.ownership.ttl.map(ms),
             assigned: owned.assigned.as_ref().map(ToString::to_string),
@@ -105,13 +106,6 @@ impl PartitionView {
             },
         ]
     }
-}
-
-/// Returns the time of a grant. On Redis its epoch is the time in milliseconds, at least one more than that of the grant before;
-/// the backend in memory counts from 1.
-fn since(epoch: u64) -> Option<Timestamp> {
-    const IN_2001: u64 = 1_000_000_000_000;
-    Some(epoch).filter(|epoch| *epoch >= IN_2001).map(Timestamp::from_millis)
 }
 
 fn standing(of: Standing) -> &'static str {

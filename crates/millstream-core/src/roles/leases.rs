@@ -153,6 +153,14 @@ impl Holder {
     pub fn new(owner: impl Into<String>, epoch: u64, expires_in: Duration) -> Self {
         Self { owner: owner.into(), epoch, expires_in }
     }
+
+    /// Returns since when it has been the owner, if the backend's epochs tell it: on Redis an epoch is the time of its grant in
+    /// milliseconds, at least one more than that of the grant before; the backend in memory counts from 1.
+    #[must_use]
+    pub fn since(&self) -> Option<Timestamp> {
+        const IN_2001: u64 = 1_000_000_000_000;
+        Some(self.epoch).filter(|epoch| *epoch >= IN_2001).map(Timestamp::from_millis)
+    }
 }
 
 /// Returns the time limit of a renewal of leases with this ttl: a tenth of it, at least 350 ms, at most a quarter of it.

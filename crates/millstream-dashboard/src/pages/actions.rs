@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use millstream::Timestamp;
+use millstream::{GroupName, Timestamp};
 
 use crate::access::Permission;
 use crate::actions::{Action, Ended, State};
@@ -56,16 +56,24 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
                 None => format::count(state.done),
             }),
         ),
-        ("Skipped: gone, claimed by others, or refused", Cell::count(state.skipped)),
         ("Who", Cell::text(action.user.as_str())),
         ("Begun", Cell::time(action.began)),
         ("Took", Cell::duration(took)),
     ];
+    if state.skipped > 0 {
+        facts.insert(2, ("Skipped: gone, claimed by others, or refused", Cell::count(state.skipped)));
+    }
     if let Some(items) = state.examined {
         facts.push(("Items examined", Cell::count(items)));
     }
     if let Some(topic) = action.topic() {
         facts.push(("Topic", Cell::link(topic.as_str(), super::topic_href(topic))));
+        // Not one that is hidden from this user: its text is no name.
+        if let Some(group) = subject.group.as_deref().and_then(|name| name.parse::<GroupName>().ok()) {
+            let of = |path| super::group_href(path, topic, &group);
+            facts.push(("Group", Cell::link(group.as_str(), of(paths::GROUP))));
+            facts.push(("Dead letters of the group", Cell::link("show", of(paths::DEAD))));
+        }
     }
     page.push(Part::facts("", facts));
     let about = subject.select.iter().chain(&subject.settings);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream::admin::{OwnedPartition, Owners, Standing};
+use millstream::crates::core::leases::Holder;
 use millstream::{GroupName, TopicName};
 
 use super::{group_href, group_page, overview};
@@ -81,7 +82,7 @@ fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static
         ("Behind since", Cell::time_or_none(totals.oldest.map(|age| snapshot.at.saturating_sub(age)))),
         ("Consumed", consumed),
         ("Produced", Cell::text(format!("{}/s", format::rate(group.rates.produced)))),
-        ("Caught up", overview::catch_up(group)),
+        ("Catches up in", overview::catch_up(group)),
         ("Not read yet", Cell::text(format::at_least(totals.lag, totals.lag_at_least))),
         ("Pending", Cell::known(totals.pending).to(href(paths::PENDING))),
         ("Waiting for a retry", Cell::known(totals.retrying).to(href(paths::RETRIES))),
@@ -107,15 +108,16 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
     let by_number: BTreeMap<_, _> = owners.partitions.iter().map(|it| (it.ownership.partition, it)).collect();
     let titles = [
         ">Partition",
-        ">Lag",
+        "Owner",
+        "Owned since",
+        "State",
+        ">Not read yet",
         ">Oldest not settled",
         ">Pending",
         ">Retrying",
         ">Dead",
-        "Owner",
-        ">Epoch",
         "Lease ends in",
-        "State",
+        ">Epoch",
     ];
     let table = Table::new("Partitions", &titles, "This topic has no partition.");
     let count = group.stats.partitions.len();
@@ -127,15 +129,16 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
         let of = |path| group_href(path, topic, &group.stats.group).with("partition", stats.partition.0);
         vec![
             Cell::text(stats.partition.0.to_string()),
+            holder.map_or_else(Cell::none, |holder| Cell::mono(holder.owner.as_str())),
+            Cell::time_or_none(holder.and_then(Holder::since)),
+            owned.map_or_else(Cell::none, |it| standing(it)),
             Cell::toned(lag, if stats.lag == Some(0) { Tone::Dim } else { Tone::Plain }),
             Cell::duration_or_none(stats.oldest),
             Cell::known(survey.pending()),
             Cell::known(survey.retrying()),
             Cell::alarm(survey.dead(), Tone::Warn).to(of(paths::DEAD_LIST)),
-            holder.map_or_else(Cell::none, |holder| Cell::mono(holder.owner.as_str())),
-            holder.map_or_else(Cell::none, |holder| Cell::text(holder.epoch.to_string())),
             holder.map_or_else(Cell::none, |holder| Cell::duration(holder.expires_in)),
-            owned.map_or_else(Cell::none, |it| standing(it)),
+            holder.map_or_else(Cell::none, |holder| Cell::text(holder.epoch.to_string())),
         ]
     }));
     if count > SHOWN {

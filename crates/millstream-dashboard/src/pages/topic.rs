@@ -99,7 +99,7 @@ fn partitions(cx: &Context, topic: &TopicName, snapshot: &Snapshot) -> Table {
     let number = cx.query.clamped("page", 1..=pages, 1);
     let first = ((number - 1) * PARTITIONS) as usize;
     let mut table = Table::new("Partitions", &[">Partition", ">Entries"], "This topic has no partition.");
-    // The lag of each group, for as many groups as fit beside each other.
+    // The backlog of each group, for as many groups as fit beside each other.
     let groups: Vec<_> = snapshot.groups.values().take(6).collect();
     table.rows = snapshot
         .logs
@@ -114,28 +114,31 @@ fn partitions(cx: &Context, topic: &TopicName, snapshot: &Snapshot) -> Table {
                 .chain(groups.iter().map(|group| {
                     let Some(survey) = group.stats.partitions.get(at) else { return Cell::none() };
                     let stats = &survey.stats;
-                    let lag = format::at_least(stats.lag, stats.lag_at_least);
+                    // What is handed out, or waits for a retry, is behind too.
+                    let others = survey.pending().unwrap_or_default() + survey.retrying().unwrap_or_default();
+                    let backlog = stats.lag.map(|lag| lag + others);
+                    let shown = format::at_least(backlog, stats.lag_at_least + others);
                     let epoch = group.stats.epochs.get(at).copied().flatten();
                     let owner = if epoch.is_some() { "" } else { ", no owner" };
-                    let tone = match (stats.lag, epoch) {
+                    let tone = match (backlog, epoch) {
                         (_, None) if group.stats.members.is_some_and(|members| members > 0) => Tone::Warn,
                         (Some(0), _) => Tone::Dim,
                         _ => Tone::Plain,
                     };
-                    Cell::toned(format!("{lag}{owner}"), tone)
+                    Cell::toned(format!("{shown}{owner}"), tone)
                 }))
                 .collect()
         })
         .collect();
     for group in &groups {
-        table.column(format!("Lag of {}", group.stats.group));
+        table.column(format!("Backlog of {}", group.stats.group));
     }
     for group in &groups {
         let href = super::group_href(paths::GROUP, topic, &group.stats.group);
         table = table.link(format!("Owners in {}", group.stats.group), href);
     }
     if snapshot.groups.len() > groups.len() {
-        table = table.note(format!("The lags of the first {} groups", groups.len()));
+        table = table.note(format!("The backlogs of the first {} groups", groups.len()));
     }
     if pages > 1 {
         table = table.note(format!("Page {number} of {pages}"));

@@ -120,7 +120,10 @@ async fn a_page_says_how_far_a_count_is_and_the_count_ends_without_it() {
     };
     let page = get(DEAD).await;
     assert!(page.contains("0 of 5,000 so far; counting goes on") && page.contains("data-live"), "{page}");
-    assert!(page.contains("No letter is counted yet.") && !page.contains("No message died here."), "{page}");
+    assert!(
+        page.contains("The letters are being counted") && !page.contains("No message died here."),
+        "{page}"
+    );
     // The numbers grow, and are lower bounds.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let page = get(DEAD).await;
@@ -146,18 +149,18 @@ async fn a_page_says_how_far_a_count_is_and_the_count_ends_without_it() {
     futures_util::future::join_all((0..50).map(|_| get(&form))).await;
     tokio::time::sleep(Duration::from_secs(9)).await;
     let page = get(&form).await;
-    assert!(page.contains("Replay at least 0 dead letters") && page.contains("so far"), "{page}");
+    assert!(page.contains("Replay dead letters of") && page.contains("so far"), "{page}");
     assert!(!page.contains("method=\"post\""), "nothing is to be confirmed yet: {page}");
     while get(&form).await.contains("so far") {
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
     let page = get(&form).await;
-    assert!(page.contains("Replay 1 dead letter of billing") && page.contains("Type 1"), "{page}");
+    assert!(page.contains("Replay 1 dead letter") && page.contains("Type 1"), "{page}");
     let shared = read.load(Ordering::Relaxed) - all;
     assert!(shared <= all + 1, "{shared} pages of letters for fifty tabs, {all} for one");
     // The number of all letters is known without a count.
     let page = get(&format!("{DEAD}/purge")).await;
-    assert!(page.contains("Purge 5,000 dead letters of billing") && page.contains("Type 5000"), "{page}");
+    assert!(page.contains("Purge 5,000 dead letters") && page.contains("Type 5000"), "{page}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -197,7 +197,7 @@ async fn how_to_replay_some_of_the_dead_letters() {
     let mut walk = Walk::from_overview(&scene).await;
     walk.in_row(">failing<", Some("500")).await;
     walk.in_row("no such customer", Some("replay…")).await;
-    let confirm = "Type 125, or how many of them, to confirm";
+    let confirm = "Type 125, or the number of them that you chose, to confirm";
     walk.press("Replay", &[("How many of them", "37"), (confirm, "37")]).await;
     assert_eq!(walk.steps, 3);
     assert!(walk.page.contains("37 of 37"), "{}", walk.page);
@@ -206,8 +206,8 @@ async fn how_to_replay_some_of_the_dead_letters() {
     let mut walk = Walk::from_overview(&scene).await;
     walk.link("failing").await;
     walk.link("Dead letters").await;
-    walk.link("Replay all…").await;
-    let confirm = "Type 463, or how many of them, to confirm";
+    walk.link("Replay…").await;
+    let confirm = "Type 463, or the number of them that you chose, to confirm";
     walk.press("Replay", &[("How many of them", "37"), (confirm, "37")]).await;
     assert_eq!(walk.steps, 4);
     assert_eq!(letters.count().await.expect("a count"), 426);

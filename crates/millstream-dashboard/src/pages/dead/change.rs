@@ -38,7 +38,7 @@ pub(crate) fn confirmed(params: &Params, expected: &str) -> Result<(), Failure> 
 
 /// Asks before letters are replayed.
 pub(crate) async fn confirm_replay(cx: Context) -> Result<Page, Failure> {
-    let number = Field::new("limit", "How many of them", "").hint("empty: all that match");
+    let number = Field::new("limit", "How many of them", "").hint("the oldest first; empty: all that match");
     let rate = Field::new("rate", "Letters per second", "").hint("empty: no limit");
     let to = Field::new("to_topic", "To a topic", "").hint(
         "empty: back to the group, as first attempts. A name: as new messages for all groups of that topic",
@@ -63,7 +63,7 @@ async fn confirm(
     let counted = count(&cx, &filter).await?;
     let letters = format::of(counted.matched, "dead letter", "dead letters");
     let what = if counted.so_far.is_none() { letters } else { format!("at least {letters}") };
-    let mut page = group_page(format!("{verb} {what} of {group}"), &topic, &group, path);
+    let mut page = group_page(format!("{verb} dead letters of {group}"), &topic, &group, path);
     if let Some(looked_at) = counted.so_far {
         // The script shows the progress, unless somebody types.
         page.live = true;
@@ -89,7 +89,7 @@ async fn confirm(
         page.push(Part::notice(Tone::Bad, "They are deleted permanently. An export can be imported again."));
     }
     if counted.matched > 0 {
-        let other = if verb == "Purge" { "" } else { ", or how many of them," };
+        let other = if verb == "Purge" { "" } else { ", or the number of them that you chose," };
         fields.push(Field::new("confirm", format!("Type {expected}{other} to confirm"), "").required());
         let form = Form::action(format!("{verb} {what}"), group_href(path, &topic, &group), fields, verb);
         let form = if verb == "Purge" { form.danger() } else { form };
@@ -159,13 +159,9 @@ fn selected(
 ) -> Result<(DeadLetterFilter, Option<u64>), Failure> {
     let mut filter = selection::letters(params, &cx.app.hidden_in_topic(topic))?;
     let expected: String = params.needed("expected")?;
-    // Whoever wants some of them may type that number.
-    if !may_be_some
-        || params.text("limit")?.is_none()
-        || confirmed(params, params.raw("limit").unwrap_or_default().trim()).is_err()
-    {
-        confirmed(params, &expected)?;
-    }
+    // Whoever wants some of them types that number: what is confirmed is what happens.
+    let some = params.text("limit")?.filter(|_| may_be_some);
+    confirmed(params, some.map_or(&*expected, str::trim))?;
     if expected == ALL {
         return Ok((filter, None));
     }
@@ -184,6 +180,9 @@ pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure>
     let limit: Option<NonZeroU64> = params.parsed("limit")?;
     let expected = limit.map(NonZeroU64::get).into_iter().chain(expected).min();
     let mut subject = Subject::group(&topic, &group).select_all(selection::conditions(&params)?);
+    if let Some(limit) = limit {
+        subject = subject.set("limit", limit.to_string());
+    }
     if let Some(rate) = rate {
         subject = subject.set("rate", rate.to_string());
     }

@@ -49,7 +49,11 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
     let on = |path| group_href(path, &topic, &group);
     let mut page = group_page(format!("Dead letters of {group}"), &topic, &group, paths::DEAD).live();
     let apart = format::count(errors.len() as u64);
-    let apart = if count.is_complete { apart } else { format!("≥ {apart}") };
+    let apart = match count.is_complete {
+        true => apart,
+        false if count.looked_at == 0 => "being counted".to_owned(),
+        false => format!("≥ {apart}"),
+    };
     page.push(Part::facts(
         "",
         vec![
@@ -122,22 +126,27 @@ fn counted(count: &LetterCount, total: Option<u64>) -> Cell {
 
 /// Says why there is no row.
 fn empty(count: &LetterCount) -> &'static str {
-    if count.is_complete { "No message died here." } else { "No letter is counted yet." }
+    if count.is_complete {
+        "No message died here."
+    } else {
+        "The letters are being counted: this page shows them in a few seconds."
+    }
 }
 
 /// Adds the actions on everything that the query selects.
 fn with_actions(cx: &Context, mut table: Table, topic: &TopicName, group: &GroupName) -> Table {
     let on = |path| selection::link(group_href(path, topic, group), &cx.query);
     let all = selection::link(Href::default(), &cx.query).path().is_empty();
-    let which = if all { "all" } else { "all that match" };
+    let which = if all { "" } else { " those that match" };
     if cx.may(topic, Permission::Operate) {
-        table = table.link(format!("Replay {which}…"), on(paths::DEAD_REPLAY));
-    }
-    if cx.may(topic, Permission::Admin) {
-        table = table.link(format!("Purge {which}…"), on(paths::DEAD_PURGE));
+        table = table.link(format!("Replay{which}…"), on(paths::DEAD_REPLAY));
     }
     if cx.app.hidden_in_topic(topic).is_none() {
-        table = table.link(format!("Export {which}"), on(paths::DEAD_EXPORT));
+        table =
+            table.link(if all { "Export all" } else { "Export those that match" }, on(paths::DEAD_EXPORT));
+    }
+    if cx.may(topic, Permission::Admin) {
+        table = table.link(format!("Purge{which}…"), on(paths::DEAD_PURGE));
     }
     table
 }
@@ -158,7 +167,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let mut page = group_page(format!("Dead letters of {group}"), &topic, &group, paths::DEAD_LIST);
     let titles = ["Letter", "Died", ">Partition", "Reason", ">Attempts", "Error", "Key", "Payload"];
     let mut table = Table::new("Letters, the newest first", &titles, "No letter matches.");
-    table = table.note(format!("{} of {} examined", found.len(), format::count(walk.looked_at())));
+    table = table.note(format!("{} shown, {} examined", found.len(), format::count(walk.looked_at())));
     table.rows = found
         .iter()
         .map(|letter| {
@@ -188,6 +197,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     }
     page.push(Part::Table(with_actions(&cx, table, &topic, &group)));
     let mut fields = selection::fields(&cx.query, &hidden, true);
-    fields.push(Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }));
+    fields.push(
+        Field::new("limit", "Letters on a page", limit.to_string()).input(Input::Number { min: 1, max: 200 }),
+    );
     Ok(page.with(Part::Form(Form::filter("Filter", here, fields))))
 }
