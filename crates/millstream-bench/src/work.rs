@@ -22,6 +22,16 @@ pub(crate) fn payload(seed: u64, bytes: u32) -> Bytes {
     (0..bytes).map(|_| random.u8(..)).collect()
 }
 
+/// Size of an event in bytes above which the rest of it is text.
+const LARGE: usize = 1_024;
+/// Pieces of that text.
+const NOTES: [&str; 4] = [
+    "The parcel was handed over to the carrier and is on its way. ",
+    "The customer has asked for another address, and waits for an answer. ",
+    "Nobody was at home; the parcel waits at the shop around the corner. ",
+    "The invoice was paid in full, and the order is closed. ",
+];
+
 /// Returns the payload of the message with this number in a packed topic: JSON of this size, alike and not the same, as messages of one
 /// topic are. Random bytes would not become smaller, and the same bytes nothing at all.
 pub(crate) fn event(number: u64, bytes: usize) -> Bytes {
@@ -32,9 +42,19 @@ pub(crate) fn event(number: u64, bytes: usize) -> Bytes {
         r#"{{"order":{number},"customer":"c-{customer}","cents":{cents},"at":"2026-11-26T{hour:02}:{minute:02}:{second:02}Z""#
     );
     let mut word = mixed;
-    while text.len() + 12 < bytes {
+    while text.len() + 12 < bytes.min(LARGE) {
         word = word.rotate_left(17).wrapping_mul(0xd6e8_feb8_6659_fd93);
         text.push_str(&format!(r#","{}":{}"#, char::from(b'a' + (text.len() % 26) as u8), word % 10_000));
+    }
+    if bytes > LARGE {
+        // Cheaply: the time that it takes to make payloads is counted.
+        text.push_str(r#","note":""#);
+        while text.len() + 2 < bytes {
+            word = word.rotate_left(17).wrapping_mul(0xd6e8_feb8_6659_fd93);
+            let note = NOTES[(word % 4) as usize];
+            text.push_str(&note[..note.len().min(bytes - 2 - text.len())]);
+        }
+        text.push('"');
     }
     text.push('}');
     text.into()
@@ -53,7 +73,7 @@ mod tests {
 
     #[test]
     fn events_are_json_of_about_the_size_and_differ() {
-        for bytes in [100, 144, 1_000] {
+        for bytes in [100, 144, 1_000, 65_536] {
             let (one, other) = (event(1, bytes), event(2, bytes));
             assert_ne!(one, other);
             serde_json::from_slice::<serde_json::Value>(&one).expect("JSON");
