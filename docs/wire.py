@@ -182,7 +182,7 @@ def unpack(entry_id, fields):
                 length, at = varint(data, at)
                 message.append((name, data[at : at + length]))
                 at += length
-            if at != end:
+            if at != end or not message:
                 raise Malformed("damaged_pack")
             messages.append((f"{ms}-{int(last) - (count - 1 - position)}", message))
         if at != len(data) or len(data) != size or int(last) < count - 1:

@@ -188,7 +188,7 @@ script!(
 );
 script!(
     /// Removes handled entries from the pending list, and from the retry log if they were read there.
-    ACK, "log", "ack", ["fence", "stream", "held"], ["mode", "who", "group", "source", "ids..."]
+    ACK, "log", "ack", ["fence", "stream", "held", "settled"], ["mode", "who", "group", "source", "ids..."]
 );
 script!(
     /// Parks pending entries until they are due again, and removes them from the pending list.

@@ -48,7 +48,7 @@ const OF_ENTRIES: [&str; 18] = [
     "what_is_old_is_dropped_and_counted",
     "what_is_too_much_is_dropped_and_counted",
     "what_is_within_the_bounds_is_kept_for_replays",
-    // What keeps entries, and the memory they take, is told of entries.
+    // What keeps entries, and the memory they take, counts entries.
     "nobody_is_named_where_everything_is_settled",
     "the_group_that_keeps_most_is_named",
     "usage_grows_with_what_is_kept",

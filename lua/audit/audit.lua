@@ -27,8 +27,8 @@ end
 -- and the
 -- place of the message in it.
 local function pack_of(id)
-  local found = source == 'log' and redis.pcall('XRANGE', packs, id, '+', 'COUNT', 1)
-  local pack = found and not found.err and found[1]
+  local above = source == 'log' and redis.pcall('XRANGE', packs, id, '+', 'COUNT', 1)
+  local pack = above and not above.err and above[1]
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   local pack_ms, pack_seq = string.match(pack and pack[1] or '', '^(%d+)%-(%d+)$')
   local count = pack and tonumber(pack[2][2])
@@ -69,7 +69,7 @@ if check == 'parked' then
     else
       local row = pending(origin)
       -- After too many bytes of bodies the rest is reported unchecked: a repair checks again.
-      if row and (bytes >= MAX_BYTES or entry(origin)) then
+      if row and (bytes >= MAX_BYTES or pack_of(origin) or entry(origin)) then
         found('pending_and_parked', source .. ':' .. origin, 'pending under ' .. row[2] .. ', parked until ' .. due)
       end
     end

@@ -34,8 +34,8 @@ redis.call('XDEL', dlq, '0-0')
 -- and the
 -- place of the message in it.
 local function pack_of(id)
-  local found = source == 'log' and redis.pcall('XRANGE', packs, id, '+', 'COUNT', 1)
-  local pack = found and not found.err and found[1]
+  local above = source == 'log' and redis.pcall('XRANGE', packs, id, '+', 'COUNT', 1)
+  local pack = above and not above.err and above[1]
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   local pack_ms, pack_seq = string.match(pack and pack[1] or '', '^(%d+)%-(%d+)$')
   local count = pack and tonumber(pack[2][2])
@@ -52,11 +52,9 @@ local pack, place = pack_of(id)
 local at = pack or id
 local rows, entries = redis.pcall('XPENDING', stream, group, at, at, 1), redis.pcall('XRANGE', stream, at, at)
 local pending, entry = not rows.err and rows[1], not entries.err and entries[1] and entries[1][2]
-if pack and entry and is_settled(pack, place) then
-  pending = nil
-elseif pack and entry and fault ~= 'note_stray' then
-  -- A script cannot read the messages of a pack, and nothing else is ever wrong with one of them.
-  return 0
+if pack and entry and not (pending and not is_settled(pack, place)) then
+  -- A script cannot read the messages of a pack: without a body of its own, one that is settled there is lost.
+  pending, entry = nil, nil
 end
 -- Ids are compared as text: Lua numbers would lose their last digits.
 local function below(a, b)
@@ -120,6 +118,7 @@ elseif fault == 'pending_and_parked' and pending then
   return dropped
 elseif fault == 'ghost' and pending and not entry then
   redis.call('HDEL', held, note)
+  redis.call('HDEL', settled, id)
   return redis.call('XACK', stream, group, id)
 elseif fault == 'note_stray' and not pending then
   return redis.call('HDEL', held, note)

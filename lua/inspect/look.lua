@@ -48,7 +48,8 @@ end
 -- As text, since Redis converts a number to an integer.
 local function text(number)
   return number and string.format('%.0f', number)
-end-- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
+end
+-- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
 local function size(entry)
   local bytes = 0
   for _, value in ipairs(entry and entry[2] or {}) do
@@ -142,7 +143,7 @@ local function more_unread(position)
   local ms, seq = string.match(position, '^(%d+)%-(%d+)$')
   local pack_ms, pack_seq = string.match(pack[1], '^(%d+)%-(%d+)$')
   local count, behind = tonumber(pack[2][2]), pack_seq - seq
-  return more - (pack_ms == ms and behind < count and count - behind or 0)
+  return more - (pack_ms == ms and behind < count and wide(pack[1]) >= wide(first[1]) and count - behind or 0)
 end
 -- Returns how many of them are pending, that is, neither unread nor settled.
 local function more_pending(group, settled)
@@ -150,7 +151,10 @@ local function more_pending(group, settled)
     return 0
   end
   local more, partly = 0, of_type(redis.pcall('HLEN', settled)) > 0
-  for _, row in ipairs(redis.call('XPENDING', log, group.name, '-', '+', MAX_PACKS)) do
+  local rows = redis.call('XPENDING', log, group.name, '-', '+', MAX_PACKS)
+  -- They take as long as bodies of half a KiB.
+  bytes = bytes + 512 * #rows
+  for _, row in ipairs(rows) do
     local pack = redis.call('XRANGE', packs, row[1], row[1])[1]
     if pack then
       more = more + tonumber(pack[2][2]) - 1

@@ -2,13 +2,14 @@
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] held HASH notes of pending entries by source and id
+-- KEYS[4] settled HASH by the id of a pending pack: a bit for each message of it that is settled
 -- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted too, since only this group reads them
 -- ARGV[5] ids... of the entries, at most 1,000
 -- returns how many were pending, or the error FENCED
-local fence, stream, held = KEYS[1], KEYS[2], KEYS[3]
+local fence, stream, held, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 -- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
@@ -35,6 +36,10 @@ end
 local acked = redis.call('XACK', stream, group, unpack(ids, first))
 if source == 'retry' then
   redis.call('XDEL', stream, unpack(ids, first))
+end
+if source == 'log' and redis.call('HLEN', settled) > 0 then
+  -- Of packs that are gone from the log.
+  redis.call('HDEL', settled, unpack(ids, first))
 end
 if noted then
   local notes = {}

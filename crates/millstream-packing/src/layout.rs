@@ -49,7 +49,8 @@ pub(crate) fn read(rest: &mut Bytes) -> Option<Fields> {
         let value = take(&mut message)?;
         fields.push((name, value));
     }
-    Some(fields)
+    // An entry has a field at least, and so has a message.
+    (!fields.is_empty()).then_some(fields)
 }
 
 fn number_of(name: &[u8]) -> Option<usize> {
@@ -112,7 +113,7 @@ mod tests {
             proptest::collection::vec(any::<u8>(), 0..200)
         ];
         let value = proptest::collection::vec(any::<u8>(), 0..300);
-        proptest::collection::vec((name.prop_map(Bytes::from), value.prop_map(Bytes::from)), 0..6)
+        proptest::collection::vec((name.prop_map(Bytes::from), value.prop_map(Bytes::from)), 1..6)
     }
 
     proptest! {

@@ -11,6 +11,9 @@ use crate::layout;
 /// Longest part of a damaged pack's head that an error shows, in bytes.
 const MAX_SHOWN: usize = 64;
 
+/// Largest number of fields of all messages of a pack: in memory a field takes 64 bytes beside its own.
+const MAX_FIELDS: usize = 100_000;
+
 /// Reason why messages cannot be packed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -21,6 +24,9 @@ pub enum NotPacked {
     /// They are larger than a pack may be.
     #[error("{0} bytes: a pack has at most {MAX_BYTES} before compression")]
     Size(usize),
+    /// A message has no field, or all have too many.
+    #[error("a message without a field, or more than {MAX_FIELDS} of all")]
+    Fields,
     /// This program was built without the compression.
     #[error("this program was built without the compression {}", .0.as_str())]
     NotBuilt(PackCompression),
@@ -76,6 +82,11 @@ pub fn pack<'a>(
     if size > MAX_BYTES as usize {
         return Err(NotPacked::Size(size));
     }
+    let fields =
+        messages.clone().try_fold(0, |sum, message| (!message.is_empty()).then_some(sum + message.len()));
+    if fields.is_none_or(|fields| fields > MAX_FIELDS) {
+        return Err(NotPacked::Fields);
+    }
     let mut plain = Vec::with_capacity(size);
     for message in messages {
         layout::write(&mut plain, message);
@@ -100,7 +111,7 @@ pub fn is_pack(entry: &[Field]) -> bool {
 /// An entry is a pack if its field `mq:form` has the value `2`.
 ///
 /// # Errors
-/// [`Unreadable`]. No more than [`MAX_BYTES`] of memory is taken before the pack has turned out to be what it declares.
+/// [`Unreadable`]. The bytes take no more than [`MAX_BYTES`] of memory, and the fields 64 bytes each, 100,000 of them at the most.
 pub fn unpack(entry: &[Field]) -> Result<Unpacked, Unreadable> {
     let damaged = |why: &str| Unreadable::Damaged(why.to_owned());
     if !is_pack(entry) {
@@ -113,8 +124,13 @@ pub fn unpack(entry: &[Field]) -> Result<Unpacked, Unreadable> {
         Failed::NotBuilt => Unreadable::NotBuilt(compression),
         Failed::Damaged(why) => Unreadable::Damaged(why),
     })?;
-    let mut rest = Bytes::from(plain);
-    let messages: Option<Vec<_>> = (0..count).map(|_| layout::read(&mut rest)).collect();
+    let (mut rest, mut fields) = (Bytes::from(plain), 0);
+    let mut next = |rest: &mut Bytes| {
+        let message = layout::read(rest)?;
+        fields += message.len();
+        Some(message).filter(|_| fields <= MAX_FIELDS)
+    };
+    let messages: Option<Vec<_>> = (0..count).map(|_| next(&mut rest)).collect();
     match messages {
         Some(messages) if rest.is_empty() => Ok(Unpacked::Messages(messages)),
         Some(_) => Err(damaged("something stands behind its last message")),

@@ -56,6 +56,10 @@ fn what_a_pack_cannot_hold_is_refused() {
     let many = vec![small.clone(); MAX_MESSAGES as usize + 1];
     assert!(matches!(pack(many.iter(), PackCompression::None), Err(NotPacked::Count(1001))));
     assert!(matches!(pack([].iter(), PackCompression::None), Err(NotPacked::Count(0))));
+    assert!(matches!(
+        pack([small.clone(), message(&[])].iter(), PackCompression::None),
+        Err(NotPacked::Fields)
+    ));
     let large = message(&[("payload", &vec![b'a'; MAX_BYTES as usize])]);
     assert!(matches!(pack([large].iter(), PackCompression::Zstd), Err(NotPacked::Size(_))));
     assert_eq!(
@@ -93,6 +97,7 @@ fn damage_is_found() {
     }
     for data in [
         &b""[..],
+        b"\x00",
         b"\x04\x00\x01a",
         b"\x03\x00\x01ab",
         b"\x03\x00\x02a",

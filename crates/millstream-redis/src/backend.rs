@@ -117,7 +117,7 @@ impl RedisBackend {
         let keys = config.namespace.as_ref().map_or_else(Keys::new, Keys::within);
         let for_appenders = keys.clone();
         let scripts = Scripts::new(config.strict_scripts);
-        let packings = Arc::new(Packings::new(scripts.append_packed.code()));
+        let packings = Arc::new(Packings::new(scripts.append_packed.code(), servers.cluster().is_some()));
         let for_producers = packings.clone();
         let inner = Inner {
             keys,

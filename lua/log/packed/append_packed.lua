@@ -55,6 +55,9 @@ if not free or redis.pcall('XADD', log, id, unpack(ARGV, 2)).err then
   id = id_of(ms, first + count - 1)
   redis.call('XADD', log, id, unpack(ARGV, 2))
 end
+if count == 1 then
+  return id
+end
 local more = (newest and tonumber(newest[2][4]) or 0) + count - 1
 local more_text = string.format('%.0f', more)
 redis.call('XADD', packs, id, 'count', count, 'more', more_text)

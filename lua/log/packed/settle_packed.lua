@@ -152,10 +152,10 @@ for _ = 1, #ARGV do
     prepare()
     local open = is_open(pack, place)
     if kind == 'hold' then
-      local due, words, line = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
+      local due, told, line = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
       local note = 'log:' .. message
       if open then
-        local text = (due == '+0' and '0' or at_ms(due)) .. ' ' .. words
+        local text = (due == '+0' and '0' or at_ms(due)) .. ' ' .. told
         if line ~= '' then
           text = text .. now_text .. ' ' .. line
         end

@@ -19,7 +19,12 @@ if pack then
       local here = math.min(math.max(settled_count - 8 * (at - 1), 0), 8)
       bytes[at] = string.char(2 ^ here - 1)
     end
-    local bits, id = table.concat(bytes), pack[1]
+    local id = pack[1]
+    local before = redis.call('HGET', settled, id) or ''
+    for at = 1, #bytes do
+      bytes[at] = string.char(bit.bor(string.byte(bytes[at]), string.byte(before, at) or 0))
+    end
+    local bits = table.concat(bytes)
     redis.call('HSET', settled, id, bits)
   end
 end

@@ -25,10 +25,12 @@ async fn topics_are_listed_by_name() {
         {
             "topic": "mails", "partitions": 1, "retention": { "rule": "consumed" }, "max_length": 1_000,
             "dead_letter_retention": kept,
+            "packing": null,
         },
         {
             "topic": "orders", "partitions": 12, "retention": { "rule": "age", "ms": 604_800_000 }, "max_length": null,
             "dead_letter_retention": kept,
+            "packing": null,
         },
     ]);
     assert_eq!(cli.json("topic list"), expected);
@@ -47,6 +49,7 @@ async fn a_topic_is_created_once_and_as_it_was_asked() {
         "topic": "orders", "partitions": 3, "max_length": 1_000, "dry_run": true, "changed": true,
         "retention": { "rule": "consumed-after", "ms": 604_800_000 },
         "dead_letter_retention": { "max_age_ms": 2_592_000_000_u64, "max_length": 100 },
+        "packing": null,
     });
     assert_eq!(cli.json(&format!("{create} --dry-run")), asked);
     assert_eq!(cli.json("topic list"), json!([]), "a dry run");

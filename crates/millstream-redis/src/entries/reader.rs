@@ -23,6 +23,9 @@ const SHARED: usize = 128 << 10;
 /// Shortest wait on the server, since the server takes 0 ms for an unlimited wait.
 const MIN_BLOCK: Duration = Duration::from_millis(1);
 
+/// Bytes of messages in the packs of one page, before they are compressed.
+const UNPACKED: usize = 4 << 20;
+
 /// The two streams of a group, by index.
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
@@ -64,6 +67,8 @@ pub(crate) struct StreamReader {
     turn: usize,
     /// Mean number of messages of an entry, in the last page.
     per_entry: usize,
+    /// Largest number of entries of a page: packs become much larger than they arrive.
+    most: usize,
     /// Whether the first new pack may have messages that are noted as settled: the group may begin inside of it.
     inside: bool,
     /// Messages of packs that were read and did not fit into the last result: the next ones return them.
@@ -80,8 +85,9 @@ pub(crate) struct StreamReader {
 impl StreamReader {
     pub(crate) fn new(inner: Arc<Inner>, lease: &Lease) -> Result<Self> {
         // As if all entries were full packs, until some have come.
-        let per_entry =
-            inner.packings.of(&lease.partition()?.0.topic).map_or(1, |packing| packing.messages());
+        let packing = inner.packings.of(&lease.partition()?.0.topic);
+        let per_entry = packing.map_or(1, |packing| packing.messages());
+        let most = packing.map_or(usize::MAX, |packing| (UNPACKED / packing.bytes()).max(1));
         Ok(Self {
             guard: Guard::new(inner, lease)?,
             stage: Stage::New,
@@ -98,6 +104,7 @@ impl StreamReader {
             woken: false,
             turn: 0,
             per_entry,
+            most,
             inside: true,
             rest: VecDeque::new(),
             rest_pending: false,
@@ -123,7 +130,7 @@ impl StreamReader {
                 self.choose_way().await?;
             }
             let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
-            let max = self.pages.count_within(max.div_ceil(self.per_entry), budget);
+            let max = self.pages.count_within(max.div_ceil(self.per_entry).min(self.most), budget);
             if let Stage::Pending(stream, after) = self.stage {
                 if let Some(fetched) = self.pending(stream, after, max).await? {
                     return Ok(fetched);
@@ -333,11 +340,13 @@ impl StreamReader {
         let mut fetched = Fetched::default();
         fetched.pending = self.rest_pending;
         let new = matches!(self.stage, Stage::New) && !self.rest_pending;
-        let retries = if max == 1 { self.turn } else { max / 4 };
+        let retries = if max == 1 { self.turn } else { (max / 4).max(1) };
         if max == 1 {
             self.turn = 1 - self.turn;
         }
         if new && retries > 0 {
+            let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
+            let retries = self.pages.count_within(retries, budget);
             let ask = StreamRead { stream: 1, count: retries, after: None };
             match self.new_entries_of(vec![ask], None).await? {
                 Some(read) => fetched = read,
@@ -386,6 +395,8 @@ impl StreamReader {
                 entry.note = note;
             }
         }
+        // Retries are due already: they do not wait behind the rest of a pack.
+        messages.sort_by_key(|entry| entry.receipt.source == Source::Log);
         self.rest = messages.split_off(messages.len().min(max)).into();
         self.rest_pending = fetched.pending;
         fetched.entries = messages;

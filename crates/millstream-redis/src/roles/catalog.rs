@@ -313,6 +313,7 @@ impl Catalog for RedisBackend {
     }
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
+        self.inner.packings.learn(topic);
         let position = position(start)?;
         let starts = self.register(&topic.name, group, Mode::Create, &position).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();

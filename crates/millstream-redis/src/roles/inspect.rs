@@ -36,6 +36,8 @@ use crate::usage;
 const PORTION: usize = 200;
 /// Number of entries in the first read of a page, when their size is not known yet.
 const FIRST: usize = 10;
+/// Largest number of messages that stand up to an id in its own entry.
+const MOST: usize = millstream_core::packing::MAX_MESSAGES as usize;
 /// Maximum number of partitions of one pipeline.
 const CHUNK: usize = 200;
 
@@ -81,7 +83,7 @@ impl Inspect for RedisBackend {
         let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {key}")))?;
         let mut more = rows.len() == limit;
         let rows = if source == Source::Log && self.inner.packings.is_packed(&topic_partition.topic) {
-            let mut messages = self.pending_messages(topic_partition, group, rows).await?;
+            let mut messages = self.pending_messages(topic_partition, group, rows, limit + MOST).await?;
             messages.retain(|row| row.id > after);
             more |= messages.len() > limit;
             messages.truncate(limit);

@@ -72,6 +72,10 @@ pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     ];
     bench.backend.settle(&lease, &batch).await.expect("settled");
     bench.backend.promote(&lease, 9).await.expect("promoted");
+    // Only packed topics have these.
+    let (packs, settled) = (bench.keys.packs(&tp), bench.keys.settled(&tp, &group(name)));
+    bench.cmd(&format!("XADD {packs} * count 2 more 1")).await;
+    bench.cmd(&format!("HSET {settled} 1-1 x")).await;
     let one = member("m", "m-1");
     let pulse = bench.backend.heartbeat(&spec.name, &group(name), &one, true).await.expect("a pulse");
     let assigned = assignment(&[("m", &[0])]);
@@ -177,6 +181,7 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
     let place = Place::from(tp.clone());
     let all = [
         keys.log(&tp),
+        keys.packs(&tp),
         keys.retry_log(&tp, &group),
         keys.dead_letters(&tp, &group),
         keys.lease(&tp, &group),

@@ -12,7 +12,7 @@ use crate::support::cli::{Cli, Ran, bare};
 /// What a list of the place says.
 const HERE: &str = "{\"version\":1,\"command\":\"topic list\",\"data\":[{\"topic\":\"here\",\"partitions\":1,\
      \"retention\":{\"rule\":\"consumed\"},\"max_length\":null,\
-     \"dead_letter_retention\":{\"max_age_ms\":null,\"max_length\":null}}]}\n";
+     \"dead_letter_retention\":{\"max_age_ms\":null,\"max_length\":null},\"packing\":null}]}\n";
 
 /// What it says of a place without topics.
 const NOTHING: &str = "{\"version\":1,\"command\":\"topic list\",\"data\":[]}\n";
@@ -124,6 +124,7 @@ async fn whoever_reads_may_have_enough() {
         json!([{
             "topic": "here", "partitions": 1, "retention": { "rule": "consumed" }, "max_length": null,
             "dead_letter_retention": { "max_age_ms": null, "max_length": null },
+            "packing": null,
         }])
     );
 }

@@ -28,12 +28,15 @@ pub(crate) struct Packings {
     any: AtomicBool,
     topics: RwLock<HashMap<TopicName, Packing>>,
     script: Script,
+    /// Whether the servers are a cluster. Then single entries of packed topics are appended by the script too: what keeps a pack from being
+    /// stored while its slot moves (two keys, of which one is elsewhere) must keep those behind it from overtaking it.
+    on_cluster: bool,
 }
 
 impl Packings {
     /// `code` is the source of `append_packed`.
-    pub(crate) fn new(code: String) -> Self {
-        Self { any: AtomicBool::new(false), topics: RwLock::default(), script: Script::new(code) }
+    pub(crate) fn new(code: String, on_cluster: bool) -> Self {
+        Self { any: AtomicBool::new(false), topics: RwLock::default(), script: Script::new(code), on_cluster }
     }
 
     /// Keeps the packing of a topic that was read or created.
@@ -90,27 +93,35 @@ impl Packings {
             }
         }
         let mut commands = Vec::with_capacity(rows.len());
-        let mut packs = 0;
         for Row { at, .. } in rows {
-            let compression = known
-                .get(&entries[at[0]].topic_partition)
-                .and_then(|(packing, _)| *packing)
-                .filter(|packing| at.len() >= packing.least())
-                .map(|packing| packing.compressed());
+            let packing = known.get(&entries[at[0]].topic_partition).and_then(|(packing, _)| *packing);
+            let compression = packing.filter(|packing| at.len() >= packing.least()).map(|it| it.compressed());
             let messages = at.iter().map(|at| &entries[*at].fields);
             // A pack that cannot be made is none: its messages are stored one by one.
             match compression.and_then(|compression| pack(messages, compression).ok()) {
-                Some(fields) => {
-                    commands.push(Command::Pack { at, fields });
-                    packs += 1;
-                }
+                Some(fields) => commands.push(Command::Pack { at, fields }),
+                None if self.on_cluster && packing.is_some() => commands.extend(at.into_iter().map(|at| {
+                    let fields = entries[at].fields.clone();
+                    Command::Pack { at: vec![at], fields }
+                })),
                 None => commands.extend(at.into_iter().map(Command::One)),
             }
         }
+        let packs = commands.iter().filter(|command| matches!(command, Command::Pack { .. })).count();
         (packs > 0).then_some(Division { commands })
     }
 
-    /// Adds the command that appends a pack, as words. The first one of a request carries the script.
+    /// Returns which commands carry the script: the first one of a request, or of each partition where these may be refused alone. `told` has
+    /// those before.
+    fn carries<'a>(&self, told: &mut Vec<&'a TopicPartition>, tp: &'a TopicPartition) -> bool {
+        let first = if self.on_cluster { !told.contains(&tp) } else { told.is_empty() };
+        if first {
+            told.push(tp);
+        }
+        first
+    }
+
+    /// Adds the command that appends a pack, as words, with the script or its hash.
     fn words<'a>(
         &'a self,
         first: bool,
@@ -141,7 +152,7 @@ pub(crate) struct Division {
 enum Command {
     /// Appends the entry at this position.
     One(usize),
-    /// Appends those at these positions, which are one partition's, as this pack.
+    /// Appends those at these positions, which are one partition's, as this entry, by the script.
     Pack { at: Vec<usize>, fields: Fields },
 }
 
@@ -155,7 +166,7 @@ impl Division {
         entry: impl Fn(usize) -> &'a Append,
         asking: bool,
     ) {
-        let mut first = true;
+        let mut told = Vec::new();
         for command in &self.commands {
             if asking {
                 request.add(&[b"ASKING"]);
@@ -177,7 +188,7 @@ impl Division {
                     let (keys, count) = ([keys.log(tp), keys.packs(tp)], Digits::number(at.len() as u64));
                     request.begin(6 + 2 * fields.len());
                     packings
-                        .words(std::mem::take(&mut first), &count, &keys, fields)
+                        .words(packings.carries(&mut told, tp), &count, &keys, fields)
                         .for_each(|word| request.arg(word));
                 }
             }
@@ -193,7 +204,7 @@ impl Division {
         entry: impl Fn(usize) -> &'a Append,
         one: impl Fn(&Append) -> Cmd,
     ) {
-        let mut first = true;
+        let mut told = Vec::new();
         for command in &self.commands {
             match command {
                 Command::One(at) => {
@@ -203,7 +214,7 @@ impl Division {
                     let tp = &entry(at[0]).topic_partition;
                     let (keys, count) = ([keys.log(tp), keys.packs(tp)], Digits::number(at.len() as u64));
                     let mut cmd = Cmd::new();
-                    for word in packings.words(std::mem::take(&mut first), &count, &keys, fields) {
+                    for word in packings.words(packings.carries(&mut told, tp), &count, &keys, fields) {
                         cmd.arg(word);
                     }
                     pipe.add_command(cmd);

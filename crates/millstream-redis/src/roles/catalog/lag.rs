@@ -8,9 +8,11 @@
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
+use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
 
 use super::count_range::{Walk, above};
+use super::snapshot::Ask;
 use crate::backend::RedisBackend;
 use crate::snapshots::lag_cache::{Proof, Tally};
 use crate::snapshots::look::{GroupLook, Look};
@@ -224,6 +226,17 @@ impl RedisBackend {
         Ok(lags)
     }
 
+    /// Takes a second snapshot of these partitions, with what packs hold for the group, and identifies the server.
+    async fn look_again(&self, partitions: &[TopicPartition], group: &str) -> Result<Vec<Look>> {
+        let packed = partitions.iter().any(|tp| self.inner.packings.is_packed(&tp.topic));
+        let named = GroupName::new(group).ok().filter(|_| packed);
+        let Some(named) = named else { return self.look_and_ask_who(partitions).await };
+        let groups = std::slice::from_ref(&named);
+        let asks: Vec<Ask<'_>> =
+            partitions.iter().map(|topic_partition| Ask { topic_partition, groups }).collect();
+        self.standings(&asks, "1").await?.iter().map(|it| it.of_group(0, group)).collect()
+    }
+
     /// Counts once, with one budget per partition. Also returns the counts that were disturbed and can be repeated.
     async fn count_lags(
         &self,
@@ -282,7 +295,7 @@ impl RedisBackend {
         }
 
         let again: Vec<_> = counts.iter().map(|count| partitions[count.at].clone()).collect();
-        let nows = self.look_and_ask_who(&again).await?;
+        let nows = self.look_again(&again, group).await?;
         let mut disturbed = Vec::new();
         for ((count, now), (at, log, stands, mut remembered)) in counts.into_iter().zip(nows).zip(open) {
             let look = &looks[at];

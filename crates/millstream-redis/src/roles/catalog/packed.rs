@@ -28,12 +28,13 @@ struct Around {
 }
 
 impl Around {
-    /// Returns the messages beyond one an entry up to the id; `before` are those that had left the stream of packs.
-    fn more(&self, id: MessageId, before: u64) -> u64 {
+    /// Returns the messages beyond one an entry up to the id; `before` are those that had left the stream of packs, and `first` is the
+    /// first entry of the log.
+    fn more(&self, id: MessageId, before: u64, first: MessageId) -> u64 {
         let more = self.up_to.map_or(before, |pack| pack.more);
         // Of the next pack, the first messages may be below the id.
-        let behind =
-            self.above.filter(|pack| pack.id.ms == id.ms).map(|pack| (pack.count, pack.id.seq - id.seq));
+        let next = self.above.filter(|pack| pack.id.ms == id.ms && pack.id > id && pack.id >= first);
+        let behind = next.map(|pack| (pack.count, pack.id.seq - id.seq));
         more + behind.map_or(0, |(count, behind)| count.saturating_sub(behind))
     }
 }
@@ -46,11 +47,20 @@ impl Inner {
         above: MessageId,
         up_to: MessageId,
     ) -> Result<u64> {
-        let packs = self.keys.packs(tp);
+        let (log, packs) = (self.keys.log(tp), self.keys.packs(tp));
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XRANGE").arg(log.as_str()).arg("-").arg("+").arg("COUNT").arg(1);
+        let first = reply::entries(self.one(&log, &pipe).await?)?.pop();
+        // The newest pack is known when it has left the log: what is below the first entry does not count.
+        let Some((first, _)) = first else { return Ok(0) };
+        if up_to < first && above < first && up_to.ms != first.ms {
+            return Ok(0);
+        }
         let mut pipe = Pipeline::with_capacity(5);
         pipe.cmd("XRANGE").arg(packs.as_str()).arg("-").arg("+").arg("COUNT").arg(1);
         for id in [above, up_to] {
-            pipe.cmd("XREVRANGE").arg(packs.as_str()).arg(id.to_string()).arg("-").arg("COUNT").arg(1);
+            let known = id.max(first.previous()).to_string();
+            pipe.cmd("XREVRANGE").arg(packs.as_str()).arg(known).arg("-").arg("COUNT").arg(1);
             // There is nothing above the largest id.
             let from = if id == MessageId::MAX { "+".to_owned() } else { id.next().to_string() };
             pipe.cmd("XRANGE").arg(packs.as_str()).arg(from).arg("+").arg("COUNT").arg(1);
@@ -60,10 +70,10 @@ impl Inner {
         let [oldest, low_up_to, low_above, high_up_to, high_above] = answers[..] else {
             return Err(unexpected("too few answers"));
         };
-        let before = oldest.map_or(0, |pack| pack.more + 1 - pack.count);
-        let low = Around { up_to: low_up_to, above: low_above.filter(|pack| pack.id > above) };
-        let high = Around { up_to: high_up_to, above: high_above.filter(|pack| pack.id > up_to) };
-        Ok(high.more(up_to, before).saturating_sub(low.more(above, before)))
+        let before = oldest.map_or(0, |pack| (pack.more + 1).saturating_sub(pack.count));
+        let low = Around { up_to: low_up_to, above: low_above };
+        let high = Around { up_to: high_up_to, above: high_above };
+        Ok(high.more(up_to, before, first).saturating_sub(low.more(above, before, first)))
     }
 }
 

@@ -42,6 +42,9 @@ impl RedisBackend {
         }
         let mut items: Vec<Stored> = Vec::with_capacity(entries.len());
         for Stored { id, fields, .. } in entries {
+            if items.len() > limit {
+                break;
+            }
             let messages = unpacking::messages(Receipt::new(Source::Log, id), fields)?;
             let messages = messages.into_iter().map(|(receipt, fields)| Stored::new(receipt.id, fields));
             let within = |one: &Stored| one.id > range.after && one.id < range.before;
@@ -83,7 +86,7 @@ impl RedisBackend {
             }
             let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {log}")))?;
             let entries = rows.len() as u64;
-            let messages = self.pending_messages(tp, group, rows).await?.len() as u64;
+            let messages = self.pending_messages(tp, group, rows, usize::MAX).await?.len() as u64;
             reading.pending = reading.pending.saturating_sub(entries) + messages;
         }
         Ok(())
@@ -95,6 +98,7 @@ impl RedisBackend {
         tp: &TopicPartition,
         group: &GroupName,
         rows: Vec<Pending>,
+        limit: usize,
     ) -> Result<Vec<Pending>> {
         if rows.is_empty() {
             return Ok(rows);
@@ -109,6 +113,9 @@ impl RedisBackend {
         let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
         let mut messages = Vec::with_capacity(rows.len());
         for row in rows {
+            if messages.len() > limit {
+                break;
+            }
             let (pack, bits) = (answers.next().unwrap_or_default(), answers.next().unwrap_or_default());
             let pack =
                 reply::entries(pack).map_err(|error| error.during(format_args!("read {packs}")))?.pop();

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::log::{InPack, Receipt, Settlement};
@@ -27,8 +28,8 @@ const CALL: (usize, usize) = (1_000, 1 << 20);
 /// Number of packs that are read in one request: each has up to 1 MiB.
 const PACKS: usize = 8;
 
-/// The messages of packs, by the packs' ids. Those of a pack that is gone are missing.
-pub(super) type Bodies = BTreeMap<MessageId, Vec<Fields>>;
+/// Messages of packs, by their ids. Those of a pack that is gone are missing.
+pub(super) type Bodies = BTreeMap<MessageId, Fields>;
 
 impl RedisBackend {
     /// Returns how many messages the logs of these partitions hold.
@@ -56,8 +57,9 @@ impl RedisBackend {
         };
         let packed =
             batch.iter().filter(|(receipt, settlement)| receipt.pack.is_some() && copies(settlement));
-        let mut ids: Vec<_> = packed.map(|(receipt, _)| receipt.entry()).collect();
-        ids.sort_unstable();
+        let mut wanted: Vec<&Receipt> = packed.map(|(receipt, _)| receipt).collect();
+        wanted.sort_unstable();
+        let mut ids: Vec<_> = wanted.iter().map(|receipt| receipt.entry()).collect();
         ids.dedup();
         let mut bodies = Bodies::new();
         let log = self.inner.keys.log(tp);
@@ -70,8 +72,18 @@ impl RedisBackend {
             for answer in self.inner.bulk.send(&pipe).await? {
                 for (id, fields) in reply::entries(answer)? {
                     // It was readable when it was handed out. If it is damaged since, nothing is left that could be kept.
-                    if let Some(Ok(Unpacked::Messages(messages))) = fields.map(|fields| unpack(&fields)) {
-                        bodies.insert(id, messages);
+                    let Some(Ok(Unpacked::Messages(messages))) = fields.map(|fields| unpack(&fields)) else {
+                        continue;
+                    };
+                    for receipt in wanted.iter().filter(|receipt| receipt.entry() == id) {
+                        let position = receipt.pack.map_or(0, InPack::position) as usize;
+                        // Copied, or each would keep its whole pack.
+                        let copy = |(name, value): &(Bytes, Bytes)| {
+                            (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value))
+                        };
+                        let message =
+                            messages.get(position).map(|message| message.iter().map(copy).collect());
+                        bodies.extend(message.map(|message| (receipt.id, message)));
                     }
                 }
             }
@@ -182,8 +194,7 @@ impl<'a> Packed<'a> {
                 }
             };
             call.0.extend(words);
-            let body =
-                bodies.get(&receipt.entry()).and_then(|messages| messages.get(pack.position() as usize));
+            let body = bodies.get(&receipt.id);
             let body = body.map(Vec::as_slice).unwrap_or_default();
             call.0.push(2 * body.len());
             for (name, value) in body {

@@ -96,7 +96,7 @@ impl RedisBackend {
         bodies: &Bodies,
     ) -> Result<Vec<(Call<'a>, Sent)>> {
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
-        let (fence, held) = (keys.fence(tp, group), keys.held(tp, group));
+        let (fence, held, settled) = (keys.fence(tp, group), keys.held(tp, group), keys.settled(tp, group));
         let [mode, who] = right.words();
         let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
         let mut packed = Packed::default();
@@ -115,7 +115,8 @@ impl RedisBackend {
             let id = id.as_bytes();
             match settlement {
                 Settlement::Ack => {
-                    acks.next(at, || scripts.ack.call([&fence, &stream(), &held]).args(common)).push(id);
+                    acks.next(at, || scripts.ack.call([&fence, &stream(), &held, &settled]).args(common))
+                        .push(id);
                 }
                 Settlement::Hold(note) => {
                     let (words, line) = note::write(note)?;
@@ -150,8 +151,7 @@ impl RedisBackend {
         let packed = packed.calls(
             || {
                 let [due, items] = [keys.retry_due(tp, group), keys.retry_items(tp, group)];
-                let [log, settled, letters] =
-                    [keys.log(tp), keys.settled(tp, group), keys.dead_letters(tp, group)];
+                let [log, letters] = [keys.log(tp), keys.dead_letters(tp, group)];
                 let call =
                     scripts.settle_packed.call([&fence, &log, &settled, &held, &due, &items, &letters]);
                 call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)

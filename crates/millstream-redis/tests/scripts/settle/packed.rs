@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::audit::{Audit, Check, Fault, Scope};
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::dead_letters::DeadLetters;
 use millstream_core::id::MessageId;
@@ -166,4 +167,93 @@ async fn packs_come_behind_an_entry_of_the_future() {
     assert_eq!(ids(bench.backend.append(&batch(2)).await), ["9000000000000-8", "9000000000000-9"]);
     assert_eq!(ids(bench.backend.append(&batch(1)).await), ["9000000000000-10"]);
     assert_eq!(ids(bench.backend.append(&batch(2)).await), ["9000000000000-11", "9000000000000-12"]);
+}
+
+/// Everything is settled and trimmed: the newest pack is still known, and counts no more.
+#[tokio::test]
+async fn a_pack_that_has_left_the_log_counts_no_more() {
+    let bench = packed().await;
+    let appended = bench.append_many(50).await;
+    let entries = fetch(&mut bench.reader().await, 100).await.entries;
+    let count = async |start| bench.backend.count(&bench.tp, start, None, 1_000).await.expect("counted");
+    assert_eq!(count(Start::Earliest).await, 50);
+    assert_eq!(count(Start::After(appended[9])).await, 40, "inside of the pack");
+    let all: Vec<_> = receipts(&entries).into_iter().map(|one| (one, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&all).await, (50, 0));
+    assert_eq!(bench.trim().await.expect("trimmed"), 50);
+    for start in [Start::Earliest, Start::After(appended[9]), Start::After(appended[49])] {
+        assert_eq!(count(start).await, 0, "{start:?}");
+    }
+    assert_eq!(bench.backend.lengths(std::slice::from_ref(&bench.tp)).await.expect("read"), [0]);
+    let later = bench.append_many(3).await;
+    let count = async |start| bench.backend.count(&bench.tp, start, None, 1_000).await.expect("counted");
+    for start in [Start::Earliest, Start::After(appended[9]), Start::After(appended[49])] {
+        assert_eq!(count(start).await, 3, "{start:?}");
+    }
+    assert_eq!(count(Start::After(later[0])).await, 2);
+}
+
+/// Somebody deletes a pack that is half settled: nothing of it stays.
+#[tokio::test]
+async fn what_was_settled_of_a_deleted_pack_is_forgotten() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(10).await;
+    let mut reader = bench.reader().await;
+    let all = receipts(&fetch(&mut reader, 100).await.entries);
+    let some: Vec<_> = all[..4].iter().map(|one| (*one, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&some).await, (4, 0));
+    let (log, settled) = (bench.log(), bench.keys.settled(&bench.tp, &bench.group));
+    assert_eq!(bench.int(&format!("HLEN {settled}")).await, 1);
+    assert_eq!(bench.int(&format!("XDEL {log} {}", appended[9])).await, 1);
+    let batch = [(all[5], retry(NOW, 2, appended[5])), (all[6], dead(appended[6]))];
+    assert_eq!(bench.settle(&batch).await, (0, 2), "there is nothing left to keep");
+    reader.start_over();
+    let ghosts = fetch(&mut reader, 100).await.ghosts;
+    assert_eq!(ghosts.iter().map(|ghost| ghost.id).collect::<Vec<_>>(), [appended[9]]);
+    bench.settle(&[(ghosts[0], Settlement::Ack)]).await;
+    assert_eq!((pending(&mut bench).await, bench.int(&format!("EXISTS {settled}")).await), (0, 0));
+}
+
+/// A retry that is due does not wait for the rest of a pack, however few messages are asked for at a time.
+#[tokio::test]
+async fn retries_come_beside_the_rest_of_a_pack() {
+    let bench = packed().await;
+    let appended = bench.append_many(40).await;
+    let mut reader = bench.reader().await;
+    let first = fetch(&mut reader, 2).await.entries;
+    let failed = first[0].receipt;
+    assert_eq!(bench.settle(&[(failed, retry(NOW, 2, appended[0]))]).await, (1, 0));
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    assert_eq!(bench.backend.promote(&bench.lease, 200).await.expect("promoted").moved, 1);
+    let mut before = 0;
+    loop {
+        let entries = fetch(&mut reader, 2).await.entries;
+        assert!(!entries.is_empty(), "the retry did not come");
+        if entries.iter().any(|entry| entry.receipt.source == Source::Retry) {
+            break;
+        }
+        before += entries.len();
+    }
+    assert!(before <= 4, "{before} messages came before the retry");
+}
+
+/// A parked message of a pack lost its body: a letter without one says so, and it is not the whole pack.
+#[tokio::test]
+async fn a_repair_makes_no_message_of_a_pack() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(5).await;
+    let all = receipts(&fetch(&mut bench.reader().await, 100).await.entries);
+    let later = Duration::from_secs(60);
+    assert_eq!(bench.settle(&[(all[2], retry(later, 2, appended[2]))]).await, (1, 0));
+    let items = bench.keys.retry_items(&bench.tp, &bench.group);
+    bench.cmd(&format!("DEL {items}")).await;
+    let scope = Scope::Group(bench.tp.clone(), bench.group.clone());
+    let page = bench.backend.audit(&scope, Check::Parked, None).await.expect("audited");
+    let [finding] = &page.findings[..] else { panic!("{page:?}") };
+    assert_eq!(finding.fault, Fault::RetryLost);
+    assert!(bench.backend.repair(finding).await.expect("repaired"));
+    assert_eq!(bench.int(&format!("EXISTS {items}")).await, 0);
+    let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("read").items;
+    let [letter] = &letters[..] else { panic!("{letters:?}") };
+    assert_eq!((letter.reason.as_str(), letter.origin, letter.body.len()), ("orphan", appended[2], 0));
 }
