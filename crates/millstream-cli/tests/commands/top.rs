@@ -182,9 +182,10 @@ async fn keys_that_come_with_a_change_of_size_are_not_lost() {
         pty.press(&format!("/bill{round}\r"));
         pty.signal(Signal::CONT);
         pty.until_text(&text);
-        // Leaves the filter.
+        // Leaves the filter. That its text is gone is no sign of it: a change of size clears the screen first. And what
+        // is typed behind an escape that nobody has read yet is one key with it.
         pty.press("\u{1b}");
-        pty.until("no filter", |screen| (!screen.contents().contains(&text)).then_some(()));
+        pty.until_line("orders 2 40");
     }
     pty.press("q");
     assert_eq!(pty.end().0, 0);
