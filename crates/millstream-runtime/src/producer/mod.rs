@@ -320,7 +320,8 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
-    /// Sets the maximum number of messages in one request. Default: 500.
+    /// Sets the maximum number of messages in one request. Default: 500. For a [packed](millstream_core::Topic::packed) topic, at least a full pack
+    /// for each of some partitions.
     pub fn max_batch(mut self, messages: usize) -> Self {
         self.config.max_batch = messages;
         self

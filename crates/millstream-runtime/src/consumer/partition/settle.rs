@@ -26,6 +26,9 @@ pub(in crate::consumer) type Settlements = Vec<(Receipt, Settlement)>;
 /// Maximum number of settlements of a request: one script call handles this many in less than a millisecond.
 const MAX_BATCH: usize = 500;
 
+/// The same for messages of packs, of which thousands can be a few entries.
+const MAX_PACKED: usize = 2_000;
+
 /// The settlements of one partition. At most one request is under way; what is added meanwhile is the next batch. Nothing
 /// waits for a batch to fill: if the process ends, what was handled and is not stored is handled again.
 pub(in crate::consumer) struct Settler {
@@ -150,7 +153,7 @@ impl Settler {
         self.not_before = None;
         let (batch, serials) = match self.lease.clone() {
             WorkerLease::Partition(_) => {
-                let rest = self.waiting.split_off(self.waiting.len().min(MAX_BATCH));
+                let rest = self.waiting.split_off(batch_len(&self.waiting));
                 (std::mem::replace(&mut self.waiting, rest), Serials::new())
             }
             WorkerLease::Entries(entries) => self.take_confirmed(&entries),
@@ -351,6 +354,14 @@ impl Request {
     }
 }
 
+/// Returns how many of these settlements are sent at once: up to the last one that ends a pack, if there is one. A pack whose
+/// messages are settled together is acknowledged; of one that is settled in parts, the server stores and checks what is.
+fn batch_len(waiting: &Settlements) -> usize {
+    let ends = |(receipt, _): &(Receipt, Settlement)| receipt.pack.is_some_and(|pack| pack.behind == 0);
+    let end = waiting.iter().take(MAX_PACKED).rposition(ends);
+    end.map_or(waiting.len().min(MAX_BATCH), |end| end + 1)
+}
+
 fn is_note(settlement: &Settlement) -> bool {
     matches!(settlement, Settlement::Hold(_))
 }
@@ -359,4 +370,28 @@ fn is_note(settlement: &Settlement) -> bool {
 fn is_kept((receipt, settlement): &(Receipt, Settlement)) -> bool {
     let moves = matches!(settlement, Settlement::Retry { .. } | Settlement::DeadLetter { .. });
     receipt.source == Source::Log && moves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acks(receipts: impl IntoIterator<Item = Receipt>) -> Settlements {
+        receipts.into_iter().map(|receipt| (receipt, Settlement::Ack)).collect()
+    }
+
+    fn pack(ms: u64, count: u32) -> impl Iterator<Item = Receipt> {
+        Receipt::of_pack(MessageId::new(ms, u64::from(count)), count).expect("room")
+    }
+
+    #[test]
+    fn whole_packs_are_settled_together() {
+        let single = |ms| Receipt::new(Source::Log, MessageId::new(ms, 0));
+        assert_eq!(batch_len(&acks((0..700).map(single))), MAX_BATCH);
+        assert_eq!(batch_len(&acks((0..7).map(single))), 7);
+        assert_eq!(batch_len(&acks(pack(1, 40).take(39))), 39, "what there is does not wait");
+        assert_eq!(batch_len(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
+        let three = pack(1, 600).chain(pack(2, 600)).chain(pack(3, 600));
+        assert_eq!(batch_len(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
+    }
 }
