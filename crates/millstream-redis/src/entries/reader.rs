@@ -1,6 +1,6 @@
 //! Reader of one partition: returns everything pending first, then new entries, from log and retry log.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,14 @@ use millstream_core::wire;
 use crate::backend::Inner;
 use crate::entries::guard::Guard;
 use crate::entries::stream_read::{Above, Position, StreamRead};
-use crate::entries::unpacking::replace_packs;
+use crate::entries::unpacking::{PackedPage, add_notes, in_packs, packs, replace_packs};
+use crate::stored::settled::is_settled;
 use millstream_core::pages::{PAGE_BYTES, PageSizer};
-use millstream_packing::is_pack;
 
 /// Bytes of a page that is read over a connection that others use too: a full one would hold them up.
 const SHARED: usize = 128 << 10;
 /// Shortest wait on the server, since the server takes 0 ms for an unlimited wait.
 const MIN_BLOCK: Duration = Duration::from_millis(1);
-
-/// Bytes of messages in the packs of one page, before they are compressed.
-const UNPACKED: usize = 4 << 20;
 
 /// The two streams of a group, by index.
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
@@ -65,10 +62,7 @@ pub(crate) struct StreamReader {
     woken: bool,
     /// Index of the stream from which a read of a single entry takes.
     turn: usize,
-    /// Mean number of messages of an entry, in the last page.
-    per_entry: usize,
-    /// Largest number of entries of a page: packs become much larger than they arrive.
-    most: usize,
+    packed: PackedPage,
     /// Whether the first new pack may have messages that are noted as settled: the group may begin inside of it.
     inside: bool,
     /// Messages of packs that were read and did not fit into the last result: the next ones return them.
@@ -84,10 +78,7 @@ pub(crate) struct StreamReader {
 
 impl StreamReader {
     pub(crate) fn new(inner: Arc<Inner>, lease: &Lease) -> Result<Self> {
-        // As if all entries were full packs, until some have come.
-        let packing = inner.packings.of(&lease.partition()?.0.topic);
-        let per_entry = packing.map_or(1, |packing| packing.messages());
-        let most = packing.map_or(usize::MAX, |packing| (UNPACKED / packing.bytes()).max(1));
+        let packed = PackedPage::of(inner.packings.of(&lease.partition()?.0.topic));
         Ok(Self {
             guard: Guard::new(inner, lease)?,
             stage: Stage::New,
@@ -103,8 +94,7 @@ impl StreamReader {
             wake: MessageId::ZERO,
             woken: false,
             turn: 0,
-            per_entry,
-            most,
+            packed,
             inside: true,
             rest: VecDeque::new(),
             rest_pending: false,
@@ -130,7 +120,7 @@ impl StreamReader {
                 self.choose_way().await?;
             }
             let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
-            let max = self.pages.count_within(max.div_ceil(self.per_entry).min(self.most), budget);
+            let max = self.pages.count_within(self.packed.entries(max), budget);
             if let Stage::Pending(stream, after) = self.stage {
                 if let Some(fetched) = self.pending(stream, after, max).await? {
                     return Ok(fetched);
@@ -337,14 +327,15 @@ impl StreamReader {
 
     /// Returns messages of packs that were read before, with what the retry log has meanwhile, if the lease is still ours.
     async fn go_on(&mut self, max: usize) -> Result<Fetched> {
+        if self.rest_pending {
+            return self.go_on_with_pending(max).await;
+        }
         let mut fetched = Fetched::default();
-        fetched.pending = self.rest_pending;
-        let new = matches!(self.stage, Stage::New) && !self.rest_pending;
         let retries = if max == 1 { self.turn } else { (max / 4).max(1) };
         if max == 1 {
             self.turn = 1 - self.turn;
         }
-        if new && retries > 0 {
+        if retries > 0 {
             let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
             let retries = self.pages.count_within(retries, budget);
             let ask = StreamRead { stream: 1, count: retries, after: None };
@@ -365,16 +356,27 @@ impl StreamReader {
         Ok(fetched)
     }
 
+    /// Returns messages of packs that were pending when they were read. The caller may have had them in hand, and may have settled
+    /// them since: those are left out.
+    async fn go_on_with_pending(&mut self, max: usize) -> Result<Fetched> {
+        self.guard.check().await?;
+        let packs: BTreeSet<MessageId> = self.rest.iter().map(|message| message.receipt.entry()).collect();
+        let packs: Vec<MessageId> = packs.into_iter().collect();
+        let open: BTreeMap<_, _> = packs.iter().copied().zip(self.guard.open_of(&packs).await?).collect();
+        self.rest.retain(|message| match open.get(&message.receipt.entry()) {
+            Some(Some(bits)) => !is_settled(&message.receipt, bits.as_deref()),
+            _ => false,
+        });
+        let mut fetched = Fetched::of_pending();
+        fetched.entries.extend(self.rest.drain(..max.min(self.rest.len())));
+        Ok(fetched)
+    }
+
     /// Replaces packs by their messages, as many as the caller wants; the others are returned by the next calls.
     async fn unpacked(&mut self, fetched: &mut Fetched, max: usize) -> Result<()> {
-        let is_pack = |entry: &&Entry| entry.receipt.source == Source::Log && is_pack(&entry.fields);
-        let packs: Vec<MessageId> =
-            fetched.entries.iter().filter(is_pack).map(|entry| entry.receipt.id).collect();
+        let packs = packs(&fetched.entries);
         if packs.is_empty() {
-            if !fetched.entries.is_empty() {
-                // Slowly, since packs may come again: as many of them as entries would take much memory.
-                self.per_entry = (self.per_entry / 2).max(1);
-            }
+            self.packed.came(fetched.entries.len(), fetched.entries.len(), false);
             return Ok(());
         }
         // What was handed out for the first time has no notes, and is not settled, except in the pack in which the group begins.
@@ -386,14 +388,10 @@ impl StreamReader {
         let read = entries.len();
         let bits = |receipt: &Receipt| settled.remove(&receipt.id).flatten();
         let mut messages = replace_packs(entries, bits)?;
-        self.per_entry = messages.len().div_ceil(read).max(1);
+        self.packed.came(read, messages.len(), true);
         if fetched.pending && self.noted {
-            let in_packs = messages.iter_mut().filter(|entry| entry.receipt.pack.is_some());
-            let in_packs: Vec<&mut Entry> = in_packs.collect();
-            let ids: Vec<_> = in_packs.iter().map(|entry| entry.receipt.id).collect();
-            for (entry, note) in in_packs.into_iter().zip(self.guard.notes(Source::Log, &ids).await?) {
-                entry.note = note;
-            }
+            let notes = self.guard.notes(Source::Log, &in_packs(&messages)).await?;
+            add_notes(&mut messages, notes);
         }
         // Retries are due already: they do not wait behind the rest of a pack.
         messages.sort_by_key(|entry| entry.receipt.source == Source::Log);

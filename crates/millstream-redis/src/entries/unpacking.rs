@@ -1,11 +1,50 @@
 //! From entries to messages: the messages of packs take the place of the entries that hold them.
 
+use millstream_core::Packing;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::{Entry, Receipt, Source};
+use millstream_core::id::MessageId;
+use millstream_core::log::{Entry, Note, Receipt, Source};
 use millstream_core::wire::Fields;
-use millstream_packing::{Unpacked, Unreadable, unpack};
+use millstream_packing::{Unpacked, Unreadable, is_pack, unpack};
 
 use crate::stored::settled::{Bits, is_settled};
+
+/// Bytes of messages in the packs of one page, before they are compressed.
+const UNPACKED: usize = 4 << 20;
+
+/// How many entries to ask for: each may be many messages, and packs become much larger than they arrive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedPage {
+    /// Mean number of messages of an entry, in the last page.
+    per_entry: usize,
+    /// Largest number of entries of a page.
+    most: usize,
+}
+
+impl PackedPage {
+    /// As if all entries were full packs, until some have come.
+    pub(crate) fn of(packing: Option<Packing>) -> Self {
+        Self {
+            per_entry: packing.map_or(1, |packing| packing.messages()),
+            most: packing.map_or(usize::MAX, |packing| (UNPACKED / packing.bytes()).max(1)),
+        }
+    }
+
+    /// Returns in how many entries this number of messages may come: at least one, if any message is wanted.
+    pub(crate) fn entries(self, messages: usize) -> usize {
+        messages.div_ceil(self.per_entry).min(self.most)
+    }
+
+    /// Records what has come, and whether there were packs.
+    pub(crate) fn came(&mut self, entries: usize, messages: usize, packs: bool) {
+        if packs {
+            self.per_entry = messages.div_ceil(entries).max(1);
+        } else if entries > 0 {
+            // Slowly, since packs may come again: as many of them as entries would take much memory.
+            self.per_entry = (self.per_entry / 2).max(1);
+        }
+    }
+}
 
 /// Returns the messages of an entry, with their receipts: those of a pack, or the entry itself.
 ///
@@ -30,6 +69,25 @@ pub(crate) fn messages(receipt: Receipt, fields: Fields) -> Result<Vec<(Receipt,
         }
     };
     Ok(unpacked.unwrap_or_else(|| vec![(receipt, fields)]))
+}
+
+/// Returns the ids of the packs among entries.
+pub(crate) fn packs(entries: &[Entry]) -> Vec<MessageId> {
+    let is_entry = |receipt: Receipt| receipt.source == Source::Log && receipt.pack.is_none();
+    let is_pack = |entry: &&Entry| is_entry(entry.receipt) && is_pack(&entry.fields);
+    entries.iter().filter(is_pack).map(|entry| entry.receipt.id).collect()
+}
+
+/// Returns the ids of the messages that came in packs: each of them can have a note of its own.
+pub(crate) fn in_packs(messages: &[Entry]) -> Vec<MessageId> {
+    let in_pack = |message: &&Entry| message.receipt.pack.is_some();
+    messages.iter().filter(in_pack).map(|message| message.receipt.id).collect()
+}
+
+/// Adds their notes to the messages that came in packs.
+pub(crate) fn add_notes(messages: &mut [Entry], notes: Vec<Option<Note>>) {
+    let in_packs = messages.iter_mut().filter(|message| message.receipt.pack.is_some());
+    in_packs.zip(notes).for_each(|(message, note)| message.note = note);
 }
 
 /// Replaces the packs among entries by their messages; `settled` has what is settled of a pack.

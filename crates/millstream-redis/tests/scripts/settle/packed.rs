@@ -18,7 +18,7 @@ use crate::server::{Bench, dead, fetch, grant, ids, message, retry};
 const NOW: Duration = Duration::ZERO;
 
 /// A bench whose topic is packed, from two messages on.
-async fn packed() -> Bench {
+pub(crate) async fn packed() -> Bench {
     let mut bench = Bench::new().await;
     let packing = Packing::new().min_messages(2).compression(PackCompression::None);
     bench.spec = TopicSpec::new("packed".parse().expect("name"), 1).expect("a topic").with_packing(packing);
@@ -100,6 +100,23 @@ async fn a_takeover_repeats_what_was_in_hand_and_no_more() {
     let rest: Vec<_> = again.entries.iter().map(|entry| (entry.receipt, Settlement::Ack)).collect();
     assert_eq!(bench.settle(&rest).await, (10, 0));
     assert_eq!(pending(&mut bench).await, 0);
+}
+
+/// A reader that starts over returns what is in hand again, and its owner skips that. What is settled by the time of the next call
+/// must not come any more.
+#[tokio::test]
+async fn what_was_in_hand_when_the_reader_started_over_comes_once() {
+    let bench = packed().await;
+    bench.append_many(20).await;
+    let mut reader = bench.reader().await;
+    let all = receipts(&fetch(&mut reader, 100).await.entries);
+    reader.start_over();
+    let again = fetch(&mut reader, 4).await;
+    assert!(again.pending);
+    let rest: Vec<_> = all.iter().map(|one| (*one, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&rest).await, (20, 0));
+    let more = fetch(&mut reader, 100).await;
+    assert!(more.entries.is_empty(), "settled: {:?}", receipts(&more.entries));
 }
 
 #[tokio::test]
