@@ -5,6 +5,8 @@
 //! It [extends](Shared::extend) its entries, whether their handlers run or have not started, so that others see that it
 //! is alive. It [gives back](Shared::give_back) entries that it will not handle. Others [claim](Shared::claim) the
 //! entries of a consumer that is dead.
+//!
+//! A pack is one entry: it is extended, given back and claimed with each of its messages, which are settled one by one.
 
 use std::time::Duration;
 
@@ -133,8 +135,8 @@ pub trait Shared: Send + Sync {
     async fn give_back(&self, member: &SharedMember, partition: Partition, entries: &[Receipt])
     -> Result<()>;
 
-    /// Takes over up to `max` entries of one partition, fewer where they are large, from consumers that are not among
-    /// `alive`, whatever mode they read in. An entry qualifies if its idle time is at least `idle`, or if it was [given
+    /// Takes over up to `max` entries of one partition, and the rest of the last pack; fewer where they are large; from consumers
+    /// that are not among `alive`, whatever mode they read in. An entry qualifies if its idle time is at least `idle`, or if it was [given
     /// back](Self::give_back). The claimer itself always counts as alive. The number of deliveries of each entry grows by
     /// one.
     ///
@@ -197,8 +199,8 @@ pub trait SharedReader: Send {
         Ok(true)
     }
 
-    /// Reads up to `max` entries in total, fewer where they are large as [`Reader::fetch`](crate::Reader::fetch) does;
-    /// waits up to `wait` if there are none, unless [`ready`](Self::ready) does the waiting. The answer has at most one element per partition. An empty answer means that
+    /// Reads up to `max` entries in total, and the rest of the last pack; fewer where they are large as
+    /// [`Reader::fetch`](crate::Reader::fetch) does; waits up to `wait` if there are none, unless [`ready`](Self::ready) does the waiting. The answer has at most one element per partition. An empty answer means that
     /// the wait passed, not that the logs ended.
     ///
     /// First it returns all entries that are pending under the consumer's name, over as many calls as it takes, marked as

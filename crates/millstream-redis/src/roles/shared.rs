@@ -1,5 +1,6 @@
 //! The shared role: many consumers, each under its own name. The pending list has the owner of each entry.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,14 +17,16 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::bulk::Weighed;
+use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::sharing::partition_reader::PartitionReader;
 use crate::entries::sharing::shared_reader::StreamsReader;
+use crate::entries::unpacking::{PackedPage, add_notes, in_packs, packs, replace_packs};
 use crate::error::fenced;
 use crate::roles::log::Right;
 use crate::scripts::script;
 use crate::scripts::times::ceil_ms;
-use crate::stored::note;
+use crate::stored::{note, settled};
 use millstream_core::pages::{PAGE_BYTES, PageSizer, STEP_BYTES};
 
 /// Maximum number of ids of one call of the script `extend`.
@@ -102,19 +105,26 @@ impl Shared for RedisBackend {
         let (tp, right) = (member.partition(partition), Right::Consumer(&member.consumer));
         let names: Vec<&str> = std::iter::once(&member.consumer).chain(alive).map(MemberId::as_str).collect();
         let (mut claimed, mut pages, mut taken) = (Claimed::default(), PageSizer::default(), 0);
+        let packed = PackedPage::of(self.inner.packings.of(&member.topic));
         loop {
             // The bodies of claimed entries must arrive before the claim runs out. So claim one page; the rest stays
             // with its consumer. After an error the caller starts over, and finds claimed entries pending under its
             // own name.
-            let limit = (max - taken).min(CLAIM_CHUNK);
+            let limit = packed.entries(max - taken).min(CLAIM_CHUNK);
             let limit = limit.min(pages.count(limit));
             let TakenOver { next, removed, ghosts, entries } =
                 self.take_over(right, &tp, &member.group, &names, (idle, limit, continuity)).await?;
             (claimed.next, claimed.removed) = (next, claimed.removed + removed);
             let found = entries.len() + ghosts.len();
-            taken += found;
             ghosts.iter().for_each(|(ghost, idle)| part(&mut claimed, *idle).ghosts.push(*ghost));
             let read = self.bodies(right, &tp, &member.group, entries, &mut claimed).await?;
+            for fetched in [&mut claimed.abandoned, &mut claimed.given_back] {
+                self.unpack(&tp, &member.group, fetched).await?;
+            }
+            taken = [&claimed.abandoned, &claimed.given_back]
+                .map(|it| it.entries.len() + it.ghosts.len())
+                .iter()
+                .sum();
             pages.came(found, read, Duration::ZERO);
             if found < limit || taken >= max || read >= PAGE_BYTES / 2 {
                 return Ok(claimed);
@@ -159,12 +169,15 @@ impl RedisBackend {
         let tp = member.partition(partition);
         let (mut calls, mut sources) = (Vec::new(), Vec::new());
         for source in [Source::Log, Source::Retry] {
-            let receipts: Vec<_> = entries.iter().filter(|receipt| receipt.source == source).collect();
+            let of_source = entries.iter().filter(|receipt| receipt.source == source);
+            // The messages of a pack are one entry.
+            let ids: BTreeSet<_> = of_source.map(Receipt::entry).collect();
+            let ids: Vec<_> = ids.into_iter().collect();
             let stream = self.inner.stream(&tp, &member.group, source);
-            for receipts in receipts.chunks(EXTEND_CHUNK) {
+            for ids in ids.chunks(EXTEND_CHUNK) {
                 let call = self.inner.scripts.extend.call([&stream]);
                 let mut call = call.args([member.group.as_str(), member.consumer.as_str()]).arg(idle_ms);
-                receipts.iter().for_each(|receipt| call.push(receipt.id.to_string()));
+                ids.iter().for_each(|id| call.push(id.to_string()));
                 calls.push(call);
                 sources.push(source);
             }
@@ -174,13 +187,35 @@ impl RedisBackend {
         }
         // On the connection of the lease renewals, so that it does not wait behind messages either.
         let answers = script::run(&self.inner.leases, calls).await;
-        let mut lost = Vec::new();
+        let mut lost = BTreeSet::new();
         for (source, answer) in sources.into_iter().zip(answers) {
             for id in reply::array(answer?)? {
-                lost.push(Receipt::new(source, reply::id(id)?));
+                lost.insert((source, reply::id(id)?));
             }
         }
-        Ok(lost)
+        let is_lost = |receipt: &&Receipt| lost.contains(&(receipt.source, receipt.entry()));
+        Ok(entries.iter().filter(is_lost).copied().collect())
+    }
+
+    /// Replaces claimed packs by their messages that are not settled.
+    async fn unpack(&self, tp: &TopicPartition, group: &GroupName, claimed: &mut Fetched) -> Result<()> {
+        let packs = packs(&claimed.entries);
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let keys = &self.inner.keys;
+        let (held, settled) = (keys.held(tp, group), keys.settled(tp, group));
+        // After the claim: from then on nobody else can settle any of them.
+        let line = self.inner.messages.of(&settled).await?;
+        let bits = settled::told(line.send(&settled::ask(&settled, &packs)).await?, &settled)?;
+        let mut bits: BTreeMap<_, _> = packs.into_iter().zip(bits).collect();
+        let bits = |receipt: &Receipt| bits.remove(&receipt.id).flatten();
+        let mut messages = replace_packs(std::mem::take(&mut claimed.entries), bits)?;
+        let ids = in_packs(&messages);
+        let notes = line.send(&note::ask(&held, Source::Log, &ids)).await?;
+        add_notes(&mut messages, note::told(notes, &held, &ids)?);
+        claimed.entries = messages;
+        Ok(())
     }
 
     /// Takes over the entries pending under names other than `names`; the first of `names` gets them.

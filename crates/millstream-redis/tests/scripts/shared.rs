@@ -1,5 +1,7 @@
 //! Many consumers on one stream: reading under names of their own, settling, extending, claiming; and `mode`.
 
+mod packed;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

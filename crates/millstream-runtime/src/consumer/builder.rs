@@ -423,12 +423,6 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
 
 /// Checks what the consumer needs for the settings of the stored topic, which may differ from those in the program.
 fn check_stored(context: &Context, topic: &TopicSpec) -> Result<()> {
-    if topic.packing.is_some() && context.config.sharing == Sharing::Shared {
-        // Members share single entries, and one entry may be many messages of several keys and fates.
-        let why =
-            format!("topic {} is packed, and the shared mode reads only topics that are not", topic.name);
-        return Err(Error::new(ErrorKind::Unsupported, why).at(&topic.name));
-    }
     if !topic.dead_letter_retention.is_keep() {
         context.backend.require(Capability::DeadLetters)?;
         context.backend.require(Capability::TrimDeadLetters)?;

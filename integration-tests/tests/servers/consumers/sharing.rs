@@ -6,8 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use integration_tests::{eventually, server::Server};
-use millstream::{Concurrency, Consumer, ConsumerBuilder, Delivery, Millstream, Record, Sharing, Topic};
+use millstream::{
+    Concurrency, Consumer, ConsumerBuilder, Delivery, Millstream, Packing, Record, Sharing, Topic,
+};
 use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
 
 const JOBS: Topic<u64> = Topic::new("jobs").partitions(2);
 const TTL: Duration = Duration::from_millis(900);
@@ -186,4 +189,51 @@ async fn what_somebody_read_by_hand_is_handled_by_owners_in_the_end() {
     let forgotten = async || (0..2).all(|partition| !names(&server, partition).contains(&"bob".to_owned()));
     eventually(forgotten, "bob is removed").await;
     tokio::task::spawn_blocking(|| next.leave()).await.expect("left");
+}
+
+/// A pack is one consumer's. What it has not begun of it goes to others once what it has begun is settled, and not before: they
+/// would get that too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_of_a_pack_goes_to_others_when_its_consumer_has_ended() {
+    const PACKED: Topic<u64> = Topic::new("packed").packed(Packing::new());
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (begun, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let gate = Arc::new(Semaphore::new(0));
+    let start = async |name: &'static str| {
+        let (begun, ended, gate) = (begun.clone(), ended.clone(), gate.clone());
+        let handler = move |delivery: Delivery<u64>| {
+            let (begun, ended, gate) = (begun.clone(), ended.clone(), gate.clone());
+            async move {
+                begun.lock().expect("lock").push((delivery.payload, name));
+                gate.acquire().await.expect("open").forget();
+                ended.lock().expect("lock").push(delivery.payload);
+            }
+        };
+        // Nothing is claimed because of its age here.
+        let builder = mq.consumer(PACKED, "g").label(name);
+        let builder = builder.lease_ttl(Duration::from_secs(600)).rejoin_timeout(Duration::from_secs(600));
+        share(builder).start(handler).await.expect("started")
+    };
+    let a = start("a").await;
+    let producer = mq.producer(PACKED).await.expect("a producer");
+    let numbers: Vec<u64> = (0..20).collect();
+    for sent in producer.send_all(numbers.iter().map(Record::new)).await {
+        sent.expect("sent");
+    }
+    let count = |of: &Mutex<Vec<u64>>| of.lock().expect("lock").len();
+    eventually(async || begun.lock().expect("lock").len() == 2, "two are in hand").await;
+    let leaving = tokio::spawn(a.shutdown());
+    let b = start("b").await;
+    gate.add_permits(1);
+    eventually(async || count(&ended) == 1, "one has ended, and one goes on").await;
+    assert!(!leaving.is_finished());
+    gate.add_permits(numbers.len());
+    eventually(async || count(&ended) == numbers.len(), "the rest is handled").await;
+    leaving.await.expect("left");
+    let mut of = begun.lock().expect("lock").clone();
+    of.sort_unstable();
+    assert_eq!(of.iter().map(|(number, _)| *number).collect::<Vec<_>>(), numbers, "each once: {of:?}");
+    assert_eq!(of.iter().filter(|(_, by)| *by == "a").count(), 2);
+    b.shutdown().await;
 }

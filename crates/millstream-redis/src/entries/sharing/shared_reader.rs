@@ -3,7 +3,7 @@
 //! Its consumer name is unique, so it may block in the XREADGROUP itself: each entry goes to one reader, and the
 //! entries of a lost answer are pending under its own name, where it looks first when it starts over.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,10 @@ use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::entries::sharing::plan::{Plan, StreamsRead};
+use crate::entries::unpacking::{PackedPage, add_notes, in_packs, packs, replace_packs};
 use crate::entries::weight::{add_weight, weight};
 use crate::error::unexpected;
-use crate::stored::note;
+use crate::stored::{note, settled};
 use millstream_core::pages::PageSizer;
 
 /// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
@@ -45,6 +46,7 @@ pub(crate) struct StreamsReader {
     stage: Stage,
     plan: Plan,
     pages: PageSizer,
+    packed: PackedPage,
     /// Time until which the request for new entries that is under way can take some.
     taking: Option<Instant>,
     /// Time until which requests with lost answers can take entries. Then the reader looks for those entries.
@@ -61,6 +63,8 @@ struct Stream {
     source: Source,
     key: Key,
     held: Key,
+    /// Bits of the settled messages of packs.
+    settled: Key,
 }
 
 enum Stage {
@@ -91,11 +95,13 @@ impl StreamsReader {
             let tp = member.partition(*partition);
             for source in [Source::Log, Source::Retry] {
                 let key = inner.stream(&tp, &member.group, source);
-                let held = inner.keys.held(&tp, &member.group);
-                streams.push(Stream { partition: *partition, source, key, held });
+                let [held, settled] =
+                    [inner.keys.held(&tp, &member.group), inner.keys.settled(&tp, &member.group)];
+                streams.push(Stream { partition: *partition, source, key, held, settled });
             }
         }
         let plan = Plan::new(streams.len());
+        let packed = PackedPage::of(inner.packings.of(&member.topic));
         Self {
             inner,
             member,
@@ -105,6 +111,7 @@ impl StreamsReader {
             stage: Stage::New,
             plan,
             pages: PageSizer::default(),
+            packed,
             taking: None,
             stray: None,
             apart: false,
@@ -129,7 +136,7 @@ impl StreamsReader {
             if self.socket.is_none() || (stray && matches!(self.stage, Stage::New)) {
                 self.start_over(stray).await?;
             }
-            let max = self.pages.count(max);
+            let max = self.pages.count(self.packed.entries(max));
             if matches!(self.stage, Stage::Pending(..)) {
                 if let Some(read) = self.pending(max).await? {
                     return Ok(read);
@@ -215,7 +222,7 @@ impl StreamsReader {
             return Ok(None);
         };
         let (group, name) = (self.member.group.as_str(), self.member.consumer.as_str());
-        let Stream { partition, source, key, held } = &self.streams[at];
+        let Stream { partition, source, key, held, .. } = &self.streams[at];
         let (partition, source, held) = (*partition, *source, held.clone());
         let mut pipe = Pipeline::with_capacity(3);
         pipe.cmd("XREADGROUP").arg("GROUP").arg(group).arg(name).arg("COUNT").arg(max);
@@ -254,8 +261,37 @@ impl StreamsReader {
         let ids: Vec<MessageId> = entries.iter().map(|(id, _)| *id).collect();
         let notes = if noted { self.notes(&held, source, &ids).await? } else { Vec::new() };
         let mut read = Read::default();
-        *read.of(partition) = page(source, entries, counts, notes);
+        let fetched = read.of(partition);
+        *fetched = page(source, entries, counts, notes);
+        self.unpack(at, fetched, noted).await?;
         Ok(Some(read))
+    }
+
+    /// Replaces packs of a log by their messages: all of them, though the caller may have asked for fewer. What is not
+    /// settled of a pack is ours as a whole.
+    async fn unpack(&mut self, at: usize, fetched: &mut Fetched, noted: bool) -> Result<()> {
+        let (packs, read) = (packs(&fetched.entries), fetched.entries.len());
+        let Stream { source, held, settled, .. } = &self.streams[at];
+        if packs.is_empty() {
+            if *source == Source::Log {
+                self.packed.came(read, read, false);
+            }
+            return Ok(());
+        }
+        let (held, settled) = (held.clone(), settled.clone());
+        // Also of packs that nobody was handed before: the group may begin inside of one, and which of its consumers reads
+        // that one is not known.
+        let bits = settled::told(self.send(&settled::ask(&settled, &packs)).await?, &settled)?;
+        let mut bits: BTreeMap<_, _> = packs.into_iter().zip(bits).collect();
+        let bits = |receipt: &Receipt| bits.remove(&receipt.id).flatten();
+        let mut messages = replace_packs(std::mem::take(&mut fetched.entries), bits)?;
+        self.packed.came(read, messages.len(), true);
+        if noted {
+            let notes = self.notes(&held, Source::Log, &in_packs(&messages)).await?;
+            add_notes(&mut messages, notes);
+        }
+        fetched.entries = messages;
+        Ok(())
     }
 
     async fn notes(&mut self, held: &Key, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
@@ -291,7 +327,7 @@ impl StreamsReader {
         self.taking = None;
         let socket = self.socket()?;
         let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
-        let (mut read, mut entries) = (Read::default(), 0);
+        let (mut came, mut entries) = (Vec::new(), 0);
         let mut gave = Vec::with_capacity(asks.len());
         for (ask, cmd) in asks.iter().zip(pipe.cmd_iter()) {
             let mut answer = replies.next()?;
@@ -302,19 +338,23 @@ impl StreamsReader {
             for (key, some) in answer.streams()? {
                 let known = |at: &usize| key == self.streams[*at].key.as_str().as_bytes();
                 let Some(slot) = ask.streams.iter().position(known) else { return Err(unasked(key)) };
-                let Stream { partition, source, .. } = self.streams[ask.streams[slot]];
+                let at = ask.streams[slot];
                 got[slot] = some.len();
                 entries += some.len();
-                let page = page(source, some, Vec::new(), Vec::new());
-                let fetched = read.of(partition);
-                fetched.pending = false;
-                fetched.entries.extend(page.entries);
-                fetched.ghosts.extend(page.ghosts);
+                came.push((at, page(self.streams[at].source, some, Vec::new(), Vec::new())));
             }
             gave.push(got);
         }
         asks.iter().zip(&gave).for_each(|(ask, got)| self.plan.told(ask, got));
         self.pages.came(entries, bytes, took);
+        let mut read = Read::default();
+        for (at, mut page) in came {
+            self.unpack(at, &mut page, false).await?;
+            let fetched = read.of(self.streams[at].partition);
+            fetched.pending = false;
+            fetched.entries.extend(page.entries);
+            fetched.ghosts.extend(page.ghosts);
+        }
         Ok(read)
     }
 

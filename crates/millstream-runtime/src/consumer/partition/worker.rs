@@ -7,6 +7,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use millstream_core::TopicPartition;
+use millstream_core::log::Receipt;
 use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until};
@@ -51,6 +52,8 @@ pub(in crate::consumer) struct PartitionWorker {
     settler: Settler,
     /// Version of the leases of entries that was last looked at.
     version: u64,
+    /// Messages to give back once no other message of their packs is in flight.
+    kept: Vec<Receipt>,
     /// Upkeep of the partition, and the server's clock. They run beside the messages, and end with the session.
     background: FuturesUnordered<BoxFuture<'static, ()>>,
 }
@@ -118,6 +121,7 @@ impl PartitionWorker {
             dispatcher: Dispatcher::new(context.clone(), tp.clone(), owned.clone(), at_once),
             settler: Settler::new(context.clone(), tp.clone(), owned.clone(), triggers.clone(), settling),
             version: 0,
+            kept: Vec::new(),
             background: FuturesUnordered::new(),
             context: context.clone(),
             lease,
@@ -147,6 +151,8 @@ impl PartitionWorker {
             self.dispatcher.abort().await;
             self.give_back(Self::undecided).await;
         }
+        // What waited for others of its pack.
+        self.give_back(Self::unbegun).await;
         self.background.clear();
         self.gauge.set(&self.in_flight);
     }
@@ -184,14 +190,21 @@ impl PartitionWorker {
         let WorkerLease::Entries(entries) = &self.lease else { return };
         let entries = entries.clone();
         let keys = some(self, &entries);
-        if keys.is_empty() {
+        if keys.is_empty() && self.kept.is_empty() {
             return;
         }
         Counts::add(&self.context.counts.handed_back, keys.len());
-        let receipts: Vec<_> = keys.iter().map(|key| key.receipt).collect();
+        self.kept.extend(keys.iter().map(|key| key.receipt));
         // Removed first, so that they are not extended any more.
         entries.leases.settled(keys.into_iter());
-        let SharedPartition { member, partition, .. } = &*entries;
+        let SharedPartition { member, partition, leases, .. } = &*entries;
+        // A pack has one owner, who keeps it while one of its messages is in a handler or being settled.
+        let held = leases.held(*partition);
+        let receipts: Vec<_> =
+            self.kept.extract_if(.., |receipt| !held.contains(&(receipt.source, receipt.entry()))).collect();
+        if receipts.is_empty() {
+            return;
+        }
         let request = async { self.context.backend.shared()?.give_back(member, *partition, &receipts).await };
         if let Err(error) = within(self.context.request_timeout(), request).await {
             tracing::warn!(%error, "entries that are not handled could not be released: they are claimed later");

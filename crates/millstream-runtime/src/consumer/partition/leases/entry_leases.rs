@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::log::{Entry, Receipt};
-use millstream_core::{Partition, wire};
+use millstream_core::log::{Entry, Receipt, Source};
+use millstream_core::{MessageId, Partition, wire};
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -504,6 +504,13 @@ impl EntryLeases {
             .collect()
     }
 
+    /// Returns the entries of a partition that are in flight. One that is a pack is in flight as long as one of its messages is.
+    pub(in crate::consumer) fn held(&self, partition: Partition) -> BTreeSet<(Source, MessageId)> {
+        let table = self.table();
+        let held = table.leases.keys().filter(|(of, _)| *of == partition);
+        held.map(|(_, receipt)| (receipt.source, receipt.entry())).collect()
+    }
+
     /// Returns the serial number of the newest lease.
     pub(in crate::consumer) fn newest(&self) -> u64 {
         self.table().serial
@@ -526,8 +533,6 @@ impl EntryLeases {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_core::MessageId;
-    use millstream_core::log::Source;
     use millstream_memory::SuspendableClock;
 
     const TTL: Duration = Duration::from_secs(10);
