@@ -4,6 +4,7 @@ mod backend;
 mod boot_clock;
 mod clock;
 mod membership;
+mod packs;
 mod shard;
 mod state;
 mod stream;

@@ -19,8 +19,8 @@ use millstream_core::schedule::{Place, Shard as ShardName};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
 use millstream_core::{
-    Error, ErrorKind, GroupName, History, LockName, MessageId, Resource, Result, Timestamp, TopicName,
-    TopicPartition, TopicSpec,
+    Error, ErrorKind, GroupName, History, LockName, MessageId, Packing, Resource, Result, Timestamp,
+    TopicName, TopicPartition, TopicSpec,
 };
 use tokio::sync::Notify;
 
@@ -31,6 +31,7 @@ use self::markers::Markers;
 use self::unique_ids::UniqueIds;
 use crate::clock::Now;
 use crate::membership::Membership;
+use crate::packs;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
 use crate::timetable::Timetable;
@@ -336,6 +337,22 @@ impl Partition {
             return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));
         }
         Ok(self.log.append(now, fields.clone()))
+    }
+
+    /// Records which of these messages, which were appended at a time, are packs.
+    pub(crate) fn pack(&mut self, packing: Option<Packing>, appended: &[Result<MessageId>]) {
+        if packing.is_none() {
+            return;
+        }
+        let ids: Vec<_> = appended.iter().flatten().copied().collect();
+        let mut rest = &ids[..];
+        for (length, is_pack) in packs::portions(packing, ids.len()) {
+            let (portion, others) = rest.split_at(length);
+            if is_pack {
+                self.log.packs.add(portion);
+            }
+            rest = others;
+        }
     }
 
     fn change<T>(&mut self, change: impl FnOnce(&mut Timetable) -> T) -> T {

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::inspect;
-use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
+use millstream_core::log::{Entry, Fetched, Note, Source};
 use millstream_core::shared::Claimed;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result, Timestamp};
 
 use crate::clock::Now;
+use crate::packs::Packs;
 
 /// Entries ordered by id.
 ///
@@ -23,6 +24,8 @@ pub(crate) struct Stream {
     appended: u64,
     /// Ids of lost entries, oldest first, which are used again.
     again: VecDeque<MessageId>,
+    /// Entries that were stored together.
+    pub(crate) packs: Packs,
 }
 
 impl Stream {
@@ -137,6 +140,7 @@ impl Stream {
 
     /// Drops all entries below `id`. Returns their number.
     pub(crate) fn drop_below(&mut self, id: MessageId) -> usize {
+        self.packs.drop_below(id);
         let count = self.entries.partition_point(|(entry, _)| *entry < id);
         self.entries.drain(..count).count()
     }
@@ -220,16 +224,20 @@ impl Cursor {
         above.filter(|(_, pending)| pending.by == *by).take(most).count()
     }
 
-    /// Hands out up to `max` new entries.
+    /// Hands out up to `max` new entries, and the rest of the last one's pack.
     pub(crate) fn read_new(&mut self, stream: &Stream, reading: Reading<'_>, max: usize, out: &mut Fetched) {
         let Reading { by, source, now } = reading;
         self.record_request(by, now);
-        for (id, fields) in stream.above(self.delivered).take(max) {
-            self.delivered = *id;
+        let mut last = None;
+        for (taken, (id, fields)) in stream.above(self.delivered).enumerate() {
+            if taken >= max && last.is_none_or(|last| !stream.packs.around(last).contains(id)) {
+                break;
+            }
+            (self.delivered, last) = (*id, Some(*id));
             let pending =
                 Pending { deliveries: 1, by: by.clone(), touched: now, given_back: false, held: None };
             self.pending.insert(*id, pending);
-            let receipt = Receipt::new(source, *id);
+            let receipt = stream.packs.receipt(source, *id);
             out.entries.push(Entry::new(receipt, 1, fields.clone()));
         }
     }
@@ -260,25 +268,36 @@ impl Cursor {
         }
     }
 
+    /// Returns what is pending for a consumer of an entry, or of its pack.
+    fn held<'a>(
+        &'a mut self,
+        stream: &Stream,
+        by: &'a By,
+        id: MessageId,
+    ) -> impl Iterator<Item = &'a mut Pending> {
+        let pack = self.pending.range_mut(stream.packs.around(id)).map(|(_, pending)| pending);
+        pack.filter(move |pending| pending.by == *by)
+    }
+
     /// Extends an entry that a consumer is working on. Returns false if the entry is not pending for it.
     pub(crate) fn extend(&mut self, stream: &Stream, by: &By, id: MessageId, now: Now) -> bool {
         self.record_request(by, now);
-        let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) else {
-            return false;
-        };
         if stream.get(id).is_none() {
-            self.pending.remove(&id);
+            if self.pending.get(&id).is_some_and(|pending| pending.by == *by) {
+                self.pending.remove(&id);
+            }
             return false;
         }
-        (pending.touched, pending.given_back) = (now, false);
-        true
+        let mut held = false;
+        for pending in self.held(stream, by, id) {
+            (pending.touched, pending.given_back, held) = (now, false, true);
+        }
+        held
     }
 
     /// Marks an entry as given back: the consumer has not begun with it and will not.
-    pub(crate) fn give_back(&mut self, by: &By, id: MessageId) {
-        if let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) {
-            pending.given_back = true;
-        }
+    pub(crate) fn give_back(&mut self, stream: &Stream, by: &By, id: MessageId) {
+        self.held(stream, by, id).for_each(|pending| pending.given_back = true);
     }
 
     /// Takes over up to `max` entries from consumers that are not alive and have not touched them for `idle`, and
@@ -295,17 +314,20 @@ impl Cursor {
         let Reading { by, now, .. } = reading;
         self.record_request(by, now);
         let (mut claimed, mut ghosts) = (0, Vec::new());
+        let mut last = None;
         for (id, pending) in &mut self.pending {
             if pending.by == *by || alive(&pending.by) {
                 continue;
             }
             let idle_in = || pending.touched.plus(idle).since(now).max(judges_in);
             let free_in = if pending.given_back { Duration::ZERO } else { idle_in() };
-            if claimed == max || !free_in.is_zero() {
+            // A pack is claimed as a whole.
+            let full = claimed >= max && last.is_none_or(|last| !stream.packs.around(last).contains(id));
+            if full || !free_in.is_zero() {
                 out.next = Some(out.next.map_or(free_in, |next| next.min(free_in)));
                 continue;
             }
-            claimed += 1;
+            (claimed, last) = (claimed + 1, Some(*id));
             pending.by = by.clone();
             let began = if std::mem::take(&mut pending.given_back) {
                 &mut out.given_back
@@ -384,7 +406,7 @@ impl Pending {
     fn hand_out(&mut self, id: MessageId, stream: &Stream, reading: Reading<'_>, out: &mut Fetched) {
         self.deliveries = self.deliveries.saturating_add(1);
         self.touched = reading.now;
-        let receipt = Receipt::new(reading.source, id);
+        let receipt = stream.packs.receipt(reading.source, id);
         match stream.get(id) {
             Some(fields) => {
                 let note = self.held.as_ref().map(|held| held.read(reading.now));

@@ -158,6 +158,8 @@ pub(crate) struct Scenario {
     pub(crate) largest: u32,
     /// The number of layers around a handler that gets each message.
     pub(crate) layers: usize,
+    /// How many messages that are sent together are one entry at most; none are, if there is no such number.
+    pub(crate) packed: Option<u32>,
 }
 
 impl Scenario {
@@ -218,6 +220,7 @@ impl Scenario {
             slow: Duration::from_secs(rng.u64(1..20)),
             largest: if has(Trouble::SlowLinks) { LARGEST } else { 0 },
             layers: if rng.bool() { rng.usize(1..=3) } else { 0 },
+            packed: (rng.u8(0..3) == 0).then(|| rng.u32(2..=12)),
             troubles,
         }
     }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use millstream_core::inspect::Range;
-use millstream_core::{Backend, DeadLetter, GroupName, Start, Topic, TopicPartition, TopicSpec, wire};
+use millstream_core::{
+    Backend, DeadLetter, GroupName, Packing, Start, Topic, TopicPartition, TopicSpec, wire,
+};
 use millstream_memory::MemoryBackend;
 use millstream_testkit::chaos::Chaos;
 use millstream_testkit::history::{Breach, Event, History, Origin, Place, Record, Rules, check};
@@ -93,6 +95,10 @@ async fn simulate(
     let chaos = Chaos::new(backend.clone(), scenario.seed);
     let topic =
         Topic::with_codec("t", &Padded).partitions(scenario.partitions).retention(scenario.retention());
+    let topic = match scenario.packed {
+        Some(most) => topic.packed(Packing::new().min_messages(2).max_messages(most)),
+        None => topic,
+    };
     let spec = topic.spec().expect("a valid topic");
     backend.catalog().create_topic(&spec).await.expect("memory does not fail");
     // A group that comes later gets what is left: nothing is promised of what was consumed before.

@@ -1,13 +1,14 @@
 //! The log role in memory.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Fetched, InTurn, Log, Measured, Reader, Receipt,
-    Settled, Settlement, Source, Trimmed, UniqueAppend, check_window,
+    Append, Appender, DedupAppend, Deduplicated, Durability, Entry, Fetched, InTurn, Log, Measured, Reader,
+    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend, check_window,
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -31,8 +32,11 @@ impl Log for MemoryBackend {
         let now = self.now().timestamp();
         // Entries of the same partition are grouped, so that it is looked up and its readers are woken once.
         for run in batch.chunk_by(|a, b| a.topic_partition == b.topic_partition) {
+            let packing = state.topics.get(&run[0].topic_partition.topic).and_then(|topic| topic.packing);
             let partition = state.partition(&run[0].topic_partition);
+            let first = results.len();
             results.extend(run.iter().map(|entry| partition.append(now, &entry.fields)));
+            partition.pack(packing, &results[first..]);
             partition.wake.notify_waiters();
         }
         results
@@ -79,6 +83,7 @@ impl Log for MemoryBackend {
             tail_lost: false,
             rewound: None,
             retry_first: false,
+            rest: VecDeque::new(),
         }))
     }
 
@@ -259,6 +264,8 @@ struct MemoryReader {
     rewound: Option<(MessageId, MessageId)>,
     /// Whether the retry log comes first when there is room for one entry only.
     retry_first: bool,
+    /// New messages of a pack that did not fit into the last result.
+    rest: VecDeque<Entry>,
 }
 
 /// Next entries to read.
@@ -369,6 +376,8 @@ impl MemoryReader {
         let mut fetched = Fetched::default();
         fetched.woken = woken;
         if let Phase::Pending { log, retry } = phase {
+            // It is pending, too.
+            self.rest.clear();
             fetched.pending = true;
             let available =
                 (cursor.count_pending(&None, *log, max), retry_cursor.count_pending(&None, *retry, max));
@@ -381,12 +390,19 @@ impl MemoryReader {
             fetched.pending = false;
             *phase = Phase::New;
         }
-        let log = partition.log.count_above(cursor.delivered);
         let retry = retry_log.count_above(retry_cursor.delivered);
+        if !self.rest.is_empty() {
+            let (from_log, from_retry) = shares(max, (self.rest.len(), retry), &mut self.retry_first);
+            retry_cursor.read_new(retry_log, retries, from_retry, &mut fetched);
+            fetched.entries.extend(self.rest.drain(..from_log));
+            return Ok(fetched);
+        }
+        let log = partition.log.count_above(cursor.delivered);
         let (from_log, from_retry) = shares(max, (log, retry), &mut self.retry_first);
         fetched.entries.reserve_exact(from_log + from_retry);
         retry_cursor.read_new(retry_log, retries, from_retry, &mut fetched);
         cursor.read_new(&partition.log, new, from_log, &mut fetched);
+        self.rest = fetched.entries.split_off(max.min(fetched.entries.len())).into();
         Ok(fetched)
     }
 }

@@ -94,12 +94,14 @@ impl Shared for MemoryBackend {
     ) -> Result<()> {
         breathe().await;
         let (mut state, by) = (self.lock(), Some(member.consumer.clone()));
-        let Some(group) = state.group(&member.partition(partition), &member.group) else { return Ok(()) };
+        let Place { log, groups, .. } = state.partition(&member.partition(partition));
+        let Some(group) = groups.get_mut(&member.group) else { return Ok(()) };
+        let Group { cursor, retry, retry_cursor, .. } = group;
         for receipt in entries {
-            match (receipt.source, &mut group.cursor) {
-                (Source::Log, Some(cursor)) => cursor.give_back(&by, receipt.id),
+            match (receipt.source, cursor.as_mut()) {
+                (Source::Log, Some(cursor)) => cursor.give_back(log, &by, receipt.id),
                 (Source::Log, None) => {}
-                (Source::Retry, _) => group.retry_cursor.give_back(&by, receipt.id),
+                (Source::Retry, _) => retry_cursor.give_back(retry, &by, receipt.id),
             }
         }
         Ok(())
@@ -131,7 +133,13 @@ impl Shared for MemoryBackend {
         let log = Reading { by: &by, source: Source::Log, now };
         let count = cursor.claim(&place.log, log, is_alive, (idle, judges_in, max), &mut claimed);
         let retries = Reading { source: Source::Retry, ..log };
-        retry_cursor.claim(retry, retries, is_alive, (idle, judges_in, max - count), &mut claimed);
+        retry_cursor.claim(
+            retry,
+            retries,
+            is_alive,
+            (idle, judges_in, max.saturating_sub(count)),
+            &mut claimed,
+        );
         Ok(claimed)
     }
 
@@ -156,7 +164,13 @@ impl Shared for MemoryBackend {
         let count = cursor.claim(&place.log, log, |_| false, (idle, judges_in, max), &mut claimed);
         let retries = Reading { source: Source::Retry, ..log };
         Ok(count
-            + retry_cursor.claim(retry, retries, |_| false, (idle, judges_in, max - count), &mut claimed))
+            + retry_cursor.claim(
+                retry,
+                retries,
+                |_| false,
+                (idle, judges_in, max.saturating_sub(count)),
+                &mut claimed,
+            ))
     }
 }
 
@@ -269,7 +283,7 @@ impl MemorySharedReader {
             let number = place.topic_partition.partition;
             let partition = state.partition(&place.topic_partition);
             let fetched = self.new_entries(partition, now, left);
-            left -= fetched.entries.len();
+            left = left.saturating_sub(fetched.entries.len());
             if !fetched.entries.is_empty() {
                 read.push((number, fetched));
             }
@@ -291,7 +305,7 @@ impl MemorySharedReader {
         if let Some(cursor) = &mut group.cursor {
             *log_after = cursor.read_pending(&place.log, log, *log_after, max, &mut fetched);
         }
-        let left = max - fetched.entries.len() - fetched.ghosts.len();
+        let left = max.saturating_sub(fetched.entries.len() + fetched.ghosts.len());
         let retries = Reading { source: Source::Retry, ..log };
         *retry_after =
             group.retry_cursor.read_pending(&group.retry, retries, *retry_after, left, &mut fetched);
