@@ -43,6 +43,8 @@ pub struct Plan {
     pub crash_limit: u32,
     /// The number of messages that an owner reads ahead.
     pub prefetch: usize,
+    /// How many messages are packed into an entry at most; not packed if there is none.
+    pub packed: Option<u32>,
 }
 
 impl Plan {
@@ -54,7 +56,7 @@ impl Plan {
         // A consumer that shares partitions reads no more than it can handle, since other consumers would not get the
         // rest.
         let prefetch = if kind == Kind::Shared { 16 } else { 512 };
-        Self { kind, partitions: 8, mode, ttl, crash_limit: 3, prefetch }
+        Self { kind, partitions: 8, mode, ttl, crash_limit: 3, prefetch, packed: None }
     }
 
     /// The guarantee: a dead process is replaced within two ttls and a second.
@@ -152,7 +154,8 @@ impl Crew {
             }
             Kind::Exclusive | Kind::Shared => {
                 let mq = Millstream::at(url).namespace("members").await.expect("connected");
-                let topic = Setup::new(url, "jobs", plan.partitions).topic();
+                let setup = Setup { packed: plan.packed, ..Setup::new(url, "jobs", plan.partitions) };
+                let topic = setup.topic();
                 let producer = mq.producer(topic.clone()).await.expect("a producer");
                 (mq, Place::Topic(topic, producer))
             }
@@ -188,7 +191,7 @@ impl Crew {
     /// # Panics
     /// If the process does not start.
     pub fn start_at(&mut self, url: &str) -> u32 {
-        let Plan { kind, partitions, mode, ttl, crash_limit, prefetch } = self.plan;
+        let Plan { kind, partitions, mode, ttl, crash_limit, prefetch, packed } = self.plan;
         let sink = self.folder.path().join("sink");
         let ttl_ms = u64::try_from(ttl.as_millis()).expect("small");
         let process = if kind == Kind::Queue {
@@ -207,7 +210,7 @@ impl Crew {
         } else {
             let shared = kind == Kind::Shared;
             let setup = Setup::new(url, "jobs", partitions);
-            let setup = Setup { sink, ttl_ms, prefetch, mode, crash_limit, shared, ..setup };
+            let setup = Setup { sink, ttl_ms, prefetch, mode, crash_limit, shared, packed, ..setup };
             Process::start(self.bins.member, &setup)
         };
         let pid = process.pid();

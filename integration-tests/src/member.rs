@@ -21,8 +21,8 @@ pub struct Setup {
     pub topic: String,
     /// Its number of partitions.
     pub partitions: u32,
-    /// Whether messages are packed, up to 50 in an entry.
-    pub packed: bool,
+    /// How many messages are packed into an entry at most, two at the least; not packed if there is none.
+    pub packed: Option<u32>,
     /// The file that all members of a test write to.
     pub sink: PathBuf,
     /// `lease_ttl` in milliseconds.
@@ -67,7 +67,7 @@ impl Setup {
             namespace: "members".to_owned(),
             topic: topic.to_owned(),
             partitions,
-            packed: false,
+            packed: None,
             sink: PathBuf::new(),
             ttl_ms: 3_000,
             prefetch: 64,
@@ -86,7 +86,11 @@ impl Setup {
     #[must_use]
     pub fn topic(&self) -> Topic<Job> {
         let topic = Topic::<Job>::new("jobs").named(self.topic.clone()).partitions(self.partitions);
-        if self.packed { topic.packed(Packing::new().max_messages(50)) } else { topic }
+        let packing = |most| Packing::new().min_messages(2).max_messages(most);
+        match self.packed {
+            Some(most) => topic.packed(packing(most)),
+            None => topic,
+        }
     }
 }
 

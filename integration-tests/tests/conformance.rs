@@ -25,11 +25,12 @@ const READING: [&str; 4] = ["catalog", "leases", "log", "schedule"];
 
 /// Roles whose cases have messages in logs. They are run once more with topics that are packed, from two messages on. (Where a case
 /// needs an operator, that one deletes single entries, which may be many messages.)
-const PACKING: [&str; 7] = ["audit", "catalog", "dead_letters", "inspect", "leases", "log", "schedule"];
+const PACKING: [&str; 8] =
+    ["audit", "catalog", "dead_letters", "inspect", "leases", "log", "schedule", "shared"];
 
 /// Cases that pass on packed topics only where a pack is what they take for one message: a pack is handed out, counted as delivered,
 /// and dropped as a whole. `millstream-redis` has tests of its own for what happens there.
-const OF_ENTRIES: [&str; 18] = [
+const OF_ENTRIES: [&str; 32] = [
     // The position of a group, and what is pending, is that of the whole pack.
     "a_group_is_deleted_without_the_others",
     "a_stale_token_reads_nothing",
@@ -52,6 +53,21 @@ const OF_ENTRIES: [&str; 18] = [
     "nobody_is_named_where_everything_is_settled",
     "the_group_that_keeps_most_is_named",
     "usage_grows_with_what_is_kept",
+    // A consumer that shares partitions has a pack as a whole.
+    "a_claim_is_bounded",
+    "a_new_shared_reader_begins_with_its_own_and_says_so",
+    "a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing",
+    "a_shared_fetch_is_bounded",
+    "consumers_that_have_nothing_are_removed",
+    "each_entry_goes_to_one_consumer",
+    "every_partition_and_both_sources_are_read",
+    "only_what_one_has_can_be_settled",
+    "what_consumers_have_left_is_adopted_by_an_owner",
+    "what_is_extended_is_not_claimed",
+    "what_is_given_back_is_claimed_at_once_and_never_by_others",
+    "what_is_lost_cannot_be_extended",
+    "who_was_not_answered_without_a_gap_adopts_what_was_given_back",
+    "who_was_not_answered_without_a_gap_claims_what_was_given_back",
 ];
 
 fn main() -> ExitCode {
@@ -69,7 +85,11 @@ fn main() -> ExitCode {
             trials.push(Trial::test(name("sqlite"), move || on_sql(&case, &SQLITE, false)));
         }
         if PACKING.contains(&case.role) && !case.needs_operator && !OF_ENTRIES.contains(&case.name) {
-            trials.push(Trial::test(name("packed"), move || on_packed(&case)));
+            trials.push(Trial::test(name("packed"), move || on_packed(&case, &PACKED, server::shared_url)));
+            trials.push(Trial::test(name("packed_memory"), move || on_packed_memory(&case)));
+            trials.push(Trial::test(name("packed_cluster"), move || {
+                on_packed(&case, &PACKED_CLUSTER, cluster::shared_url)
+            }));
         }
         if READING.contains(&case.role) {
             trials.push(Trial::test(name("few_connections"), move || {
@@ -93,6 +113,13 @@ fn on_memory(case: &Case) -> Result<(), Failed> {
     Ok(runtime().block_on((case.run)(Harness::new(memory).with_operator(console)))?)
 }
 
+fn on_packed_memory(case: &Case) -> Result<(), Failed> {
+    let memory = MemoryBackend::new();
+    let console = MemoryConsole(memory.operator());
+    let harness = Harness::new(memory).with_operator(console).with_packing(Packing::new().min_messages(2));
+    Ok(runtime().block_on((case.run)(harness))?)
+}
+
 /// The backend that all cases share, and its console.
 type Shared = OnceCell<(RedisBackend, RedisConsole)>;
 type Settings = fn(RedisConfig) -> RedisConfig;
@@ -101,6 +128,7 @@ static ONE: Shared = OnceCell::const_new();
 static CLUSTER: Shared = OnceCell::const_new();
 static FEW: Shared = OnceCell::const_new();
 static PACKED: Shared = OnceCell::const_new();
+static PACKED_CLUSTER: Shared = OnceCell::const_new();
 
 fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String, set: Settings) -> Result<(), Failed> {
     // The servers are started here and not in `main`: listing the tests needs none.
@@ -111,10 +139,9 @@ fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String, set: Sett
     })
 }
 
-fn on_packed(case: &Case) -> Result<(), Failed> {
+fn on_packed(case: &Case, shared: &'static Shared, url: fn() -> String) -> Result<(), Failed> {
     runtime().block_on(async {
-        let (redis, console) =
-            PACKED.get_or_try_init(|| connect(server::shared_url, |config| config)).await?;
+        let (redis, console) = shared.get_or_try_init(|| connect(url, |config| config)).await?;
         let packing = Packing::new().min_messages(2);
         let harness = Harness::new(redis.clone()).with_operator(console.clone()).with_packing(packing);
         Ok((case.run)(harness).await?)

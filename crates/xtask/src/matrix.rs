@@ -15,12 +15,12 @@ use crate::test::{Totals, count, nextest_config, nextest_threads};
 
 /// What depends on a server.
 const ON_SERVERS: &str = "(package(millstream-redis) & binary(scripts)) + binary_id(millstream-cli::commands) \
-    + binary_id(integration-tests::servers) + (binary_id(integration-tests::conformance) - test(/^memory::/))";
+    + binary_id(integration-tests::servers) + (binary_id(integration-tests::conformance) - test(/^(packed_)?memory::/))";
 /// The cases of the suite on a cluster.
-const ON_CLUSTER: &str = "binary_id(integration-tests::conformance) & test(/^cluster::/)";
+const ON_CLUSTER: &str = "binary_id(integration-tests::conformance) & test(/^(packed_)?cluster::/)";
 /// What uses the shared server by its URL alone.
 const BY_URL: &str = "binary_id(millstream-cli::commands) \
-    + (binary_id(integration-tests::conformance) & test(/^redis:/)) \
+    + (binary_id(integration-tests::conformance) & test(/^(redis|packed):/)) \
     + (binary_id(integration-tests::servers) & test(/^(consumers::(control|groups)|delay::races|operator::metrics)::/))";
 
 const NOT_ON_CLUSTER: &str = "the others connect to a single server, or start servers of their own";
@@ -93,17 +93,19 @@ pub(crate) fn newer() -> Result<String> {
         let Fetched { version, path } = line.fetch()?;
         let server = builder(&path).start();
         println!("the suite on {} {version}", line.name);
-        let args = ["test", "--workspace", "--test", "conformance", "--", "redis:"];
-        let cargo = cargo(args).env("REDIS_SERVER", &path).env("MILLSTREAM_TEST_REDIS", server.url());
-        let (success, lines) = cargo.watch()?;
-        let totals = count(lines.iter().map(String::as_str), false);
-        ensure!(
-            success && totals.passed > 0,
-            "{} of the suite failed on {} {version}",
-            totals.failed,
-            line.name
-        );
-        passed += totals.passed;
+        for cases in ["redis:", "packed:"] {
+            let args = ["test", "--workspace", "--test", "conformance", "--", cases];
+            let cargo = cargo(args).env("REDIS_SERVER", &path).env("MILLSTREAM_TEST_REDIS", server.url());
+            let (success, lines) = cargo.watch()?;
+            let totals = count(lines.iter().map(String::as_str), false);
+            ensure!(
+                success && totals.passed > 0,
+                "{} of the suite failed on {} {version}",
+                totals.failed,
+                line.name
+            );
+            passed += totals.passed;
+        }
     }
     Ok(format!("{passed} passed on {}", NEWER.join(" and ")))
 }

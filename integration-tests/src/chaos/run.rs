@@ -50,6 +50,8 @@ pub struct Plan {
     pub pause: Duration,
     /// Whether there are no faults, no message is given up, and nothing may grow.
     pub steady: bool,
+    /// Whether the topic is packed.
+    pub packed: bool,
     /// The mistake that all processes make, if any.
     pub mutant: Option<Mutant>,
     /// The path of the `chaos` binary.
@@ -75,6 +77,7 @@ impl Plan {
             slow: false,
             pause: Duration::from_millis(80),
             steady: false,
+            packed: false,
             mutant: None,
             bin: bin.to_owned(),
             valkey: None,
@@ -139,7 +142,7 @@ impl Plan {
         if self.pause != defaults.pause {
             command += &format!(" --pause {}", self.pause.as_millis());
         }
-        for (option, is_set) in [("slow", self.slow), ("steady", self.steady)] {
+        for (option, is_set) in [("slow", self.slow), ("steady", self.steady), ("packed", self.packed)] {
             if is_set {
                 command += &format!(" --{option} true");
             }
@@ -200,7 +203,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Line>> {
     phase(Phase::Draining);
     let ended = processes.end(|role| matches!(role, Role::Producer(_) | Role::Locker));
     let mut wrong = ended.err().unwrap_or_default();
-    let rests = threads.block_on(drain(&mq, plan.drain))?;
+    let rests = threads.block_on(drain(&mq, plan.packed, plan.drain))?;
     rests.into_iter().for_each(|(place, rest)| sink.write(What::Left { place, rest }));
     audits.stop();
     let findings = threads.block_on(audit(&mq)).context("the last audit")?;
@@ -243,6 +246,7 @@ fn start(plan: &Plan, deployment: &Deployment, sink: &Sink) -> Result<Processes>
         slow: plan.slow,
         pause_ms: u64::try_from(plan.pause.as_millis()).expect("small"),
         steady: plan.steady,
+        packed: plan.packed,
         mutant: plan.mutant,
         true_us,
     };
@@ -330,11 +334,11 @@ async fn audit(mq: &Millstream) -> Result<Vec<String>> {
 }
 
 /// Waits until everything is handled, or for this time. Returns what is left.
-async fn drain(mq: &Millstream, limit: Duration) -> Result<Vec<(Place, Rest)>> {
+async fn drain(mq: &Millstream, packed: bool, limit: Duration) -> Result<Vec<(Place, Rest)>> {
     let deadline = Instant::now() + limit;
     loop {
         let late = Instant::now() >= deadline;
-        match left(mq).await {
+        match left(mq, packed).await {
             Ok(rests) => {
                 let empty = |rest: &Rest| rest.pending + rest.unread + rest.waiting == 0;
                 if late || rests.iter().all(|(_, rest)| empty(rest)) {
@@ -348,18 +352,18 @@ async fn drain(mq: &Millstream, limit: Duration) -> Result<Vec<(Place, Rest)>> {
     }
 }
 
-async fn left(mq: &Millstream) -> Result<Vec<(Place, Rest)>> {
+async fn left(mq: &Millstream, packed: bool) -> Result<Vec<(Place, Rest)>> {
     let mut rests = Vec::new();
     let delayed = mq.admin().waiting(&partition(0).topic).await?.total;
     for group in [OWNERS, SHARERS] {
         let place = place_of(ORDERS, group);
         let mut rest = Rest { waiting: delayed, ..Rest::default() };
-        for stats in mq.stats(&orders(), group).await? {
+        for stats in mq.stats(&orders(packed), group).await? {
             rest.pending += stats.pending;
             rest.waiting += stats.retrying;
             rest.unread += stats.lag.unwrap_or(stats.lag_at_least.max(1));
         }
-        let letters = mq.dead_letters(&orders(), group).await?.list(100_000).await?;
+        let letters = mq.dead_letters(&orders(packed), group).await?.list(100_000).await?;
         for letter in letters {
             let body = letter.envelope(&MessageLimits::default()).ok();
             let job: Option<Job> = body.and_then(|body| serde_json::from_slice(&body.payload).ok());

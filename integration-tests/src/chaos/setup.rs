@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use millstream::{Event, Millstream, Namespace, Observer, TlsConfig, Topic, TopicName, TopicPartition};
+use millstream::{
+    Event, Millstream, Namespace, Observer, Packing, TlsConfig, Topic, TopicName, TopicPartition,
+};
 use millstream_core::keys::Keys;
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +66,8 @@ pub struct Setup {
     pub pause_ms: u64,
     /// Whether no message is given up, as dead letters stay.
     pub steady: bool,
+    /// Whether the topic is packed.
+    pub packed: bool,
     /// The mistake that the process makes, if any.
     pub mutant: Option<Mutant>,
     /// The true time of day less [`now_us`], in microseconds: the process may have a wrong clock.
@@ -147,8 +151,10 @@ pub async fn connect(
 
 /// Returns the topic.
 #[must_use]
-pub fn orders() -> Topic<Job> {
-    Topic::<Job>::new(ORDERS).partitions(PARTITIONS)
+pub fn orders(packed: bool) -> Topic<Job> {
+    let topic = Topic::<Job>::new(ORDERS).partitions(PARTITIONS);
+    // Few messages travel together: each key waits for the one before.
+    if packed { topic.packed(Packing::new().min_messages(2)) } else { topic }
 }
 
 /// Returns the names of all keys.

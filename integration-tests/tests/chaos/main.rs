@@ -24,11 +24,17 @@ fn from_env(name: &str, otherwise: u64) -> u64 {
 
 /// One run, with the faults that the seed chooses. A failure keeps the history, and prints the line that repeats the run.
 fn survives(topology: Topology) {
+    survives_with(topology, false);
+}
+
+/// The same, with messages that are packed or not.
+fn survives_with(topology: Topology, packed: bool) {
     let seed = from_env("MILLSTREAM_CHAOS_SEED", 1);
     let seconds = from_env("MILLSTREAM_CHAOS_SECONDS", 30);
     let folder = tempfile::Builder::new().prefix("chaos-").tempdir().expect("a folder");
     let plan = Plan {
         length: Duration::from_secs(seconds),
+        packed,
         valkey: (topology == Topology::Valkey).then(valkey),
         ..Plan::new(topology, seed, Path::new(BIN), folder.path())
     };
@@ -58,7 +64,7 @@ fn finds(mutant: Mutant) {
 }
 
 mod topologies {
-    use super::{Topology, survives};
+    use super::{Topology, survives, survives_with};
 
     #[test]
     fn standalone_keeps_its_promises() {
@@ -78,6 +84,16 @@ mod topologies {
     #[test]
     fn cluster_keeps_its_promises() {
         survives(Topology::Cluster);
+    }
+
+    #[test]
+    fn standalone_keeps_its_promises_with_packed_messages() {
+        survives_with(Topology::Standalone, true);
+    }
+
+    #[test]
+    fn cluster_keeps_its_promises_with_packed_messages() {
+        survives_with(Topology::Cluster, true);
     }
 
     #[test]

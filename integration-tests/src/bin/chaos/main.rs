@@ -18,6 +18,7 @@ chaos run [options]      one run under faults, and the checks of its history
   --seconds NUMBER       without start and drain  [default: 30]
   --faults A,B,C         the kinds of faults  [default: chosen by the seed]
   --pause NUMBER         mean milliseconds between two sends of each of the 40 keys  [default: 80]
+  --packed true          messages are packed
   --steady true          no faults, and a check that nothing grows: for runs of some minutes
   --slow true            handlers of up to a ttl, and few messages
   --mutant NAME          a mistake that all processes make, to see whether the checks find it
@@ -70,6 +71,7 @@ fn one(mut options: &[&str]) -> Result<ExitCode> {
             }
             "--pause" => plan.pause = Duration::from_millis(value.parse().context("--pause")?),
             "--steady" => plan.steady = value.parse().context("--steady")?,
+            "--packed" => plan.packed = value.parse().context("--packed")?,
             "--slow" => plan.slow = value.parse().context("--slow")?,
             "--mutant" => plan.mutant = Some(value.parse().map_err(anyhow::Error::msg)?),
             "--valkey" => plan.valkey = Some(PathBuf::from(value)),

@@ -42,7 +42,7 @@ pub(super) async fn run(
     };
     let consumer = retried(async || {
         let consumer = mq
-            .consumer(orders(), group)
+            .consumer(orders(setup.packed), group)
             .label(&setup.name)
             .lease_ttl(setup.ttl())
             .retry(Fixed::new(BACK_OFF).attempts(ATTEMPTS))

@@ -15,6 +15,9 @@ use crate::chaos::setup::{Job, ORDERS, SHARDS, TASKS, orders};
 /// Keys of a producer.
 const KEYS: u64 = 20;
 
+/// How long messages wait for others of their pack, if the topic is packed.
+const LINGER: Duration = Duration::from_millis(50);
+
 struct Sender {
     setup: Setup,
     sink: Arc<Sink>,
@@ -33,7 +36,9 @@ pub(super) async fn run(
     let mq = retried(|| setup.connect(|_: &Event<'_>| {})).await;
     let producer = retried(async || {
         // A send that is not answered is not known to be stored: the run has to see that.
-        let producer = mq.producer(orders()).delivery_timeout(Duration::from_secs(3));
+        let producer = mq.producer(orders(setup.packed)).delivery_timeout(Duration::from_secs(3));
+        let linger = if setup.packed { LINGER } else { Duration::ZERO };
+        let producer = producer.linger(linger);
         // Ten times that: so long ids are kept, and a run in which nothing grows begins after it.
         producer.dedup_window(Duration::from_secs(30)).await
     })

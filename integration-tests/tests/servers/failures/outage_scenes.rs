@@ -49,6 +49,11 @@ fn plan(kind: Kind) -> Plan {
     }
 }
 
+/// The same, with messages of which several are one entry: it is in hand as long as one of them is.
+fn packed(kind: Kind) -> Plan {
+    Plan { packed: Some(10), ..plan(kind) }
+}
+
 /// Handlers of a second and a half, and some of four: longer than any of the outages.
 fn jobs(count: u64) -> Vec<Job> {
     let work_us = |number| if number % 5 == 0 { 4_000_000 } else { 1_500_000 };
@@ -56,9 +61,9 @@ fn jobs(count: u64) -> Vec<Job> {
 }
 
 /// Six outages while three instances become six, and nobody dies.
-async fn six_outages(kind: Kind, away: Away) {
+async fn six_outages(plan: Plan, away: Away) {
+    let kind = plan.kind;
     let mut server = Server::builder().appendonly(true).start();
-    let plan = plan(kind);
     let mut crew = Crew::new(BINS, &server.url(), plan.clone()).await;
     crew.join(3).await;
     let jobs = jobs(800);
@@ -100,35 +105,46 @@ async fn six_outages(kind: Kind, away: Away) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owners_keep_what_they_had_through_outages() {
-    six_outages(Kind::Exclusive, Away::Killed).await;
+    six_outages(plan(Kind::Exclusive), Away::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owners_keep_what_they_had_while_the_server_is_stopped() {
-    six_outages(Kind::Exclusive, Away::Stopped).await;
+    six_outages(plan(Kind::Exclusive), Away::Stopped).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_shares_keeps_what_it_had_through_outages() {
-    six_outages(Kind::Shared, Away::Killed).await;
+    six_outages(plan(Kind::Shared), Away::Killed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owners_keep_what_they_had_of_packs_through_outages() {
+    six_outages(packed(Kind::Exclusive), Away::Killed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_shares_keeps_what_it_had_of_packs_through_outages() {
+    six_outages(packed(Kind::Shared), Away::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_keep_their_claims_through_outages() {
-    six_outages(Kind::Queue, Away::Killed).await;
+    six_outages(plan(Kind::Queue), Away::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_keep_their_claims_while_the_server_is_stopped() {
-    six_outages(Kind::Queue, Away::Stopped).await;
+    six_outages(plan(Kind::Queue), Away::Stopped).await;
 }
 
 /// One of three dies while the server is away.
-async fn dies_during_an_outage(kind: Kind) {
+async fn dies_during_an_outage(plan: Plan) {
+    let kind = plan.kind;
     // A promise in wall time needs room on a machine that does other things too.
     const SLACK: Duration = Duration::from_secs(4);
     let mut server = Server::builder().appendonly(true).start();
-    let plan = Plan { crash_limit: 3, ..plan(kind) };
+    let plan = Plan { crash_limit: 3, ..plan };
     let mut crew = Crew::new(BINS, &server.url(), plan.clone()).await;
     crew.join(3).await;
     // Longer than all of this takes. Without ownership, the others need free capacity for the victim's work.
@@ -184,17 +200,27 @@ async fn dies_during_an_outage(kind: Kind) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_that_died_during_an_outage_is_replaced() {
-    dies_during_an_outage(Kind::Exclusive).await;
+    dies_during_an_outage(plan(Kind::Exclusive)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_shared_and_died_during_an_outage_is_replaced() {
-    dies_during_an_outage(Kind::Shared).await;
+    dies_during_an_outage(plan(Kind::Shared)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_of_packs_that_died_during_an_outage_is_replaced() {
+    dies_during_an_outage(packed(Kind::Exclusive)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_shared_packs_and_died_during_an_outage_is_replaced() {
+    dies_during_an_outage(packed(Kind::Shared)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_died_during_an_outage_is_replaced() {
-    dies_during_an_outage(Kind::Queue).await;
+    dies_during_an_outage(plan(Kind::Queue)).await;
 }
 
 /// Who alone is cut off loses its leases, as ever; but it did not die over its messages, and says so when it is back. After
