@@ -170,24 +170,33 @@ impl<T> Producer<T> {
         batcher: &Arc<Batcher<C>>,
         mut encoded: impl Iterator<Item = Result<(B, Encoded<C>)>>,
     ) -> Vec<Result<(B, C::Done)>> {
-        if self.inner.layers.may_wait() {
-            return self.one_by_one(batcher, encoded).await;
-        }
         let mut outcomes = Vec::new();
         let mut waiting = Vec::new();
+        let mut rest = Vec::new();
         loop {
             let mut chunk = Vec::new();
             let mut slots = Vec::new();
+            let mut late = None;
             for message in encoded.by_ref().take(self.inner.config.max_batch) {
+                if message.as_ref().is_ok_and(|(_, encoded)| self.inner.layers.has_to_wait(encoded)) {
+                    late = Some(message);
+                    break;
+                }
                 slots.push(message.map(|(beside, encoded)| {
                     chunk.push(encoded.message);
                     beside
                 }));
             }
-            if slots.is_empty() {
+            if slots.is_empty() && late.is_none() {
                 break;
             }
-            waiting.push((slots, batcher.send_chunk(chunk).await));
+            if !slots.is_empty() {
+                waiting.push((slots, batcher.send_chunk(chunk).await));
+            }
+            if let Some(late) = late {
+                rest = self.one_by_one(batcher, std::iter::once(late).chain(encoded)).await;
+                break;
+            }
         }
         for (slots, results) in waiting {
             let mut results = results.wait().await.into_iter();
@@ -198,6 +207,7 @@ impl<T> Producer<T> {
                 );
             }
         }
+        outcomes.append(&mut rest);
         outcomes
     }
 

@@ -123,9 +123,9 @@ impl Layers {
         self.turns.get_or_insert_default();
     }
 
-    /// Whether messages may have to wait for a layer.
-    pub(super) fn may_wait(&self) -> bool {
-        self.turns.is_some()
+    /// Whether a message waits for a layer, or may be behind one that does.
+    pub(super) fn has_to_wait<C>(&self, message: &Encoded<C>) -> bool {
+        self.turns.as_ref().is_some_and(|turns| message.unfinished.is_some() || !turns.is_free())
     }
 
     /// Calls the layers, one after the other, up to the first one that the message has to wait for: then it returns that one's position.
