@@ -29,6 +29,10 @@ const MAX_BATCH: usize = 500;
 /// The same for messages of packs, of which thousands can be a few entries.
 const MAX_PACKED: usize = 2_000;
 
+/// Shortest time between two settlements of a part of a pack, if nothing but acknowledgements waits. A pack of messages that take
+/// microseconds each is then settled as a whole: the server stores and checks parts, which takes it several times as long.
+const BETWEEN_PARTS: Duration = Duration::from_millis(2);
+
 /// The settlements of one partition. At most one request is under way; what is added meanwhile is the next batch. Nothing
 /// waits for a batch to fill: if the process ends, what was handled and is not stored is handled again.
 pub(in crate::consumer) struct Settler {
@@ -49,6 +53,10 @@ pub(in crate::consumer) struct Settler {
     in_doubt: bool,
     /// When the next request may be sent, after one that failed.
     not_before: Option<Instant>,
+    /// When the next part of a pack may be sent.
+    next_part: Option<Instant>,
+    /// How many of those that wait are known to be a part of a pack, and nothing else.
+    part: usize,
     request: Slot<Request>,
 }
 
@@ -96,6 +104,8 @@ impl Settler {
             unconfirmed: false,
             in_doubt: false,
             not_before: None,
+            next_part: None,
+            part: 0,
             request: Slot::default(),
         }
     }
@@ -145,15 +155,28 @@ impl Settler {
         self.not_before.is_some()
     }
 
-    /// Sends what waits, unless a request is under way. `frontier` is that of the partition.
-    pub(in crate::consumer) fn advance(&mut self, now: Instant, frontier: impl FnOnce() -> MessageId) {
+    /// Sends what waits, unless a request is under way. `in_hand` is the number of messages in flight, `frontier` that of the partition.
+    pub(in crate::consumer) fn advance(
+        &mut self,
+        now: Instant,
+        in_hand: usize,
+        frontier: impl FnOnce() -> MessageId,
+    ) {
         if self.waiting.is_empty() || !self.request.is_empty() || self.not_before.is_some_and(|at| now < at) {
             return;
         }
         self.not_before = None;
         let (batch, serials) = match self.lease.clone() {
             WorkerLease::Partition(_) => {
-                let rest = self.waiting.split_off(batch_len(&self.waiting));
+                // Others of the pack may end soon, if there are others.
+                let more = self.waiting.len() < in_hand;
+                if more && self.next_part.is_some_and(|at| now < at) && self.is_part() {
+                    return;
+                }
+                let batch = next_batch(&self.waiting);
+                self.part = 0;
+                self.next_part = batch.is_part.then(|| now + BETWEEN_PARTS);
+                let rest = self.waiting.split_off(batch.messages);
                 (std::mem::replace(&mut self.waiting, rest), Serials::new())
             }
             WorkerLease::Entries(entries) => self.take_confirmed(&entries),
@@ -167,6 +190,15 @@ impl Settler {
         }
         self.monitor.begin_round(Duration::ZERO);
         self.request.start(send(self.context.clone(), self.lease.clone(), batch, serials, frontier()));
+    }
+
+    /// Whether only a part of a pack waits. Each one that waits is looked at once.
+    fn is_part(&mut self) -> bool {
+        let is_part = self.waiting.iter().skip(self.part).all(is_inside);
+        if is_part {
+            self.part = self.waiting.len();
+        }
+        is_part
     }
 
     /// Takes what may be sent now, in shared mode. What waits for the reader to find its entry again stays; what concerns
@@ -200,7 +232,8 @@ impl Settler {
 
     /// Returns when the next request is to be sent although nothing else happens.
     pub(in crate::consumer) fn wakes(&self) -> Option<Instant> {
-        self.not_before.filter(|_| self.request.is_empty() && !self.waiting.is_empty())
+        let not_before = self.not_before.max(self.next_part.filter(|_| self.part == self.waiting.len()));
+        not_before.filter(|_| self.request.is_empty() && !self.waiting.is_empty())
     }
 
     /// Waits until the request has ended.
@@ -243,7 +276,7 @@ impl Settler {
         }
         if !left.is_empty() {
             left.append(&mut self.waiting);
-            self.waiting = left;
+            (self.waiting, self.part) = (left, 0);
         }
         let observer = &*self.context.observer;
         match result {
@@ -354,12 +387,31 @@ impl Request {
     }
 }
 
-/// Returns how many of these settlements are sent at once: up to the last one that ends a pack, if there is one. A pack whose
-/// messages are settled together is acknowledged; of one that is settled in parts, the server stores and checks what is.
-fn batch_len(waiting: &Settlements) -> usize {
+/// Which of the waiting settlements are sent next.
+#[derive(Debug, PartialEq, Eq)]
+struct NextBatch {
+    /// How many of them.
+    messages: usize,
+    /// Whether these are acknowledgements of a part of a pack, and nothing else.
+    is_part: bool,
+}
+
+/// Returns what is sent at once: up to the last one that ends a pack, if there is one.
+fn next_batch(waiting: &Settlements) -> NextBatch {
     let ends = |(receipt, _): &(Receipt, Settlement)| receipt.pack.is_some_and(|pack| pack.behind == 0);
-    let end = waiting.iter().take(MAX_PACKED).rposition(ends);
-    end.map_or(waiting.len().min(MAX_BATCH), |end| end + 1)
+    if let Some(end) = waiting.iter().take(MAX_PACKED).rposition(ends) {
+        return NextBatch { messages: end + 1, is_part: false };
+    }
+    // Of the first one it is known at once, in topics that are not packed.
+    NextBatch {
+        messages: waiting.len().min(MAX_BATCH),
+        is_part: !waiting.is_empty() && waiting.iter().all(is_inside),
+    }
+}
+
+/// Whether it is an acknowledgement of a message that has others behind it in its pack.
+fn is_inside((receipt, settlement): &(Receipt, Settlement)) -> bool {
+    *settlement == Settlement::Ack && receipt.pack.is_some_and(|pack| pack.behind > 0)
 }
 
 fn is_note(settlement: &Settlement) -> bool {
@@ -374,6 +426,8 @@ fn is_kept((receipt, settlement): &(Receipt, Settlement)) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use millstream_core::log::Note;
+
     use super::*;
 
     fn acks(receipts: impl IntoIterator<Item = Receipt>) -> Settlements {
@@ -384,14 +438,29 @@ mod tests {
         Receipt::of_pack(MessageId::new(ms, u64::from(count)), count).expect("room")
     }
 
+    fn sent(waiting: &Settlements) -> usize {
+        next_batch(waiting).messages
+    }
+
+    #[test]
+    fn a_part_of_a_pack_is_one_only_if_nothing_else_waits() {
+        let is_part = |waiting: Settlements| next_batch(&waiting).is_part;
+        let some = || pack(1, 40).take(39);
+        let single = Receipt::new(Source::Log, MessageId::new(9, 0));
+        assert!(is_part(acks(some())));
+        assert!(!is_part(acks(pack(1, 40))) && !is_part(acks(some().chain([single]))) && !is_part(acks([])));
+        let note = (pack(1, 40).next().expect("one"), Settlement::Hold(Note::default()));
+        assert!(!is_part(acks(some()).into_iter().chain([note]).collect()), "a handler waits for it");
+    }
+
     #[test]
     fn whole_packs_are_settled_together() {
         let single = |ms| Receipt::new(Source::Log, MessageId::new(ms, 0));
-        assert_eq!(batch_len(&acks((0..700).map(single))), MAX_BATCH);
-        assert_eq!(batch_len(&acks((0..7).map(single))), 7);
-        assert_eq!(batch_len(&acks(pack(1, 40).take(39))), 39, "what there is does not wait");
-        assert_eq!(batch_len(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
+        assert_eq!(sent(&acks((0..700).map(single))), MAX_BATCH);
+        assert_eq!(sent(&acks((0..7).map(single))), 7);
+        assert_eq!(sent(&acks(pack(1, 40).take(39))), 39, "what there is does not wait");
+        assert_eq!(sent(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
         let three = pack(1, 600).chain(pack(2, 600)).chain(pack(3, 600));
-        assert_eq!(batch_len(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
+        assert_eq!(sent(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
     }
 }

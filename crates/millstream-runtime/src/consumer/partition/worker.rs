@@ -237,7 +237,7 @@ impl PartitionWorker {
         let now = loop {
             self.dispatcher.advance(&mut self.settler, in_flight);
             let now = Instant::now();
-            self.settler.advance(now, || in_flight.frontier());
+            self.settler.advance(now, in_flight.in_hand(), || in_flight.frontier());
             // Notes that are not written make room for other messages.
             if !self.settler.has_gone() {
                 break now;
@@ -302,7 +302,7 @@ impl PartitionWorker {
             let handlers_ended = killed || self.dispatcher.is_idle();
             let in_flight = &mut self.in_flight;
             let version = lease.version();
-            self.settler.advance(Instant::now(), || in_flight.frontier());
+            self.settler.advance(Instant::now(), in_flight.in_hand(), || in_flight.frontier());
             if handlers_ended && (self.settler.is_empty() || killed && self.settler.has_failed()) {
                 return;
             }

@@ -212,6 +212,11 @@ impl InFlight {
         (free >= self.capacity.div_ceil(parts)).then_some(free)
     }
 
+    /// Returns how many entries are in flight and do not wait in blocked queues: those that are settled now included.
+    pub(in crate::consumer) fn in_hand(&self) -> usize {
+        self.unsettled.len().saturating_sub(self.blocked)
+    }
+
     /// Returns how much is free, and the divisor of the capacity that makes a read worthwhile.
     fn free(&self) -> (usize, usize) {
         // Never so much that handlers which could run have nothing to do.
@@ -219,8 +224,7 @@ impl InFlight {
         if self.blocked >= self.max_blocked {
             return (0, parts);
         }
-        let counted = self.unsettled.len().saturating_sub(self.blocked);
-        (self.capacity.saturating_sub(counted), parts)
+        (self.capacity.saturating_sub(self.in_hand()), parts)
     }
 
     /// Returns the number of entries that are read and not settled.
