@@ -8,6 +8,7 @@
 //! A reader without a connection of its own (see `reader_connections.rs`) waits for notices of changed keys and calls the
 //! script `read`, which looks at the fence itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -345,26 +346,10 @@ impl Guard {
         settled::told(self.line.send(&settled::ask(&self.settled, packs)).await?, &self.settled)
     }
 
-    /// Reads what is settled of packs of the log that were pending; `None` for those that are not any more.
-    pub(crate) async fn open_of(&mut self, packs: &[MessageId]) -> Result<Vec<Option<Option<Bits>>>> {
-        let mut pipe = Pipeline::with_capacity(packs.len() + 1);
-        for id in packs {
-            let id = id.to_string();
-            pipe.cmd("XPENDING")
-                .arg(self.streams[0].as_str())
-                .arg(self.group.as_str())
-                .arg(&id)
-                .arg(&id)
-                .arg(1);
-        }
-        // After that: a pack that leaves the list in between has no bits, and counts as settled in this call of the caller's.
-        settled::ask(&self.settled, packs).cmd_iter().for_each(|cmd| _ = pipe.add_command(cmd.clone()));
-        let mut answers = self.line.send(&pipe).await?;
-        let bits = answers.split_off(packs.len());
-        let pending = answers.into_iter().map(|answer| Ok(!reply::deliveries(answer)?.is_empty()));
-        let pending: Vec<bool> = pending.collect::<Result<_>>()?;
-        let bits = settled::told(bits, &self.settled)?;
-        Ok(pending.into_iter().zip(bits).map(|(pending, bits)| pending.then_some(bits)).collect())
+    /// Reads what is settled of those of these packs that are pending.
+    pub(crate) async fn open_of(&mut self, packs: &[MessageId]) -> Result<BTreeMap<MessageId, Option<Bits>>> {
+        let ask = settled::ask_open(&self.streams[0], self.group.as_str(), None, &self.settled, packs);
+        settled::told_open(self.line.send(&ask).await?, &self.settled, packs)
     }
 
     /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every

@@ -14,7 +14,7 @@ use millstream_core::wire;
 use crate::backend::Inner;
 use crate::entries::guard::Guard;
 use crate::entries::stream_read::{Above, Position, StreamRead};
-use crate::entries::unpacking::{PackedPage, add_notes, in_packs, packs, replace_packs};
+use crate::entries::unpacking::{PackedPage, add_notes, in_packs, is_pack, packs, replace_packs};
 use crate::stored::settled::is_settled;
 use millstream_core::pages::{PAGE_BYTES, PageSizer};
 
@@ -362,10 +362,10 @@ impl StreamReader {
         self.guard.check().await?;
         let packs: BTreeSet<MessageId> = self.rest.iter().map(|message| message.receipt.entry()).collect();
         let packs: Vec<MessageId> = packs.into_iter().collect();
-        let open: BTreeMap<_, _> = packs.iter().copied().zip(self.guard.open_of(&packs).await?).collect();
+        let open = self.guard.open_of(&packs).await?;
         self.rest.retain(|message| match open.get(&message.receipt.entry()) {
-            Some(Some(bits)) => !is_settled(&message.receipt, bits.as_deref()),
-            _ => false,
+            Some(bits) => !is_settled(&message.receipt, bits.as_deref()),
+            None => false,
         });
         let mut fetched = Fetched::of_pending();
         fetched.entries.extend(self.rest.drain(..max.min(self.rest.len())));
@@ -381,7 +381,11 @@ impl StreamReader {
         }
         // What was handed out for the first time has no notes, and is not settled, except in the pack in which the group begins.
         let mut settled = BTreeMap::new();
-        if fetched.pending || std::mem::take(&mut self.inside) {
+        if fetched.pending {
+            settled = self.guard.open_of(&packs).await?;
+            // What has left the pending list since it was read is settled.
+            fetched.entries.retain(|entry| !is_pack(entry) || settled.contains_key(&entry.receipt.id));
+        } else if std::mem::take(&mut self.inside) {
             settled = packs.iter().copied().zip(self.guard.settled(&packs).await?).collect();
         }
         let entries = std::mem::take(&mut fetched.entries);

@@ -5,7 +5,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Entry, Note, Receipt, Source};
 use millstream_core::wire::Fields;
-use millstream_packing::{Unpacked, Unreadable, is_pack, unpack};
+use millstream_packing::{Unpacked, Unreadable, unpack};
 
 use crate::stored::settled::{Bits, is_settled};
 
@@ -37,9 +37,12 @@ impl PackedPage {
 
     /// Records what has come, and whether there were packs.
     pub(crate) fn came(&mut self, entries: usize, messages: usize, packs: bool) {
+        if entries == 0 {
+            return;
+        }
         if packs {
             self.per_entry = messages.div_ceil(entries).max(1);
-        } else if entries > 0 {
+        } else {
             // Slowly, since packs may come again: as many of them as entries would take much memory.
             self.per_entry = (self.per_entry / 2).max(1);
         }
@@ -73,9 +76,13 @@ pub(crate) fn messages(receipt: Receipt, fields: Fields) -> Result<Vec<(Receipt,
 
 /// Returns the ids of the packs among entries.
 pub(crate) fn packs(entries: &[Entry]) -> Vec<MessageId> {
-    let is_entry = |receipt: Receipt| receipt.source == Source::Log && receipt.pack.is_none();
-    let is_pack = |entry: &&Entry| is_entry(entry.receipt) && is_pack(&entry.fields);
-    entries.iter().filter(is_pack).map(|entry| entry.receipt.id).collect()
+    entries.iter().filter(|entry| is_pack(entry)).map(|entry| entry.receipt.id).collect()
+}
+
+/// Whether an entry is a pack.
+pub(crate) fn is_pack(entry: &Entry) -> bool {
+    let receipt = entry.receipt;
+    receipt.source == Source::Log && receipt.pack.is_none() && millstream_packing::is_pack(&entry.fields)
 }
 
 /// Returns the ids of the messages that came in packs: each of them can have a note of its own.

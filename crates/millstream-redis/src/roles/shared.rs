@@ -1,6 +1,6 @@
 //! The shared role: many consumers, each under its own name. The pending list has the owner of each entry.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,7 +21,7 @@ use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::sharing::partition_reader::PartitionReader;
 use crate::entries::sharing::shared_reader::StreamsReader;
-use crate::entries::unpacking::{PackedPage, add_notes, in_packs, packs, replace_packs};
+use crate::entries::unpacking::{PackedPage, add_notes, in_packs, is_pack, packs, replace_packs};
 use crate::error::fenced;
 use crate::roles::log::Right;
 use crate::scripts::script;
@@ -105,7 +105,7 @@ impl Shared for RedisBackend {
         let (tp, right) = (member.partition(partition), Right::Consumer(&member.consumer));
         let names: Vec<&str> = std::iter::once(&member.consumer).chain(alive).map(MemberId::as_str).collect();
         let (mut claimed, mut pages, mut taken) = (Claimed::default(), PageSizer::default(), 0);
-        let packed = PackedPage::of(self.inner.packings.of(&member.topic));
+        let mut packed = PackedPage::of(self.inner.packings.of(&member.topic));
         loop {
             // The bodies of claimed entries must arrive before the claim runs out. So claim one page; the rest stays
             // with its consumer. After an error the caller starts over, and finds claimed entries pending under its
@@ -116,15 +116,21 @@ impl Shared for RedisBackend {
                 self.take_over(right, &tp, &member.group, &names, (idle, limit, continuity)).await?;
             (claimed.next, claimed.removed) = (next, claimed.removed + removed);
             let found = entries.len() + ghosts.len();
-            ghosts.iter().for_each(|(ghost, idle)| part(&mut claimed, *idle).ghosts.push(*ghost));
-            let read = self.bodies(right, &tp, &member.group, entries, &mut claimed).await?;
-            for fetched in [&mut claimed.abandoned, &mut claimed.given_back] {
-                self.unpack(&tp, &member.group, fetched).await?;
+            let mut some = Claimed::default();
+            ghosts.iter().for_each(|(ghost, idle)| part(&mut some, *idle).ghosts.push(*ghost));
+            let read = self.bodies(right, &tp, &member.group, entries, &mut some).await?;
+            let (mut messages, mut packs) = (0, false);
+            for (all, mut fetched) in
+                [(&mut claimed.abandoned, some.abandoned), (&mut claimed.given_back, some.given_back)]
+            {
+                packs |= self.unpack(member, &tp, &mut fetched).await?;
+                messages += fetched.entries.len() + fetched.ghosts.len();
+                all.pending |= fetched.pending;
+                all.entries.append(&mut fetched.entries);
+                all.ghosts.append(&mut fetched.ghosts);
             }
-            taken = [&claimed.abandoned, &claimed.given_back]
-                .map(|it| it.entries.len() + it.ghosts.len())
-                .iter()
-                .sum();
+            packed.came(found, messages, packs);
+            taken += messages;
             pages.came(found, read, Duration::ZERO);
             if found < limit || taken >= max || read >= PAGE_BYTES / 2 {
                 return Ok(claimed);
@@ -197,25 +203,32 @@ impl RedisBackend {
         Ok(entries.iter().filter(is_lost).copied().collect())
     }
 
-    /// Replaces claimed packs by their messages that are not settled.
-    async fn unpack(&self, tp: &TopicPartition, group: &GroupName, claimed: &mut Fetched) -> Result<()> {
+    /// Replaces claimed packs by their messages that are not settled. Returns whether there were any packs.
+    async fn unpack(
+        &self,
+        member: &SharedMember,
+        tp: &TopicPartition,
+        claimed: &mut Fetched,
+    ) -> Result<bool> {
         let packs = packs(&claimed.entries);
         if packs.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
-        let keys = &self.inner.keys;
-        let (held, settled) = (keys.held(tp, group), keys.settled(tp, group));
-        // After the claim: from then on nobody else can settle any of them.
+        let (keys, group) = (&self.inner.keys, &member.group);
+        let (log, held, settled) = (keys.log(tp), keys.held(tp, group), keys.settled(tp, group));
+        // After the claim: from then on only we can settle any of them, if our reader has found them under our name.
         let line = self.inner.messages.of(&settled).await?;
-        let bits = settled::told(line.send(&settled::ask(&settled, &packs)).await?, &settled)?;
-        let mut bits: BTreeMap<_, _> = packs.into_iter().zip(bits).collect();
-        let bits = |receipt: &Receipt| bits.remove(&receipt.id).flatten();
+        let name = Some(member.consumer.as_str());
+        let ask = settled::ask_open(&log, group.as_str(), name, &settled, &packs);
+        let mut open = settled::told_open(line.send(&ask).await?, &settled, &packs)?;
+        claimed.entries.retain(|entry| !is_pack(entry) || open.contains_key(&entry.receipt.id));
+        let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
         let mut messages = replace_packs(std::mem::take(&mut claimed.entries), bits)?;
         let ids = in_packs(&messages);
         let notes = line.send(&note::ask(&held, Source::Log, &ids)).await?;
         add_notes(&mut messages, note::told(notes, &held, &ids)?);
         claimed.entries = messages;
-        Ok(())
+        Ok(true)
     }
 
     /// Takes over the entries pending under names other than `names`; the first of `names` gets them.

@@ -1,5 +1,7 @@
 //! Bits of the settled messages of packs.
 
+use std::collections::BTreeMap;
+
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -22,6 +24,46 @@ pub(crate) fn ask(settled: &Key, packs: &[MessageId]) -> Pipeline {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.add_command(cmd);
     pipe
+}
+
+/// Returns the request whose answers [`told_open`] reads: the bits of packs, and then whether each is pending, for this consumer if
+/// one is given.
+///
+/// In this order: the bits go when the last message of a pack is settled. Of a pack that is pending after they were read, they have all
+/// that was settled before.
+pub(crate) fn ask_open(
+    log: &Key,
+    group: &str,
+    consumer: Option<&str>,
+    settled: &Key,
+    packs: &[MessageId],
+) -> Pipeline {
+    let mut pipe = ask(settled, packs);
+    for id in packs {
+        let id = Digits::id(*id);
+        pipe.cmd("XPENDING").arg(log.as_str()).arg(group).arg(id.as_bytes()).arg(id.as_bytes()).arg(1);
+        if let Some(consumer) = consumer {
+            pipe.arg(consumer);
+        }
+    }
+    pipe
+}
+
+/// Reads the bits of those of these packs that are pending, by their ids; the others are not there.
+pub(crate) fn told_open(
+    mut answers: Vec<Value>,
+    settled: &Key,
+    packs: &[MessageId],
+) -> Result<BTreeMap<MessageId, Option<Bits>>> {
+    let pending = answers.split_off(1.min(answers.len()));
+    let bits = told(answers, settled)?;
+    let mut open = BTreeMap::new();
+    for ((id, bits), pending) in packs.iter().zip(bits).zip(pending) {
+        if !reply::deliveries(pending)?.is_empty() {
+            open.insert(*id, bits);
+        }
+    }
+    Ok(open)
 }
 
 /// Reads the bits of these packs; `None` where nothing is settled.

@@ -3,7 +3,7 @@
 //! Its consumer name is unique, so it may block in the XREADGROUP itself: each entry goes to one reader, and the
 //! entries of a lost answer are pending under its own name, where it looks first when it starts over.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::entries::sharing::plan::{Plan, StreamsRead};
-use crate::entries::unpacking::{PackedPage, add_notes, in_packs, packs, replace_packs};
+use crate::entries::unpacking::{add_notes, in_packs, is_pack, packs, replace_packs};
 use crate::entries::weight::{add_weight, weight};
 use crate::error::unexpected;
 use crate::stored::{note, settled};
@@ -31,6 +31,13 @@ use millstream_core::pages::PageSizer;
 
 /// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
 const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
+
+/// Time for which what was found when all streams of a packed topic were looked at counts. Then they are looked at once more before a wait on
+/// all of them, which takes an entry of each that has one: many packs, if they have come meanwhile.
+const FRESH: Duration = Duration::from_millis(20);
+
+/// Maximum number of entries of a packed topic for which a request asks that follows others which found no packs.
+const MOST: usize = 8;
 
 /// Maximum number of logs whose entry size is estimated.
 const WEIGHED: usize = 32;
@@ -46,7 +53,10 @@ pub(crate) struct StreamsReader {
     stage: Stage,
     plan: Plan,
     pages: PageSizer,
-    packed: PackedPage,
+    /// Largest number of messages of an entry.
+    per_entry: usize,
+    /// When the streams were looked at last.
+    looked: Instant,
     /// Time until which the request for new entries that is under way can take some.
     taking: Option<Instant>,
     /// Time until which requests with lost answers can take entries. Then the reader looks for those entries.
@@ -101,7 +111,7 @@ impl StreamsReader {
             }
         }
         let plan = Plan::new(streams.len());
-        let packed = PackedPage::of(inner.packings.of(&member.topic));
+        let per_entry = inner.packings.of(&member.topic).map_or(1, |packing| packing.messages().max(1));
         Self {
             inner,
             member,
@@ -111,7 +121,8 @@ impl StreamsReader {
             stage: Stage::New,
             plan,
             pages: PageSizer::default(),
-            packed,
+            per_entry,
+            looked: Instant::now(),
             taking: None,
             stray: None,
             apart: false,
@@ -136,8 +147,8 @@ impl StreamsReader {
             if self.socket.is_none() || (stray && matches!(self.stage, Stage::New)) {
                 self.start_over(stray).await?;
             }
-            let max = self.pages.count(self.packed.entries(max));
             if matches!(self.stage, Stage::Pending(..)) {
+                let max = self.pages.count(max.div_ceil(self.per_entry));
                 if let Some(read) = self.pending(max).await? {
                     return Ok(read);
                 }
@@ -152,12 +163,15 @@ impl StreamsReader {
             // entries.
             let until = self.stray.map_or(BLOCK.1, |until| until.saturating_duration_since(Instant::now()));
             let block = left.min(until).min(BLOCK.1);
+            if self.per_entry > 1 && self.looked.elapsed() > FRESH {
+                self.plan = Plan::new(self.streams.len());
+            }
             let idle = self.plan.is_idle();
             let read = if idle && block >= BLOCK.0 {
+                let max = self.pages.count(max.div_ceil(self.per_entry));
                 self.new_entries(vec![self.plan.wait(max)], Some(block)).await?
             } else {
-                let asks = self.plan.look(max);
-                self.new_entries(asks, None).await?
+                self.look(max).await?
             };
             if !read.0.is_empty() {
                 return Ok(read);
@@ -166,6 +180,50 @@ impl StreamsReader {
                 return Ok(read);
             }
         }
+    }
+
+    /// Reads up to `max` new messages without waiting: with the first request as many entries as hold these if all are full packs.
+    /// While none is a pack, further requests ask for more.
+    async fn look(&mut self, max: usize) -> Result<Read> {
+        let (mut read, mut left, mut entries) = (Read::default(), max, max.div_ceil(self.per_entry));
+        loop {
+            let asks = self.plan.look(self.pages.count(entries.min(left)));
+            let retries = self.pages.count((left / 4).max(1));
+            let asks = self.retries_apart(asks, retries);
+            let some = self.new_entries(asks, None).await?;
+            let came = |(_, fetched): &(Partition, Fetched)| fetched.entries.len() + fetched.ghosts.len();
+            let count = some.0.iter().map(came).sum::<usize>();
+            let mut packs = some.0.iter().flat_map(|(_, fetched)| &fetched.entries);
+            let packs = packs.any(|entry| entry.receipt.pack.is_some());
+            for (partition, fetched) in some.0 {
+                let all = read.of(partition);
+                all.pending = false;
+                all.entries.extend(fetched.entries);
+                all.ghosts.extend(fetched.ghosts);
+            }
+            left = left.saturating_sub(count);
+            if self.per_entry == 1 || packs || count == 0 || left == 0 || self.plan.is_idle() {
+                return Ok(read);
+            }
+            entries = (entries * 2).min(MOST);
+        }
+    }
+
+    /// Divides requests into those of logs and those of retry logs, which have no packs: of these, so many are read.
+    fn retries_apart(&self, asks: Vec<StreamsRead>, retries: usize) -> Vec<StreamsRead> {
+        if self.per_entry == 1 {
+            return asks;
+        }
+        let is_log = |at: &usize| self.streams[*at].source == Source::Log;
+        let mut apart = Vec::with_capacity(2 * asks.len());
+        let all = asks.iter().flat_map(|ask| &ask.streams).filter(|at| !is_log(at)).count();
+        for StreamsRead { streams, count } in asks {
+            let (logs, others): (Vec<usize>, Vec<usize>) = streams.into_iter().partition(is_log);
+            let each = (retries / all.max(1)).max(count);
+            let parts = [StreamsRead { streams: logs, count }, StreamsRead { streams: others, count: each }];
+            apart.extend(parts.into_iter().filter(|part| !part.streams.is_empty()));
+        }
+        apart
     }
 
     /// Connects if needed, and finds the streams with entries pending under our name.
@@ -270,22 +328,21 @@ impl StreamsReader {
     /// Replaces packs of a log by their messages: all of them, though the caller may have asked for fewer. What is not
     /// settled of a pack is ours as a whole.
     async fn unpack(&mut self, at: usize, fetched: &mut Fetched, noted: bool) -> Result<()> {
-        let (packs, read) = (packs(&fetched.entries), fetched.entries.len());
-        let Stream { source, held, settled, .. } = &self.streams[at];
+        let packs = packs(&fetched.entries);
         if packs.is_empty() {
-            if *source == Source::Log {
-                self.packed.came(read, read, false);
-            }
             return Ok(());
         }
-        let (held, settled) = (held.clone(), settled.clone());
+        let Stream { key, held, settled, .. } = &self.streams[at];
+        let (key, held, settled) = (key.clone(), held.clone(), settled.clone());
         // Also of packs that nobody was handed before: the group may begin inside of one, and which of its consumers reads
         // that one is not known.
-        let bits = settled::told(self.send(&settled::ask(&settled, &packs)).await?, &settled)?;
-        let mut bits: BTreeMap<_, _> = packs.into_iter().zip(bits).collect();
-        let bits = |receipt: &Receipt| bits.remove(&receipt.id).flatten();
+        let (group, name) = (self.member.group.as_str(), Some(self.member.consumer.as_str()));
+        let ask = settled::ask_open(&key, group, name, &settled, &packs);
+        let mut open = settled::told_open(self.send(&ask).await?, &settled, &packs)?;
+        // What has left the pending list since it was read is settled.
+        fetched.entries.retain(|entry| !is_pack(entry) || open.contains_key(&entry.receipt.id));
+        let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
         let mut messages = replace_packs(std::mem::take(&mut fetched.entries), bits)?;
-        self.packed.came(read, messages.len(), true);
         if noted {
             let notes = self.notes(&held, Source::Log, &in_packs(&messages)).await?;
             add_notes(&mut messages, notes);
@@ -325,6 +382,7 @@ impl StreamsReader {
         self.taking = Some(Instant::now() + block.unwrap_or_default() + timeout);
         self.exchange(&pipe, block.unwrap_or_default()).await?;
         self.taking = None;
+        self.looked = Instant::now();
         let socket = self.socket()?;
         let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
         let (mut came, mut entries) = (Vec::new(), 0);

@@ -119,6 +119,35 @@ async fn what_was_in_hand_when_the_reader_started_over_comes_once() {
     assert!(more.entries.is_empty(), "settled: {:?}", receipts(&more.entries));
 }
 
+/// The bits of a pack go with its last message: they must not be read after a list that still has the pack.
+#[tokio::test]
+async fn what_was_settled_before_a_reader_starts_over_does_not_come_while_the_rest_is_settled() {
+    let bench = packed().await;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut reader = bench.reader().await;
+    for _ in 0..200 {
+        bench.append_many(10).await;
+        let mut all = Vec::new();
+        while all.len() < 10 {
+            all.extend(receipts(&fetch(&mut reader, 100).await.entries));
+        }
+        let acks = |some: &[Receipt]| some.iter().map(|one| (*one, Settlement::Ack)).collect::<Vec<_>>();
+        assert_eq!(bench.settle(&acks(&all[..5])).await, (5, 0));
+        reader.start_over();
+        let moment = Duration::from_micros(random.u64(..1_500));
+        let rest = async {
+            tokio::time::sleep(moment).await;
+            bench.settle(&acks(&all[5..])).await
+        };
+        let (again, rest) = tokio::join!(fetch(&mut reader, 100), rest);
+        assert_eq!(rest, (5, 0));
+        let again = receipts(&again.entries);
+        assert!(all[..5].iter().all(|settled| !again.contains(settled)), "{again:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_message_of_a_pack_is_parked_or_dead_by_itself() {
     let mut bench = packed().await;

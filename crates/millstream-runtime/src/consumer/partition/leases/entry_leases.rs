@@ -507,7 +507,8 @@ impl EntryLeases {
     /// Returns the entries of a partition that are in flight. One that is a pack is in flight as long as one of its messages is.
     pub(in crate::consumer) fn held(&self, partition: Partition) -> BTreeSet<(Source, MessageId)> {
         let table = self.table();
-        let held = table.leases.keys().filter(|(of, _)| *of == partition);
+        let first = (partition, Receipt::new(Source::Log, MessageId::ZERO));
+        let held = table.leases.range(first..).map(|(id, _)| id).take_while(|(of, _)| *of == partition);
         held.map(|(_, receipt)| (receipt.source, receipt.entry())).collect()
     }
 

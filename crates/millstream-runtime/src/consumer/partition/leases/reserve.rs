@@ -89,9 +89,14 @@ impl EntryLeases {
         self.with_room(|room| room.for_claims(others))
     }
 
-    /// Waits until more entries may be claimed than before.
+    /// Waits until more entries may be claimed than before, and any at all: a pack can be many more than there is room for.
     pub(in crate::consumer) async fn unclaimed(&self) {
-        self.unclaimed.notified().await;
+        loop {
+            self.unclaimed.notified().await;
+            if self.claim_room(true) > 0 {
+                return;
+            }
+        }
     }
 }
 
