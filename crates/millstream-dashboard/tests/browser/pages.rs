@@ -76,11 +76,15 @@ async fn nothing_hostile_runs_and_nothing_is_inaccessible() {
             tab.width(width).await;
             dialogs += tab.take("Page.javascriptDialogOpening").len();
             let seen = tab.eval("[window.owned === undefined, window.violations, document.documentElement.scrollWidth <= innerWidth + 1, \
-                                 document.querySelectorAll('main script, main img, main iframe, [onerror]').length, document.title]").await;
+                                 document.querySelectorAll('main script, main img, main iframe, [onerror]').length, \
+                                 innerWidth > 360 || [...document.querySelectorAll('.wide')].every((it) => it.scrollWidth <= it.clientWidth), \
+                                 document.title]").await;
             let ok = seen[0] == true
                 && seen[1].as_array().is_some_and(Vec::is_empty)
                 && seen[2] == true
-                && seen[3] == 0;
+                && seen[3] == 0
+                // On a telephone no column is behind a scroll bar.
+                && seen[4] == true;
             if !ok {
                 problems.push(format!("{scheme} {path}: {seen}"));
             }
