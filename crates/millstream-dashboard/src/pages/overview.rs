@@ -95,12 +95,11 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     if cx.access.allows(Permission::Admin) {
         topics = topics.link("Create a topic…", Href::of(paths::TOPIC_CREATE, &[]));
     }
-    let field = Field::new("find", "Name contains", find);
-    page = page.table(topics).table(groups);
-    if pages > 1 || !field.value.is_empty() {
+    if pages > 1 || !find.is_empty() {
+        let field = Field::new("find", "Name contains", find);
         page.push(Part::Form(Form::filter("Find topics", Href::of(paths::OVERVIEW, &[]), vec![field])));
     }
-    Ok(page)
+    Ok(page.table(topics).table(groups))
 }
 
 async fn facts(cx: &Context, topics: u64) -> Vec<(&'static str, Cell)> {

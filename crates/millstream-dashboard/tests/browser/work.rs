@@ -212,7 +212,7 @@ async fn a_group_is_paused_and_a_wrong_confirmation_changes_nothing() {
     assert!(tab.text().await.contains("60"), "60 messages would be skipped");
     tab.eval("document.querySelector('input[name=confirm]').value = 'orders'").await;
     tab.follow(&click("Move the group")).await;
-    assert!(tab.text().await.contains("nothing was changed"));
+    assert!(tab.text().await.contains("Nothing was changed"));
     let stats = site.mq.admin().group_stats(&topic, &group).await.expect("stats");
     assert_eq!(stats.totals.lag, Some(60));
 }
