@@ -47,7 +47,7 @@ async fn nothing_hostile_runs_and_nothing_is_inaccessible() {
             && !path.starts_with("/assets")
     };
     // The page of an action exists after one.
-    tab.go(&site.url("/topics/orders/groups/billing")).await;
+    tab.go(&site.url("/topics/orders/groups/billing/pause")).await;
     tab.follow("document.querySelector('form[action$=pause] button').click()").await;
     let action = tab.eval("location.pathname.split('/').at(-1)").await;
     action.as_str().expect("text").clone_into(&mut place.action);

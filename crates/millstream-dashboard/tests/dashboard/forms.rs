@@ -1,8 +1,9 @@
-//! Forms: what is refused is shown again with what was sent, filters are above their lists.
+//! Forms: what is refused is shown again with what was sent, filters are above their lists, and a pause is confirmed.
 
 use axum::http::StatusCode;
 use millstream_dashboard::Access;
 
+use super::place::eventually;
 use super::support::{Answer, Scene};
 
 const BILLING: &str = "/topics/orders/groups/billing";
@@ -214,4 +215,42 @@ async fn filters_are_above_their_lists() {
     let list = "/topics/orders/groups/billing/dead/list";
     let (all, some) = (scene.get(list).await.body, scene.get(&format!("{list}?reason=exhausted")).await.body);
     assert!(all.contains("<details>") && some.contains("<details open>"), "{some}");
+}
+
+#[tokio::test]
+async fn a_pause_is_confirmed_and_shows_since_when_and_by_whom() {
+    let scene = Scene::new(|| Access::operate("ann")).await;
+    let topic = "orders".parse().expect("a name");
+    // Not by a dashboard.
+    scene.mq.admin().pause_group(&topic, &"waiting".parse().expect("a name")).await.expect("paused");
+    let page = scene.get(BILLING).await.body;
+    assert!(
+        page.contains("Pause the group…")
+            && !page.contains("action=\"../../../topics/orders/groups/billing/pause")
+    );
+    let confirm = scene.get(&format!("{BILLING}/pause")).await.body;
+    assert!(confirm.contains("start no further handler") && confirm.contains(">Pause</button>"), "{confirm}");
+    let action = scene.ended(scene.post(&format!("{BILLING}/pause"), &[]).await).await;
+    assert!(action.contains("group pause"), "{action}");
+    let who = |page: &str| {
+        let fact = page.split("<dt>Paused by</dt>").nth(1)?.split("</dd>").next()?;
+        Some(fact.split('>').nth(1)?.to_owned())
+    };
+    let page = scene.get(BILLING).await.body;
+    assert_eq!(who(&page).as_deref(), Some("ann"), "{page}");
+    assert!(page.contains("<dt>Paused since</dt>") && page.contains("Resume the group"), "{page}");
+    assert!(page.contains("notice warn\">paused since 20") && page.contains(" UTC by ann"), "{page}");
+    let page = scene.get("/topics/orders/groups/waiting").await.body;
+    assert_eq!(who(&page).as_deref(), Some("not in the audit log"), "{page}");
+    for path in ["/overview", "/topics/orders"] {
+        let body = scene.get(path).await.body;
+        assert!(
+            body.contains(" UTC by ann") && body.matches("paused since 20").count() > 1,
+            "{path}: {body}"
+        );
+    }
+    let confirm = scene.get(&format!("{BILLING}/pause")).await.body;
+    assert!(confirm.contains("paused already") && !confirm.contains(">Pause</button>"), "{confirm}");
+    scene.ended(scene.post(&format!("{BILLING}/resume"), &[]).await).await;
+    eventually("it is resumed", async || who(&scene.get(BILLING).await.body).is_none()).await;
 }
