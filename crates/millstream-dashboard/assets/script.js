@@ -57,11 +57,17 @@
     if (selection && !selection.isCollapsed && main.contains(selection.anchorNode)) return true;
     return [...main.querySelectorAll("input:not([type=hidden]), textarea")].some((it) => it.value !== it.defaultValue);
   };
-  // Where the focus is, in a form that survives a swap.
+  // Where the focus is, in a form that survives a swap: rows may change their order.
+  const stops = (part) => [...part.querySelectorAll("a, button, summary, [tabindex]")];
+  const name = (it) => it.getAttribute("href") ?? it.getAttribute("aria-label");
   const place = (part) => {
-    const active = document.activeElement;
-    if (!part.contains(active)) return -1;
-    return [...part.querySelectorAll("a, button, [tabindex]")].indexOf(active);
+    const at = stops(part).indexOf(document.activeElement);
+    return at < 0 ? null : { at, name: name(document.activeElement) };
+  };
+  const restore = (part, { at, name: wanted }) => {
+    const all = stops(part);
+    const it = all[at] && name(all[at]) === wanted ? all[at] : all.find((it) => name(it) === wanted) ?? all[at];
+    it?.focus({ preventScroll: true });
   };
   const swap = (fresh) => {
     if (fresh.querySelectorAll("[data-part]").length !== main.querySelectorAll("[data-part]").length) {
@@ -74,12 +80,14 @@
     for (const part of fresh.querySelectorAll("[data-part]")) {
       const old = main.querySelector(`[data-part="${part.dataset.part}"]`);
       times(part); copies(part);
+      const folded = old.querySelectorAll("details");
+      part.querySelectorAll("details").forEach((it, at) => { it.open = folded[at]?.open ?? it.open; });
       if (old.innerHTML === part.innerHTML) continue;
-      const at = place(old);
+      const focus = place(old);
       const scrolled = [...old.querySelectorAll(".wide")].map((it) => it.scrollLeft);
       old.replaceChildren(...part.childNodes);
       old.querySelectorAll(".wide").forEach((it, index) => { it.scrollLeft = scrolled[index] || 0; });
-      if (at >= 0) old.querySelectorAll("a, button, [tabindex]")[at]?.focus({ preventScroll: true });
+      if (focus) restore(old, focus);
     }
   };
 

@@ -112,8 +112,8 @@ impl Dashboard {
     /// Actions run on the tokio runtime of the host, and end with it.
     pub fn router(self) -> Router {
         let Self { mq, auth, at_most, redact, origins, audit_topic } = self;
-        let (reading, audit) = (Reading::new(&mq), Arc::new(Audit::new(&mq, audit_topic)));
-        let actions = Actions::new(audit.clone());
+        let audit = Arc::new(Audit::new(&mq, audit_topic));
+        let (reading, actions) = (Reading::new(&mq, &audit), Actions::new(audit.clone()));
         let (log_ins, verifications) = (LogIns::default(), Verifications::default());
         let app = App { mq, auth, log_ins, at_most, redact, origins, reading, audit, actions, verifications };
         routing::router(&Arc::new(app))

@@ -12,11 +12,18 @@ use crate::view::{Page, Part};
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
     pub(crate) why: String,
+    /// Name of the field that is to be changed, if it is one.
+    pub(crate) field: Option<String>,
 }
 
 impl Failure {
     pub(crate) fn new(status: StatusCode, why: impl Into<String>) -> Self {
-        Self { status, why: why.into() }
+        Self { status, why: why.into(), field: None }
+    }
+
+    /// Names the field that is to be changed.
+    pub(crate) fn of(self, field: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..self }
     }
 
     pub(crate) fn invalid(why: impl Into<String>) -> Self {

@@ -1,6 +1,7 @@
 //! The audit log: a topic in which the beginning and the end of every action is a message, for all processes that use it.
 
 pub(crate) mod entry;
+pub(crate) mod pauses;
 pub(crate) mod subject;
 
 use std::sync::Arc;

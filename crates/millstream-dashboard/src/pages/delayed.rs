@@ -72,6 +72,11 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
             Cell::buttons(buttons),
         ]);
     }
+    let fields = vec![
+        Field::new("id", "Id", cx.query.raw("id").unwrap_or_default()),
+        Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }),
+    ];
+    page.push(Part::Form(Form::filter("Find", here, fields)));
     page.push(Part::Table(table));
     if let Some(id) = cx.query.raw("id").filter(|id| !id.is_empty())
         && cx.may(&topic, Permission::Operate)
@@ -81,11 +86,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         let form = Form::action("Reschedule", on(paths::DELAYED_MOVE), vec![field.required()], "Reschedule");
         page.push(Part::Form(form.hide("id", id)));
     }
-    let fields = vec![
-        Field::new("id", "Id", cx.query.raw("id").unwrap_or_default()),
-        Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }),
-    ];
-    Ok(page.with(Part::Form(Form::filter("Find", here, fields))))
+    Ok(page)
 }
 
 /// Change of a delayed message.

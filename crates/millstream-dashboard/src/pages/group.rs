@@ -9,6 +9,7 @@ use millstream::{GroupName, TopicName};
 use super::{group_href, group_page, overview};
 use crate::access::Permission;
 use crate::actions::Order;
+use crate::audit::pauses::{PAUSE, Pauser};
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::paths;
@@ -21,6 +22,7 @@ use crate::view::chart::Chart;
 use crate::view::form::Form;
 use crate::view::format;
 use crate::view::href::Href;
+use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
 
 /// Maximum number of partitions and of members of a page.
@@ -45,22 +47,19 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     }
     page.push(Part::facts("", facts(&topic, &snapshot, group)));
     // Above the tables, which have hundreds of rows.
+    let (href, mut links) = (|path| group_href(path, &topic, &name), Vec::new());
     if cx.may(&topic, Permission::Operate) {
-        let href = |path| group_href(path, &topic, &name);
-        page.push(Part::Form(if group.stats.paused.is_some() {
-            Form::action("Resume the group", href(paths::RESUME), Vec::new(), "Resume")
+        if group.stats.paused.is_some() {
+            page.push(Part::Form(resume_form(href(paths::RESUME))));
         } else {
-            Form::action(
-                "Pause the group: all its members, until it is resumed",
-                href(paths::PAUSE),
-                Vec::new(),
-                "Pause",
-            )
-        }));
+            links.push(("Pause the group…".into(), href(paths::PAUSE)));
+        }
     }
     if cx.may(&topic, Permission::Admin) {
-        let reset = group_href(paths::RESET, &topic, &name);
-        page.push(Part::Links(vec![("Move the group to another position…".into(), reset)]));
+        links.push(("Move the group to another position…".into(), href(paths::RESET)));
+    }
+    if !links.is_empty() {
+        page.push(Part::Links(links));
     }
     page.push(Part::Table(partitions(&topic, group, &owners)));
     page.push(Part::Table(members(&owners)));
@@ -76,7 +75,7 @@ fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static
         chart: Chart::of("consumed per second", &history(|it| it.consumed)),
         ..Cell::text(format!("{}/s", format::rate(group.rates.consumed)))
     };
-    vec![
+    let mut facts = vec![
         ("Backlog", backlog),
         ("Oldest message not settled", Cell::duration_or_none(totals.oldest)),
         ("Behind since", Cell::time_or_none(totals.oldest.map(|age| snapshot.at.saturating_sub(age)))),
@@ -90,7 +89,40 @@ fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static
         ("Members", Cell::known(stats.members.map(|members| members as u64))),
         ("Paused since", stats.paused.map_or_else(|| Cell::text("not paused"), Cell::time)),
         ("Figures of", Cell::time(snapshot.at)),
-    ]
+    ];
+    if stats.paused.is_some() {
+        let who = match &group.pauser {
+            Pauser::User(user) => Cell::text(Text::short(user)),
+            Pauser::Unrecorded => Cell::toned("not in the audit log", Tone::Dim),
+            Pauser::Unread => Cell::toned("?", Tone::Warn),
+        };
+        facts.insert(facts.len() - 1, ("Paused by", who));
+    }
+    facts
+}
+
+fn resume_form(action: Href) -> Form {
+    Form::action("Resume the group", action, Vec::new(), "Resume")
+}
+
+/// Says what a pause does, and asks before.
+pub(crate) async fn confirm_pause(cx: Context) -> Result<Page, Failure> {
+    let (topic, name) = (cx.topic()?, cx.group()?);
+    let snapshot = cx.app.reading.of_group(&topic, &name).await?;
+    let group = snapshot.groups.get(&name).ok_or_else(|| missing(&topic, &name))?;
+    let href = |path| group_href(path, &topic, &name);
+    let mut page = group_page(format!("Pause {name}"), &topic, &name, paths::PAUSE);
+    if group.stats.paused.is_some() {
+        page.push(Part::notice(Tone::Plain, "The group is paused already."));
+        page.push(Part::Form(resume_form(href(paths::RESUME))));
+        return Ok(page.with(Part::facts("", facts(&topic, &snapshot, group))));
+    }
+    let effect = "Members of the group start no further handler until it is resumed, also those that start later. Handlers that \
+                  run end, and their messages are settled. Partitions keep their owners, and the backlog grows.";
+    page.push(Part::notice(Tone::Warn, effect));
+    let title = "Pause the group: all its members, until it is resumed";
+    page.push(Part::Form(Form::action(title, href(paths::PAUSE), Vec::new(), "Pause")));
+    Ok(page.with(Part::facts("", facts(&topic, &snapshot, group))))
 }
 
 fn standing(partition: &OwnedPartition) -> Cell {
@@ -186,7 +218,7 @@ pub(crate) async fn resume(cx: Context, _: Params) -> Result<Href, Failure> {
 
 async fn set(cx: Context, pause: bool) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
-    let what = if pause { "group pause" } else { "group resume" };
+    let what = if pause { PAUSE } else { "group resume" };
     let order = Order::new(what, Subject::group(&topic, &group));
     let (admin, app) = (cx.admin(), cx.app.clone());
     cx.act(order, |action| async move {

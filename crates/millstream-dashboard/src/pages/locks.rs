@@ -79,7 +79,7 @@ pub(crate) async fn confirm(cx: Context) -> Result<Page, Failure> {
 pub(crate) async fn release(cx: Context, params: Params) -> Result<Href, Failure> {
     let (name, fence): (LockName, u64) = (params.needed("name")?, params.needed("fence")?);
     if params.text("confirm")?.map(str::trim) != Some(name.as_str()) {
-        return Err(Failure::invalid(format!("nothing was changed: type {name} to confirm")));
+        return Err(Failure::invalid(format!("nothing was changed: type {name} to confirm")).of("confirm"));
     }
     let admin = cx.admin();
     let order = Order::new("lock release", Subject::lock(&name).select("fence", fence.to_string()))

@@ -95,12 +95,17 @@ pub(crate) fn group_page(
     page
 }
 
-/// Words for the state of something, and how it stands out.
-pub(crate) fn state(concerns: &[Concern]) -> Cell {
-    match concerns {
-        [] => Cell::toned("ok", Tone::Good),
-        [first] => Cell::toned(first.text.as_str(), first.tone),
-        [first, rest @ ..] => Cell::toned(format!("{} (+{})", first.text, rest.len()), first.tone),
+/// Maximum number of concerns that a cell names.
+const NAMED: usize = 2;
+
+/// Words for the state of something, and how it stands out. Its page has what does not fit.
+pub(crate) fn state(concerns: &[Concern], page: Href) -> Cell {
+    let Some(worst) = concerns.first() else { return Cell::toned("ok", Tone::Good) };
+    let named: Vec<&str> = concerns.iter().take(NAMED).map(|concern| concern.text.as_str()).collect();
+    let cell = Cell::toned(named.join("; "), worst.tone);
+    match concerns.len() - named.len() {
+        0 => cell,
+        more => cell.and_links(vec![(format!("and {more} more").into(), page)]),
     }
 }
 
@@ -127,4 +132,25 @@ pub(crate) fn seen(cx: &Context, mut subject: Subject) -> Subject {
         "(hidden)".clone_into(target);
     }
     subject.redacted(&hidden.unwrap_or_else(Redaction::none))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_says_what_it_is() {
+        let concern = |text: &str, tone| Concern { tone, text: text.to_owned() };
+        let all = [
+            concern("no consumer runs", Tone::Bad),
+            concern("2 dead letters", Tone::Warn),
+            concern("paused", Tone::Warn),
+        ];
+        let page = || Href::of(paths::TOPIC, &["orders"]);
+        let of = |count: usize| state(&all[..count], page());
+        assert_eq!((of(0).text.as_str(), of(0).tone), ("ok", Tone::Good));
+        assert_eq!((of(2).text.as_str(), of(2).tone), ("no consumer runs; 2 dead letters", Tone::Bad));
+        assert!(of(2).links.is_empty());
+        assert_eq!(of(3).links, [("and 1 more".into(), page())]);
+    }
 }

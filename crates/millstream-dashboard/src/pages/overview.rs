@@ -1,7 +1,10 @@
 //! All topics and groups at a glance.
 
-use millstream::TopicName;
+use std::cmp::Reverse;
+use std::sync::Arc;
+
 use millstream::admin::{CatchUp, diagnose};
+use millstream::{Error, TopicName};
 
 use super::{group_href, state, topic_href};
 use crate::access::Permission;
@@ -19,6 +22,28 @@ use crate::view::{Page, Part, Table};
 
 /// Number of topics of a page.
 const SHOWN: u64 = 25;
+/// Number of topics up to which all are read, to have those that need attention on the first page.
+const ORDERED: u64 = 100;
+
+/// A topic as it was read.
+type Read = (TopicName, Result<Arc<Snapshot>, Error>);
+
+/// Returns what is on a page.
+fn on_page<T>(all: Vec<T>, number: u64) -> Vec<T> {
+    all.into_iter().skip(((number - 1) * SHOWN) as usize).take(SHOWN as usize).collect()
+}
+
+/// Reads the topics of a page: those first that need attention, otherwise in the order of their names.
+async fn topics_of(cx: &Context, names: Vec<TopicName>, number: u64) -> Vec<Read> {
+    let is_ordered = names.len() as u64 <= ORDERED;
+    let asked = if is_ordered { names } else { on_page(names, number) };
+    let mut read: Vec<Read> = cx.app.reading.topics_of(&asked).await.into_iter().collect();
+    read.sort_by_key(|(_, snapshot)| {
+        // One that cannot be read may have anything.
+        Reverse(snapshot.as_ref().map_or(Tone::Bad as u8, |it| health::urgency(&health::of_topic(it))))
+    });
+    if is_ordered { on_page(read, number) } else { read }
+}
 
 /// Shows a page of the topics, with their groups.
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
@@ -29,14 +54,12 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let pages = (names.len() as u64).div_ceil(SHOWN).max(1);
     let number = cx.query.clamped("page", 1..=pages, 1);
     let total = names.len() as u64;
-    let shown = names.into_iter().skip(((number - 1) * SHOWN) as usize).take(SHOWN as usize);
-    let shown: Vec<TopicName> = shown.collect();
-    let read = cx.app.reading.topics_of(&shown).await;
+    let read = topics_of(&cx, names, number).await;
 
     let mut page = Page::new("Overview").live();
     let mut facts = facts(&cx, total).await;
     // Topics with many partitions are read less often than others.
-    if let Some(oldest) = read.values().filter_map(|it| it.as_ref().ok()).map(|it| it.at).min() {
+    if let Some(oldest) = read.iter().filter_map(|(_, it)| it.as_ref().ok()).map(|it| it.at).min() {
         facts.push(("Figures since", Cell::time(oldest)));
     }
     page.push(Part::facts("", facts));
@@ -66,11 +89,12 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         ],
         "No group reads these topics.",
     );
+    let mut of_groups = Vec::new();
     for (name, snapshot) in &read {
         match snapshot {
             Ok(snapshot) => {
                 topics.rows.push(topic_row(name, snapshot));
-                groups.rows.extend(snapshot.groups.values().map(|group| group_row(name, snapshot, group)));
+                of_groups.extend(snapshot.groups.values().map(|group| (name, snapshot, group)));
             }
             Err(error) => {
                 let mut row = vec![
@@ -82,8 +106,12 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
             }
         }
     }
+    of_groups.sort_by_key(|(name, _, group)| (Reverse(health::urgency(&health::of_group(group))), *name));
+    groups.rows =
+        of_groups.into_iter().map(|(name, snapshot, group)| group_row(name, snapshot, group)).collect();
     if pages > 1 {
-        topics = topics.note(format!("Page {number} of {pages}"));
+        let order = if total > ORDERED { ". Pages are in the order of names" } else { "" };
+        topics = topics.note(format!("Page {number} of {pages}{order}"));
         let of = |number: u64| Href::of(paths::OVERVIEW, &[]).with("find", &find).with("page", number);
         if number > 1 {
             topics = topics.link("Previous", of(number - 1));
@@ -95,12 +123,11 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     if cx.access.allows(Permission::Admin) {
         topics = topics.link("Create a topic…", Href::of(paths::TOPIC_CREATE, &[]));
     }
-    let field = Field::new("find", "Name contains", find);
-    page = page.table(topics).table(groups);
-    if pages > 1 || !field.value.is_empty() {
+    if pages > 1 || !find.is_empty() {
+        let field = Field::new("find", "Name contains", find);
         page.push(Part::Form(Form::filter("Find topics", Href::of(paths::OVERVIEW, &[]), vec![field])));
     }
-    Ok(page)
+    Ok(page.table(topics).table(groups))
 }
 
 async fn facts(cx: &Context, topics: u64) -> Vec<(&'static str, Cell)> {
@@ -126,7 +153,7 @@ async fn facts(cx: &Context, topics: u64) -> Vec<(&'static str, Cell)> {
 fn topic_row(name: &TopicName, snapshot: &Snapshot) -> Vec<Cell> {
     vec![
         Cell::link(name.as_str(), topic_href(name)),
-        state(&health::of_topic(snapshot)),
+        state(&health::of_topic(snapshot), topic_href(name)),
         Cell::count(u64::from(snapshot.topic.partitions)),
         Cell::known(snapshot.length()),
         Cell::text(format::rate(snapshot.produced())),
@@ -159,7 +186,7 @@ pub(crate) fn group_row(topic: &TopicName, snapshot: &Snapshot, group: &Group) -
     vec![
         Cell::link(stats.group.as_str(), group_href(paths::GROUP, topic, &stats.group)),
         Cell::link(topic.as_str(), topic_href(topic)),
-        state(&health::of_group(group)),
+        state(&health::of_group(group), group_href(paths::GROUP, topic, &stats.group)),
         backlog(group),
         Cell::chart(Chart::of("backlog", &trend)),
         Cell::duration_or_none(totals.oldest),

@@ -48,6 +48,17 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         after: cx.query.parsed("after")?,
         idle: Duration::from_secs(idle),
     };
+    let choices =
+        [("id", "oldest first"), ("idle", "longest idle first"), ("deliveries", "most deliveries first")];
+    let choices = choices.map(|(value, label)| (value.to_owned(), label.to_owned())).to_vec();
+    let chosen = cx.query.raw("order").unwrap_or("id").to_owned();
+    let fields = vec![
+        Field::new("order", "Order", chosen).input(Input::Choice(choices)),
+        Field::new("idle", "Idle for at least, in seconds", idle.to_string())
+            .input(Input::Number { min: 0, max: 86_400 }),
+        Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 500 }),
+    ];
+    page.push(Part::Form(Form::filter("Order", here.clone(), fields)));
     let found = cx.admin().pending(&topic, &group, &query).await?;
     for error in &found.errors {
         page.push(Part::notice(Tone::Bad, format!("partition {}: {}", error.partition.0, error.error)));
@@ -60,20 +71,9 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     }
     table.rows = found.entries.iter().map(|entry| row(&topic, &group, entry)).collect();
     if let Some(next) = found.next {
-        table = table.link("Next page", here.clone().with("after", next).with("limit", limit));
+        table = table.link("Next page", here.with("after", next).with("idle", idle).with("limit", limit));
     }
-    page.push(Part::Table(table));
-    let choices =
-        [("id", "oldest first"), ("idle", "longest idle first"), ("deliveries", "most deliveries first")];
-    let choices = choices.map(|(value, label)| (value.to_owned(), label.to_owned())).to_vec();
-    let chosen = cx.query.raw("order").unwrap_or("id").to_owned();
-    let fields = vec![
-        Field::new("order", "Order", chosen).input(Input::Choice(choices)),
-        Field::new("idle", "Idle for at least, in seconds", idle.to_string())
-            .input(Input::Number { min: 0, max: 86_400 }),
-        Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 500 }),
-    ];
-    Ok(page.with(Part::Form(Form::filter("Order", here, fields))))
+    Ok(page.table(table))
 }
 
 fn row(topic: &millstream::TopicName, group: &millstream::GroupName, entry: &PendingEntry) -> Vec<Cell> {

@@ -25,11 +25,12 @@ fn start(params: &Params) -> Result<Option<Start>, Failure> {
         Some("earliest") => Ok(Some(Start::Earliest)),
         Some("latest") => Ok(Some(Start::Latest)),
         Some("time") => {
-            let time: Timestamp = when(params, "time")?.ok_or_else(|| Failure::invalid("time is missing"))?;
+            let time: Timestamp =
+                when(params, "time")?.ok_or_else(|| Failure::invalid("time is missing").of("time"))?;
             Ok(Some(Start::At(time)))
         }
         Some("id") => Ok(Some(Start::After(params.needed("id")?))),
-        Some(other) => Err(Failure::invalid(format!("{other:?} is no position"))),
+        Some(other) => Err(Failure::invalid(format!("{other:?} is no position")).of("to")),
     }
 }
 
@@ -110,9 +111,9 @@ fn limited(number: u64) -> String {
 pub(crate) async fn reset(cx: Context, params: Params) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
     if params.text("confirm")?.map(str::trim) != Some(group.as_str()) {
-        return Err(Failure::invalid(format!("nothing was changed: type {group} to confirm")));
+        return Err(Failure::invalid(format!("nothing was changed: type {group} to confirm")).of("confirm"));
     }
-    let start = start(&params)?.ok_or_else(|| Failure::invalid("to is missing"))?;
+    let start = start(&params)?.ok_or_else(|| Failure::invalid("to is missing").of("to"))?;
     let to = match start {
         Start::Earliest => "the oldest entry".to_owned(),
         Start::Latest => "the newest entry".to_owned(),

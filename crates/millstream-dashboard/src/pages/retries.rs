@@ -97,10 +97,10 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
             table = table.link("Give up all that match…", on(paths::RETRIES_KILL));
         }
     }
-    page.push(Part::Table(table));
     let mut fields = selection::fields(&cx.query, &hidden, false);
     fields.push(Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }));
-    Ok(page.with(Part::Form(Form::filter("Filter", here, fields))))
+    page.push(Part::Form(Form::filter("Filter", here, fields).folding()));
+    Ok(page.table(table))
 }
 
 /// Asks before retries are run now.

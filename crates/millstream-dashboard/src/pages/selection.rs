@@ -117,7 +117,8 @@ fn partitions(params: &Params) -> Result<Option<Vec<Partition>>, Failure> {
 pub(crate) fn when(params: &Params, name: &str) -> Result<Option<Timestamp>, Failure> {
     let Some(text) = params.text(name)? else { return Ok(None) };
     let bad = || {
-        Failure::invalid(format!("{name} {text:?} is no time: 2026-01-31T12:00Z, or 2h for two hours ago"))
+        let why = format!("{name} {text:?} is no time: 2026-01-31T12:00Z, or 2h for two hours ago");
+        Failure::invalid(why).of(name)
     };
     let now = Timestamp::from(SystemTime::now());
     parse_when(text.trim(), now).map(Some).ok_or_else(bad)

@@ -3,8 +3,10 @@
 use millstream::admin::CatchUp;
 
 use super::snapshots::{Group, Snapshot};
+use crate::audit::pauses::Pauser;
 use crate::view::cell::Tone;
 use crate::view::format;
+use crate::view::text::Text;
 
 /// Something that needs attention, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +39,12 @@ pub(crate) fn of_group(group: &Group) -> Vec<Concern> {
             format::of(free as u64, "partition has no owner", "partitions have no owner"),
         ));
     }
-    if stats.paused.is_some() {
-        found.push(concern(Tone::Warn, "paused"));
+    if let Some(since) = stats.paused {
+        let by = match &group.pauser {
+            Pauser::User(user) => format!(" by {}", Text::short(user)),
+            Pauser::Unread | Pauser::Unrecorded => String::new(),
+        };
+        found.push(concern(Tone::Warn, format!("paused since {}{by}", format::time(since))));
     } else if group.rates.catch_up(stats.backlog()) == Some(CatchUp::Never) {
         found.push(concern(Tone::Warn, "backlog does not shrink"));
     }
@@ -47,6 +53,11 @@ pub(crate) fn of_group(group: &Group) -> Vec<Concern> {
     }
     found.sort_by_key(|concern| std::cmp::Reverse(concern.tone as u8));
     found
+}
+
+/// Returns how urgent concerns are: the larger, the more.
+pub(crate) fn urgency(concerns: &[Concern]) -> u8 {
+    concerns.first().map_or(0, |worst| worst.tone as u8)
 }
 
 /// Returns what needs attention in a topic, the worst first, with the groups that it concerns.
@@ -87,7 +98,7 @@ mod tests {
         change(&mut stats, &mut partition);
         stats.partitions = vec![PartitionSurvey::new(partition)];
         stats.totals = Totals::of(&stats.partitions);
-        Group { stats, rates: Rates::default() }
+        Group { stats, rates: Rates::default(), pauser: Pauser::User("ann".to_owned()) }
     }
 
     fn texts(group: &Group) -> Vec<String> {
@@ -107,7 +118,7 @@ mod tests {
         let free = group(|stats, _| stats.owned = Some(0));
         assert_eq!(texts(&free), ["1 partition has no owner"]);
         let paused = group(|stats, _| stats.paused = Some(Timestamp::from_millis(1)));
-        assert_eq!(texts(&paused), ["paused"]);
+        assert_eq!(texts(&paused), ["paused since 1970-01-01 00:00:00.001 UTC by ann"]);
         let damaged = group(|stats, _| stats.unreadable.push("a key".into()));
         assert_eq!(texts(&damaged), ["cannot be read completely"]);
     }

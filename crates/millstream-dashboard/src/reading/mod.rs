@@ -57,11 +57,11 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    pub(crate) fn new(mq: &Millstream) -> Self {
+    pub(crate) fn new(mq: &Millstream, audit: &Arc<Audit>) -> Self {
         let budget = Arc::<Budget>::default();
         Self {
             mq: mq.clone(),
-            reader: Snapshots::new(mq),
+            reader: Snapshots::new(mq, audit),
             topics: Cached::new(LIVE),
             snapshots: Cached::new(LIVE),
             owners: Cached::new(LIVE),

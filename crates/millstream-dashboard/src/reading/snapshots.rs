@@ -12,6 +12,9 @@ use millstream::crates::core::schedule::Waiting;
 use millstream::{Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName, TopicSpec};
 use tokio::time::Instant;
 
+use crate::audit::Audit;
+use crate::audit::pauses::Pauser;
+
 /// Number of readings that are kept for sparklines: two minutes at one every two seconds.
 const READINGS: usize = 60;
 /// Commands of a request, whatever it is about: what identifies the server, before and after.
@@ -30,6 +33,8 @@ const OWNERS_EVERY: u64 = 8;
 pub(crate) struct Group {
     pub(crate) stats: GroupStats,
     pub(crate) rates: Rates,
+    /// Who has paused it, if it is paused.
+    pub(crate) pauser: Pauser,
 }
 
 /// A reading for the sparklines of a group.
@@ -98,6 +103,7 @@ impl Snapshot {
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     mq: Millstream,
+    audit: Arc<Audit>,
     started: Instant,
     meter: Mutex<RateMeter>,
 }
@@ -106,8 +112,8 @@ pub(crate) struct Snapshots {
 type Asked = (TopicName, Option<Arc<Snapshot>>);
 
 impl Snapshots {
-    pub(crate) fn new(mq: &Millstream) -> Self {
-        Self { mq: mq.clone(), started: Instant::now(), meter: Mutex::default() }
+    pub(crate) fn new(mq: &Millstream, audit: &Arc<Audit>) -> Self {
+        Self { mq: mq.clone(), audit: audit.clone(), started: Instant::now(), meter: Mutex::default() }
     }
 
     /// Reads topics together. What cannot be read of one is unknown in its result.
@@ -172,7 +178,9 @@ impl Snapshots {
                         readings.pop_front();
                     }
                     history.insert(name.clone(), readings);
-                    groups.insert(name, Group { stats, rates });
+                    let last = last.and_then(|last| last.groups.get(&name));
+                    let pauser = self.pauser(&survey.topic.name, &stats, last).await;
+                    groups.insert(name, Group { stats, rates, pauser });
                 }
                 Err(error) => unreadable.push(error.to_string()),
             }
@@ -202,6 +210,15 @@ impl Snapshots {
             snapshot.owners_in = OWNERS_EVERY - 1;
         }
         Ok(snapshot)
+    }
+
+    /// Returns who has paused a group. That is read once for each pause.
+    async fn pauser(&self, topic: &TopicName, stats: &GroupStats, last: Option<&Group>) -> Pauser {
+        let Some(at) = stats.paused else { return Pauser::Unread };
+        match last.filter(|last| last.stats.paused == Some(at)).map(|last| &last.pauser) {
+            None | Some(Pauser::Unread) => self.audit.pauser(topic, &stats.group, at).await,
+            Some(known) => known.clone(),
+        }
     }
 
     /// Forgets rates of groups that nobody has looked at for this time.

@@ -18,13 +18,15 @@ use crate::paths;
 use crate::request::params::Params;
 use crate::view::href::Href;
 use crate::view::text::Text;
-use crate::view::{self, Frame, Page};
+use crate::view::{self, Frame, Page, Part};
 
 /// Context of a request. Cloning is cheap enough for one request.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) app: Arc<App>,
     pub(crate) access: Access,
+    /// Path of the route, with placeholders. Empty if there is none.
+    pub(crate) route: &'static str,
     /// Number of slashes in the path of the route.
     pub(crate) depth: usize,
     /// Pages that the user may see: title, link, and whether it is this one.
@@ -81,6 +83,38 @@ impl Context {
         self.access.allows_topic(topic, permission)
     }
 
+    /// Returns the same context with another query, for a page that is made once.
+    pub(crate) fn with_query(&self, query: Params) -> Self {
+        Self { query, live: None, ..self.clone() }
+    }
+
+    /// Returns the link to this path, without its query.
+    pub(crate) fn here(&self) -> Href {
+        Href::of(self.route, &self.path.values().collect::<Vec<_>>())
+    }
+
+    /// Returns the link out of a page that shows a failure: to the page above, if that may exist.
+    pub(crate) fn way_back(&self, status: StatusCode) -> Option<Part> {
+        let topic = self.topic().ok().filter(|topic| self.may(topic, Permission::Read));
+        let (text, href) = match (topic, self.group(), self.queue()) {
+            _ if !self.access.is_any() => return None,
+            // It may be what was not found.
+            _ if status == StatusCode::NOT_FOUND => {
+                ("the overview".to_owned(), Href::of(paths::OVERVIEW, &[]))
+            }
+            (Some(topic), Ok(group), _) => {
+                let href = Href::of(paths::GROUP, &[topic.as_str(), group.as_str()]);
+                (format!("group {group}"), href)
+            }
+            (Some(topic), ..) => (format!("topic {topic}"), Href::of(paths::TOPIC, &[topic.as_str()])),
+            (.., Ok(queue)) if self.access.allows(Permission::Read) => {
+                (format!("delay queue {queue}"), Href::of(paths::QUEUE, &[queue.as_str()]))
+            }
+            _ => ("the overview".to_owned(), Href::of(paths::OVERVIEW, &[])),
+        };
+        Some(Part::Links(vec![(format!("Back to {text}").into(), href)]))
+    }
+
     fn frame(&self) -> Frame {
         Frame {
             depth: self.depth,
@@ -126,7 +160,11 @@ impl Context {
 
     /// Answers with a page.
     pub(crate) fn show(&self, page: Result<Arc<Page>, Failure>) -> Response {
-        let page = page.unwrap_or_else(|failure| Arc::new(failure.page()));
+        let page = page.unwrap_or_else(|failure| {
+            let mut page = failure.page();
+            page.parts.extend(self.way_back(failure.status));
+            Arc::new(page)
+        });
         view::render(&page, &self.frame())
     }
 

@@ -18,6 +18,15 @@ impl Params {
         Self(fields)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns all values as they were sent, in their order.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(_, value)| value.as_str())
+    }
+
     /// Returns the first value of this name as it was sent.
     pub(crate) fn raw(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
@@ -30,7 +39,7 @@ impl Params {
     pub(crate) fn text(&self, name: &str) -> Result<Option<&str>, Failure> {
         match self.raw(name).filter(|text| !text.is_empty()) {
             Some(text) if text.len() > LONGEST => {
-                Err(Failure::invalid(format!("{name} is longer than {LONGEST} bytes")))
+                Err(Failure::invalid(format!("{name} is longer than {LONGEST} bytes")).of(name))
             }
             text => Ok(text),
         }
@@ -42,7 +51,8 @@ impl Params {
     /// A value that is none.
     pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(&self, name: &str) -> Result<Option<T>, Failure> {
         let parse = |text: &str| {
-            text.trim().parse().map_err(|error| Failure::invalid(format!("{name} {text:?}: {error}")))
+            let bad = |error| Failure::invalid(format!("{name} {text:?}: {error}")).of(name);
+            text.trim().parse().map_err(bad)
         };
         self.text(name)?.map(parse).transpose()
     }
@@ -52,7 +62,7 @@ impl Params {
     /// # Errors
     /// A missing value, or one that is none.
     pub(crate) fn needed<T: FromStr<Err: fmt::Display>>(&self, name: &str) -> Result<T, Failure> {
-        self.parsed(name)?.ok_or_else(|| Failure::invalid(format!("{name} is missing")))
+        self.parsed(name)?.ok_or_else(|| Failure::invalid(format!("{name} is missing")).of(name))
     }
 
     /// Returns a number within bounds: one that is outside, or none, becomes the nearest, or the default.

@@ -1,9 +1,10 @@
 //! The table of routes: router, access checks, links and tests are made from it.
 
 pub(crate) mod guard;
+mod refused;
 pub(crate) mod table;
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 
 use axum::Form;
@@ -68,7 +69,15 @@ where
     Fut: Future<Output = Result<Page, Failure>> + Send + 'static,
 {
     get(move |cx: Context| async move {
-        let shown = cx.once_for_all(|| handler(cx.clone())).await;
+        let shown = match cx.once_for_all(|| handler(cx.clone())).await {
+            Err(failure) if failure.status.is_client_error() && !cx.query.is_empty() => {
+                // Of a page that exists, the form for another query.
+                let page = handler(cx.with_query(Params::default())).await.ok();
+                let page = page.and_then(|page| refused::query(&cx, page, &failure));
+                page.map(Arc::new).ok_or(failure)
+            }
+            shown => shown,
+        };
         cx.show(shown)
     })
 }
@@ -87,9 +96,20 @@ where
     })
 }
 
-/// Makes the handler of a change, after which the browser is sent to another page.
+/// Makes the handler of a change without a form to fill, after which the browser is sent to another page.
 pub(crate) fn change<F, Fut>(handler: F) -> MethodRouter<Arc<App>>
 where
+    F: Fn(Context, Params) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Result<Href, Failure>> + Send + 'static,
+{
+    change_on(|_| ready(Err(Failure::missing("it has no page"))), handler)
+}
+
+/// Makes the handler of a change whose form is on a page: that page is shown again, with what was sent, if it is refused.
+pub(crate) fn change_on<P, Made, F, Fut>(page: P, handler: F) -> MethodRouter<Arc<App>>
+where
+    P: Fn(Context) -> Made + Clone + Send + Sync + 'static,
+    Made: Future<Output = Result<Page, Failure>> + Send + 'static,
     F: Fn(Context, Params) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<Href, Failure>> + Send + 'static,
 {
@@ -98,10 +118,14 @@ where
             Ok(form) => form,
             Err(why) => return cx.show(Err(Failure::new(why.status(), why.body_text()))),
         };
-        match handler(cx.clone(), Params::new(fields)).await {
-            Ok(href) => cx.redirect(&href),
-            Err(failure) => cx.show(Err(failure)),
-        }
+        let sent = Params::new(fields);
+        let failure = match handler(cx.clone(), sent.clone()).await {
+            Ok(href) => return cx.redirect(&href),
+            Err(failure) => failure,
+        };
+        // The page as it was, for the same selection: that is part of what was sent.
+        let again = page(cx.with_query(sent.clone())).await;
+        cx.show(again.map(|page| Arc::new(refused::change(&cx, page, &failure, &sent))).map_err(|_| failure))
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::Method;
 use axum::routing::{MethodRouter, get};
 
-use super::{Route, Scope, change, file, page};
+use super::{Route, Scope, change, change_on, file, page};
 use crate::access::Permission::{self, Admin, Operate, Read};
 use crate::app::App;
 use crate::paths::*;
@@ -46,47 +46,62 @@ pub(crate) static ROUTES: &[Route] = &[
     read("/assets/{name}", Scope::Open, || get(assets::serve)),
     live(0, listed("Overview", OVERVIEW, Scope::Any, || page(pages::overview::show))),
     confirmation(TOPIC_CREATE, Admin, Scope::General, || page(pages::topics::form)),
-    post(TOPIC_CREATE, Admin, Scope::General, || change(pages::topics::create)),
+    post(TOPIC_CREATE, Admin, Scope::General, || change_on(pages::topics::form, pages::topics::create)),
     live(0, read(TOPIC, Scope::Topic, || page(pages::topic::show))),
     read(TOPIC_MEMORY, Scope::Topic, || page(pages::topic::memory)),
     confirmation(TOPIC_ALTER, Admin, Scope::Topic, || page(pages::topics::change::preview)),
-    post(TOPIC_ALTER, Admin, Scope::Topic, || change(pages::topics::change::alter)),
-    post(TOPIC_EXPAND, Admin, Scope::Topic, || change(pages::topics::change::expand)),
+    post(TOPIC_ALTER, Admin, Scope::Topic, || {
+        change_on(pages::topics::change::preview, pages::topics::change::alter)
+    }),
+    post(TOPIC_EXPAND, Admin, Scope::Topic, || {
+        change_on(pages::topics::change::preview, pages::topics::change::expand)
+    }),
     confirmation(TOPIC_DELETE, Admin, Scope::Topic, || page(pages::topics::delete::confirm_page)),
-    post(TOPIC_DELETE, Admin, Scope::Topic, || change(pages::topics::delete::delete)),
+    post(TOPIC_DELETE, Admin, Scope::Topic, || {
+        change_on(pages::topics::delete::confirm_page, pages::topics::delete::delete)
+    }),
     read(VERIFY, Scope::Topic, || page(pages::topics::verify::show)),
     post(VERIFY, Operate, Scope::Topic, || change(pages::topics::verify::check)),
-    post(REPAIR, Admin, Scope::Topic, || change(pages::topics::verify::repair)),
+    post(REPAIR, Admin, Scope::Topic, || {
+        change_on(pages::topics::verify::show, pages::topics::verify::repair)
+    }),
     read(MESSAGES, Scope::Topic, || page(pages::messages::list)),
     read(MESSAGE, Scope::Topic, || page(pages::messages::story::show)),
     read(PAYLOAD, Scope::Topic, || file(pages::messages::payload)),
     live(2, read(DELAYED, Scope::Topic, || page(pages::delayed::list))),
     post(DELAYED_NOW, Operate, Scope::Topic, || change(pages::delayed::now)),
     post(DELAYED_CANCEL, Admin, Scope::Topic, || change(pages::delayed::cancel)),
-    post(DELAYED_MOVE, Operate, Scope::Topic, || change(pages::delayed::reschedule)),
+    post(DELAYED_MOVE, Operate, Scope::Topic, || change_on(pages::delayed::list, pages::delayed::reschedule)),
     read(TOPIC_SCHEDULES, Scope::Topic, || page(pages::schedules::of_topic)),
     post(TOPIC_SCHEDULES_CHANGE, Operate, Scope::Topic, || change(pages::schedules::change_topic)),
     live(0, read(GROUP, Scope::Topic, || page(pages::group::show))),
-    post(PAUSE, Operate, Scope::Topic, || change(pages::group::pause)),
+    confirmation(PAUSE, Operate, Scope::Topic, || page(pages::group::confirm_pause)),
+    post(PAUSE, Operate, Scope::Topic, || change_on(pages::group::confirm_pause, pages::group::pause)),
     post(RESUME, Operate, Scope::Topic, || change(pages::group::resume)),
     confirmation(RESET, Admin, Scope::Topic, || page(pages::reset::preview)),
-    post(RESET, Admin, Scope::Topic, || change(pages::reset::reset)),
+    post(RESET, Admin, Scope::Topic, || change_on(pages::reset::preview, pages::reset::reset)),
     live(4, read(PENDING, Scope::Topic, || page(pages::pending::list))),
     live(4, read(RETRIES, Scope::Topic, || page(pages::retries::list))),
     confirmation(RETRIES_NOW, Operate, Scope::Topic, || page(pages::retries::confirm_now)),
-    post(RETRIES_NOW, Operate, Scope::Topic, || change(pages::retries::now)),
+    post(RETRIES_NOW, Operate, Scope::Topic, || change_on(pages::retries::confirm_now, pages::retries::now)),
     confirmation(RETRIES_KILL, Admin, Scope::Topic, || page(pages::retries::confirm_kill)),
-    post(RETRIES_KILL, Admin, Scope::Topic, || change(pages::retries::kill)),
+    post(RETRIES_KILL, Admin, Scope::Topic, || change_on(pages::retries::confirm_kill, pages::retries::kill)),
     live(0, read(DEAD, Scope::Topic, || page(pages::dead::errors))),
     read(DEAD_LIST, Scope::Topic, || page(pages::dead::list)),
     confirmation(DEAD_REPLAY, Operate, Scope::Topic, || page(pages::dead::change::confirm_replay)),
-    post(DEAD_REPLAY, Operate, Scope::Topic, || change(pages::dead::change::replay)),
+    post(DEAD_REPLAY, Operate, Scope::Topic, || {
+        change_on(pages::dead::change::confirm_replay, pages::dead::change::replay)
+    }),
     confirmation(DEAD_PURGE, Admin, Scope::Topic, || page(pages::dead::change::confirm_purge)),
-    post(DEAD_PURGE, Admin, Scope::Topic, || change(pages::dead::change::purge)),
+    post(DEAD_PURGE, Admin, Scope::Topic, || {
+        change_on(pages::dead::change::confirm_purge, pages::dead::change::purge)
+    }),
     read(DEAD_EXPORT, Scope::Topic, || file(pages::dead::export::lines)),
     read(LETTER, Scope::Topic, || page(pages::dead::letter::show)),
     confirmation(LETTER_EDIT, Admin, Scope::Topic, || page(pages::dead::letter::form)),
-    post(LETTER_EDIT, Admin, Scope::Topic, || change(pages::dead::letter::edit)),
+    post(LETTER_EDIT, Admin, Scope::Topic, || {
+        change_on(pages::dead::letter::form, pages::dead::letter::edit)
+    }),
     live(0, listed("Delay queues", QUEUES, Scope::General, || page(pages::queues::list))),
     live(0, read(QUEUE, Scope::General, || page(pages::queues::show))),
     read(TASK, Scope::General, || page(pages::queues::task)),
@@ -94,15 +109,19 @@ pub(crate) static ROUTES: &[Route] = &[
     post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::cancel)),
     read(TASKS_DEAD, Scope::General, || page(pages::queues::dead::list)),
     confirmation(TASKS_REPLAY, Operate, Scope::General, || page(pages::queues::dead::confirm_replay)),
-    post(TASKS_REPLAY, Operate, Scope::General, || change(pages::queues::dead::replay)),
+    post(TASKS_REPLAY, Operate, Scope::General, || {
+        change_on(pages::queues::dead::confirm_replay, pages::queues::dead::replay)
+    }),
     confirmation(TASKS_PURGE, Admin, Scope::General, || page(pages::queues::dead::confirm_purge)),
-    post(TASKS_PURGE, Admin, Scope::General, || change(pages::queues::dead::purge)),
+    post(TASKS_PURGE, Admin, Scope::General, || {
+        change_on(pages::queues::dead::confirm_purge, pages::queues::dead::purge)
+    }),
     read(QUEUE_SCHEDULES, Scope::General, || page(pages::schedules::of_queue)),
     post(QUEUE_SCHEDULES_CHANGE, Operate, Scope::General, || change(pages::schedules::change_queue)),
     listed("Schedules", SCHEDULES, Scope::Any, || page(pages::schedules::all)),
     live(0, listed("Locks", LOCKS, Scope::General, || page(pages::locks::list))),
     confirmation(LOCK_RELEASE, Admin, Scope::General, || page(pages::locks::confirm)),
-    post(LOCK_RELEASE, Admin, Scope::General, || change(pages::locks::release)),
+    post(LOCK_RELEASE, Admin, Scope::General, || change_on(pages::locks::confirm, pages::locks::release)),
     live(0, listed("Redis", REDIS, Scope::General, || page(pages::server::show))),
     live(0, listed("Audit log", AUDIT, Scope::Any, || page(pages::audit::list))),
     read(ACTION, Scope::Action, || page(pages::actions::show)),

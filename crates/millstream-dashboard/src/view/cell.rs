@@ -112,10 +112,7 @@ impl Cell {
 
     /// A time in UTC, with milliseconds.
     pub(crate) fn time(time: Timestamp) -> Self {
-        let exact = time.to_string();
-        // `2026-01-31T12:00:00.123Z` is read more easily with a space.
-        let shown = exact.replace('T', " ").replace('Z', " UTC");
-        Self { text: shown.into(), time: Some(exact), ..Self::default() }
+        Self { text: format::time(time).into(), time: Some(time.to_string()), ..Self::default() }
     }
 
     pub(crate) fn time_or_none(time: Option<Timestamp>) -> Self {

@@ -53,12 +53,14 @@ pub(crate) struct Field {
     pub(crate) input: Input,
     pub(crate) hint: Option<Text>,
     pub(crate) required: bool,
+    /// Why its value was refused.
+    pub(crate) error: Option<Text>,
 }
 
 impl Field {
     pub(crate) fn new(name: &'static str, label: impl Into<String>, value: impl Into<String>) -> Self {
         let (label, value) = (label.into(), value.into());
-        Self { name, label, value, input: Input::Line, hint: None, required: false }
+        Self { name, label, value, input: Input::Line, hint: None, required: false, error: None }
     }
 
     pub(crate) fn input(self, input: Input) -> Self {
@@ -82,6 +84,8 @@ pub(crate) struct Form {
     /// Whether it changes something: it is sent by POST then.
     pub(crate) changes: bool,
     pub(crate) danger: bool,
+    /// Whether it has so many fields that only its title is shown until one is filled, or the title is clicked.
+    pub(crate) folds: bool,
     pub(crate) fields: Vec<Field>,
     pub(crate) hidden: Vec<(&'static str, String)>,
     pub(crate) submit: String,
@@ -91,7 +95,7 @@ impl Form {
     /// A form that reads.
     pub(crate) fn filter(title: impl Into<String>, action: Href, fields: Vec<Field>) -> Self {
         let (title, submit, hidden) = (title.into(), "Show".to_owned(), Vec::new());
-        Self { title, action, changes: false, danger: false, fields, hidden, submit }
+        Self { title, action, changes: false, danger: false, folds: false, fields, hidden, submit }
     }
 
     /// A form that changes something.
@@ -107,6 +111,7 @@ impl Form {
             action,
             changes: true,
             danger: false,
+            folds: false,
             fields,
             hidden,
             submit: submit.into(),
@@ -120,5 +125,32 @@ impl Form {
     pub(crate) fn hide(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.hidden.push((name, value.into()));
         self
+    }
+
+    pub(crate) fn folding(self) -> Self {
+        Self { folds: true, ..self }
+    }
+
+    /// Returns whether a field has something else than at first.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.fields.iter().any(|field| match &field.input {
+            Input::Choice(choices) => choices.first().is_some_and(|(first, _)| *first != field.value),
+            // A number is that of the rows, which is no condition.
+            Input::Number { .. } => field.error.is_some(),
+            _ => !field.value.is_empty(),
+        })
+    }
+
+    /// Returns whether it has a field of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.fields.iter().any(|field| field.name == name)
+    }
+
+    /// Fills its fields with what was sent, and says beside a field why that was refused.
+    pub(crate) fn refuse(&mut self, value: impl Fn(&str) -> Option<String>, error: Option<(&str, &str)>) {
+        for field in &mut self.fields {
+            field.value = value(field.name).unwrap_or_else(|| std::mem::take(&mut field.value));
+            field.error = error.filter(|(name, _)| *name == field.name).map(|(_, why)| why.into());
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream::{DeadLetterRetention, Retention};
+use millstream::{DeadLetterRetention, Retention, Timestamp};
 
 /// Formats a count: `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
@@ -75,6 +75,11 @@ pub(crate) fn duration(time: Duration) -> String {
         0 => format!("{} {name}", count(seconds / unit)),
         rest => format!("{} {name} {rest} {next_name}", count(seconds / unit)),
     }
+}
+
+/// Formats a time: `2026-01-31T12:00:00.123Z` is read more easily with a space.
+pub(crate) fn time(time: Timestamp) -> String {
+    time.to_string().replace('T', " ").replace('Z', " UTC")
 }
 
 /// Formats a retention in words.

@@ -53,6 +53,11 @@ impl Table {
         Self { rows: rows.into_iter().collect(), ..self }
     }
 
+    /// Returns whether it is too wide for a telephone, where its rows are cards then: numbers need little space, texts much.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.columns.len() > 4 || self.columns.iter().filter(|column| !column.number).count() > 1
+    }
+
     /// Adds a column with numbers.
     pub(crate) fn column(&mut self, title: impl Into<Text>) {
         self.columns.push(Column { title: title.into(), number: true });

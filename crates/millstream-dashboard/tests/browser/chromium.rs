@@ -163,6 +163,13 @@ impl Tab {
         self.event("Page.loadEventFired").await;
     }
 
+    /// Waits until an element has the focus: a browser gives it to a field when it draws the page, not when it loads it.
+    pub(crate) async fn focused(&mut self) {
+        let look = "new Promise((done) => { const look = () => \
+                    document.activeElement === document.body ? requestAnimationFrame(look) : done(true); look(); })";
+        self.eval(look).await;
+    }
+
     /// Returns the text of the page.
     pub(crate) async fn text(&mut self) -> String {
         self.eval("document.body.innerText").await.as_str().expect("text").to_owned()

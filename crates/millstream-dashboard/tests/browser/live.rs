@@ -14,6 +14,15 @@ async fn pass(tab: &mut Tab, ms: u64) {
     tab.event("Emulation.virtualTimeBudgetExpired").await;
 }
 
+/// Lets the page be refreshed until an expression is true.
+async fn refreshed(tab: &mut Tab, expression: &str) {
+    let began = tokio::time::Instant::now();
+    while tab.eval(expression).await != true {
+        assert!(began.elapsed() < std::time::Duration::from_secs(30), "{expression}: {}", tab.text().await);
+        pass(tab, 3_000).await;
+    }
+}
+
 const HIDE: &str = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => true}); \
                     document.dispatchEvent(new Event('visibilitychange'))";
 const SHOW: &str = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => false}); \
@@ -55,6 +64,38 @@ async fn what_is_typed_stays() {
     pass(&mut tab, 20_000).await;
     assert_eq!(tab.eval("document.querySelector('input[name=limit]').value").await, "7");
     assert_eq!(site.requests(), before, "a page in which somebody types is left alone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refresh_keeps_what_is_unfolded_and_the_focus_on_its_topic() {
+    let site = Site::start().await;
+    super::place::fill(&site.mq).await;
+    let mut tab = Tab::open().await;
+    tab.go(&site.url("/topics/orders/groups/waiting/retries")).await;
+    tab.eval("document.querySelector('summary').click()").await;
+    let (topic, waiting) = ("orders".parse().expect("a name"), "waiting".parse().expect("a name"));
+    let retries = site.mq.admin().retries(&topic, &waiting).await.expect("retries");
+    let all =
+        retries.select(&millstream::admin::RetryFilter::default(), None, 0, |_| {}).await.expect("selected");
+    let kill = millstream::crates::core::schedule::RetryAction::Kill;
+    retries.settle(&all, kill).await.expect("given up");
+    refreshed(&mut tab, "document.body.innerText.includes('Nothing waits for a retry.')").await;
+    assert_eq!(tab.eval("document.querySelector('details').open").await, true);
+
+    // In another tab: the time of this one stands still.
+    let mut tab = Tab::open().await;
+    for name in ["a-quiet", "z-urgent"] {
+        site.mq.producer(Topic::<u64>::new("t").named(name)).await.expect("a topic");
+    }
+    tab.go(&site.url("/overview")).await;
+    tab.eval("[...document.querySelectorAll('td a')].find((it) => it.textContent === 'a-quiet').focus()")
+        .await;
+    let (topic, group) = ("z-urgent".parse().expect("a name"), "work".parse().expect("a name"));
+    site.mq.admin().create_group(&topic, &group, millstream::Start::Earliest).await.expect("created");
+    site.mq.admin().pause_group(&topic, &group).await.expect("paused");
+    let order = "document.body.innerText.indexOf('z-urgent') < document.body.innerText.indexOf('a-quiet')";
+    refreshed(&mut tab, order).await;
+    assert_eq!(tab.eval("document.activeElement.textContent").await, "a-quiet");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -189,6 +189,9 @@ async fn letters_of_one_error_are_replayed_from_the_overview() {
     picture(&mut tab, "verify").await;
     tab.go(&site.url("/topics/orders/messages")).await;
     picture(&mut tab, "messages").await;
+    tab.go(&site.url("/topics/orders/groups/billing/dead/list")).await;
+    picture(&mut tab, "list").await;
+    tab.go(&site.url("/topics/orders/messages")).await;
     tab.follow("document.querySelector('td a').click()").await;
     picture(&mut tab, "message").await;
     tab.go(&site.url("/redis")).await;
@@ -204,6 +207,9 @@ async fn a_group_is_paused_and_a_wrong_confirmation_changes_nothing() {
     let (topic, group) = ("orders".parse().expect("a name"), "shipping".parse().expect("a name"));
     let mut tab = Tab::open().await;
     tab.go(&site.url("/topics/orders/groups/shipping")).await;
+    tab.follow(&click("Pause the group…")).await;
+    assert!(tab.text().await.contains("start no further handler"));
+    picture(&mut tab, "pause").await;
     tab.follow(&click("Pause")).await;
     assert!(tab.text().await.contains("done"));
     let state = site.mq.admin().group_state(&topic, &group).await.expect("its state");
@@ -212,7 +218,20 @@ async fn a_group_is_paused_and_a_wrong_confirmation_changes_nothing() {
     assert!(tab.text().await.contains("60"), "60 messages would be skipped");
     tab.eval("document.querySelector('input[name=confirm]').value = 'orders'").await;
     tab.follow(&click("Move the group")).await;
-    assert!(tab.text().await.contains("nothing was changed"));
+    assert!(tab.text().await.contains("Nothing was changed: type shipping to confirm"));
+    picture(&mut tab, "refused").await;
     let stats = site.mq.admin().group_stats(&topic, &group).await.expect("stats");
     assert_eq!(stats.totals.lag, Some(60));
+    // What was chosen is still there.
+    tab.focused().await;
+    assert_eq!(tab.eval("document.activeElement.value").await, "orders");
+    tab.eval("document.activeElement.value = 'shipping'").await;
+    tab.follow(&click("Move the group")).await;
+    assert!(tab.text().await.contains("done"));
+    let stats = site.mq.admin().group_stats(&topic, &group).await.expect("stats");
+    assert_eq!(stats.totals.lag, Some(0));
+    tab.follow(&click("shipping")).await;
+    let text = tab.text().await;
+    assert!(text.contains("Paused by\nann") && text.contains("paused since"), "{text}");
+    picture(&mut tab, "paused").await;
 }

@@ -39,7 +39,7 @@ impl<'a> Walk<'a> {
 
     /// Follows a link of the first row of a table that has this text: its first link if no other is named.
     async fn in_row(&mut self, row: &str, link: Option<&str>) {
-        let rows = self.page.split("<tbody>").skip(1).flat_map(|table| table.split("<tr>").skip(1));
+        let rows = self.page.split("<tbody").skip(1).flat_map(|table| table.split("<tr").skip(1));
         let found = rows.map(|it| it.split("</tr>").next().unwrap_or_default()).find(|it| it.contains(row));
         let found = found.unwrap_or_else(|| panic!("no row {row}: {}", self.page)).to_owned();
         self.follow(&found, |it| link.is_none_or(|link| it == link), link.unwrap_or(row)).await;
@@ -181,7 +181,7 @@ async fn who_owns_a_partition() {
             walk.link(link).await;
         }
         let partitions = walk.page.find("<h2>Partitions</h2>").expect("the partitions");
-        let row = walk.page[partitions..].split("<tr>").nth(3).expect("the row of partition 1");
+        let row = walk.page[partitions..].split("<tr").nth(3).expect("the row of partition 1");
         assert!(row.contains(">1</td>") && row.contains(">owned</td>"), "{row}");
     }
     consumer.shutdown().await;
@@ -219,12 +219,54 @@ async fn how_to_pause_a_group() {
     let (topic, group) = ("orders".parse().expect("a name"), "billing".parse().expect("a name"));
     let paused =
         async || scene.mq.admin().group_state(&topic, &group).await.expect("its state").paused.is_some();
-    for (button, expected) in [("Pause", true), ("Resume", false)] {
+    for (button, steps, expected) in [("Pause", 3, true), ("Resume", 2, false)] {
         let mut walk = Walk::from_overview(&scene).await;
         walk.link("billing").await;
-        let (form, partitions) = (walk.page.find("the group"), walk.page.find("<h2>Partitions</h2>"));
-        assert!(form < partitions, "above the rows of all partitions");
+        let (way, partitions) = (walk.page.find(" the group"), walk.page.find("<h2>Partitions</h2>"));
+        assert!(way.is_some() && way < partitions, "above the rows of all partitions");
+        if expected {
+            walk.link("Pause the group…").await;
+            assert!(walk.page.contains("start no further handler"), "{}", walk.page);
+        }
         walk.press(button, &[]).await;
-        assert_eq!((walk.steps, paused().await), (2, expected));
+        assert_eq!((walk.steps, paused().await), (steps, expected));
     }
+}
+
+/// Returns the topics of the overview in their order, or the groups.
+fn listed(page: &str, table: &str) -> Vec<String> {
+    let table = page.split(&format!("<h2>{table}</h2>")).nth(1).and_then(|it| it.split("</table>").next());
+    let rows = table.expect("a table").split("<tr").skip(2);
+    let name =
+        |row: &str| Some(row.split("<a href=").nth(1)?.split('>').nth(1)?.split('<').next()?.to_owned());
+    rows.filter_map(name).collect()
+}
+
+#[tokio::test]
+async fn what_needs_attention_comes_first() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    // More than a page of topics of which nothing is to be said.
+    for number in 0..30 {
+        let topic = Topic::<u64>::new("quiet").named(format!("a-{number:02}"));
+        scene.mq.producer(topic).await.expect("a topic");
+    }
+    for (name, is_paused) in [("m-stopped", false), ("y-paused", true)] {
+        let producer = scene.mq.producer(Topic::<u64>::new("t").named(name)).await.expect("a topic");
+        let (topic, group) = (name.parse().expect("a name"), "work".parse().expect("a name"));
+        scene.mq.admin().create_group(&topic, &group, millstream::Start::Earliest).await.expect("created");
+        if is_paused {
+            scene.mq.admin().pause_group(&topic, &group).await.expect("paused");
+        } else {
+            producer.send(&1).await.expect("sent");
+        }
+    }
+    let first = scene.get("/overview").await.body;
+    let topics = listed(&first, "Topics");
+    assert_eq!(topics.len(), 25);
+    // `orders` has a group without consumers, too; a pause is less.
+    assert_eq!(topics[..5], ["m-stopped", "orders", "y-paused", "a-00", "a-01"]);
+    assert_eq!(listed(&first, "Groups"), ["work", "waiting", "billing", "work"]);
+    assert!(first.contains("paused since 20") && !first.contains("(+"), "{first}");
+    let second = listed(&scene.get("/overview?page=2").await.body, "Topics");
+    assert_eq!((second.len(), second[0].as_str(), second[7].as_str()), (8, "a-22", "a-29"));
 }

@@ -8,6 +8,8 @@ mod audit;
 mod counts;
 #[path = "find.rs"]
 mod find;
+#[path = "forms.rs"]
+mod forms;
 #[path = "place.rs"]
 mod place;
 #[path = "support.rs"]

@@ -6,6 +6,8 @@ mod actions;
 mod audit;
 #[path = "find.rs"]
 mod find;
+#[path = "forms.rs"]
+mod forms;
 #[path = "place.rs"]
 mod place;
 #[path = "support.rs"]

@@ -32,7 +32,7 @@ pub(crate) fn confirmed(params: &Params, expected: &str) -> Result<(), Failure> 
     if typed == expected {
         Ok(())
     } else {
-        Err(Failure::invalid(format!("nothing was changed: type {expected} to confirm")))
+        Err(Failure::invalid(format!("nothing was changed: type {expected} to confirm")).of("confirm"))
     }
 }
 
@@ -189,7 +189,8 @@ pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure>
     let mut to = ReplayTo::Group;
     if let Some(target) = params.parsed::<TopicName>("to_topic")? {
         if !cx.may(&target, crate::access::Permission::Operate) {
-            return Err(Failure::forbidden(format!("{} may not send to topic {target}", cx.access.user())));
+            let why = format!("{} may not send to topic {target}", cx.access.user());
+            return Err(Failure::forbidden(why).of("to_topic"));
         }
         subject = subject.set("to_topic", target.as_str());
         to = ReplayTo::Topic { topic: target, partition: None };

@@ -179,7 +179,7 @@ pub(crate) async fn edit(cx: Context, params: Params) -> Result<Href, Failure> {
     let mut edit = Edit { payload, key, ..Edit::default() };
     if let Some(header) = params.text("header")? {
         let (name, value) =
-            header.split_once('=').ok_or_else(|| Failure::invalid("a header is name=value"))?;
+            header.split_once('=').ok_or_else(|| Failure::invalid("a header is name=value").of("header"))?;
         edit.set_headers.push((name.to_owned(), Bytes::copy_from_slice(value.as_bytes())));
     }
     edit.remove_headers.extend(params.text("remove")?.map(str::to_owned));

@@ -195,10 +195,10 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
             selection::link(here.clone(), &cx.query).with("limit", limit).with("after", next),
         );
     }
-    page.push(Part::Table(with_actions(&cx, table, &topic, &group)));
     let mut fields = selection::fields(&cx.query, &hidden, true);
     fields.push(
         Field::new("limit", "Letters on a page", limit.to_string()).input(Input::Number { min: 1, max: 200 }),
     );
-    Ok(page.with(Part::Form(Form::filter("Filter", here, fields))))
+    page.push(Part::Form(Form::filter("Filter", here, fields).folding()));
+    Ok(page.table(with_actions(&cx, table, &topic, &group)))
 }

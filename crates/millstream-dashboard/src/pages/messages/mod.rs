@@ -68,7 +68,6 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
             .with("after", next);
         table = table.link(if is_search { "Search on" } else { "Next page" }, next);
     }
-    page.push(Part::Table(table));
     let value = |name: &str| cx.query.raw(name).unwrap_or_default().to_owned();
     let choices = [("newest", "newest first"), ("oldest", "oldest first")];
     let order = if newest_first { "newest" } else { "oldest" };
@@ -83,7 +82,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         selection::fields(&cx.query, &hidden, false).into_iter().filter(|it| of_message.contains(&it.name)),
     );
     fields.push(Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }));
-    Ok(page.with(Part::Form(Form::filter("Filter", here, fields))))
+    page.push(Part::Form(Form::filter("Filter", here, fields).folding()));
+    Ok(page.table(table))
 }
 
 fn row(topic: &millstream::TopicName, message: &Message, hidden: &crate::redaction::Redaction) -> Vec<Cell> {

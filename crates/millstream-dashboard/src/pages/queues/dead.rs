@@ -71,6 +71,12 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         let why = format!("{} tasks were examined: there are more.", format::count(walk.looked_at()));
         page.push(Part::notice(Tone::Warn, why));
     }
+    let fields = vec![
+        Field::new("error", "Error contains", cx.query.raw("error").unwrap_or_default()),
+        Field::new("fingerprint", "Fingerprint", cx.query.raw("fingerprint").unwrap_or_default()),
+    ];
+    let here = || queue_href(paths::TASKS_DEAD, &name);
+    page.push(Part::Form(Form::filter("Filter", here(), fields)));
     let links = |href: Href, params: &dyn Fn(Href) -> Href| {
         let mut links: Vec<(Text, Href)> = vec![("list".into(), params(href))];
         if cx.access.allows(Permission::Operate) {
@@ -81,7 +87,6 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         }
         links
     };
-    let here = || queue_href(paths::TASKS_DEAD, &name);
     let rows = groups.into_groups().into_iter().map(|error| {
         let with = |href: Href| href.with("fingerprint", error.fingerprint);
         vec![
@@ -115,11 +120,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     });
     let titles = ["Task", "Died", "Reason", ">Attempts", "Error", "Key", "Payload"];
     page.push(Part::Table(Table::new("The first of them", &titles, "No task is dead.").rows(rows)));
-    let fields = vec![
-        Field::new("error", "Error contains", cx.query.raw("error").unwrap_or_default()),
-        Field::new("fingerprint", "Fingerprint", cx.query.raw("fingerprint").unwrap_or_default()),
-    ];
-    Ok(page.with(Part::Form(Form::filter("Filter", here(), fields))))
+    Ok(page)
 }
 
 /// Asks before tasks are replayed.

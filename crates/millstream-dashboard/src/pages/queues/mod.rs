@@ -136,11 +136,11 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
             ]
         })
         .collect();
-    page.push(Part::Table(table));
     let limit = Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 });
     page.push(Part::Form(Form::filter("Number of tasks", queue_href(paths::QUEUE, &name), vec![limit])));
     let id = Field::new("id", "Id", "").required();
-    Ok(page.with(Part::Form(Form::filter("Find a task", queue_href(paths::TASK, &name), vec![id]))))
+    page.push(Part::Form(Form::filter("Find a task", queue_href(paths::TASK, &name), vec![id])));
+    Ok(page.table(table))
 }
 
 /// Shows a task that waits.

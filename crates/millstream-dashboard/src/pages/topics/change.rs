@@ -115,7 +115,7 @@ pub(crate) async fn expand(cx: Context, params: Params) -> Result<Href, Failure>
         let why = format!(
             "nothing was changed: the topic has {before} partitions, more are needed, at most {MAX_PARTITIONS}"
         );
-        return Err(Failure::invalid(why));
+        return Err(Failure::invalid(why).of("partitions"));
     }
     let (admin, app) = (cx.admin(), cx.app.clone());
     let order = Order::new("topic expand", Subject::topic(&topic).set("partitions", count.to_string()));

@@ -88,7 +88,11 @@ pub(crate) async fn delete(cx: Context, params: Params) -> Result<Href, Failure>
     let (in_use, word) = match params.text("in_use")?.unwrap_or("refuse") {
         "refuse" => (InUse::Refuse, "refuse"),
         "force" => (InUse::Force, "force"),
-        other => return Err(Failure::invalid(format!("in_use {other:?} is neither refuse nor force"))),
+        other => {
+            return Err(
+                Failure::invalid(format!("in_use {other:?} is neither refuse nor force")).of("in_use")
+            );
+        }
     };
     confirmed(&topic, &params)?;
     let (admin, app) = (cx.admin(), cx.app.clone());

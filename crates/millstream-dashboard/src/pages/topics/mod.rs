@@ -39,7 +39,7 @@ fn confirmed(topic: &TopicName, params: &Params) -> Result<(), Failure> {
     if params.text("confirm")?.map(str::trim) == Some(topic.as_str()) {
         Ok(())
     } else {
-        Err(Failure::invalid(format!("nothing was changed: type {topic} to confirm")))
+        Err(Failure::invalid(format!("nothing was changed: type {topic} to confirm")).of("confirm"))
     }
 }
 
@@ -79,13 +79,14 @@ pub(crate) async fn create(cx: Context, params: Params) -> Result<Href, Failure>
         )));
     }
     refuse_audit(&cx, &name)?;
-    let spec = settings.apply(TopicSpec::new(name.clone(), count)?);
+    let spec = TopicSpec::new(name.clone(), count).map_err(|why| Failure::from(why).of("partitions"))?;
+    let spec = settings.apply(spec);
     spec.check()?;
     let admin = cx.admin();
     match admin.topic(&name).await {
         Ok(_) => {
             let why = format!("nothing was changed: topic {name} exists already");
-            return Err(Failure::new(axum::http::StatusCode::CONFLICT, why));
+            return Err(Failure::new(axum::http::StatusCode::CONFLICT, why).of("name"));
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),

@@ -31,16 +31,17 @@ impl Settings {
     /// Invalid values, and a rule without its time or number.
     pub(super) fn of(params: &Params) -> Result<Self, Failure> {
         let time = |name: &str| {
-            let bad =
-                |text: &str| Failure::invalid(format!("{name} {text:?} is no duration: 7d, 12h, 30m, 10s"));
+            let bad = |text: &str| {
+                Failure::invalid(format!("{name} {text:?} is no duration: 7d, 12h, 30m, 10s")).of(name)
+            };
             let read = |text: &str| span(text.trim()).filter(|time| !time.is_zero()).ok_or_else(|| bad(text));
             params.text(name)?.map(read).transpose()
         };
         let number = |name: &str| match params.parsed::<u64>(name)? {
-            Some(0) => Err(Failure::invalid(format!("{name} is 0"))),
+            Some(0) => Err(Failure::invalid(format!("{name} is 0")).of(name)),
             number => Ok(number),
         };
-        let missing = |name: &str| Failure::invalid(format!("{name} is missing"));
+        let missing = |name: &str| Failure::invalid(format!("{name} is missing")).of(name);
         let keep = || time("keep_time")?.ok_or_else(|| missing("keep_time"));
         let retention = match params.text("retention")?.unwrap_or("consumed") {
             "consumed" => Retention::Consumed,
@@ -48,7 +49,7 @@ impl Settings {
             "age" => Retention::Age(keep()?),
             "length" => Retention::Length(number("keep_length")?.ok_or_else(|| missing("keep_length"))?),
             "keep" => Retention::Keep,
-            other => return Err(Failure::invalid(format!("{other:?} is no retention"))),
+            other => return Err(Failure::invalid(format!("{other:?} is no retention")).of("retention")),
         };
         let mut dead = DeadLetterRetention::KEEP;
         if let Some(age) = time("dead_time")? {
