@@ -15,9 +15,10 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
-use millstream_core::log::{Note, Source};
+use millstream_core::log::{Entry, Note, Source};
 use millstream_core::name::GroupName;
 use millstream_core::wire;
+use millstream_packing::Dictionary;
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
@@ -343,6 +344,13 @@ impl Guard {
     /// Reads what is settled of packs of the log, one result per id.
     pub(crate) async fn settled(&mut self, packs: &[MessageId]) -> Result<Vec<Option<Bits>>> {
         settled::told(self.line.send(&settled::ask(&self.settled, packs)).await?, &self.settled)
+    }
+
+    /// Returns the dictionaries that packs among these entries of the log need.
+    pub(crate) async fn dictionaries_for(&self, entries: &[Entry]) -> Result<Vec<Arc<Dictionary>>> {
+        let of_log = entries.iter().filter(|entry| entry.receipt.source == Source::Log);
+        let (tp, _) = self.lease.partition()?;
+        self.inner.dictionaries_for(&tp.topic, of_log.map(|entry| &entry.fields)).await
     }
 
     /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every

@@ -382,10 +382,11 @@ impl StreamReader {
         if fetched.pending || std::mem::take(&mut self.inside) {
             settled = packs.iter().copied().zip(self.guard.settled(&packs).await?).collect();
         }
+        let dictionaries = self.guard.dictionaries_for(&fetched.entries).await?;
         let entries = std::mem::take(&mut fetched.entries);
         let read = entries.len();
         let bits = |receipt: &Receipt| settled.remove(&receipt.id).flatten();
-        let mut messages = replace_packs(entries, bits)?;
+        let mut messages = replace_packs(entries, &dictionaries, bits)?;
         self.per_entry = messages.len().div_ceil(read).max(1);
         if fetched.pending && self.noted {
             let in_packs = messages.iter_mut().filter(|entry| entry.receipt.pack.is_some());
