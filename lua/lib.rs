@@ -423,8 +423,12 @@ script!(
     /// Marks a topic as being deleted: from then on it does not exist for other clients. Removes the mark
     /// last.
     FORGET_TOPIC, "catalog", "forget_topic",
-    ["meta", "deleted", "partitions", "groups"],
+    ["meta", "deleted", "partitions", "groups", "dictionaries"],
     ["stage", "deletion", "remember_ms"]
+);
+script!(
+    /// Stores a dictionary for the packs of a topic.
+    STORE_DICTIONARY, "catalog", "store_dictionary", ["meta", "dictionaries"], ["dictionary"]
 );
 script!(
     /// Registers a group of a topic.
@@ -562,6 +566,7 @@ pub const ALL: &[&Script] = &[
     &CREATE_TOPIC,
     &ALTER_TOPIC,
     &FORGET_TOPIC,
+    &STORE_DICTIONARY,
     &CREATE_GROUP,
     &FORGET_GROUP,
     &PAUSE_GROUP,

@@ -10,9 +10,8 @@
 -- ARGV[7] dead_letter_retention when dead letters are dropped, or 'keep'
 -- ARGV[8] packing how producers pack messages, or 'none'
 -- returns {partitionCount, format, retention, maxLength or nil, nil, reborn or nil, deadLetterRetention or nil,
---   earlier or nil, packing or nil}; or the error NOTOPIC while it is being deleted; in the mode 'restore' DELETED if
---   it was or is
---   being deleted, or another topic has its name by now
+--   earlier or nil, packing or nil, dictionary or nil}; or the error NOTOPIC while it is being deleted; in the mode
+--   'restore' DELETED if it was or is being deleted, or another topic has its name by now
 local meta, deleted = KEYS[1], KEYS[2]
 local mode, partitions, format, retention, max_length, reborn, dead_letter_retention, packing = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
@@ -54,4 +53,4 @@ if when then
   redis.call('DEL', deleted)
 end
 return redis.call('HMGET', meta, 'partitionCount', 'format', 'retention', 'maxLength', 'deleting', 'reborn',
-  'deadLetterRetention', 'earlier', 'packing')
+  'deadLetterRetention', 'earlier', 'packing', 'dictionary')

@@ -3,19 +3,20 @@
 -- KEYS[2] deleted STRING when the topic was deleted, in milliseconds, while that is remembered
 -- KEYS[3] partitions SET the keys of the topic's logs
 -- KEYS[4] groups SET the names of the topic's groups
+-- KEYS[5] dictionaries HASH the dictionaries of the topic's packs, by version
 -- ARGV[1] stage 'begin' or 'end'
 -- ARGV[2] deletion a unique name for it; at the end the name that the beginning has returned
 -- ARGV[3] remember_ms for how long the deletion is remembered
 -- returns at the beginning {deletion, partitions or nil}: which one is under way, if one was already, and how many
 --   partitions the topic has or had, if there is one; at the end {deletion, nil} of what was under way, or {nil, nil}
-local meta, deleted, partitions, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local meta, deleted, partitions, groups, dictionaries = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local stage, deletion, remember_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local known = redis.call('HMGET', meta, 'partitionCount', 'deleting', 'deletion', 'reborn')
 if stage == 'end' then
   -- Another client may have ended this deletion, and the topic been created since: the new one must not change.
   if known[3] == deletion then
-    redis.call('UNLINK', partitions, groups, meta)
+    redis.call('UNLINK', partitions, groups, dictionaries, meta)
   end
   return { known[3], false }
 end

@@ -38,4 +38,6 @@ pub use reset::SeekPreview;
 pub use retries::{Retry, RetryFilter, RetryQueue, RetrySelection, RetryWalk};
 pub use stats::{CatchUp, GroupStats, RateMeter, Rates, TopicStats, TopicSurvey, Totals};
 pub use topics::{Emptiness, InUse, LostPreview, PartitionTrimmed, TrimPreview};
+#[cfg(feature = "packing")]
+pub use topics::{PackedSize, Trained, Training};
 pub use verify::{Repaired, Verdict, Verified, VerifyOptions, advice};

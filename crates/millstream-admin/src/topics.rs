@@ -1,6 +1,8 @@
 //! Topics as a whole: creating, changing and deleting them.
 
 mod emptiness;
+#[cfg(feature = "packing")]
+mod train;
 mod trim;
 
 use millstream_core::topic::TopicChange;
@@ -9,6 +11,8 @@ use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec}
 use crate::Admin;
 
 pub use emptiness::Emptiness;
+#[cfg(feature = "packing")]
+pub use train::{PackedSize, Trained, Training};
 pub use trim::{LostPreview, PartitionTrimmed, TrimPreview};
 
 /// What to do when something is to be deleted that is still in use.

@@ -93,6 +93,8 @@ capabilities! {
     Expand: "catalog", "expanding topics", ["Catalog::expand"];
     /// To change the settings of a topic.
     AlterTopic: "catalog", "changing the settings of topics", ["Catalog::alter_topic"];
+    /// To store dictionaries for the packs of a topic.
+    Dictionaries: "catalog", "dictionaries of packs", ["Catalog::store_dictionary", "Catalog::dictionary"];
     /// To count entries of a log between two positions.
     Count: "catalog", "counting entries", ["Catalog::count"];
     /// To pause a group as a whole.

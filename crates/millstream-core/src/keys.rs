@@ -401,6 +401,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:groups"))
     }
 
+    /// Hash: the dictionaries of a topic's packs, by version.
+    #[must_use]
+    pub fn topic_dictionaries(&self, topic: &TopicName) -> Key {
+        self.key(format_args!("streaming:mq:topic:{{{topic}}}:dictionaries"))
+    }
+
     /// Hash: whether a group is paused, is being deleted, or was deleted.
     #[must_use]
     pub fn group_state(&self, topic: &TopicName, group: &GroupName) -> Key {
@@ -519,6 +525,7 @@ mod tests {
             keys.topic_partitions(&tp.topic),
             keys.topic_groups(&tp.topic),
             keys.topic_deleted(&tp.topic),
+            keys.topic_dictionaries(&tp.topic),
             keys.group_state(&tp.topic, &group),
             keys.marker(&operation),
             keys.dedup(&tp),
@@ -590,6 +597,7 @@ mod tests {
             "streaming:mq:topic:{orders}:partitions",
             "streaming:mq:topic:{orders}:groups",
             "streaming:mq:topic:{orders}:deleted",
+            "streaming:mq:topic:{orders}:dictionaries",
             "streaming:mq:group:{orders}:billing",
             "streaming:mq:marker:{orders:m:billing:pay%3A7%20%7Bx%7D%FF}",
             "streaming:mq:dedup:{orders:p:3}",

@@ -13,7 +13,7 @@ use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
 use crate::message::dead_letter_retention::{DeadLetterRetention, shown, whole_ms};
 use crate::name::TopicName;
-use crate::packing::Packing;
+use crate::packing::{MAX_DICTIONARY, PackCompression, Packing};
 
 pub use crate::partition::{Partition, TopicPartition};
 
@@ -126,6 +126,9 @@ pub struct TopicSpec {
     pub dead_letter_retention: DeadLetterRetention,
     /// Rule by which producers store several messages in one entry; `None` for one message in each.
     pub packing: Option<Packing>,
+    /// Version of the newest [dictionary](crate::Catalog::dictionary) of its packs; `None` if it has none. The backend sets it, as
+    /// the generation.
+    pub dictionary: Option<u32>,
     /// Generation of this topic name: the time at which the topic was created in the place of one that had been deleted
     /// on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first topic of the name, as
     /// far as deletions are [remembered](crate::catalog::REMEMBERED), and for a topic that was lost with the data and
@@ -154,6 +157,7 @@ impl TopicSpec {
             max_length: None,
             dead_letter_retention: DeadLetterRetention::KEEP,
             packing: None,
+            dictionary: None,
             generation: 0,
             earlier: Vec::new(),
         })
@@ -181,6 +185,12 @@ impl TopicSpec {
     #[must_use]
     pub fn with_packing(self, packing: impl Into<Option<Packing>>) -> Self {
         Self { packing: packing.into(), ..self }
+    }
+
+    /// Returns the same topic with the version of its newest dictionary that a backend read.
+    #[must_use]
+    pub fn with_dictionary(self, version: Option<u32>) -> Self {
+        Self { dictionary: version, ..self }
     }
 
     /// Returns the same topic with the generation that a backend read.
@@ -220,6 +230,23 @@ impl TopicSpec {
                 self.name, self.retention
             )
         });
+    }
+
+    /// Checks a dictionary that is to be stored for the topic.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for one that is empty, or larger than [`MAX_DICTIONARY`]; and if the topic's packs are not
+    /// [compressed with one](PackCompression::ZstdDictionary).
+    pub fn check_dictionary(&self, dictionary: &[u8]) -> Result<()> {
+        let mut problems = Problems::new("dictionary");
+        problems.require((1..=MAX_DICTIONARY).contains(&dictionary.len()), || {
+            format!("a dictionary of {} bytes: 1 to {MAX_DICTIONARY} are allowed", dictionary.len())
+        });
+        let with = PackCompression::ZstdDictionary;
+        problems.require(self.packing.is_some_and(|packing| packing.compressed() == with), || {
+            format!("topic {} does not pack messages with {}", self.name, with.as_str())
+        });
+        problems.finish()
     }
 
     /// Returns all its partitions in order.
@@ -521,6 +548,24 @@ mod tests {
         let bounded = spec.with_retention(Retention::Consumed).with_max_length(7);
         let change = TopicChange::new().retention(Retention::Keep);
         assert_eq!(change.of(bounded).expect_err("bounded").kind(), ErrorKind::InvalidConfig);
+    }
+
+    #[test]
+    fn a_dictionary_is_for_a_topic_that_uses_one_and_not_too_large() {
+        let with = Packing::new().compression(PackCompression::ZstdDictionary);
+        let with = Topic::<u64>::new("numbers").packed(with).spec().expect("valid");
+        let other = Topic::<u64>::new("numbers").packed(Packing::new()).spec().expect("valid");
+        with.check_dictionary(&[0; MAX_DICTIONARY]).expect("as large as may be");
+        for (topic, size, problems) in
+            [(&with, 0, 1), (&with, MAX_DICTIONARY + 1, 1), (&other, 1, 1), (&other, 0, 2)]
+        {
+            let error = topic.check_dictionary(&vec![0; size]).expect_err("refused");
+            assert_eq!(
+                (error.kind(), error.problems().len()),
+                (ErrorKind::InvalidConfig, problems),
+                "{error}"
+            );
+        }
     }
 
     #[test]

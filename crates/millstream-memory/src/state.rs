@@ -11,6 +11,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use millstream_core::audit::{Loss, Scope};
 use millstream_core::leases::{Lease, Token};
 use millstream_core::locks::LockRevision;
@@ -39,6 +40,8 @@ use crate::timetable::Timetable;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
+    /// Dictionaries of topics: the first has version 1.
+    pub(crate) dictionaries: BTreeMap<TopicName, Vec<Bytes>>,
     pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
     /// Deleted topics, as long as the deletion is remembered.
     pub(crate) deleted_topics: BTreeMap<TopicName, DeletedTopic>,
@@ -300,6 +303,7 @@ impl State {
             Scope::Shard(_) => true,
         });
         self.topic_groups.remove(name);
+        self.dictionaries.remove(name);
         self.topics.remove(name);
     }
 

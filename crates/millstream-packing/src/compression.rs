@@ -4,7 +4,7 @@ use millstream_core::packing::PackCompression;
 
 /// Level of zstd: packs are written for each batch of a producer, and level 3 takes twice the time for a twentieth of the size.
 #[cfg(feature = "zstd")]
-const LEVEL: i32 = 1;
+pub(crate) const LEVEL: i32 = 1;
 
 /// Reason why bytes cannot be compressed or decompressed.
 pub(crate) enum Failed {
@@ -14,11 +14,19 @@ pub(crate) enum Failed {
     Damaged(String),
 }
 
+#[cfg(feature = "zstd")]
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self::Damaged(error.to_string())
+    }
+}
+
 /// Returns whether this program was built with a compression.
 #[must_use]
 pub const fn is_built(compression: PackCompression) -> bool {
     let lz4 = cfg!(feature = "lz4") && matches!(compression, PackCompression::Lz4);
-    let zstd = cfg!(feature = "zstd") && matches!(compression, PackCompression::Zstd);
+    let of_zstd = matches!(compression, PackCompression::Zstd | PackCompression::ZstdDictionary);
+    let zstd = cfg!(feature = "zstd") && of_zstd;
     lz4 || zstd || matches!(compression, PackCompression::None)
 }
 
@@ -28,9 +36,7 @@ pub(crate) fn compress(bytes: Vec<u8>, compression: PackCompression) -> Result<V
         #[cfg(feature = "lz4")]
         PackCompression::Lz4 => Ok(lz4_flex::block::compress(&bytes)),
         #[cfg(feature = "zstd")]
-        PackCompression::Zstd => {
-            zstd::bulk::compress(&bytes, LEVEL).map_err(|error| Failed::Damaged(error.to_string()))
-        }
+        PackCompression::Zstd => zstd::bulk::compress(&bytes, LEVEL).map_err(Failed::from),
         #[allow(unreachable_patterns, reason = "without a feature its compression is left")]
         _ => Err(Failed::NotBuilt),
     }
@@ -49,12 +55,15 @@ pub(crate) fn decompress(bytes: &[u8], compression: PackCompression, size: usize
             plain
         }
         #[cfg(feature = "zstd")]
-        PackCompression::Zstd => {
-            zstd::bulk::decompress(bytes, size).map_err(|error| Failed::Damaged(error.to_string()))?
-        }
+        PackCompression::Zstd => zstd::bulk::decompress(bytes, size).map_err(Failed::from)?,
         #[allow(unreachable_patterns, reason = "without a feature its compression is left")]
         _ => return Err(Failed::NotBuilt),
     };
+    whole(plain, size)
+}
+
+/// Returns what was decompressed if it is as large as the pack says.
+pub(crate) fn whole(plain: Vec<u8>, size: usize) -> Result<Vec<u8>, Failed> {
     if plain.len() == size {
         Ok(plain)
     } else {

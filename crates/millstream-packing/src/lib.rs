@@ -1,8 +1,16 @@
 #![doc = include_str!("../README.md")]
 
 mod compression;
+mod dictionary;
 mod layout;
 mod pack;
+#[cfg(feature = "train")]
+mod train;
 
 pub use compression::is_built;
-pub use pack::{NotPacked, Unpacked, Unreadable, is_pack, pack, size, unpack};
+pub use dictionary::{BadDictionary, Dictionary, DictionaryName};
+pub use pack::{
+    NotPacked, Unpacked, Unreadable, dictionary_of, is_pack, pack, pack_with, size, unpack, unpack_with,
+};
+#[cfg(feature = "train")]
+pub use train::{NotTrained, train};

@@ -5,7 +5,8 @@ use millstream_core::packing::{MAX_BYTES, MAX_MESSAGES, PackCompression};
 use millstream_core::wire::{FORM, FORM_OF_PACKS, Field, Fields, PACK, PACK_MESSAGES};
 use thiserror::Error;
 
-use crate::compression::{Failed, compress, decompress};
+use crate::compression::{Failed, compress, decompress, is_built, whole};
+use crate::dictionary::{Dictionary, DictionaryName, id_of_frame};
 use crate::layout;
 
 /// Longest part of a damaged pack's head that an error shows, in bytes.
@@ -45,6 +46,9 @@ pub enum Unreadable {
     /// The pack has a compression that this version does not know.
     #[error("the pack has a compression that this version does not know: {0:?}")]
     Unknown(String),
+    /// The pack needs a dictionary that is not there.
+    #[error("the pack needs version {} of the topic's dictionary, with the id {}, which is not there", .0.version, .0.id)]
+    NoDictionary(DictionaryName),
     /// It is no pack in the form that the protocol prescribes.
     #[error("the pack is damaged: {0}")]
     Damaged(String),
@@ -73,6 +77,22 @@ pub fn pack<'a>(
     messages: impl Iterator<Item = &'a Fields> + Clone,
     compression: PackCompression,
 ) -> Result<Fields, NotPacked> {
+    pack_with(messages, compression, None)
+}
+
+/// Same as [`pack`], with the dictionary for [`PackCompression::ZstdDictionary`]. Without one, that is plain zstd; other compressions
+/// use none.
+///
+/// # Errors
+/// Those of [`pack`].
+pub fn pack_with<'a>(
+    messages: impl Iterator<Item = &'a Fields> + Clone,
+    compression: PackCompression,
+    dictionary: Option<&Dictionary>,
+) -> Result<Fields, NotPacked> {
+    let with_dictionary = compression == PackCompression::ZstdDictionary;
+    let dictionary = dictionary.filter(|_| with_dictionary);
+    let compression = if with_dictionary { PackCompression::Zstd } else { compression };
     let (count, size) = messages
         .clone()
         .fold((0, 0), |(count, bytes), message| (count + 1, bytes + layout::written(message)));
@@ -91,11 +111,17 @@ pub fn pack<'a>(
     for message in messages {
         layout::write(&mut plain, message);
     }
-    let data = compress(plain, compression).map_err(|failed| match failed {
+    let (compressed, word) = match dictionary {
+        Some(dictionary) => {
+            (dictionary.compress(&plain), format!("{}:{}", compression.as_str(), dictionary.name().version))
+        }
+        None => (compress(plain, compression), compression.as_str().to_owned()),
+    };
+    let data = compressed.map_err(|failed| match failed {
         Failed::NotBuilt => NotPacked::NotBuilt(compression),
         Failed::Damaged(why) => NotPacked::Failed(why),
     })?;
-    let head = format!("{count} {} {size}", compression.as_str());
+    let head = format!("{count} {word} {size}");
     let name = |name: &'static str| Bytes::from_static(name.as_bytes());
     Ok(vec![(name(FORM), name(FORM_OF_PACKS)), (name(PACK), head.into()), (name(PACK_MESSAGES), data.into())])
 }
@@ -106,21 +132,57 @@ pub fn is_pack(entry: &[Field]) -> bool {
     one(entry, FORM).ok().flatten().is_some_and(|form| *form == *FORM_OF_PACKS.as_bytes())
 }
 
-/// Returns the messages of an entry if it is a pack. They share the memory of the pack.
+/// Returns which dictionary is needed to read an entry. `None` if none is, or the entry is damaged.
+#[must_use]
+pub fn dictionary_of(entry: &[Field]) -> Option<DictionaryName> {
+    if !is_pack(entry) {
+        return None;
+    }
+    let head = read_head(one(entry, PACK).ok()??).ok()?;
+    let data = one(entry, PACK_MESSAGES).ok()??;
+    Some(DictionaryName { version: head.dictionary?, id: id_of_frame(data)? })
+}
+
+/// Returns the messages of an entry if it is a pack that needs no dictionary. They share the memory of the pack.
 ///
 /// An entry is a pack if its field `mq:form` has the value `2`.
 ///
 /// # Errors
 /// [`Unreadable`]. The bytes take no more than [`MAX_BYTES`] of memory, and the fields 64 bytes each, 100,000 of them at the most.
 pub fn unpack(entry: &[Field]) -> Result<Unpacked, Unreadable> {
+    unpack_with(entry, |_| None::<&Dictionary>)
+}
+
+/// Same as [`unpack`], also of a pack that needs a dictionary: `dictionaries` returns the one of that name.
+///
+/// # Errors
+/// Those of [`unpack`]; [`Unreadable::NoDictionary`] if there is none of that name.
+pub fn unpack_with<D: AsRef<Dictionary>>(
+    entry: &[Field],
+    dictionaries: impl FnOnce(DictionaryName) -> Option<D>,
+) -> Result<Unpacked, Unreadable> {
     let damaged = |why: &str| Unreadable::Damaged(why.to_owned());
     if !is_pack(entry) {
         return Ok(Unpacked::One);
     }
     let head = one(entry, PACK)?.ok_or_else(|| damaged("it has no head"))?;
     let data = one(entry, PACK_MESSAGES)?.ok_or_else(|| damaged("it has no messages"))?;
-    let (count, compression, size) = read_head(head)?;
-    let plain = decompress(data, compression, size).map_err(|failed| match failed {
+    let Head { count, compression, dictionary, size } = read_head(head)?;
+    let plain = match dictionary {
+        _ if !is_built(compression) => Err(Failed::NotBuilt),
+        None => decompress(data, compression, size),
+        Some(version) => {
+            let id = id_of_frame(data).ok_or_else(|| damaged("it says no id of a dictionary"))?;
+            let name = DictionaryName { version, id };
+            let dictionary = dictionaries(name).ok_or(Unreadable::NoDictionary(name))?;
+            let dictionary = dictionary.as_ref();
+            if dictionary.name() != name {
+                return Err(Unreadable::NoDictionary(name));
+            }
+            dictionary.decompress(data, size).and_then(|plain| whole(plain, size))
+        }
+    };
+    let plain = plain.map_err(|failed| match failed {
         Failed::NotBuilt => Unreadable::NotBuilt(compression),
         Failed::Damaged(why) => Unreadable::Damaged(why),
     })?;
@@ -147,8 +209,17 @@ fn one<'a>(entry: &'a [Field], name: &str) -> Result<Option<&'a Bytes>, Unreadab
     }
 }
 
-/// Parses `<count> <compression> <size>`.
-fn read_head(head: &[u8]) -> Result<(usize, PackCompression, usize), Unreadable> {
+/// What a pack says of itself.
+struct Head {
+    count: usize,
+    compression: PackCompression,
+    /// Version of the dictionary that it needs.
+    dictionary: Option<u32>,
+    size: usize,
+}
+
+/// Parses `<count> <compression> <size>`; the compression is a word, or `zstd:` and the version of a dictionary.
+fn read_head(head: &[u8]) -> Result<Head, Unreadable> {
     let shown = || String::from_utf8_lossy(&head[..head.len().min(MAX_SHOWN)]).into_owned();
     let damaged = || Unreadable::Damaged(format!("its head is {:?}", shown()));
     let text = std::str::from_utf8(head).map_err(|_| damaged())?;
@@ -165,6 +236,18 @@ fn read_head(head: &[u8]) -> Result<(usize, PackCompression, usize), Unreadable>
     let (Some(count), Some(size)) = (figure(count, MAX_MESSAGES), figure(size, MAX_BYTES)) else {
         return Err(damaged());
     };
-    let compression = PackCompression::parse(compression).map_err(|_| Unreadable::Unknown(shown()))?;
-    Ok((count as usize, compression, size as usize))
+    let unknown = || Unreadable::Unknown(shown());
+    let (compression, dictionary) = match compression.split_once(':') {
+        None => (compression, None),
+        Some((compression @ "zstd", version)) => {
+            (compression, Some(figure(version, u32::MAX).ok_or_else(damaged)?))
+        }
+        Some(_) => return Err(unknown()),
+    };
+    let compression = PackCompression::parse(compression).map_err(|_| unknown())?;
+    if compression == PackCompression::ZstdDictionary {
+        // A word of settings: a pack names its dictionary.
+        return Err(unknown());
+    }
+    Ok(Head { count: count as usize, compression, dictionary, size: size as usize })
 }

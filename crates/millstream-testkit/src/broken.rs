@@ -76,6 +76,8 @@ struct Memo {
     haunted: HashMap<TopicName, Vec<GroupName>>,
     /// Names of topics, and of topics with groups, that were ever deleted.
     deleted: HashSet<String>,
+    /// Topic and version of the dictionary that was stored last.
+    dictionary: Option<(TopicName, u32)>,
     /// Groups that were ever paused.
     paused: HashSet<(TopicName, GroupName)>,
     /// Groups that are missing on a new partition.
@@ -115,6 +117,7 @@ impl Mutant {
             Self::RestoreUnsupported => Capability::Restore,
             Self::ExpandUnsupported => Capability::Expand,
             Self::AlterTopicUnsupported => Capability::AlterTopic,
+            Self::DictionariesUnsupported => Capability::Dictionaries,
             Self::CountUnsupported => Capability::Count,
             Self::PauseUnsupported => Capability::Pause,
             Self::StatsUnsupported => Capability::Stats,

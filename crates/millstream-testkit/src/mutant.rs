@@ -443,6 +443,12 @@ sabotages! {
     AlterResets,
     /// An invalid change is ignored.
     AlterUnchecked,
+    /// Any version of a dictionary is the newest.
+    DictionaryOverwritten,
+    /// A dictionary that is refused is confirmed.
+    DictionaryUnchecked,
+    /// A topic has the dictionaries of all topics.
+    DictionaryOfAnyTopic,
     /// Deleting a topic deletes its name only.
     DeleteKeepsTheKeys,
     /// Deleting a topic does nothing.
@@ -955,6 +961,8 @@ sabotages! {
     ExpandUnsupported,
     /// It claims changing the settings of topics, and answers that it is unsupported.
     AlterTopicUnsupported,
+    /// It claims dictionaries of packs, and answers that they are unsupported.
+    DictionariesUnsupported,
     /// It claims counting entries, and answers that it is unsupported.
     CountUnsupported,
     /// It claims pausing groups, and answers that it is unsupported.

@@ -36,6 +36,7 @@ pub fn cases() -> Vec<Case> {
         catalog::cases(),
         catalog::growing::cases(),
         catalog::altering::cases(),
+        catalog::dictionaries::cases(),
         catalog::deleting::cases(),
         catalog::remembering::cases(),
         catalog::pausing::cases(),

@@ -24,7 +24,8 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
         "millstream-payload" => these(&[CORE, "millstream-runtime"]),
         "millstream-keda" => these(&[CORE, "millstream-metrics"]),
         "millstream-memory" | "millstream-loops" | "millstream-packing" | "millstream-testkit"
-        | "millstream-admin" | "millstream-metrics" => these(&[CORE]),
+        | "millstream-metrics" => these(&[CORE]),
+        "millstream-admin" => these(&[CORE, "millstream-packing"]),
         "millstream" => all_but(&["millstream-testkit"]),
         "millstream-bench" | "millstream-dashboard" => these(&["millstream"]),
         "millstream-cli" | "integration-tests" => all_but(&[]),

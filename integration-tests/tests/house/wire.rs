@@ -8,11 +8,11 @@ use millstream_core::keys::{Key, Keys};
 use millstream_core::log::{Receipt, Source};
 use millstream_core::packing::PackCompression;
 use millstream_core::partitioner::{by_hash, murmur2};
-use millstream_core::wire::{self, Fields, Malformed};
+use millstream_core::wire::{self, Field, Fields, Malformed};
 use millstream_core::{
     DeadLetter, Envelope, GroupName, History, Limits, MessageId, Namespace, TopicName, TopicPartition,
 };
-use millstream_packing::{Unpacked, pack, unpack};
+use millstream_packing::{Dictionary, Unpacked, pack, unpack_with};
 use serde_json::{Value, json};
 
 use crate::none;
@@ -126,6 +126,7 @@ fn key(vector: &Value) -> Key {
         "settled" => keys.settled(&partition(vector), &group(vector)),
         "topics" => keys.topics(),
         "topic_meta" => keys.topic_meta(&topic(vector)),
+        "topic_dictionaries" => keys.topic_dictionaries(&topic(vector)),
         "topic_partitions" => keys.topic_partitions(&topic(vector)),
         "topic_groups" => keys.topic_groups(&topic(vector)),
         "members" => keys.members(&topic(vector), &group(vector)),
@@ -190,7 +191,14 @@ fn packs_are_read_and_written_as_the_vectors_say() {
     let mut offenders = Vec::new();
     for vector in list(&vectors, "packs") {
         let (name, entry) = (text(vector, "name"), fields(&vector["entry"]));
-        let found = match unpack(&entry) {
+        let dictionaries = vector["dictionaries"].as_object().into_iter().flatten();
+        let dictionaries: Vec<Dictionary> = dictionaries
+            .map(|(version, one)| {
+                Dictionary::new(version.parse().expect("a number"), &bytes(one)).expect("one of zstd")
+            })
+            .collect();
+        let named = |name| dictionaries.iter().find(|one| one.name() == name);
+        let found = match unpack_with(&entry, named) {
             Ok(Unpacked::One) => Some(vec![(id(vector).to_string(), entry.clone())]),
             Ok(Unpacked::Messages(messages)) => {
                 let count = u32::try_from(messages.len()).expect("few messages");
@@ -203,7 +211,9 @@ fn packs_are_read_and_written_as_the_vectors_say() {
             messages.iter().map(|one| (text(one, "id").to_owned(), fields(&one["entry"]))).collect::<Vec<_>>()
         });
         offenders.extend(differs(name, &found, &expected));
-        if let Some(messages) = expected.filter(|_| entry.len() == 3) {
+        // What zstd writes is the same in all versions to a reader only.
+        let is_plain = |(_, head): &Field| head.windows(6).any(|word| word == b" none ");
+        if let Some(messages) = expected.filter(|_| entry.len() == 3 && is_plain(&entry[1])) {
             let written = pack(messages.iter().map(|(_, message)| message), PackCompression::None);
             offenders.extend(differs(name, &written.expect("packed"), &entry));
         }

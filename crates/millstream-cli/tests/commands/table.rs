@@ -10,7 +10,8 @@ use bytes::Bytes;
 use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
 use millstream::{
-    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
+    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, PackCompression, Packing, Retention,
+    Topic, TopicPartition,
 };
 
 use crate::help;
@@ -44,6 +45,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("topic alter", "orders --retention consumed", Asks),
     ("topic expand", "orders 4", Asks),
     ("topic trim", "orders --retention length:1", Asks),
+    ("topic train", "packed", Changes),
     ("topic delete", "orders", Asks),
     ("group list", "orders", Looks),
     ("group describe", "orders billing", Looks),
@@ -180,6 +182,14 @@ async fn place() -> (Cli, Millstream, String) {
     worker.shutdown().await;
     let hour = Duration::from_secs(3_600);
     mails.schedule(&NASTY.to_owned()).id(TURNED).delay(hour).await.expect("scheduled");
+    let packing = Packing::new().compression(PackCompression::ZstdDictionary);
+    let packed = mq.producer(Topic::<Bytes>::raw("packed").packed(packing)).await.expect("a topic");
+    for n in 0..200 {
+        packed
+            .send(&Bytes::from(format!("{NASTY} some text that all messages have, and {n}")))
+            .await
+            .expect("sent");
+    }
     let held = mq.lock("invoice:1").owner(TURNED).ttl(hour).acquire().await.expect("acquired");
     // Held for as long as the test runs.
     std::mem::forget(held);
@@ -284,7 +294,7 @@ async fn what_cannot_be_undone_is_not_done_without_a_yes() {
             assert!(ran.stderr.contains("say --yes"), "{args:?}: {ran:?}");
         }
     }
-    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(1), "it is all there");
+    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(2), "it is all there");
     assert_eq!(cli.json("dlq count orders billing")["count"], 4);
 }
 

@@ -1,6 +1,7 @@
 //! `millstream topic`.
 
 pub(crate) mod inspect;
+mod train;
 mod trim;
 
 use std::time::Duration;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use crate::capability::unsupported;
 use crate::error::Result;
@@ -326,6 +327,34 @@ pub trait Catalog: Send + Sync {
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
         let _ = (name, change);
         Err(unsupported("Catalog::alter_topic"))
+    }
+
+    /// Stores a dictionary for the packs of a topic, and returns its version: one more than that of the dictionary before, from 1.
+    /// Producers use the newest that they know; earlier ones stay for the packs that name them, until the topic is deleted.
+    ///
+    /// The bytes are not looked into, except for their size.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a topic that uses none, and a size that
+    /// [is not allowed](TopicSpec::check_dictionary). Those of [`create_topic`](Self::create_topic).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Dictionaries`](crate::Capability::Dictionaries).
+    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+        let _ = (name, dictionary);
+        Err(unsupported("Catalog::store_dictionary"))
+    }
+
+    /// Returns a dictionary of a topic's packs; `None` if it has none of this version.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) for one that is larger than
+    /// [allowed](crate::packing::MAX_DICTIONARY): it is not read. Transient ones;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default:
+    /// see [`Capability::Dictionaries`](crate::Capability::Dictionaries).
+    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+        let _ = (name, version);
+        Err(unsupported("Catalog::dictionary"))
     }
 
     /// Deletes a topic with everything that is stored for it and its groups: logs, retries, dead letters, scheduled

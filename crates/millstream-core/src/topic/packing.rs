@@ -10,6 +10,9 @@ use crate::message::dead_letter_retention::shown;
 pub const MAX_MESSAGES: u32 = 1_000;
 /// Largest size in bytes of the messages of a pack, before they are compressed: so much a reader needs for it.
 pub const MAX_BYTES: u32 = 1 << 20;
+/// Largest size in bytes of a dictionary (64 KiB): every reader and producer of the topic keeps it in memory. It is four times the size
+/// that is trained by default.
+pub const MAX_DICTIONARY: usize = 64 << 10;
 
 /// Way in which the messages of a pack are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -22,16 +25,20 @@ pub enum PackCompression {
     /// zstd (a frame, level 1): the smallest. The default.
     #[default]
     Zstd,
+    /// zstd with a dictionary that is trained on messages of the topic, and stored with it: much smaller where packs are small, or
+    /// single messages are packed. Until the topic has a dictionary, the same as [`Zstd`](Self::Zstd).
+    ZstdDictionary,
 }
 
 impl PackCompression {
-    /// Returns the word for it in a topic's settings and in packs.
+    /// Returns the word for it in a topic's settings.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Lz4 => "lz4",
             Self::Zstd => "zstd",
+            Self::ZstdDictionary => "zstd-dictionary",
         }
     }
 
@@ -42,7 +49,8 @@ impl PackCompression {
     pub fn parse(word: &str) -> Result<Self> {
         let unknown =
             || Error::new(ErrorKind::Unsupported, format!("unknown compression of packs {:?}", shown(word)));
-        [Self::None, Self::Lz4, Self::Zstd].into_iter().find(|one| one.as_str() == word).ok_or_else(unknown)
+        let all = [Self::None, Self::Lz4, Self::Zstd, Self::ZstdDictionary];
+        all.into_iter().find(|one| one.as_str() == word).ok_or_else(unknown)
     }
 }
 
@@ -74,6 +82,9 @@ impl Packing {
 
     /// Sets the least number of messages for which a pack is made, 2 up to the largest number; fewer are stored one by one. Default: 4,
     /// since to append a pack costs the server as much as two or three messages.
+    ///
+    /// With [`PackCompression::ZstdDictionary`] it can be 1: then messages that are alone are compressed too, once the topic has a
+    /// dictionary and if that makes them smaller. Each is then compressed by itself, and settled by the script for packs.
     pub const fn min_messages(mut self, messages: u32) -> Self {
         self.least = messages;
         self
@@ -144,8 +155,9 @@ impl Packing {
         problems.require((2..=MAX_MESSAGES).contains(&self.messages), || {
             format!("packs of up to {} messages: 2 to {MAX_MESSAGES} are allowed", self.messages)
         });
-        problems.require((2..=self.messages.max(2)).contains(&self.least), || {
-            format!("packs of at least {} messages: 2 to {} are allowed", self.least, self.messages)
+        let fewest = if self.compression == PackCompression::ZstdDictionary { 1 } else { 2 };
+        problems.require((fewest..=self.messages.max(2)).contains(&self.least), || {
+            format!("packs of at least {} messages: {fewest} to {} are allowed", self.least, self.messages)
         });
         problems.require((1..=MAX_BYTES).contains(&self.bytes), || {
             format!("packs of up to {} bytes: 1 to {MAX_BYTES} are allowed", self.bytes)
@@ -172,6 +184,10 @@ mod tests {
             (Packing::default(), "zstd:4:500:65536"),
             (small, "none:2:2:1"),
             (Packing::new().compression(PackCompression::Lz4), "lz4:4:500:65536"),
+            (
+                Packing::new().min_messages(1).compression(PackCompression::ZstdDictionary),
+                "zstd-dictionary:1:500:65536",
+            ),
         ] {
             assert_eq!(packing.to_string(), text);
             assert_eq!(Packing::parse(text).expect("known"), packing);
@@ -183,6 +199,7 @@ mod tests {
         for (text, kind) in [
             ("", ErrorKind::Unsupported),
             ("zstd:1:500:65536", ErrorKind::Protocol),
+            ("zstd-dictionary:0:500:65536", ErrorKind::Protocol),
             ("zstd:501:500:65536", ErrorKind::Protocol),
             ("brotli:4:500:65536", ErrorKind::Unsupported),
             ("zstd", ErrorKind::Protocol),

@@ -1,6 +1,7 @@
 //! The catalog role in memory.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, REMEMBERED, Start};
 use millstream_core::{
     Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition,
@@ -20,7 +21,7 @@ impl Catalog for MemoryBackend {
         let now = self.now();
         let deleted = state.deleted_topics.remove(&spec.name).filter(|deleted| deleted.until > now);
         let generation = deleted.map_or(0, |deleted| now.timestamp().as_millis().max(deleted.at + 1));
-        let create = || spec.clone().with_generation(generation);
+        let create = || spec.clone().with_generation(generation).with_dictionary(None);
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
 
@@ -38,7 +39,7 @@ impl Catalog for MemoryBackend {
                 Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)).at(&spec.name)
             );
         }
-        let create = || spec.clone().with_generation(0);
+        let create = || spec.clone().with_generation(0).with_dictionary(None);
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
 
@@ -56,6 +57,8 @@ impl Catalog for MemoryBackend {
             .with_retention(topic.retention)
             .with_max_length(topic.max_length)
             .with_dead_letter_retention(topic.dead_letter_retention)
+            .with_packing(topic.packing)
+            .with_dictionary(topic.dictionary)
             .with_generation(topic.generation)
             .with_earlier([topic.earlier, vec![topic.partitions]].concat());
         state.topics.insert(name.clone(), grown.clone());
@@ -88,6 +91,23 @@ impl Catalog for MemoryBackend {
         let changed = change.of(state.topic(name)?.clone())?;
         state.topics.insert(name.clone(), changed.clone());
         Ok(changed)
+    }
+
+    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+        let mut state = self.lock();
+        let topic = state.topic(name)?.clone();
+        topic.check_dictionary(&dictionary)?;
+        let dictionaries = state.dictionaries.entry(name.clone()).or_default();
+        dictionaries.push(dictionary);
+        let version = u32::try_from(dictionaries.len()).unwrap_or(u32::MAX);
+        state.topics.insert(name.clone(), topic.with_dictionary(Some(version)));
+        Ok(version)
+    }
+
+    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+        let state = self.lock();
+        let at = (version as usize).checked_sub(1);
+        Ok(at.and_then(|at| state.dictionaries.get(name)?.get(at)).cloned())
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {

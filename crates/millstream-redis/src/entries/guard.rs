@@ -16,9 +16,10 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
-use millstream_core::log::{Note, Source};
+use millstream_core::log::{Entry, Note, Source};
 use millstream_core::name::GroupName;
 use millstream_core::wire;
+use millstream_packing::Dictionary;
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
@@ -350,6 +351,13 @@ impl Guard {
     pub(crate) async fn open_of(&mut self, packs: &[MessageId]) -> Result<BTreeMap<MessageId, Option<Bits>>> {
         let ask = settled::ask_open(&self.streams[0], self.group.as_str(), None, &self.settled, packs);
         settled::told_open(self.line.send(&ask).await?, &self.settled, packs)
+    }
+
+    /// Returns the dictionaries that packs among these entries of the log need.
+    pub(crate) async fn dictionaries_for(&self, entries: &[Entry]) -> Result<Vec<Arc<Dictionary>>> {
+        let of_log = entries.iter().filter(|entry| entry.receipt.source == Source::Log);
+        let (tp, _) = self.lease.partition()?;
+        self.inner.dictionaries_for(&tp.topic, of_log.map(|entry| &entry.fields)).await
     }
 
     /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every

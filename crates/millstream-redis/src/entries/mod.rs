@@ -3,6 +3,7 @@
 pub(crate) mod cluster_appender;
 pub(crate) mod dead_trimming;
 pub(crate) mod dedup;
+pub(crate) mod dictionaries;
 pub(crate) mod guard;
 pub(crate) mod numbered;
 pub(crate) mod reader;

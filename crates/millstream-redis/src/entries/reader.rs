@@ -388,10 +388,11 @@ impl StreamReader {
         } else if std::mem::take(&mut self.inside) {
             settled = packs.iter().copied().zip(self.guard.settled(&packs).await?).collect();
         }
+        let dictionaries = self.guard.dictionaries_for(&fetched.entries).await?;
         let entries = std::mem::take(&mut fetched.entries);
         let read = entries.len();
         let bits = |receipt: &Receipt| settled.remove(&receipt.id).flatten();
-        let mut messages = replace_packs(entries, bits)?;
+        let mut messages = replace_packs(entries, &dictionaries, bits)?;
         self.packed.came(read, messages.len(), true);
         if fetched.pending && self.noted {
             let notes = self.guard.notes(Source::Log, &in_packs(&messages)).await?;

@@ -13,6 +13,7 @@ mod start_offset;
 mod stats;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use millstream_core::catalog::{
     Catalog, GroupCreated, GroupState, PartitionStats, PartitionSurvey, Pin, Start,
 };
@@ -298,6 +299,14 @@ impl Catalog for RedisBackend {
 
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
         self.store_change(name, change).await
+    }
+
+    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+        self.add_dictionary(name, &dictionary).await
+    }
+
+    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+        self.inner.stored_dictionary(name, version).await
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {

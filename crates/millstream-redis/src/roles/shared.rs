@@ -223,7 +223,9 @@ impl RedisBackend {
         let mut open = settled::told_open(line.send(&ask).await?, &settled, &packs)?;
         claimed.entries.retain(|entry| !is_pack(entry) || open.contains_key(&entry.receipt.id));
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
-        let mut messages = replace_packs(std::mem::take(&mut claimed.entries), bits)?;
+        let of_log = claimed.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
+        let dictionaries = self.inner.dictionaries_for(&member.topic, of_log).await?;
+        let mut messages = replace_packs(std::mem::take(&mut claimed.entries), &dictionaries, bits)?;
         let ids = in_packs(&messages);
         let notes = line.send(&note::ask(&held, Source::Log, &ids)).await?;
         add_notes(&mut messages, note::told(notes, &held, &ids)?);

@@ -1,6 +1,7 @@
 //! Mistakes of the catalog role.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
 use millstream_core::inspect::Range;
 use millstream_core::log::Source;
@@ -120,6 +121,37 @@ impl Catalog for Broken {
             _ => {}
         }
         inner.alter_topic(name, &change).await
+    }
+
+    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+        self.supports(Capability::Dictionaries)?;
+        let stored = self.inner.catalog().store_dictionary(name, dictionary).await;
+        match stored {
+            Ok(version) => {
+                self.memo().dictionary = Some((name.clone(), version));
+                Ok(version)
+            }
+            Err(error)
+                if error.kind() == ErrorKind::InvalidConfig && self.is(Mutant::DictionaryUnchecked) =>
+            {
+                Ok(1)
+            }
+            error => error,
+        }
+    }
+
+    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+        self.supports(Capability::Dictionaries)?;
+        let last = self.memo().dictionary.clone();
+        match (self.sabotage, last) {
+            (Mutant::DictionaryOverwritten, Some((topic, newest))) if topic == *name => {
+                self.inner.catalog().dictionary(name, newest).await
+            }
+            (Mutant::DictionaryOfAnyTopic, Some((topic, _))) => {
+                self.inner.catalog().dictionary(&topic, version).await
+            }
+            _ => self.inner.catalog().dictionary(name, version).await,
+        }
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {

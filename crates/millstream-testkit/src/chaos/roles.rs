@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use millstream_core::Continuity;
 use millstream_core::catalog::{
     Catalog, GroupCreated, GroupState, PartitionStats, PartitionSurvey, Pin, Start,
@@ -333,6 +334,14 @@ impl Catalog for Client {
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
         call!(self, Catalog, catalog.topic(name;))
+    }
+
+    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+        call!(self, Catalog, catalog.store_dictionary(name; dictionary))
+    }
+
+    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+        call!(self, Catalog, catalog.dictionary(name; version))
     }
 
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {

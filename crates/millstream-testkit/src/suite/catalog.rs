@@ -2,6 +2,7 @@
 
 pub(super) mod altering;
 pub(super) mod deleting;
+pub(super) mod dictionaries;
 pub(super) mod growing;
 pub(super) mod pausing;
 pub(super) mod remembering;

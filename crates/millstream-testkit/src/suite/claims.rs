@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use millstream_core::catalog::Start;
 use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
@@ -9,8 +10,8 @@ use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
 use millstream_core::schedule::{Due, OnConflict, Place, RetryAction, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::tasks::TrimTasksBy;
 use millstream_core::{
-    Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, QueueChange, QueueName,
-    Result, Retention, TopicChange, TopicPartition, TopicSpec,
+    Capability, DeadLetterRetention, Durability, ErrorKind, GroupName, MessageId, PackCompression, Packing,
+    QueueChange, QueueName, Result, Retention, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 
 use super::schedule::{body, id};
@@ -35,6 +36,7 @@ suite!("claims":
     restoring_is_as_claimed,
     expanding_is_as_claimed,
     altering_is_as_claimed,
+    dictionaries_are_as_claimed,
     counting_is_as_claimed,
     pausing_is_as_claimed,
     stats_are_as_claimed,
@@ -196,6 +198,20 @@ async fn altering_is_as_claimed(h: Harness) -> Verdict {
     let (topic, change) = (h.topic(1).await?.name, TopicChange::new().retention(Retention::Consumed));
     let altered = h.backend.catalog().alter_topic(&topic, &change).await;
     as_claimed(&h, Capability::AlterTopic, "Catalog::alter_topic", altered)
+}
+
+async fn dictionaries_are_as_claimed(h: Harness) -> Verdict {
+    let packing = Packing::new().compression(PackCompression::ZstdDictionary);
+    let name = TopicName::new(h.unique("topic"))?;
+    let spec = TopicSpec::new(name.clone(), 1)?.with_packing(packing);
+    // A backend without packs may refuse such a topic.
+    if h.backend.supports(Capability::Dictionaries) {
+        h.backend.catalog().create_topic(&spec).await?;
+    }
+    let stored = h.backend.catalog().store_dictionary(&name, Bytes::from_static(b"d")).await;
+    as_claimed(&h, Capability::Dictionaries, "Catalog::store_dictionary", stored)?;
+    let read = h.backend.catalog().dictionary(&name, 1).await;
+    as_claimed(&h, Capability::Dictionaries, "Catalog::dictionary", read)
 }
 
 async fn counting_is_as_claimed(h: Harness) -> Verdict {

@@ -28,7 +28,7 @@ const MAX_MS: u64 = 1 << 53;
 /// Maximum length of an error about stored text, in bytes: the text is somebody else's data, and may be large.
 const MAX_ERROR: usize = 1_024;
 /// The fields of a topic, as an error names them.
-const FIELDS: [&str; 9] = [
+const FIELDS: [&str; 10] = [
     "partitionCount",
     "format",
     "retention",
@@ -38,6 +38,7 @@ const FIELDS: [&str; 9] = [
     "deadLetterRetention",
     "earlier",
     "packing",
+    "dictionary",
 ];
 
 pub(crate) fn check(input: &[u8]) {
@@ -155,6 +156,7 @@ fn stored(lines: &[&str]) {
                     Some(topic.dead_letter_retention.to_string()),
                     Some(earlier.join(" ")),
                     topic.packing.map(|packing| packing.to_string()),
+                    topic.dictionary.map(|version| version.to_string()),
                 ];
                 let again: Vec<_> = again.iter().map(Option::as_deref).collect();
                 let again = fuzzing::stored_topic(&name(), &again).expect("what is written is read");

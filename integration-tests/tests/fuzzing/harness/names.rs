@@ -108,6 +108,7 @@ fn keys(parts: &Parts<'_>) -> Vec<(Key, String)> {
         add(numbered, "numbered", &[at[0], at[1], number.as_str()]);
         add(keys.topic_meta(topic), "meta", &at[..1]);
         add(keys.topic_deleted(topic), "deleted", &at[..1]);
+        add(keys.topic_dictionaries(topic), "dictionaries", &at[..1]);
         add(keys.topic_partitions(topic), "partitions", &at[..1]);
         add(keys.topic_groups(topic), "groups", &at[..1]);
     }

@@ -36,7 +36,7 @@ impl TopicView {
             retention: RetentionView::of(spec.retention),
             max_length: spec.max_length,
             dead_letter_retention: DeadLetterRetentionView::of(spec.dead_letter_retention),
-            packing: spec.packing.map(PackingView::of),
+            packing: spec.packing.map(|packing| PackingView::of(packing, spec.dictionary)),
             retention_text: human::retention(spec.retention),
             dead_letter_retention_text: human::dead_letter_retention(spec.dead_letter_retention),
         }
@@ -67,30 +67,34 @@ impl TopicView {
 /// How producers pack messages of a topic.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(in crate::commands) struct PackingView {
-    /// `none`, `lz4` or `zstd`.
+    /// `none`, `lz4`, `zstd` or `zstd-dictionary`.
     compression: String,
     /// The least number of messages for which a pack is made.
     min_messages: usize,
     max_messages: usize,
     /// The size at which a pack takes no further message, before compression.
     max_bytes: usize,
+    /// The version of the newest dictionary; `null` for none.
+    dictionary: Option<u32>,
 }
 
 impl PackingView {
-    fn of(packing: Packing) -> Self {
+    fn of(packing: Packing, dictionary: Option<u32>) -> Self {
         Self {
             compression: packing.compressed().as_str().to_owned(),
             min_messages: packing.least(),
             max_messages: packing.messages(),
             max_bytes: packing.bytes(),
+            dictionary,
         }
     }
 
     fn text(&self) -> String {
-        let Self { compression, min_messages, max_messages, max_bytes } = self;
+        let Self { compression, min_messages, max_messages, max_bytes, dictionary } = self;
         let compressed = if compression == "none" { "not compressed" } else { compression };
+        let version = dictionary.map_or_else(String::new, |version| format!(" of version {version}"));
         format!(
-            "{compressed}, {min_messages} to {max_messages} messages, up to {}",
+            "{compressed}{version}, {min_messages} to {max_messages} messages, up to {}",
             human::bytes(*max_bytes as u64)
         )
     }

@@ -3,6 +3,7 @@
 mod change;
 mod delete;
 mod inspect;
+mod train;
 mod trim;
 
 use anyhow::Result;
@@ -14,7 +15,7 @@ use crate::commands::shared::view::TopicView;
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Lists, describes, creates, changes, trims and deletes topics
+/// Lists, describes, creates, changes, trims and deletes topics, and trains dictionaries of packed ones
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic list
@@ -33,6 +34,7 @@ enum What {
     Alter(change::Alter),
     Expand(change::Expand),
     Trim(trim::Trim),
+    Train(train::Train),
     Delete(delete::Delete),
 }
 
@@ -44,6 +46,7 @@ pub(in crate::commands) const DATA: Table = &[
     ("topic alter", of::<change::Changed>()),
     ("topic expand", of::<change::Changed>()),
     ("topic trim", of::<trim::Outcome>()),
+    ("topic train", of::<train::Outcome>()),
     ("topic delete", of::<delete::View>()),
 ];
 
@@ -56,6 +59,7 @@ impl Topic {
             What::Alter(it) => it.run(cx).await,
             What::Expand(it) => it.run(cx).await,
             What::Trim(it) => it.run(cx).await,
+            What::Train(it) => it.run(cx).await,
             What::Delete(it) => it.run(cx).await,
         }
     }

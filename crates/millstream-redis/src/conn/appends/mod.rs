@@ -3,6 +3,7 @@
 pub(crate) mod appender;
 pub(crate) mod confirm;
 pub(crate) mod dedup;
+pub(crate) mod dictionaries;
 pub(crate) mod node_appender;
 pub(crate) mod numbered;
 pub(crate) mod packed;

@@ -12,12 +12,13 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
 use millstream_core::log::{Append, Receipt};
 use millstream_core::name::TopicName;
-use millstream_core::packing::Packing;
+use millstream_core::packing::{PackCompression, Packing};
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use millstream_core::wire::Fields;
-use millstream_packing::{pack, size};
+use millstream_packing::{pack_with, size};
 use redis::{Cmd, Pipeline};
 
+use crate::conn::appends::dictionaries::Dictionaries;
 use crate::conn::appends::script::Script;
 use crate::conn::request::{Digits, Request};
 use crate::error::unexpected;
@@ -27,6 +28,7 @@ pub(crate) struct Packings {
     /// Whether there are any: without one, an append costs nothing more.
     any: AtomicBool,
     topics: RwLock<HashMap<TopicName, Packing>>,
+    dictionaries: Dictionaries,
     script: Script,
     /// Whether the servers are a cluster. Then single entries of packed topics are appended by the script too: what keeps a pack from being
     /// stored while its slot moves (two keys, of which one is elsewhere) must keep those behind it from overtaking it.
@@ -36,7 +38,14 @@ pub(crate) struct Packings {
 impl Packings {
     /// `code` is the source of `append_packed`.
     pub(crate) fn new(code: String, on_cluster: bool) -> Self {
-        Self { any: AtomicBool::new(false), topics: RwLock::default(), script: Script::new(code), on_cluster }
+        let (any, topics, dictionaries) =
+            (AtomicBool::new(false), RwLock::default(), Dictionaries::default());
+        Self { any, topics, dictionaries, script: Script::new(code), on_cluster }
+    }
+
+    /// Returns the dictionaries that are known.
+    pub(crate) const fn dictionaries(&self) -> &Dictionaries {
+        &self.dictionaries
     }
 
     /// Keeps the packing of a topic that was read or created.
@@ -47,7 +56,10 @@ impl Packings {
         let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
         match topic.packing {
             Some(packing) => drop(topics.insert(topic.name.clone(), packing)),
-            None => drop(topics.remove(&topic.name)),
+            None => {
+                topics.remove(&topic.name);
+                self.dictionaries.forget(&topic.name);
+            }
         }
         self.any.store(!topics.is_empty(), Ordering::Release);
     }
@@ -97,8 +109,13 @@ impl Packings {
             let packing = known.get(&entries[at[0]].topic_partition).and_then(|(packing, _)| *packing);
             let compression = packing.filter(|packing| at.len() >= packing.least()).map(|it| it.compressed());
             let messages = at.iter().map(|at| &entries[*at].fields);
+            let topic = &entries[at[0]].topic_partition.topic;
             // A pack that cannot be made is none: its messages are stored one by one.
-            match compression.and_then(|compression| pack(messages, compression).ok()) {
+            match compression.and_then(|compression| self.pack(topic, messages, compression)) {
+                Some(fields) if at.len() == 1 && !self.on_cluster => {
+                    let topic_partition = entries[at[0]].topic_partition.clone();
+                    commands.push(Command::Alone(at[0], Append { topic_partition, fields }));
+                }
                 Some(fields) => commands.push(Command::Pack { at, fields }),
                 None if self.on_cluster && packing.is_some() => commands.extend(at.into_iter().map(|at| {
                     let fields = entries[at].fields.clone();
@@ -107,8 +124,27 @@ impl Packings {
                 None => commands.extend(at.into_iter().map(Command::One)),
             }
         }
-        let packs = commands.iter().filter(|command| matches!(command, Command::Pack { .. })).count();
-        (packs > 0).then_some(Division { commands })
+        let all_single = commands.iter().all(|command| matches!(command, Command::One(_)));
+        (!all_single).then_some(Division { commands })
+    }
+
+    /// Returns the entry that holds these messages; `None` if they are to be stored one by one.
+    fn pack<'a>(
+        &self,
+        topic: &TopicName,
+        mut messages: impl ExactSizeIterator<Item = &'a Fields> + Clone,
+        compression: PackCompression,
+    ) -> Option<Fields> {
+        let with_dictionary = compression == PackCompression::ZstdDictionary;
+        let dictionary = if with_dictionary { self.dictionaries.newest(topic) } else { None };
+        if messages.len() > 1 {
+            return pack_with(messages, compression, dictionary.as_deref()).ok();
+        }
+        // By itself a message is small enough only with a dictionary, and not always then. The server stores names of fields once for
+        // many entries.
+        let packed = pack_with(messages.clone(), compression, Some(dictionary.as_deref()?)).ok()?;
+        let values = |fields: &Fields| fields.iter().map(|(_, value)| value.len()).sum::<usize>();
+        (values(&packed) < values(messages.next()?)).then_some(packed)
     }
 
     /// Returns which commands carry the script: the first one of a request, or of each partition where these may be refused alone. `told` has
@@ -152,8 +188,21 @@ pub(crate) struct Division {
 enum Command {
     /// Appends the entry at this position.
     One(usize),
+    /// Appends, in the place of the entry at this position, a pack of that one message.
+    Alone(usize, Append),
     /// Appends those at these positions, which are one partition's, as this entry, by the script.
     Pack { at: Vec<usize>, fields: Fields },
+}
+
+impl Command {
+    /// Returns the entry that a command appends by itself.
+    fn single<'a, 'b: 'a>(&'a self, entry: &impl Fn(usize) -> &'b Append) -> &'a Append {
+        match self {
+            Self::Alone(_, append) => append,
+            Self::One(at) => entry(*at),
+            Self::Pack { at, .. } => entry(at[0]),
+        }
+    }
 }
 
 impl Division {
@@ -172,8 +221,8 @@ impl Division {
                 request.add(&[b"ASKING"]);
             }
             match command {
-                Command::One(at) => {
-                    let Append { topic_partition, fields } = entry(*at);
+                Command::One(_) | Command::Alone(..) => {
+                    let Append { topic_partition, fields } = command.single(&entry);
                     request.begin(3 + 2 * fields.len());
                     request.arg(b"XADD");
                     request.arg(keys.log(topic_partition).as_str().as_bytes());
@@ -207,8 +256,8 @@ impl Division {
         let mut told = Vec::new();
         for command in &self.commands {
             match command {
-                Command::One(at) => {
-                    pipe.add_command(one(entry(*at)));
+                Command::One(_) | Command::Alone(..) => {
+                    pipe.add_command(one(command.single(&entry)));
                 }
                 Command::Pack { at, fields } => {
                     let tp = &entry(at[0]).topic_partition;
@@ -233,7 +282,7 @@ impl Division {
         for command in &self.commands {
             let answer = next();
             match command {
-                Command::One(at) => results[*at] = answer,
+                Command::One(at) | Command::Alone(at, _) => results[*at] = answer,
                 Command::Pack { at, .. } => {
                     let count = u32::try_from(at.len()).unwrap_or(u32::MAX);
                     let receipts = answer.and_then(|id| {

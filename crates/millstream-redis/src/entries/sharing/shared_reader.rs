@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
-use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
+use millstream_core::log::{Fetched, Note, Receipt, Source};
 use millstream_core::shared::{SharedMember, SharedReader};
 use millstream_core::topic::Partition;
 use redis::{Cmd, Pipeline, Value};
@@ -22,6 +22,7 @@ use crate::conn::replies::resp::Head;
 use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
+use crate::entries::sharing::pages::{Read, not_connected, page, unasked};
 use crate::entries::sharing::plan::{Plan, StreamsRead};
 use crate::entries::unpacking::{add_notes, in_packs, is_pack, packs, replace_packs};
 use crate::entries::weight::{add_weight, weight};
@@ -82,20 +83,6 @@ enum Stage {
     Pending(VecDeque<usize>, MessageId),
     /// Reads entries that were never handed out.
     New,
-}
-
-/// Entries read, by partition.
-#[derive(Default)]
-struct Read(Vec<(Partition, Fetched)>);
-
-impl Read {
-    fn of(&mut self, partition: Partition) -> &mut Fetched {
-        let at = self.0.iter().position(|(known, _)| *known == partition).unwrap_or_else(|| {
-            self.0.push((partition, Fetched::default()));
-            self.0.len() - 1
-        });
-        &mut self.0[at].1
-    }
 }
 
 impl StreamsReader {
@@ -195,12 +182,7 @@ impl StreamsReader {
             let count = some.0.iter().map(came).sum::<usize>();
             let mut packs = some.0.iter().flat_map(|(_, fetched)| &fetched.entries);
             let packs = packs.any(|entry| entry.receipt.pack.is_some());
-            for (partition, fetched) in some.0 {
-                let all = read.of(partition);
-                all.pending = false;
-                all.entries.extend(fetched.entries);
-                all.ghosts.extend(fetched.ghosts);
-            }
+            some.0.into_iter().for_each(|(partition, fetched)| read.add_new(partition, fetched));
             left = left.saturating_sub(count);
             if self.per_entry == 1 || packs || count == 0 || left == 0 || self.plan.is_idle() {
                 return Ok(read);
@@ -342,7 +324,9 @@ impl StreamsReader {
         // What has left the pending list since it was read is settled.
         fetched.entries.retain(|entry| !is_pack(entry) || open.contains_key(&entry.receipt.id));
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
-        let mut messages = replace_packs(std::mem::take(&mut fetched.entries), bits)?;
+        let of_log = fetched.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
+        let dictionaries = self.inner.dictionaries_for(&self.member.topic, of_log).await?;
+        let mut messages = replace_packs(std::mem::take(&mut fetched.entries), &dictionaries, bits)?;
         if noted {
             let notes = self.notes(&held, Source::Log, &in_packs(&messages)).await?;
             add_notes(&mut messages, notes);
@@ -408,10 +392,7 @@ impl StreamsReader {
         let mut read = Read::default();
         for (at, mut page) in came {
             self.unpack(at, &mut page, false).await?;
-            let fetched = read.of(self.streams[at].partition);
-            fetched.pending = false;
-            fetched.entries.extend(page.entries);
-            fetched.ghosts.extend(page.ghosts);
+            read.add_new(self.streams[at].partition, page);
         }
         Ok(read)
     }
@@ -461,36 +442,6 @@ impl StreamsReader {
         self.socket = None;
         self.stray = self.stray.max(self.taking.take());
     }
-}
-
-fn unasked(key: &[u8]) -> Error {
-    unexpected(format_args!("entries of {}", String::from_utf8_lossy(key)))
-}
-
-fn not_connected() -> Error {
-    Error::new(ErrorKind::Unavailable, "the reader has no connection")
-}
-
-/// Combines entries with their delivery counts and notes. All lists are sorted by id.
-fn page(
-    source: Source,
-    entries: Vec<RawEntry>,
-    counts: Vec<(MessageId, u32)>,
-    notes: Vec<Option<Note>>,
-) -> Fetched {
-    let (mut counts, mut notes) = (counts.into_iter().peekable(), notes.into_iter());
-    let mut fetched = Fetched::of_pending();
-    for (id, fields) in entries {
-        let note = notes.next().flatten();
-        while counts.next_if(|(other, _)| *other < id).is_some() {}
-        let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
-        let receipt = Receipt::new(source, id);
-        match fields {
-            Some(fields) => fetched.entries.push(Entry::new(receipt, deliveries, fields).with_note(note)),
-            None => fetched.ghosts.push(receipt),
-        }
-    }
-    fetched
 }
 
 #[async_trait]

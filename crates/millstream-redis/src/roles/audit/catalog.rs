@@ -91,6 +91,7 @@ impl RedisBackend {
             (keys.topic_partitions(topic), "set"),
             (keys.topic_groups(topic), "set"),
             (keys.topic_deleted(topic), "string"),
+            (keys.topic_dictionaries(topic), "hash"),
         ];
         for group in self.groups_if_any(topic).await? {
             all.push((keys.members(topic, &group), "zset"));

@@ -16,7 +16,7 @@ use crate::conn::replies::reply;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.
-const META: [&str; 9] = [
+const META: [&str; 10] = [
     "partitionCount",
     "format",
     "retention",
@@ -26,6 +26,7 @@ const META: [&str; 9] = [
     "deadLetterRetention",
     "earlier",
     "packing",
+    "dictionary",
 ];
 
 /// What the field `retention` may hold, times in milliseconds.
@@ -33,7 +34,7 @@ const RETENTIONS: &str = "consumed, keep, consumed-after:<ms>, age:<ms> or lengt
 /// What the field `deadLetterRetention` may hold, times in milliseconds.
 const DEAD_LETTER_RETENTIONS: &str = "keep, age:<ms>, length:<entries> or both: age:<ms>,length:<entries>";
 /// What the field `packing` may hold.
-const PACKINGS: &str = "<none, lz4 or zstd>:<least messages>:<most messages>:<bytes>";
+const PACKINGS: &str = "<none, lz4, zstd or zstd-dictionary>:<least messages>:<most messages>:<bytes>";
 /// Maximum number of characters of a stored value that an error quotes.
 const MAX_SHOWN: usize = 64;
 
@@ -70,7 +71,7 @@ impl RedisBackend {
             _ => error.during(format_args!("create topic {}", spec.name)).at(&spec.name),
         })?;
         let stored = read(&spec.name, stored)?;
-        self.inner.packings.learn(&stored);
+        self.inner.learn(&stored).await;
         Ok(stored)
     }
 
@@ -97,8 +98,9 @@ impl RedisBackend {
     async fn forget_topic(&self, name: &TopicName, stage: &str, deletion: &Deletion) -> Result<[Value; 2]> {
         let keys = &self.inner.keys;
         let (meta, deleted) = (keys.topic_meta(name), keys.topic_deleted(name));
-        let of_topic = [keys.topic_partitions(name), keys.topic_groups(name)];
-        let call = self.inner.scripts.forget_topic.call([&meta, &deleted, &of_topic[0], &of_topic[1]]);
+        let of_topic = [keys.topic_partitions(name), keys.topic_groups(name), keys.topic_dictionaries(name)];
+        let [partitions, groups, dictionaries] = &of_topic;
+        let call = self.inner.scripts.forget_topic.call([&meta, &deleted, partitions, groups, dictionaries]);
         let call = call.args([stage, deletion.as_str()]).arg(groups::millis());
         reply::tuple(script::run_one(&self.inner.pool, call).await?)
     }
@@ -108,8 +110,22 @@ impl RedisBackend {
         let mut pipe = Pipeline::new();
         command(&mut pipe, &meta);
         let stored = read(name, self.inner.one(&meta, &pipe).await?)?;
-        self.inner.packings.learn(&stored);
+        self.inner.learn(&stored).await;
         Ok(stored)
+    }
+
+    /// Stores a dictionary under the next version.
+    pub(super) async fn add_dictionary(&self, name: &TopicName, dictionary: &[u8]) -> Result<u32> {
+        self.stored_topic(name).await?.check_dictionary(dictionary)?;
+        let keys = &self.inner.keys;
+        let (meta, dictionaries) = (keys.topic_meta(name), keys.topic_dictionaries(name));
+        let call = self.inner.scripts.store_dictionary.call([&meta, &dictionaries]).arg(dictionary);
+        let answer = script::run_one(&self.inner.pool, call).await.and_then(reply::count);
+        let during = |error: Error| error.during(format_args!("store a dictionary of topic {name}")).at(name);
+        let version = answer.map_err(during)?;
+        // So that producers of this program use it at once.
+        self.stored_topic(name).await?;
+        Ok(u32::try_from(version).unwrap_or(u32::MAX))
     }
 
     /// Fails for a topic of a newer format, whose data this version does not know.
@@ -152,8 +168,18 @@ pub(super) fn command(pipe: &mut Pipeline, meta: &Key) {
 }
 
 pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting, generation, of_dead, earlier, packing] =
-        reply::tuple(meta)?;
+    let [
+        partitions,
+        format,
+        retention,
+        max_length,
+        deleting,
+        generation,
+        of_dead,
+        earlier,
+        packing,
+        dictionary,
+    ] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
@@ -209,6 +235,14 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
             Some(packing)
         }
     };
+    let dictionary = match dictionary {
+        Value::Nil => None,
+        stored => {
+            let allowed = "a whole number from 1";
+            let version = u32::try_from(number(stored.clone(), "dictionary", allowed)?).ok();
+            Some(version.filter(|it| *it > 0).ok_or_else(|| damaged("dictionary", &stored, allowed))?)
+        }
+    };
     let generation =
         if generation == Value::Nil { 0 } else { number(generation, "reborn", "a whole number")? };
     let spec = TopicSpec::new(name.clone(), partitions)
@@ -218,7 +252,7 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let earlier: Vec<u32> = earlier.split(' ').filter_map(|number| number.parse().ok()).collect();
     let spec = spec.with_retention(retention).with_max_length(max_length);
     let spec = spec.with_dead_letter_retention(of_dead).with_generation(generation).with_packing(packing);
-    Ok(spec.with_earlier(earlier))
+    Ok(spec.with_earlier(earlier).with_dictionary(dictionary))
 }
 
 /// Returns the format of a topic with this packing. Clients that do not know packs must not read it as if it had none.

@@ -40,12 +40,14 @@ impl RedisBackend {
             Some(entry) => entries.push(entry),
             None => {}
         }
+        let dictionaries =
+            self.inner.dictionaries_for(&tp.topic, entries.iter().map(|entry| &entry.fields)).await?;
         let mut items: Vec<Stored> = Vec::with_capacity(entries.len());
         for Stored { id, fields, .. } in entries {
             if items.len() > limit {
                 break;
             }
-            let messages = unpacking::messages(Receipt::new(Source::Log, id), fields)?;
+            let messages = unpacking::messages(Receipt::new(Source::Log, id), fields, &dictionaries)?;
             let messages = messages.into_iter().map(|(receipt, fields)| Stored::new(receipt.id, fields));
             let within = |one: &Stored| one.id > range.after && one.id < range.before;
             let mut messages: Vec<Stored> = messages.filter(within).collect();

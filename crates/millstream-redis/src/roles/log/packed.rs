@@ -11,13 +11,14 @@ use millstream_core::id::MessageId;
 use millstream_core::log::{InPack, Receipt, Settlement};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
-use millstream_packing::{Unpacked, unpack};
+use millstream_packing::{Unpacked, unpack_with};
 use redis::Pipeline;
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
+use crate::entries::unpacking::named;
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;
@@ -71,8 +72,10 @@ impl RedisBackend {
             }
             for answer in self.inner.bulk.send(&pipe).await? {
                 for (id, fields) in reply::entries(answer)? {
+                    let dictionaries = self.inner.dictionaries_for(&tp.topic, fields.iter()).await?;
+                    let read = |fields: Fields| unpack_with(&fields, |name| named(&dictionaries, name));
                     // It was readable when it was handed out. If it is damaged since, nothing is left that could be kept.
-                    let Some(Ok(Unpacked::Messages(messages))) = fields.map(|fields| unpack(&fields)) else {
+                    let Some(Ok(Unpacked::Messages(messages))) = fields.map(read) else {
                         continue;
                     };
                     for receipt in wanted.iter().filter(|receipt| receipt.entry() == id) {
