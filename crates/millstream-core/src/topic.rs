@@ -34,10 +34,10 @@ pub enum Retention {
     /// [`Catalog::pins`](crate::Catalog::pins).
     #[default]
     Consumed,
-    /// When every group has settled them *and* they are older than this, by the server's clock: so groups can seek back
+    /// When every group has settled them *and* they are strictly older than this, by the server's clock: so groups can seek back
     /// that far. Nothing unread or pending is ever dropped.
     ConsumedAfter(Duration),
-    /// When they are older than this, by the server's clock, **whether they were read or not**. The loss is counted per
+    /// When they are strictly older than this, by the server's clock, **whether they were read or not**. The loss is counted per
     /// group.
     Age(Duration),
     /// When the partition has this many newer ones, **whether they were read or not**. The loss is counted per group.
@@ -124,7 +124,8 @@ pub struct TopicSpec {
     pub max_length: Option<u64>,
     /// Rule by which the dead letters of its groups are dropped.
     pub dead_letter_retention: DeadLetterRetention,
-    /// Rule by which producers store several messages in one entry; `None` for one message in each.
+    /// Rule by which the backend may store several messages in one entry; `None` for one message in each. A backend that packs nothing stores
+    /// this setting and returns it.
     pub packing: Option<Packing>,
     /// Version of the newest [dictionary](crate::Catalog::dictionary) of its packs; `None` if it has none. The backend sets it, as
     /// the generation.

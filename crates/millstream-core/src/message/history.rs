@@ -74,7 +74,7 @@ impl History {
         attempt == 0 || self.0.last().is_some_and(|newest| newest.attempt >= attempt)
     }
 
-    /// Adds the failure of an attempt, unless it is [included](Self::tells_of).
+    /// Adds the failure of an attempt, unless it is [included](Self::tells_of), also with an empty text.
     pub fn add(&mut self, at: Timestamp, attempt: u32, error: &str) {
         if !self.tells_of(attempt) {
             self.push(Failed { at, attempt, error: one_line(error) });

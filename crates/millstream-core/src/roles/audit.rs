@@ -423,7 +423,7 @@ pub struct Finding {
     pub fault: Fault,
     /// The scope in which it was found.
     pub scope: Scope,
-    /// The object concerned: an id, a name, a key.
+    /// The object concerned: an id, a name, a key. Of an entry it is `log:<id>` or `retry:<id>`.
     pub id: String,
     /// Details, for people.
     pub detail: String,
@@ -482,8 +482,8 @@ pub trait Audit: Send + Sync {
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited>;
 
-    /// Repairs one inconsistency, if it still exists. Returns `false`, and changes nothing, if it does not, if a person
-    /// [has to decide](Remedy::Person), or if it cannot be repaired now: another audit shows which. No message is lost by
+    /// Repairs one inconsistency, if it still exists. Returns `false`, and changes nothing, if it does not, if its id
+    /// means nothing to the backend, if a person [has to decide](Remedy::Person), or if it cannot be repaired now: another audit shows which. No message is lost by
     /// a repair; some may be handled twice. What was lost before is recorded, and found as
     /// [`EntriesLost`](Fault::EntriesLost) from then on. Needs no lease.
     ///

@@ -385,7 +385,8 @@ pub trait Catalog: Send + Sync {
     ///
     /// `start` applies to a new group only. On a partition that lost a known group, the group starts with the oldest
     /// entry: its position there is lost, and nothing unsettled may be skipped. If several callers create a new group
-    /// concurrently, the `start` of the first one applies.
+    /// concurrently, the `start` of the first one applies. `topic` may be older than the stored one: on partitions beyond its number the
+    /// group starts with the oldest entry, whatever `start` is.
     ///
     /// # Errors
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones;

@@ -201,7 +201,7 @@ pub trait Leases: Send + Sync {
     /// lost reply returns the same lease. `owner` is shown to people and has no effect.
     ///
     /// A lease that expired and was never released is granted only if `continuity` [judges](Continuity::judges); until then it
-    /// counts as held. A resource that was released, or never owned, is granted to any caller.
+    /// counts as held, for the [time that is left](Continuity::left). A resource that was released, or never owned, is granted to any caller.
     ///
     /// The epoch is larger than every epoch granted for this resource before, also if the store lost its newest writes in
     /// a fail-over. If the previous lease was never released, the grant adds that lease's epoch to [`Lease::ends`]; a

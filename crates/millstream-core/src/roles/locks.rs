@@ -68,7 +68,7 @@ pub struct LockRequest {
     /// Whether the caller waits in the queue if the lock is not free. Default: yes.
     pub queued: bool,
     /// Arrival of the caller as an earlier reply returned it. A client that has lost its place while the server was away
-    /// gets it back. Default: none.
+    /// gets it back; a time later than the server's counts as now. Default: none.
     pub arrived: Option<u64>,
     /// Whether clients that wait for changes are notified of the grant. A release notifies them in any case. Default: no.
     pub announced: bool,

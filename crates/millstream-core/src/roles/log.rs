@@ -161,7 +161,8 @@ pub struct Fetched {
     /// another reader.
     pub pending: bool,
     /// Whether, since the previous call, something was scheduled at this partition that is due before everything that
-    /// waited.
+    /// waited. A fetch that waits returns for it at once, without entries. A new reader does not know what the one before it reported: its
+    /// first fetch reports if there ever was such a message.
     pub woken: bool,
     /// Positions from and to which the group was set back: its position was before entries of the log that this reader
     /// had handed out, since the server lost its latest writes in a fail-over or restart. Reported once. Not set after
@@ -297,11 +298,12 @@ impl Measured {
 /// it, such a call fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) and has no effect.
 #[async_trait]
 pub trait Log: Send + Sync {
-    /// Appends entries, in the order of the batch within each partition. Where the topic has a [packing](crate::TopicSpec::packing), entries
-    /// that stand together may be stored as one; each has its own id and its own result in any case.
+    /// Appends entries, in the order of the batch within each partition. Where the topic has a [packing](crate::TopicSpec::packing), the
+    /// backend may store entries that stand together as one; each has its own id and its own result in any case.
     ///
     /// Returns one result per entry. A failed entry does not keep the others from being appended. An entry without fields
-    /// is refused.
+    /// is refused with [`ErrorKind::Encode`](crate::ErrorKind::Encode). The topic is not looked up: the first entry of a partition creates
+    /// its log.
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
 
     /// Opens an appender for one producer, whose entries have this durability before their results are returned.
@@ -554,7 +556,8 @@ impl<L: Log + Clone + 'static> Appender for InTurn<L> {
 /// Reads one partition for one group, as the holder of its lease.
 #[async_trait]
 pub trait Reader: Send {
-    /// Reads up to `max` entries, fewer where they are large; waits up to `wait` if there are none.
+    /// Reads up to `max` entries, fewer where they are large; waits up to `wait` if there are none. With a `max` of 0
+    /// nothing is read.
     ///
     /// The number of entries that it requests follows from the size of past ones, so that an answer has about
     /// [2 MiB](crate::pages::PAGE_BYTES). It requests at least one, and one answer is larger where entries have grown. After a lost or

@@ -119,7 +119,7 @@ pub trait Members: Send + Sync {
     /// [`ErrorKind::NotMember`](crate::ErrorKind::NotMember) without `joining`, if the id is not in the group: it was
     /// dropped, or the server has lost it. It may join again. [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another
     /// incarnation has taken the id: this one must stop. [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic
-    /// does not exist. [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was, or if the
+    /// does not exist, also if it was deleted. [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was, or if the
     /// topic was deleted and created again since: this member must stop, and has not joined the group of the new topic.
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn heartbeat(

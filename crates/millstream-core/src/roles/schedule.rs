@@ -318,7 +318,8 @@ pub trait Schedule: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Exists`] for a conflict under [`OnConflict::Reject`]; [`ErrorKind::Backpressure`] for a server that
-    /// is out of memory; [`ErrorKind::WrongType`]; transient ones. A message without fields is refused.
+    /// is out of memory; [`ErrorKind::WrongType`]; transient ones. A message without fields is refused with
+    /// [`ErrorKind::Encode`]. The topic is not looked up.
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>>;
 
     /// Removes messages that still wait. Returns for each whether it was removed: when two requests race for one message

@@ -138,7 +138,7 @@ pub trait Shared: Send + Sync {
     /// Takes over up to `max` entries of one partition, and the rest of the last pack; fewer where they are large; from consumers
     /// that are not among `alive`, whatever mode they read in. An entry qualifies if its idle time is at least `idle`, or if it was [given
     /// back](Self::give_back). The claimer itself always counts as alive. The number of deliveries of each entry grows by
-    /// one.
+    /// one. With a `max` of 0 nothing is taken, and consumers are removed all the same.
     ///
     /// Unless `continuity` [judges](Continuity::judges), only entries that were given back are taken, and no consumer is
     /// removed: an idle time may have grown because the server was unreachable.

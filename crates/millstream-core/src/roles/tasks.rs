@@ -349,6 +349,10 @@ pub trait Tasks: Send + Sync {
     /// claimed as well, without fields. With large bodies fewer tasks may be claimed than are due, about 1 MiB but at
     /// least one; then `next` is zero.
     ///
+    /// A worker that claims, or has open claims, calls another one to stay near, if none comes within a third of `hold`: at most once in
+    /// that time, and once more if it got that call itself. Until then its own `next` is at most that. "Who comes" in
+    /// `docs/protocol.md` has it step by step.
+    ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). Tasks that were claimed in a lost reply can
     /// be claimed again when their claim expires. It works on a server that is out of memory.
