@@ -15,8 +15,8 @@ pub(crate) enum Failed {
 }
 
 #[cfg(feature = "zstd")]
-impl Failed {
-    pub(crate) fn of(error: std::io::Error) -> Self {
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
         Self::Damaged(error.to_string())
     }
 }
@@ -36,7 +36,7 @@ pub(crate) fn compress(bytes: Vec<u8>, compression: PackCompression) -> Result<V
         #[cfg(feature = "lz4")]
         PackCompression::Lz4 => Ok(lz4_flex::block::compress(&bytes)),
         #[cfg(feature = "zstd")]
-        PackCompression::Zstd => zstd::bulk::compress(&bytes, LEVEL).map_err(Failed::of),
+        PackCompression::Zstd => Ok(zstd::bulk::compress(&bytes, LEVEL)?),
         #[allow(unreachable_patterns, reason = "without a feature its compression is left")]
         _ => Err(Failed::NotBuilt),
     }
@@ -55,7 +55,7 @@ pub(crate) fn decompress(bytes: &[u8], compression: PackCompression, size: usize
             plain
         }
         #[cfg(feature = "zstd")]
-        PackCompression::Zstd => zstd::bulk::decompress(bytes, size).map_err(Failed::of)?,
+        PackCompression::Zstd => zstd::bulk::decompress(bytes, size)?,
         #[allow(unreachable_patterns, reason = "without a feature its compression is left")]
         _ => return Err(Failed::NotBuilt),
     };

@@ -112,9 +112,9 @@ impl Dictionary {
         let free = take(&self.compressors);
         let mut compressor = match free {
             Some(compressor) => compressor,
-            None => zstd::bulk::Compressor::with_dictionary(LEVEL, &self.bytes).map_err(Failed::of)?,
+            None => zstd::bulk::Compressor::with_dictionary(LEVEL, &self.bytes)?,
         };
-        let compressed = compressor.compress(bytes).map_err(Failed::of)?;
+        let compressed = compressor.compress(bytes)?;
         give(&self.compressors, compressor);
         Ok(compressed)
     }
@@ -124,9 +124,9 @@ impl Dictionary {
         let free = take(&self.decompressors);
         let mut decompressor = match free {
             Some(decompressor) => decompressor,
-            None => zstd::bulk::Decompressor::with_dictionary(&self.bytes).map_err(Failed::of)?,
+            None => zstd::bulk::Decompressor::with_dictionary(&self.bytes)?,
         };
-        let plain = decompressor.decompress(bytes, size).map_err(Failed::of)?;
+        let plain = decompressor.decompress(bytes, size)?;
         give(&self.decompressors, decompressor);
         Ok(plain)
     }
