@@ -341,7 +341,7 @@ impl Keys {
     /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
     #[must_use]
     pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {
-        let families = ["dedup", "dedup:old", "delay", "delay:item", "recur", "recur:item", "wake"];
+        let families = ["dedup", "dedup:old", "delay", "delay:item", "packs", "recur", "recur:item", "wake"];
         let schedule = families.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}:p:*}}")));
         let mut patterns = vec![
             self.key(format_args!("stream:topic:{{{topic}:p:*}}")),
