@@ -210,9 +210,7 @@ async fn the_rest_of_a_pack_goes_to_others_when_its_consumer_has_ended() {
                 ended.lock().expect("lock").push(delivery.payload);
             }
         };
-        // Nothing is claimed because of its age here.
-        let builder = mq.consumer(PACKED, "g").label(name);
-        let builder = builder.lease_ttl(Duration::from_secs(600)).rejoin_timeout(Duration::from_secs(600));
+        let builder = mq.consumer(PACKED, "g").label(name).lease_ttl(Duration::from_secs(3));
         share(builder).start(handler).await.expect("started")
     };
     let a = start("a").await;

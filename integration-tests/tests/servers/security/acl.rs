@@ -8,7 +8,8 @@ use std::time::Duration;
 use integration_tests::eventually;
 use integration_tests::server::Server;
 use millstream::{
-    Access, Concurrency, Delivery, ErrorKind, Millstream, Outcome, Retention, Sharing, Start, Topic, acl,
+    Access, Concurrency, Delivery, ErrorKind, Millstream, Outcome, Packing, Record, Retention, Sharing,
+    Start, Topic, acl,
 };
 
 const ORDERS: Topic<u64> = Topic::new("orders").partitions(2).retention(Retention::Keep);
@@ -35,11 +36,21 @@ fn refused(server: &Server) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_and_a_worker_need_no_other_right() {
+    send_and_work(ORDERS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_producer_and_a_worker_of_a_packed_topic_need_no_other_right() {
+    send_and_work(ORDERS.packed(Packing::new().min_messages(2))).await;
+}
+
+async fn send_and_work(topic: Topic<u64>) {
     let server = Server::start();
     let sender = connect(&server, Access::Producer).await;
-    let producer = sender.producer(ORDERS).await.expect("a producer");
-    for number in 0..20 {
-        producer.send(&number).await.expect("sent");
+    let producer = sender.producer(topic.clone()).await.expect("a producer");
+    let numbers: Vec<u64> = (0..20).collect();
+    for sent in producer.send_all(numbers.iter().map(Record::new)).await {
+        sent.expect("sent");
     }
     let later = producer.send(&100).delay(Duration::from_millis(200)).await;
     later.expect("scheduled");
@@ -61,7 +72,7 @@ async fn a_producer_and_a_worker_need_no_other_right() {
         };
         let retry = millstream::Fixed::new(Duration::from_millis(50));
         let consumer = worker
-            .consumer(ORDERS, group)
+            .consumer(topic.clone(), group)
             .start_from(Start::Earliest)
             .sharing(sharing)
             .concurrency(Concurrency::Unordered(4))
