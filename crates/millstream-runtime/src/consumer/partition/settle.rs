@@ -29,7 +29,7 @@ const MAX_BATCH: usize = 500;
 /// The same for messages of packs, of which thousands can be a few entries.
 const MAX_PACKED: usize = 2_000;
 
-/// Shortest time between two settlements of a part of a pack, if nothing but acknowledgements waits. A pack of messages that take
+/// Shortest time between a settlement and that of a part of a pack, if nothing but its acknowledgements waits. A pack of messages that take
 /// microseconds each is then settled as a whole: the server stores and checks parts, which takes it several times as long.
 const BETWEEN_PARTS: Duration = Duration::from_millis(2);
 
@@ -173,10 +173,9 @@ impl Settler {
                 if more && self.next_part.is_some_and(|at| now < at) && self.is_part() {
                     return;
                 }
-                let batch = next_batch(&self.waiting);
-                self.part = 0;
-                self.next_part = batch.is_part.then(|| now + BETWEEN_PARTS);
-                let rest = self.waiting.split_off(batch.messages);
+                let packed = self.waiting.first().is_some_and(|(receipt, _)| receipt.pack.is_some());
+                (self.part, self.next_part) = (0, packed.then(|| now + BETWEEN_PARTS));
+                let rest = self.waiting.split_off(batch_len(&self.waiting));
                 (std::mem::replace(&mut self.waiting, rest), Serials::new())
             }
             WorkerLease::Entries(entries) => self.take_confirmed(&entries),
@@ -387,26 +386,11 @@ impl Request {
     }
 }
 
-/// Which of the waiting settlements are sent next.
-#[derive(Debug, PartialEq, Eq)]
-struct NextBatch {
-    /// How many of them.
-    messages: usize,
-    /// Whether these are acknowledgements of a part of a pack, and nothing else.
-    is_part: bool,
-}
-
-/// Returns what is sent at once: up to the last one that ends a pack, if there is one.
-fn next_batch(waiting: &Settlements) -> NextBatch {
+/// Returns how many of these settlements are sent at once: up to the last one that ends a pack, if there is one.
+fn batch_len(waiting: &Settlements) -> usize {
     let ends = |(receipt, _): &(Receipt, Settlement)| receipt.pack.is_some_and(|pack| pack.behind == 0);
-    if let Some(end) = waiting.iter().take(MAX_PACKED).rposition(ends) {
-        return NextBatch { messages: end + 1, is_part: false };
-    }
-    // Of the first one it is known at once, in topics that are not packed.
-    NextBatch {
-        messages: waiting.len().min(MAX_BATCH),
-        is_part: !waiting.is_empty() && waiting.iter().all(is_inside),
-    }
+    let end = waiting.iter().take(MAX_PACKED).rposition(ends);
+    end.map_or(waiting.len().min(MAX_BATCH), |end| end + 1)
 }
 
 /// Whether it is an acknowledgement of a message that has others behind it in its pack.
@@ -438,29 +422,25 @@ mod tests {
         Receipt::of_pack(MessageId::new(ms, u64::from(count)), count).expect("room")
     }
 
-    fn sent(waiting: &Settlements) -> usize {
-        next_batch(waiting).messages
-    }
-
     #[test]
-    fn a_part_of_a_pack_is_one_only_if_nothing_else_waits() {
-        let is_part = |waiting: Settlements| next_batch(&waiting).is_part;
+    fn what_a_handler_waits_for_is_no_part_of_a_pack() {
+        let is_part = |waiting: Settlements| waiting.iter().all(is_inside);
         let some = || pack(1, 40).take(39);
         let single = Receipt::new(Source::Log, MessageId::new(9, 0));
         assert!(is_part(acks(some())));
-        assert!(!is_part(acks(pack(1, 40))) && !is_part(acks(some().chain([single]))) && !is_part(acks([])));
+        assert!(!is_part(acks(pack(1, 40))) && !is_part(acks(some().chain([single]))));
         let note = (pack(1, 40).next().expect("one"), Settlement::Hold(Note::default()));
-        assert!(!is_part(acks(some()).into_iter().chain([note]).collect()), "a handler waits for it");
+        assert!(!is_part(acks(some()).into_iter().chain([note]).collect()));
     }
 
     #[test]
     fn whole_packs_are_settled_together() {
         let single = |ms| Receipt::new(Source::Log, MessageId::new(ms, 0));
-        assert_eq!(sent(&acks((0..700).map(single))), MAX_BATCH);
-        assert_eq!(sent(&acks((0..7).map(single))), 7);
-        assert_eq!(sent(&acks(pack(1, 40).take(39))), 39, "what there is does not wait");
-        assert_eq!(sent(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
+        assert_eq!(batch_len(&acks((0..700).map(single))), MAX_BATCH);
+        assert_eq!(batch_len(&acks((0..7).map(single))), 7);
+        assert_eq!(batch_len(&acks(pack(1, 40).take(39))), 39, "what there is does not wait");
+        assert_eq!(batch_len(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
         let three = pack(1, 600).chain(pack(2, 600)).chain(pack(3, 600));
-        assert_eq!(sent(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
+        assert_eq!(batch_len(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
     }
 }
