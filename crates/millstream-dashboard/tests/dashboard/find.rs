@@ -245,7 +245,7 @@ fn listed(page: &str, table: &str) -> Vec<String> {
 #[tokio::test]
 async fn what_needs_attention_comes_first() {
     let scene = Scene::new(|| Access::read("ann")).await;
-    // More than a page of topics of which nothing is to be said.
+    // More than a page of topics without any findings.
     for number in 0..30 {
         let topic = Topic::<u64>::new("quiet").named(format!("a-{number:02}"));
         scene.mq.producer(topic).await.expect("a topic");

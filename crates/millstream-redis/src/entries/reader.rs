@@ -356,7 +356,7 @@ impl StreamReader {
         Ok(fetched)
     }
 
-    /// Returns messages of packs that were pending when they were read. The caller may have had them in hand, and may have settled
+    /// Returns messages of packs that were pending when they were read. The caller may have had them in flight, and may have settled
     /// them since: those are left out.
     async fn go_on_with_pending(&mut self, max: usize) -> Result<Fetched> {
         self.guard.check().await?;

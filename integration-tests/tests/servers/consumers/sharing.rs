@@ -220,7 +220,7 @@ async fn the_rest_of_a_pack_goes_to_others_when_its_consumer_has_ended() {
         sent.expect("sent");
     }
     let count = |of: &Mutex<Vec<u64>>| of.lock().expect("lock").len();
-    eventually(async || begun.lock().expect("lock").len() == 2, "two are in hand").await;
+    eventually(async || begun.lock().expect("lock").len() == 2, "two are being handled").await;
     let leaving = tokio::spawn(a.shutdown());
     let b = start("b").await;
     gate.add_permits(1);

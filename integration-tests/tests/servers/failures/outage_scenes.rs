@@ -49,7 +49,7 @@ fn plan(kind: Kind) -> Plan {
     }
 }
 
-/// The same, with messages of which several are one entry: it is in hand as long as one of them is.
+/// The same, with messages of which several are one entry: it stays pending as long as one of them is.
 fn packed(kind: Kind) -> Plan {
     Plan { packed: Some(10), ..plan(kind) }
 }

@@ -217,7 +217,7 @@ async fn a_pack_whose_dictionary_is_gone_becomes_a_dead_letter_and_the_others_ar
             letters.iter().all(|it| it.reason.as_str() == "malformed" && it.body.len() == 3),
             "{letters:?}"
         );
-        // A producer that cannot read it packs without it, and so does one that is told of no dictionary.
+        // A producer that cannot read it packs without it, and so does one that knows no dictionary.
         let fresh = other.producer(EVENTS).await.expect("a producer");
         fresh.send(&event(1)).await.expect("sent");
     }

@@ -102,10 +102,10 @@ async fn a_takeover_repeats_what_was_in_hand_and_no_more() {
     assert_eq!(pending(&mut bench).await, 0);
 }
 
-/// A reader that starts over returns what is in hand again, and its owner skips that. What is settled by the time of the next call
+/// A reader that starts over returns what is in flight again, and its owner skips that. What is settled by the time of the next call
 /// must not come any more.
 #[tokio::test]
-async fn what_was_in_hand_when_the_reader_started_over_comes_once() {
+async fn what_was_in_flight_when_the_reader_started_over_comes_once() {
     let bench = packed().await;
     bench.append_many(20).await;
     let mut reader = bench.reader().await;

@@ -438,7 +438,7 @@ mod tests {
         let single = |ms| Receipt::new(Source::Log, MessageId::new(ms, 0));
         assert_eq!(batch_len(&acks((0..700).map(single))), MAX_BATCH);
         assert_eq!(batch_len(&acks((0..7).map(single))), 7);
-        assert_eq!(batch_len(&acks(pack(1, 40).take(39))), 39, "what there is does not wait");
+        assert_eq!(batch_len(&acks(pack(1, 40).take(39))), 39, "those that wait do not wait longer");
         assert_eq!(batch_len(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
         let three = pack(1, 600).chain(pack(2, 600)).chain(pack(3, 600));
         assert_eq!(batch_len(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
