@@ -341,7 +341,7 @@ impl Keys {
     /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
     #[must_use]
     pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {
-        let families = ["dedup", "dedup:old", "delay", "delay:item", "packs", "recur", "recur:item", "wake"];
+        let families = ["dedup", "dedup:old", "delay", "delay:item", "recur", "recur:item", "wake"];
         let schedule = families.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}:p:*}}")));
         let mut patterns = vec![
             self.key(format_args!("stream:topic:{{{topic}:p:*}}")),
@@ -353,11 +353,12 @@ impl Keys {
         patterns
     }
 
-    /// Returns patterns of the keys of a topic that sending with unique ids needs beside those [to send](Self::patterns_to_send):
-    /// records of ids, and the retries of all groups.
+    /// Returns patterns of the keys of a topic that sending with unique ids or packed messages needs beside those
+    /// [to send](Self::patterns_to_send): records of ids, the retries of all groups, and packs.
     #[must_use]
     pub fn patterns_to_send_unique(&self, topic: &TopicName) -> Vec<Key> {
         vec![
+            self.key(format_args!("streaming:mq:packs:{{{topic}:p:*}}")),
             self.key(format_args!("streaming:mq:unique:{{{topic}:p:*}}")),
             self.key(format_args!("streaming:mq:unique:retry:{{{topic}:p:*}}:*")),
             self.key(format_args!("streaming:mq:retry:{{{topic}:p:*}}:*")),

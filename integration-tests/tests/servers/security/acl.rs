@@ -36,17 +36,17 @@ fn refused(server: &Server) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_and_a_worker_need_no_other_right() {
-    send_and_work(ORDERS).await;
+    send_and_work(ORDERS, Access::Producer).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_and_a_worker_of_a_packed_topic_need_no_other_right() {
-    send_and_work(ORDERS.packed(Packing::new().min_messages(2))).await;
+    send_and_work(ORDERS.packed(Packing::new().min_messages(2)), Access::UniqueProducer).await;
 }
 
-async fn send_and_work(topic: Topic<u64>) {
+async fn send_and_work(topic: Topic<u64>, sends: Access) {
     let server = Server::start();
-    let sender = connect(&server, Access::Producer).await;
+    let sender = connect(&server, sends).await;
     let producer = sender.producer(topic.clone()).await.expect("a producer");
     let numbers: Vec<u64> = (0..20).collect();
     for sent in producer.send_all(numbers.iter().map(Record::new)).await {

@@ -38,7 +38,7 @@ pub(crate) struct Acl {
 enum Use {
     /// Sends messages, also scheduled and recurring ones
     Producer,
-    /// Sends messages, also with unique ids: may therefore read and write the logs and the retries of all groups
+    /// Sends messages, also with unique ids and to packed topics: may therefore read and write the logs and the retries of all groups
     UniqueProducer,
     /// Handles messages, with retries, dead letters and upkeep; may also send
     Worker,
