@@ -1,5 +1,6 @@
 //! The parts of the workload that both sides share.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,9 +33,34 @@ const NOTES: [&str; 4] = [
     "The invoice was paid in full, and the order is closed. ",
 ];
 
+/// Largest number of different events, and of their bytes together (256 MiB): beyond them they come again.
+const EVENTS: (usize, usize) = (100_000, 256 << 20);
+
+/// The payloads of a run. They are made before it is measured: what a program spends on its messages is its own.
+#[derive(Clone)]
+pub(crate) struct Payloads(Arc<[Bytes]>);
+
+impl Payloads {
+    /// Returns the payloads of this number of messages: events of the size of `payload` in a packed topic, where what messages have in
+    /// common is what matters, and `payload` itself in others.
+    pub(crate) fn new(payload: &Bytes, packed: bool, messages: u64) -> Self {
+        if !packed {
+            return Self(Arc::new([payload.clone()]));
+        }
+        let most = EVENTS.0.min(EVENTS.1 / payload.len().max(1)).max(1) as u64;
+        Self((0..messages.clamp(1, most)).map(|n| event(n, payload.len())).collect())
+    }
+
+    /// Returns the payload of the `n`th message.
+    pub(crate) fn of(&self, n: u64) -> &Bytes {
+        // There is at least one.
+        &self.0[(n % self.0.len() as u64) as usize]
+    }
+}
+
 /// Returns the payload of the message with this number in a packed topic: JSON of this size, alike and not the same, as messages of one
 /// topic are. Random bytes would not become smaller, and the same bytes nothing at all.
-pub(crate) fn event(number: u64, bytes: usize) -> Bytes {
+fn event(number: u64, bytes: usize) -> Bytes {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let (customer, cents, second) = (mixed >> 48, (mixed >> 20) % 100_000, mixed % 86_400);
     let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
@@ -69,6 +95,15 @@ mod tests {
         assert_eq!(payload(7, 128), payload(7, 128));
         assert_ne!(payload(7, 128), payload(8, 128));
         assert_eq!(payload(7, 8).len(), 8);
+    }
+
+    #[test]
+    fn a_packed_topic_has_events_which_come_again_when_there_are_too_many() {
+        let same = payload(7, 1 << 20);
+        assert_eq!(Payloads::new(&same, false, 9).of(8), &same);
+        let events = Payloads::new(&same, true, 1_000);
+        assert_ne!(events.of(0), events.of(1));
+        assert_eq!(events.of(0), events.of(256));
     }
 
     #[test]

@@ -38,16 +38,20 @@ pub(crate) enum Packed {
     Lz4,
     /// zstd.
     Zstd,
+    /// zstd with a dictionary, which is trained before; single messages are packed too.
+    ZstdDictionary,
 }
 
 impl Packed {
     /// Returns the packing of the topic.
     pub(crate) fn packing(self) -> Packing {
-        Packing::new().compression(match self {
-            Self::None => PackCompression::None,
-            Self::Lz4 => PackCompression::Lz4,
-            Self::Zstd => PackCompression::Zstd,
-        })
+        let packing = Packing::new();
+        match self {
+            Self::None => packing.compression(PackCompression::None),
+            Self::Lz4 => packing.compression(PackCompression::Lz4),
+            Self::Zstd => packing.compression(PackCompression::Zstd),
+            Self::ZstdDictionary => packing.compression(PackCompression::ZstdDictionary).min_messages(1),
+        }
     }
 }
 

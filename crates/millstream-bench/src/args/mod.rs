@@ -6,8 +6,8 @@ mod parse;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use commands::{
-    AsyncLayer, Consume, Delay, E2e, Idle, Memory, Operate, PendingIn, Place, Produce, Question, Retry,
-    Spread, Suite, Takeover, Victim,
+    AsyncLayer, Consume, Delay, E2e, Idle, Memory, Operate, Packed, PendingIn, Place, Produce, Question,
+    Retry, Spread, Suite, Takeover, Victim,
 };
 pub(crate) use parse::Rate;
 
