@@ -6,6 +6,7 @@ pub mod history;
 mod violation;
 
 mod caller;
+mod run;
 mod suite;
 
 mod mutant;
@@ -16,4 +17,5 @@ pub mod chaos;
 pub use case::{Case, Verdict, Violation};
 pub use harness::owner::{self, Owner};
 pub use harness::{Harness, Operator};
+pub use run::{Report, run};
 pub use suite::{cases, cases_for};

@@ -5,7 +5,8 @@ mod support;
 use std::time::Duration;
 
 use millstream_memory::MemoryBackend;
-use millstream_testkit::{Harness, Violation, cases};
+use millstream_testkit::broken::{Broken, Mutant};
+use millstream_testkit::{Harness, Violation, cases, run};
 use support::Console;
 use tokio::runtime::Builder;
 
@@ -58,4 +59,28 @@ async fn the_deadline_is_kept() {
     };
     assert_eq!(violation.to_string(), "waited in vain for the end of the world");
     assert!(started.elapsed() < Duration::from_millis(120));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_has_what_passed_what_did_not_and_what_was_left_out() {
+    let report = run(&Harness::new(MemoryBackend::new()), 4, "").await;
+    assert!(report.is_ok() && report.passed > 400, "{report}");
+    assert!(report.left_out.iter().all(|case| case.needs_operator) && report.left_out.len() > 10);
+    assert!(report.slowest.len() == 5 && report.slowest.is_sorted_by(|one, other| one.1 >= other.1));
+
+    let one =
+        run(&Harness::new(MemoryBackend::new()), 1, "log::an_acked_entry_is_never_handed_out_again").await;
+    assert_eq!((one.passed, one.left_out.len()), (1, 0), "{one}");
+    let broken = Broken::new(MemoryBackend::new(), Mutant::AlterForgotten);
+    let broken = run(&Harness::new(broken), 1, "catalog::what_is_not_named_stays").await;
+    assert!(!broken.is_ok() && broken.violated.len() == 1, "{broken}");
+    assert!(
+        broken.to_string().contains(
+            "
+catalog::what_is_not_named_stays: the topic as stored"
+        ),
+        "{broken}"
+    );
+    let none = run(&Harness::new(MemoryBackend::new()), 1, "no case has this name").await;
+    assert!(!none.is_ok(), "nothing was run: {none}");
 }

@@ -27,8 +27,7 @@ use millstream::{
     Delivery, GroupName, MessageId, Millstream, Retention, Timestamp, Topic, TopicName, TopicPartition,
     TopicSpec,
 };
-use millstream_testkit::{Harness, cases_for};
-use tokio::task::JoinSet;
+use millstream_testkit::Harness;
 
 /// Cases of the suite that run at once.
 const AT_ONCE: usize = 32;
@@ -231,24 +230,10 @@ async fn main() -> Result<()> {
     let backend = archiving(inner.backend(), &archive);
 
     // A case creates topics of its own, so many run at once. Those that need an operator delete data behind the backend's back.
-    let mut cases = cases_for(&backend).into_iter().filter(|case| !case.needs_operator);
-    let (mut running, mut passed, mut violations) = (JoinSet::new(), 0, Vec::new());
-    loop {
-        while running.len() < AT_ONCE
-            && let Some(case) = cases.next()
-        {
-            let harness = Harness::new(backend.clone());
-            running.spawn(async move { (case, (case.run)(harness).await) });
-        }
-        let Some(ended) = running.join_next().await else { break };
-        match ended? {
-            (_, Ok(())) => passed += 1,
-            (case, Err(violation)) => violations.push(format!("{case:?}: {violation}")),
-        }
-    }
-    println!("{passed} cases of the conformance suite passed, {} did not", violations.len());
-    ensure!(violations.is_empty(), "{violations:#?}");
-    ensure!(passed > 100, "hardly any case was run");
+    let report = millstream_testkit::run(&Harness::new(backend.clone()), AT_ONCE, "").await;
+    ensure!(report.is_ok(), "{report}");
+    println!("{} cases of the conformance suite passed", report.passed);
+    ensure!(report.passed > 100, "hardly any case was run");
 
     // Producers and consumers work on it.
     const ORDERS: Topic<u32> = Topic::new("orders").partitions(2);

@@ -21,6 +21,7 @@ suite!("log":
     an_id_of_an_earlier_partition_counts_no_longer_than_its_window needs [Dedup],
     entries_with_ids_are_stored_whole_and_in_order needs [Dedup],
     of_many_appends_at_once_one_is_stored needs [Dedup],
+    ids_of_a_deleted_topic_do_not_count needs [Dedup],
     ids_count_for_requests_that_follow_without_waiting needs [Dedup],
     an_append_with_a_window_out_of_bounds_is_refused_alone needs [Dedup],
     numbers_that_are_appended_again_get_the_first_ids needs [Dedup],
@@ -80,6 +81,18 @@ async fn ids_within_one_batch_count_too(h: Harness) -> Verdict {
     let duplicates: Vec<_> = results.iter().map(|it| it.is_duplicate).collect();
     equal!(duplicates, [false, false, true], "which are duplicates");
     equal!(stored(&h, &tp).await?, 2, "entries of two ids");
+    Ok(())
+}
+
+async fn ids_of_a_deleted_topic_do_not_count(h: Harness) -> Verdict {
+    let (catalog, topic) = (h.backend.catalog(), h.topic(1).await?);
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    append(&h, &[item(&tp, b"a", 1, LONG)?]).await?;
+    catalog.delete_topic(&topic.name).await?;
+    catalog.create_topic(&topic).await?;
+    let again = append(&h, &[item(&tp, b"a", 1, LONG)?]).await?[0];
+    ensure!(!again.is_duplicate, "an id counts that another topic of the name had");
+    equal!(stored(&h, &tp).await?, 1, "entries of the new topic");
     Ok(())
 }
 

@@ -23,6 +23,8 @@ suite!("recurring":
     what_is_removed_is_gone needs [ListScheduled],
     one_is_found_by_its_id,
     what_recurs_at_another_place_is_another needs [Tasks],
+    what_recurs_goes_with_its_topic,
+    what_recurs_goes_with_its_queue needs [Tasks, DeleteQueue],
     a_recurrence_that_is_due_first_wakes_who_waits needs [PromoteDelayed],
 );
 
@@ -247,6 +249,40 @@ async fn a_recurrence_that_is_due_first_wakes_who_waits(h: Harness) -> Verdict {
     for (name, hours) in [("a", 3), ("b", 2), ("c", 1)] {
         put_all(&h, &place, [(name, now.saturating_add(hours * HOUR))]).await?;
         seen = h.soon("a wake-up", h.backend.schedule().wait(&tp, &seen, LONG)).await?;
+    }
+    Ok(())
+}
+
+async fn what_recurs_goes_with_its_topic(h: Harness) -> Verdict {
+    let (catalog, topic) = (h.backend.catalog(), h.topic(2).await?);
+    for partition in 0..2 {
+        let place = Place::from(TopicPartition::new(topic.name.clone(), partition));
+        put_all(&h, &place, [("a", AT(1)), ("b", h.now().await?.saturating_add(HOUR))]).await?;
+    }
+    catalog.delete_topic(&topic.name).await?;
+    catalog.create_topic(&topic).await?;
+    for partition in 0..2 {
+        let place = Place::from(TopicPartition::new(topic.name.clone(), partition));
+        equal!(listed(&h, &place).await?, [], "what recurs in a new topic");
+        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due in a new topic");
+        put_all(&h, &place, [("a", AT(1))]).await?;
+    }
+    Ok(())
+}
+
+async fn what_recurs_goes_with_its_queue(h: Harness) -> Verdict {
+    let (tasks, queue) = (h.backend.tasks()?, h.queue(2).await?);
+    for shard in queue.iter() {
+        let next = h.now().await?.saturating_add(HOUR);
+        put_all(&h, &Place::from(shard), [("a", AT(1)), ("b", next)]).await?;
+    }
+    tasks.delete_queue(&queue.name).await?;
+    let queue = tasks.create_queue(&queue).await?;
+    for shard in queue.iter() {
+        let place = Place::from(shard);
+        equal!(listed(&h, &place).await?, [], "what recurs in a new queue");
+        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due in a new queue");
+        put_all(&h, &place, [("a", AT(1))]).await?;
     }
     Ok(())
 }
