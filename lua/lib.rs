@@ -417,7 +417,8 @@ script!(
 );
 script!(
     /// Changes settings of a topic.
-    ALTER_TOPIC, "catalog", "alter_topic", ["meta"], ["retention", "max_length", "dead_letter_retention"]
+    ALTER_TOPIC, "catalog", "alter_topic", ["meta"],
+    ["retention", "max_length", "dead_letter_retention", "packing"]
 );
 script!(
     /// Marks a topic as being deleted: from then on it does not exist for other clients. Removes the mark
@@ -428,7 +429,8 @@ script!(
 );
 script!(
     /// Stores a dictionary for the packs of a topic.
-    STORE_DICTIONARY, "catalog", "store_dictionary", ["meta", "dictionaries"], ["dictionary"]
+    STORE_DICTIONARY, "catalog", "store_dictionary", ["meta", "dictionaries"],
+    ["dictionary", "id", "generation", "version"]
 );
 script!(
     /// Registers a group of a topic.

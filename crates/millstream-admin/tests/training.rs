@@ -72,7 +72,8 @@ async fn a_dictionary_is_compared_on_other_messages_and_stored_if_it_is_better()
         assert!(size.messages == 100 || size.after < size.before, "{size:?}");
         assert!(size.before < size.plain, "{size:?}");
     }
-    let stored = stage.backend.catalog().dictionary(&stage.topic, 1).await.expect("read").expect("stored");
+    let name = stage.admin.topic(&stage.topic).await.expect("a topic").dictionary.expect("a name");
+    let stored = stage.backend.catalog().dictionary(&stage.topic, name).await.expect("read").expect("stored");
     assert_eq!(stored.len(), trained.size);
 
     // The logs have other messages by now, of which the new one knows more.
@@ -84,19 +85,20 @@ async fn a_dictionary_is_compared_on_other_messages_and_stored_if_it_is_better()
     newest.messages = 2_000;
     let second = stage.admin.train_topic(&stage.topic, newest).await.expect("trained");
     assert_eq!((second.messages, second.previous, second.version), (1_600, Some(1), Some(2)));
-    assert!(stage.backend.catalog().dictionary(&stage.topic, 1).await.expect("read").is_some(), "it stays");
+    assert!(
+        stage.backend.catalog().dictionary(&stage.topic, name).await.expect("read").is_some(),
+        "it stays"
+    );
 }
 
 #[tokio::test]
 async fn a_dictionary_that_cannot_be_used_counts_as_none() {
     let stage = Stage::new(WITH.min_messages(1)).await;
     stage.append((0..500).map(event)).await;
-    stage
-        .backend
-        .catalog()
-        .store_dictionary(&stage.topic, Bytes::from_static(b"none"))
-        .await
-        .expect("stored");
+    // It has the header of one, and nothing else.
+    let spec = stage.admin.topic(&stage.topic).await.expect("a topic");
+    let none = Bytes::from_static(&[0x37, 0xA4, 0x30, 0xEC, 1, 0, 0, 0]);
+    stage.backend.catalog().store_dictionary(&spec, none).await.expect("stored");
     let trained = stage.admin.train_topic(&stage.topic, training()).await.expect("trained");
     assert_eq!((trained.previous, trained.version), (None, Some(2)));
     assert_eq!(trained.packs[0].before, trained.packs[0].plain, "single messages were not packed");

@@ -13,7 +13,7 @@ use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
 use crate::message::dead_letter_retention::{DeadLetterRetention, shown, whole_ms};
 use crate::name::TopicName;
-use crate::packing::{MAX_DICTIONARY, PackCompression, Packing};
+use crate::packing::{DictionaryName, MAX_DICTIONARY, PackCompression, Packing};
 
 pub use crate::partition::{Partition, TopicPartition};
 
@@ -127,9 +127,9 @@ pub struct TopicSpec {
     /// Rule by which the backend may store several messages in one entry; `None` for one message in each. A backend that packs nothing stores
     /// this setting and returns it.
     pub packing: Option<Packing>,
-    /// Version of the newest [dictionary](crate::Catalog::dictionary) of its packs; `None` if it has none. The backend sets it, as
+    /// Name of the newest [dictionary](crate::Catalog::dictionary) of its packs; `None` if it has none. The backend sets it, as
     /// the generation.
-    pub dictionary: Option<u32>,
+    pub dictionary: Option<DictionaryName>,
     /// Generation of this topic name: the time at which the topic was created in the place of one that had been deleted
     /// on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first topic of the name, as
     /// far as deletions are [remembered](crate::catalog::REMEMBERED), and for a topic that was lost with the data and
@@ -188,10 +188,10 @@ impl TopicSpec {
         Self { packing: packing.into(), ..self }
     }
 
-    /// Returns the same topic with the version of its newest dictionary that a backend read.
+    /// Returns the same topic with the name of its newest dictionary that a backend read.
     #[must_use]
-    pub fn with_dictionary(self, version: Option<u32>) -> Self {
-        Self { dictionary: version, ..self }
+    pub fn with_dictionary(self, dictionary: Option<DictionaryName>) -> Self {
+        Self { dictionary, ..self }
     }
 
     /// Returns the same topic with the generation that a backend read.
@@ -236,12 +236,15 @@ impl TopicSpec {
     /// Checks a dictionary that is to be stored for the topic.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for one that is empty, or larger than [`MAX_DICTIONARY`]; and if the topic's packs are not
-    /// [compressed with one](PackCompression::ZstdDictionary).
+    /// [`ErrorKind::InvalidConfig`] for one that is larger than [`MAX_DICTIONARY`], or does not begin as one with an
+    /// [id](DictionaryName::id) does; and if the topic's packs are not [compressed with one](PackCompression::ZstdDictionary).
     pub fn check_dictionary(&self, dictionary: &[u8]) -> Result<()> {
         let mut problems = Problems::new("dictionary");
-        problems.require((1..=MAX_DICTIONARY).contains(&dictionary.len()), || {
-            format!("a dictionary of {} bytes: 1 to {MAX_DICTIONARY} are allowed", dictionary.len())
+        problems.require(dictionary.len() <= MAX_DICTIONARY, || {
+            format!("a dictionary of {} bytes: at most {MAX_DICTIONARY} are allowed", dictionary.len())
+        });
+        problems.require(DictionaryName::of(1, dictionary).is_some(), || {
+            "the bytes are no dictionary of zstd: they have no header with an id".to_owned()
         });
         let with = PackCompression::ZstdDictionary;
         problems.require(self.packing.is_some_and(|packing| packing.compressed() == with), || {
@@ -267,12 +270,14 @@ pub struct TopicChange {
     pub max_length: Option<Option<u64>>,
     /// The new retention of dead letters.
     pub dead_letter_retention: Option<DeadLetterRetention>,
+    /// The new packing, of a topic that has one.
+    pub packing: Option<Packing>,
 }
 
 impl TopicChange {
     /// Creates a change that changes nothing.
     pub const fn new() -> Self {
-        Self { retention: None, max_length: None, dead_letter_retention: None }
+        Self { retention: None, max_length: None, dead_letter_retention: None, packing: None }
     }
 
     /// Changes the retention. Running consumers apply it within a minute.
@@ -294,15 +299,31 @@ impl TopicChange {
         self
     }
 
+    /// Changes how the messages of a [packed](Topic::packed) topic are packed. Running producers apply it when they
+    /// [refresh](crate::Catalog::topic) their copy of the topic; consumers read what was packed before and after. A topic that is not packed
+    /// cannot become so, nor the other way round: its clients count, settle and trim otherwise.
+    pub const fn packing(mut self, packing: Packing) -> Self {
+        self.packing = Some(packing);
+        self
+    }
+
     /// Returns `topic` after the change.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists the settings that are invalid after it.
     pub fn of(&self, topic: TopicSpec) -> Result<TopicSpec> {
+        if self.packing.is_some() && topic.packing.is_none() {
+            let why = format!(
+                "topic {} is not packed, and cannot become so: create another one and let its groups finish this one",
+                topic.name
+            );
+            return Err(Error::new(ErrorKind::InvalidConfig, why).at(&topic.name));
+        }
         let changed = TopicSpec {
             retention: self.retention.unwrap_or(topic.retention),
             max_length: self.max_length.unwrap_or(topic.max_length),
             dead_letter_retention: self.dead_letter_retention.unwrap_or(topic.dead_letter_retention),
+            packing: self.packing.or(topic.packing),
             ..topic
         };
         changed.check().map(|()| changed)
@@ -556,11 +577,16 @@ mod tests {
         let with = Packing::new().compression(PackCompression::ZstdDictionary);
         let with = Topic::<u64>::new("numbers").packed(with).spec().expect("valid");
         let other = Topic::<u64>::new("numbers").packed(Packing::new()).spec().expect("valid");
-        with.check_dictionary(&[0; MAX_DICTIONARY]).expect("as large as may be");
+        let dictionary = |size: usize| {
+            let mut bytes = vec![0x37, 0xA4, 0x30, 0xEC, 1, 0, 0, 0];
+            bytes.resize(size, 0);
+            bytes
+        };
+        with.check_dictionary(&dictionary(MAX_DICTIONARY)).expect("as large as may be");
         for (topic, size, problems) in
-            [(&with, 0, 1), (&with, MAX_DICTIONARY + 1, 1), (&other, 1, 1), (&other, 0, 2)]
+            [(&with, 0, 1), (&with, 7, 1), (&with, MAX_DICTIONARY + 1, 1), (&other, 8, 1), (&other, 0, 2)]
         {
-            let error = topic.check_dictionary(&vec![0; size]).expect_err("refused");
+            let error = topic.check_dictionary(&dictionary(size)).expect_err("refused");
             assert_eq!(
                 (error.kind(), error.problems().len()),
                 (ErrorKind::InvalidConfig, problems),

@@ -16,6 +16,7 @@ use millstream_core::audit::{Loss, Scope};
 use millstream_core::leases::{Lease, Token};
 use millstream_core::locks::LockRevision;
 use millstream_core::name::QueueName;
+use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{Place, Shard as ShardName};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
@@ -40,8 +41,8 @@ use crate::timetable::Timetable;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
-    /// Dictionaries of topics: the first has version 1.
-    pub(crate) dictionaries: BTreeMap<TopicName, Vec<Bytes>>,
+    /// Dictionaries of topics.
+    pub(crate) dictionaries: BTreeMap<TopicName, BTreeMap<DictionaryName, Bytes>>,
     pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
     /// Deleted topics, as long as the deletion is remembered.
     pub(crate) deleted_topics: BTreeMap<TopicName, DeletedTopic>,

@@ -3,22 +3,12 @@
 #[cfg(feature = "zstd")]
 use std::sync::{Mutex, PoisonError};
 
-use millstream_core::packing::MAX_DICTIONARY;
+use millstream_core::packing::{DictionaryName, MAX_DICTIONARY};
 use thiserror::Error;
 
 use crate::compression::Failed;
 #[cfg(feature = "zstd")]
 use crate::compression::LEVEL;
-
-/// What a pack says of the dictionary that it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DictionaryName {
-    /// Its version in the topic.
-    pub version: u32,
-    /// The id that zstd gave it: a hash of its contents, never 0. Two dictionaries of one version differ in it, as those of a topic
-    /// and of another that has its name later.
-    pub id: u32,
-}
 
 /// Reason why bytes are no dictionary.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -78,6 +68,15 @@ impl Dictionary {
         self.name
     }
 
+    /// Returns the bytes that it was loaded from.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        #[cfg(feature = "zstd")]
+        return &self.bytes;
+        #[cfg(not(feature = "zstd"))]
+        &[]
+    }
+
     #[cfg(not(feature = "zstd"))]
     fn load(_: u32, _: &[u8]) -> Result<Self, BadDictionary> {
         Err(BadDictionary::NotBuilt)
@@ -98,8 +97,7 @@ impl Dictionary {
 impl Dictionary {
     fn load(version: u32, bytes: &[u8]) -> Result<Self, BadDictionary> {
         // One without an id is plain text: packs could not say that they need this one.
-        let id = zstd::zstd_safe::get_dict_id_from_dict(bytes).ok_or(BadDictionary::Form)?.get();
-        let (name, bytes) = (DictionaryName { version, id }, bytes.to_vec());
+        let (name, bytes) = (DictionaryName::of(version, bytes).ok_or(BadDictionary::Form)?, bytes.to_vec());
         let dictionary = Self { name, bytes, compressors: Mutex::default(), decompressors: Mutex::default() };
         // zstd reads the tables in it at the first use.
         let sample = b"{\"a\":1}";

@@ -8,7 +8,7 @@ mod pack;
 mod train;
 
 pub use compression::is_built;
-pub use dictionary::{BadDictionary, Dictionary, DictionaryName};
+pub use dictionary::{BadDictionary, Dictionary};
 pub use pack::{
     NotPacked, Unpacked, Unreadable, dictionary_of, is_pack, pack, pack_with, size, unpack, unpack_with,
 };

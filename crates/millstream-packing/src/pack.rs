@@ -1,12 +1,12 @@
 //! An entry with many messages.
 
 use bytes::Bytes;
-use millstream_core::packing::{MAX_BYTES, MAX_MESSAGES, PackCompression};
+use millstream_core::packing::{DictionaryName, MAX_BYTES, MAX_MESSAGES, PackCompression};
 use millstream_core::wire::{FORM, FORM_OF_PACKS, Field, Fields, PACK, PACK_MESSAGES};
 use thiserror::Error;
 
 use crate::compression::{Failed, compress, decompress, is_built, whole};
-use crate::dictionary::{Dictionary, DictionaryName, id_of_frame};
+use crate::dictionary::{Dictionary, id_of_frame};
 use crate::layout;
 
 /// Longest part of a damaged pack's head that an error shows, in bytes.

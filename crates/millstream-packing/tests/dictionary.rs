@@ -3,11 +3,12 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use millstream_core::packing::DictionaryName;
 use millstream_core::packing::{MAX_BYTES, MAX_DICTIONARY, PackCompression};
 use millstream_core::wire::{FORM, Fields, PACK, PACK_MESSAGES};
 use millstream_packing::{
-    BadDictionary, Dictionary, DictionaryName, NotTrained, Unpacked, Unreadable, dictionary_of, pack_with,
-    train, unpack, unpack_with,
+    BadDictionary, Dictionary, NotTrained, Unpacked, Unreadable, dictionary_of, pack_with, train, unpack,
+    unpack_with,
 };
 use proptest::prelude::*;
 

@@ -125,6 +125,8 @@ const WORKS: &[&str] = &[
 /// Scripts of a producer.
 const SENDING: &[&lua::Script] = &[
     &lua::CREATE_TOPIC,
+    // One that a producer has used and that the server has lost.
+    &lua::STORE_DICTIONARY,
     &lua::APPEND_DEDUP,
     &lua::FIND_DEDUP,
     &lua::APPEND_NUMBERED,

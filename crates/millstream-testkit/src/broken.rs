@@ -28,6 +28,7 @@ use millstream_core::idempotency::{Marker, Operation};
 use millstream_core::leases::{Lease, Token};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::members::{Assignment, HeartbeatReply, Member};
+use millstream_core::packing::DictionaryName;
 use millstream_core::wire::Fields;
 use millstream_core::{
     Backend, Capability, DeadLetter, GroupName, MemberId, MessageId, Resource, Result, TopicName,
@@ -76,8 +77,8 @@ struct Memo {
     haunted: HashMap<TopicName, Vec<GroupName>>,
     /// Names of topics, and of topics with groups, that were ever deleted.
     deleted: HashSet<String>,
-    /// Topic and version of the dictionary that was stored last.
-    dictionary: Option<(TopicName, u32)>,
+    /// Topic and name of the dictionary that was stored last.
+    dictionary: Option<(TopicName, DictionaryName)>,
     /// Groups that were ever paused.
     paused: HashSet<(TopicName, GroupName)>,
     /// Groups that are missing on a new partition.

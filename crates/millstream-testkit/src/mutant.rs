@@ -443,12 +443,20 @@ sabotages! {
     AlterResets,
     /// An invalid change is ignored.
     AlterUnchecked,
+    /// A change of the packing is confirmed, and dropped.
+    AlterKeepsPacking,
+    /// Any topic can become packed.
+    AlterPacksAny,
     /// Any version of a dictionary is the newest.
     DictionaryOverwritten,
     /// A dictionary that is refused is confirmed.
     DictionaryUnchecked,
     /// A topic has the dictionaries of all topics.
     DictionaryOfAnyTopic,
+    /// A dictionary is read by its version alone.
+    DictionaryOfAnyId,
+    /// A dictionary is stored for whatever topic has the name by now.
+    DictionaryOfAnyGeneration,
     /// Deleting a topic deletes its name only.
     DeleteKeepsTheKeys,
     /// Deleting a topic does nothing.

@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod alerts;
 pub(crate) mod dictionaries;
+pub(crate) mod lost_dictionaries;
 pub(crate) mod metrics;
 pub(crate) mod told;
 pub(crate) mod verify;

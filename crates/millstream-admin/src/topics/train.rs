@@ -103,19 +103,21 @@ impl Admin {
     /// Messages that are too large for a pack are left out.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]. [`ErrorKind::InvalidConfig`] for a topic whose packing uses no
+    /// [`ErrorKind::NotFound`], also if the topic was deleted meanwhile, whatever has its name by now. [`ErrorKind::InvalidConfig`] for a topic whose packing uses no
     /// [dictionary](PackCompression::ZstdDictionary), for limits that are not allowed, and if the logs have too few messages, or
     /// messages that have nothing in common. [`ErrorKind::Unsupported`] for a backend that keeps no dictionaries. Transient ones.
     pub async fn train_topic(&self, topic: &TopicName, training: Training) -> Result<Trained> {
         self.backend.require(Capability::Dictionaries)?;
         let spec = self.backend.catalog().topic(topic).await?;
         let packing = checked(&spec, training)?;
+        // One that cannot be used is none: producers pack without it.
         let current = match spec.dictionary {
             None => None,
-            Some(version) => self.backend.catalog().dictionary(topic, version).await?,
+            Some(name) => match self.backend.catalog().dictionary(topic, name).await {
+                Err(error) if error.kind() == ErrorKind::Protocol => None,
+                bytes => bytes?.and_then(|bytes| Dictionary::new(name.version, &bytes).ok()),
+            },
         };
-        // One that cannot be used is none: producers pack without it.
-        let current = current.and_then(|bytes| Dictionary::new(spec.dictionary?, &bytes).ok());
         let previous = current.as_ref().map(|it| it.name().version);
         let sample = self.sample(topic, packing, training.messages).await?;
         if sample.len() < Training::MIN_MESSAGES {
@@ -129,11 +131,13 @@ impl Admin {
         let work = move || work(&sample, packing, current.as_ref(), training.size);
         // It takes seconds: other tasks of the thread must not wait for it.
         let worked = tokio::task::spawn_blocking(work).await;
-        let worked = worked.map_err(|_| Error::new(ErrorKind::Closed, "the training was cut off"))?;
+        let worked = worked
+            .map_err(|error| Error::new(ErrorKind::Closed, "the training was cut off").with_source(error))?;
         let (bytes, mut trained) = worked.map_err(|error| error.at(topic))?;
         trained.previous = previous;
         if !training.dry_run && trained.is_better() {
-            trained.version = Some(self.backend.catalog().store_dictionary(topic, bytes.into()).await?);
+            let stored = self.backend.catalog().store_dictionary(&spec, bytes.into()).await?;
+            trained.version = Some(stored.version);
         }
         Ok(trained)
     }

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::id::MessageId;
 use crate::inspect::Structure;
 use crate::name::{GroupName, TopicName};
+use crate::packing::DictionaryName;
 use crate::timestamp::Timestamp;
 use crate::topic::{Partition, TopicChange, TopicPartition, TopicSpec};
 
@@ -329,31 +330,31 @@ pub trait Catalog: Send + Sync {
         Err(unsupported("Catalog::alter_topic"))
     }
 
-    /// Stores a dictionary for the packs of a topic, and returns its version: one more than that of the dictionary before, from 1.
-    /// Producers use the newest that they know; earlier ones stay for the packs that name them, until the topic is deleted.
+    /// Stores a dictionary for the packs of a topic, and returns its name: its version is one more than that of the dictionary before,
+    /// from 1. Producers use the newest that they know; earlier ones stay for the packs that name them, until the topic is deleted.
     ///
-    /// The bytes are not looked into, except for their size.
+    /// The bytes are not looked into, except for their size and their header.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a topic that uses none, and a size that
-    /// [is not allowed](TopicSpec::check_dictionary). Those of [`create_topic`](Self::create_topic).
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound), also if the topic has another [generation](TopicSpec::generation) by now;
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a topic that uses none, and bytes that
+    /// [are not allowed](TopicSpec::check_dictionary). Those of [`create_topic`](Self::create_topic).
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
     /// [`Capability::Dictionaries`](crate::Capability::Dictionaries).
-    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
-        let _ = (name, dictionary);
+    async fn store_dictionary(&self, topic: &TopicSpec, dictionary: Bytes) -> Result<DictionaryName> {
+        let _ = (topic, dictionary);
         Err(unsupported("Catalog::store_dictionary"))
     }
 
-    /// Returns a dictionary of a topic's packs; `None` if it has none of this version.
+    /// Returns a dictionary of a topic's packs; `None` if it has none of this name.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) for one that is larger than
     /// [allowed](crate::packing::MAX_DICTIONARY): it is not read. Transient ones;
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default:
     /// see [`Capability::Dictionaries`](crate::Capability::Dictionaries).
-    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
-        let _ = (name, version);
+    async fn dictionary(&self, topic: &TopicName, name: DictionaryName) -> Result<Option<Bytes>> {
+        let _ = (topic, name);
         Err(unsupported("Catalog::dictionary"))
     }
 

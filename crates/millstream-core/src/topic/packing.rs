@@ -1,6 +1,7 @@
 //! Packing: how many messages producers store in one entry of a log, and how they are compressed.
 
 use std::fmt;
+use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Problems, Result};
 use crate::message::dead_letter_retention::shown;
@@ -13,6 +14,53 @@ pub const MAX_BYTES: u32 = 1 << 20;
 /// Largest size in bytes of a dictionary (64 KiB): every reader and producer of the topic keeps it in memory. It is four times the size
 /// that is trained by default.
 pub const MAX_DICTIONARY: usize = 64 << 10;
+
+/// First four bytes of a dictionary in the form that zstd trains (RFC 8878, section 5); the next four are its id, the lowest byte first.
+const DICTIONARY_MAGIC: [u8; 4] = 0xEC30_A437_u32.to_le_bytes();
+
+/// Name of a dictionary among those of its topic: packs say that they need it.
+///
+/// Versions alone would not do: after its topic was deleted, or its training was lost with a server, another dictionary gets the same
+/// version, and nothing that was compressed with the one can be read with the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DictionaryName {
+    /// Its version in the topic, from 1: a later one is newer.
+    pub version: u32,
+    /// The id in its header, which zstd makes of its contents; never 0.
+    pub id: u32,
+}
+
+impl DictionaryName {
+    /// Returns the name of a dictionary with this version. `None` for version 0, and for bytes that do not begin as a dictionary of
+    /// zstd with an id does.
+    #[must_use]
+    pub fn of(version: u32, dictionary: &[u8]) -> Option<Self> {
+        let (id, _) = dictionary.strip_prefix(&DICTIONARY_MAGIC)?.split_first_chunk()?;
+        let id = u32::from_le_bytes(*id);
+        (version > 0 && id > 0).then_some(Self { version, id })
+    }
+}
+
+/// Writes the name as the topic's settings have it: `3:1907452113`, version and id.
+impl fmt::Display for DictionaryName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.version, self.id)
+    }
+}
+
+/// Reads what [`Display`](fmt::Display) writes.
+impl FromStr for DictionaryName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
+        let name = text.split_once(':').and_then(|(version, id)| {
+            Some(Self { version: number(version)?, id: number(id)? }).filter(|it| it.to_string() == text)
+        });
+        let why = || format!("{:?} is no name of a dictionary: <version>:<id>, from 1", shown(text));
+        name.ok_or_else(|| Error::new(ErrorKind::Protocol, why()))
+    }
+}
 
 /// Way in which the messages of a pack are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -191,6 +239,26 @@ mod tests {
         ] {
             assert_eq!(packing.to_string(), text);
             assert_eq!(Packing::parse(text).expect("known"), packing);
+        }
+    }
+
+    #[test]
+    fn a_dictionary_is_named_by_its_version_and_what_its_header_says() {
+        let header = [0x37, 0xA4, 0x30, 0xEC, 4, 3, 2, 1, 9];
+        let name = DictionaryName { version: 3, id: 0x0102_0304 };
+        assert_eq!(DictionaryName::of(3, &header), Some(name));
+        assert_eq!(name.to_string(), "3:16909060");
+        assert_eq!("3:16909060".parse::<DictionaryName>().expect("a name"), name);
+        let without_id = [0x37, 0xA4, 0x30, 0xEC, 0, 0, 0, 0, 9];
+        for (version, bytes) in
+            [(0, &header[..]), (1, &header[..7]), (1, &header[1..]), (1, b""), (1, &without_id)]
+        {
+            assert_eq!(DictionaryName::of(version, bytes), None, "{version} {bytes:?}");
+        }
+        for text in
+            ["", "3", "3:", ":4", "0:4", "3:0", "03:4", "+3:4", "3:4:5", "3:4294967296", "-1:4", "3:4 "]
+        {
+            assert_eq!(text.parse::<DictionaryName>().expect_err(text).kind(), ErrorKind::Protocol, "{text}");
         }
     }
 

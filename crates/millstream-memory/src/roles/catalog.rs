@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, REMEMBERED, Start};
+use millstream_core::packing::DictionaryName;
 use millstream_core::{
     Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition,
     TopicSpec,
@@ -93,21 +94,26 @@ impl Catalog for MemoryBackend {
         Ok(changed)
     }
 
-    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+    async fn store_dictionary(&self, topic: &TopicSpec, dictionary: Bytes) -> Result<DictionaryName> {
         let mut state = self.lock();
-        let topic = state.topic(name)?.clone();
-        topic.check_dictionary(&dictionary)?;
-        let dictionaries = state.dictionaries.entry(name.clone()).or_default();
-        dictionaries.push(dictionary);
-        let version = u32::try_from(dictionaries.len()).unwrap_or(u32::MAX);
-        state.topics.insert(name.clone(), topic.with_dictionary(Some(version)));
-        Ok(version)
+        let known = state.topic(&topic.name)?.clone();
+        if known.generation != topic.generation {
+            let why = format!("topic {} was deleted and created again", topic.name);
+            return Err(Error::new(ErrorKind::NotFound, why).at(&topic.name));
+        }
+        known.check_dictionary(&dictionary)?;
+        let version = known.dictionary.map_or(0, |newest| newest.version).checked_add(1);
+        let name = version.and_then(|version| DictionaryName::of(version, &dictionary));
+        let why = || format!("topic {} has had too many dictionaries", topic.name);
+        let name = name.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, why()).at(&topic.name))?;
+        state.dictionaries.entry(topic.name.clone()).or_default().insert(name, dictionary);
+        state.topics.insert(topic.name.clone(), known.with_dictionary(Some(name)));
+        Ok(name)
     }
 
-    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+    async fn dictionary(&self, topic: &TopicName, name: DictionaryName) -> Result<Option<Bytes>> {
         let state = self.lock();
-        let at = (version as usize).checked_sub(1);
-        Ok(at.and_then(|at| state.dictionaries.get(name)?.get(at)).cloned())
+        Ok(state.dictionaries.get(topic).and_then(|stored| stored.get(&name)).cloned())
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {

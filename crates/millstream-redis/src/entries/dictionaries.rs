@@ -1,21 +1,25 @@
-//! Reads dictionaries of packed topics: those that packs name, once each, and the newest, which producers use.
+//! Reads dictionaries of packed topics: those that packs name, once each, and the newest, which producers use. Puts back those that the
+//! server has lost.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::TopicName;
-use millstream_core::packing::{MAX_DICTIONARY, PackCompression};
+use millstream_core::packing::{DictionaryName, MAX_DICTIONARY, PackCompression};
 use millstream_core::topic::TopicSpec;
 use millstream_core::wire::Fields;
-use millstream_packing::{Dictionary, DictionaryName, dictionary_of};
-use redis::Pipeline;
+use millstream_packing::{Dictionary, dictionary_of};
+use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
+use crate::conn::appends::dictionaries::Used;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
+use crate::error::unexpected;
+use crate::scripts::script;
 
-/// What is stored under a version.
+/// What is stored under a name.
 enum Stored {
     Nothing,
     /// More bytes than a dictionary may have. They were not read.
@@ -23,9 +27,19 @@ enum Stored {
     Bytes(Bytes),
 }
 
+/// What a dictionary that was asked for is.
+enum Read {
+    Missing,
+    /// Not a dictionary of that name, and never will be.
+    Unusable,
+    Usable(Arc<Dictionary>),
+}
+
 impl Inner {
-    /// Keeps what producers need of a topic that was read or created: its packing, and its newest dictionary. One that cannot be read is
-    /// left out: producers then pack without a dictionary, and try again when they read the topic again.
+    /// Keeps what producers need of a topic that was read or created: its packing, and its newest dictionary.
+    ///
+    /// A dictionary that cannot be read is left out: producers then pack without one, and try again when they read the topic again. One
+    /// that they have used and that the server has lost is put back, or nothing that was packed with it could be read any more.
     pub(crate) async fn learn(&self, topic: &TopicSpec) {
         self.packings.learn(topic);
         let with = PackCompression::ZstdDictionary;
@@ -33,25 +47,77 @@ impl Inner {
             return;
         }
         let dictionaries = self.packings.dictionaries();
-        if dictionaries.is_current(topic) {
-            return;
+        let mut used = dictionaries.used(&topic.name);
+        if used.generation != topic.generation {
+            used = Used { generation: topic.generation, ..Used::default() };
         }
-        let newest = match topic.dictionary {
-            None => None,
-            // It is read also if one of that version is known: it may be that of an earlier topic of the name.
-            Some(version) => match self.read_dictionary(&topic.name, version).await {
-                Ok(Some(dictionary)) => Some(dictionary),
-                Ok(None) => {
-                    tracing::warn!(topic = %topic.name, version, "the newest dictionary cannot be used");
-                    None
-                }
-                Err(error) => {
-                    tracing::warn!(topic = %topic.name, version, "the newest dictionary cannot be read: {error}");
-                    None
-                }
-            },
+        match self.choose(topic, &mut used).await {
+            Ok(()) => {}
+            // A dictionary of this topic that is in use stays in use: it was there, and is put back if it is not.
+            Err(error) if error.is_transient() => {
+                tracing::warn!(topic = %topic.name, "the dictionary cannot be looked for: {error}");
+            }
+            Err(error) => {
+                tracing::warn!(topic = %topic.name, "packs are made without a dictionary: {error}");
+                used.dictionary = None;
+            }
+        }
+        dictionaries.set_used(&topic.name, used);
+    }
+
+    /// Finds what producers are to use: the newest dictionary that can be read.
+    async fn choose(&self, topic: &TopicSpec, used: &mut Used) -> Result<()> {
+        let newest = topic.dictionary;
+        if let Some(known) = used.dictionary.clone() {
+            let name = known.name();
+            let lost = match newest {
+                Some(newest) if newest == name => self.sizes(&topic.name, &[name]).await? == [0],
+                // A version that was given once is not given again, unless it was lost.
+                Some(newest) => newest.version <= name.version,
+                None => true,
+            };
+            if lost {
+                self.store_dictionary(topic, known.as_bytes(), Some(name)).await?;
+                tracing::warn!(topic = %topic.name, dictionary = %name, "a dictionary was lost, and is put back");
+            }
+            if newest.is_none_or(|newest| newest == name || newest.version < name.version) {
+                return Ok(());
+            }
+        }
+        let Some(name) = newest.filter(|newest| used.unusable != Some(*newest)) else {
+            used.dictionary = None;
+            return Ok(());
         };
-        dictionaries.set_newest(topic, newest);
+        // Until it is read, the one before is as good as it was.
+        match self.read_dictionaries(&topic.name, &[name]).await?.pop().unwrap_or(Read::Missing) {
+            Read::Usable(dictionary) => (used.dictionary, used.unusable) = (Some(dictionary), None),
+            Read::Unusable => (used.dictionary, used.unusable) = (None, Some(name)),
+            Read::Missing => {
+                tracing::warn!(topic = %topic.name, dictionary = %name, "the newest dictionary is not there");
+                used.dictionary = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores a dictionary for a topic of this generation: under the next version, or under the name that it has had.
+    pub(crate) async fn store_dictionary(
+        &self,
+        topic: &TopicSpec,
+        dictionary: &[u8],
+        name: Option<DictionaryName>,
+    ) -> Result<DictionaryName> {
+        let (meta, dictionaries) =
+            (self.keys.topic_meta(&topic.name), self.keys.topic_dictionaries(&topic.name));
+        let during = |error: Error| {
+            error.during(format_args!("store a dictionary of topic {}", topic.name)).at(&topic.name)
+        };
+        let id = DictionaryName::of(1, dictionary).map_or(0, |name| name.id);
+        let call = self.scripts.store_dictionary.call([&meta, &dictionaries]).arg(dictionary).arg(id);
+        let call = call.arg(topic.generation).arg(name.map_or(0, |name| name.version));
+        let version = script::run_one(&self.pool, call).await.and_then(reply::count).map_err(during)?;
+        let name = u32::try_from(version).ok().and_then(|version| DictionaryName::of(version, dictionary));
+        name.ok_or_else(|| during(unexpected("no version")))
     }
 
     /// Returns the dictionaries that are needed for these entries. Those that are not known are read; one that is not there, or no
@@ -61,77 +127,117 @@ impl Inner {
         topic: &TopicName,
         entries: impl Iterator<Item = &'a Fields>,
     ) -> Result<Vec<Arc<Dictionary>>> {
-        let mut names: Vec<DictionaryName> = Vec::new();
-        for name in entries.filter_map(|entry| dictionary_of(entry)) {
-            // A page has packs of one dictionary, or few.
-            if !names.contains(&name) {
-                names.push(name);
+        let mut names: Vec<DictionaryName> = entries.filter_map(|entry| dictionary_of(entry)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let (mut dictionaries, mut unknown) = (Vec::with_capacity(names.len()), Vec::new());
+        for name in names {
+            match self.packings.dictionaries().get(topic, name) {
+                Some(known) => dictionaries.push(known),
+                None => unknown.push(name),
             }
         }
-        let mut dictionaries = Vec::with_capacity(names.len());
-        for name in names {
-            let known = self.packings.dictionaries().get(topic, name);
-            dictionaries.extend(match known {
-                Some(known) => Some(known),
-                None => self.read_dictionary(topic, name.version).await?.filter(|read| read.name() == name),
-            });
+        if !unknown.is_empty() {
+            // Boxed: it is rarely needed, and its state would be in that of every reader.
+            let read = Box::pin(self.read_dictionaries(topic, &unknown)).await?;
+            dictionaries.extend(read.into_iter().filter_map(|read| match read {
+                Read::Usable(dictionary) => Some(dictionary),
+                Read::Missing | Read::Unusable => None,
+            }));
         }
         Ok(dictionaries)
     }
 
-    /// Reads a dictionary, and keeps it. `None` if there is none, or none that can be used.
-    async fn read_dictionary(&self, topic: &TopicName, version: u32) -> Result<Option<Arc<Dictionary>>> {
-        let bytes = match self.stored(topic, version).await? {
-            Stored::Nothing => return Ok(None),
-            Stored::TooLarge(size) => {
-                tracing::warn!(%topic, version, size, "a dictionary is too large");
-                return Ok(None);
+    /// Reads dictionaries, and keeps them.
+    async fn read_dictionaries(&self, topic: &TopicName, names: &[DictionaryName]) -> Result<Vec<Read>> {
+        let stored = self.stored(topic, names).await?;
+        let read = names.iter().zip(stored).map(|(name, stored)| {
+            let bytes = match stored {
+                Stored::Nothing => return Read::Missing,
+                Stored::TooLarge(size) => {
+                    tracing::warn!(%topic, dictionary = %name, size, "a dictionary is too large");
+                    return Read::Unusable;
+                }
+                Stored::Bytes(bytes) => bytes,
+            };
+            match Dictionary::new(name.version, &bytes) {
+                Ok(dictionary) if dictionary.name() == *name => {
+                    let dictionary = Arc::new(dictionary);
+                    self.packings.dictionaries().add(topic, dictionary.clone());
+                    Read::Usable(dictionary)
+                }
+                Ok(dictionary) => {
+                    let is = dictionary.name();
+                    tracing::warn!(%topic, dictionary = %name, %is, "another dictionary is stored under this name");
+                    Read::Unusable
+                }
+                Err(error) => {
+                    tracing::warn!(%topic, dictionary = %name, "a dictionary cannot be used: {error}");
+                    Read::Unusable
+                }
             }
-            Stored::Bytes(bytes) => bytes,
-        };
-        match Dictionary::new(version, &bytes) {
-            Ok(dictionary) => {
-                let dictionary = Arc::new(dictionary);
-                self.packings.dictionaries().add(topic, dictionary.clone());
-                Ok(Some(dictionary))
-            }
-            Err(error) => {
-                tracing::warn!(%topic, version, "a dictionary cannot be used: {error}");
-                Ok(None)
-            }
-        }
+        });
+        Ok(read.collect())
     }
 
     /// Returns the bytes of a dictionary.
-    pub(crate) async fn stored_dictionary(&self, topic: &TopicName, version: u32) -> Result<Option<Bytes>> {
-        match self.stored(topic, version).await? {
-            Stored::Nothing => Ok(None),
-            Stored::Bytes(bytes) => Ok(Some(bytes)),
-            Stored::TooLarge(size) => {
+    pub(crate) async fn stored_dictionary(
+        &self,
+        topic: &TopicName,
+        name: DictionaryName,
+    ) -> Result<Option<Bytes>> {
+        match self.stored(topic, &[name]).await?.pop() {
+            None | Some(Stored::Nothing) => Ok(None),
+            Some(Stored::Bytes(bytes)) => Ok(Some(bytes)),
+            Some(Stored::TooLarge(size)) => {
                 let why = format!(
-                    "topic {topic}: the stored dictionary {version} has {size} bytes; at most {MAX_DICTIONARY} are allowed"
+                    "topic {topic}: the stored dictionary {name} has {size} bytes; at most {MAX_DICTIONARY} are allowed"
                 );
                 Err(Error::new(ErrorKind::Protocol, why).at(topic))
             }
         }
     }
 
-    async fn stored(&self, topic: &TopicName, version: u32) -> Result<Stored> {
+    /// Reads what is stored under these names, in two requests: a dictionary is read if it is not too large.
+    async fn stored(&self, topic: &TopicName, names: &[DictionaryName]) -> Result<Vec<Stored>> {
+        let sizes = self.sizes(topic, names).await?;
+        let small = |size: usize| (1..=MAX_DICTIONARY).contains(&size);
+        let wanted: Vec<_> =
+            names.iter().zip(&sizes).filter(|(_, size)| small(**size)).map(|(name, _)| *name).collect();
+        let mut read = if wanted.is_empty() {
+            Vec::new()
+        } else {
+            self.fields(topic, "HGET", &wanted, reply::maybe_bytes).await?
+        }
+        .into_iter();
+        let stored = sizes.into_iter().map(|size| match size {
+            0 => Stored::Nothing,
+            size if small(size) => read.next().flatten().map_or(Stored::Nothing, Stored::Bytes),
+            size => Stored::TooLarge(size),
+        });
+        Ok(stored.collect())
+    }
+
+    /// Returns the sizes of dictionaries in bytes, 0 for one that is not there.
+    async fn sizes(&self, topic: &TopicName, names: &[DictionaryName]) -> Result<Vec<usize>> {
+        self.fields(topic, "HSTRLEN", names, reply::count).await
+    }
+
+    /// Reads something of the fields of these names in one request.
+    async fn fields<T>(
+        &self,
+        topic: &TopicName,
+        command: &str,
+        names: &[DictionaryName],
+        read: impl Fn(Value) -> Result<T>,
+    ) -> Result<Vec<T>> {
         let key = self.keys.topic_dictionaries(topic);
+        let mut pipe = Pipeline::with_capacity(names.len());
+        for name in names {
+            pipe.cmd(command).arg(key.as_str()).arg(name.to_string());
+        }
         let during = |error: Error| error.during(format_args!("read {key}")).at(topic);
-        let ask = async |command: &str| {
-            let mut pipe = Pipeline::with_capacity(1);
-            pipe.cmd(command).arg(key.as_str()).arg(version);
-            Ok(self.pool.send(&pipe).await?.pop().unwrap_or_default())
-        };
-        let size = reply::count(ask("HSTRLEN").await?).map_err(during)?;
-        if size > MAX_DICTIONARY {
-            return Ok(Stored::TooLarge(size));
-        }
-        if size == 0 {
-            return Ok(Stored::Nothing);
-        }
-        let bytes = reply::maybe_bytes(ask("HGET").await?).map_err(during)?;
-        Ok(bytes.map_or(Stored::Nothing, Stored::Bytes))
+        let answers = self.pool.send(&pipe).await.map_err(during)?;
+        answers.into_iter().map(|answer| read(answer).map_err(during)).collect()
     }
 }

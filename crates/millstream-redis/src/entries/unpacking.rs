@@ -6,8 +6,9 @@ use millstream_core::Packing;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Entry, Note, Receipt, Source};
+use millstream_core::packing::DictionaryName;
 use millstream_core::wire::Fields;
-use millstream_packing::{Dictionary, DictionaryName, Unpacked, Unreadable, unpack_with};
+use millstream_packing::{Dictionary, Unpacked, Unreadable, unpack_with};
 
 use crate::stored::settled::{Bits, is_settled};
 

@@ -21,6 +21,7 @@ use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::name::{GroupName, TopicName};
+use millstream_core::packing::DictionaryName;
 use millstream_core::topic::{MAX_PARTITIONS, Partition, TopicChange, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
@@ -301,12 +302,12 @@ impl Catalog for RedisBackend {
         self.store_change(name, change).await
     }
 
-    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
-        self.add_dictionary(name, &dictionary).await
+    async fn store_dictionary(&self, topic: &TopicSpec, dictionary: Bytes) -> Result<DictionaryName> {
+        self.add_dictionary(topic, &dictionary).await
     }
 
-    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
-        self.inner.stored_dictionary(name, version).await
+    async fn dictionary(&self, topic: &TopicName, name: DictionaryName) -> Result<Option<Bytes>> {
+        self.inner.stored_dictionary(topic, name).await
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {

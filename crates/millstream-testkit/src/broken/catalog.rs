@@ -5,6 +5,7 @@ use bytes::Bytes;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
 use millstream_core::inspect::Range;
 use millstream_core::log::Source;
+use millstream_core::packing::DictionaryName;
 use millstream_core::topic::MAX_PARTITIONS;
 use millstream_core::{
     Capability, Error, ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition,
@@ -115,6 +116,13 @@ impl Catalog for Broken {
             Mutant::AlterUnchecked if change.of(inner.topic(name).await?).is_err() => {
                 return inner.topic(name).await;
             }
+            Mutant::AlterKeepsPacking => change.packing = None,
+            Mutant::AlterPacksAny => {
+                let known = inner.topic(name).await?;
+                if change.packing.is_some() && known.packing.is_none() {
+                    return Ok(known.with_packing(change.packing));
+                }
+            }
             Mutant::UnknownTopicInvented => {
                 inner.create_topic(&TopicSpec::new(name.clone(), 1)?).await?;
             }
@@ -123,34 +131,41 @@ impl Catalog for Broken {
         inner.alter_topic(name, &change).await
     }
 
-    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
+    async fn store_dictionary(&self, topic: &TopicSpec, dictionary: Bytes) -> Result<DictionaryName> {
         self.supports(Capability::Dictionaries)?;
-        let stored = self.inner.catalog().store_dictionary(name, dictionary).await;
+        let topic = match self.inner.catalog().topic(&topic.name).await {
+            Ok(known) if self.is(Mutant::DictionaryOfAnyGeneration) => known,
+            _ => topic.clone(),
+        };
+        let stored = self.inner.catalog().store_dictionary(&topic, dictionary).await;
         match stored {
-            Ok(version) => {
-                self.memo().dictionary = Some((name.clone(), version));
-                Ok(version)
+            Ok(name) => {
+                self.memo().dictionary = Some((topic.name.clone(), name));
+                Ok(name)
             }
             Err(error)
                 if error.kind() == ErrorKind::InvalidConfig && self.is(Mutant::DictionaryUnchecked) =>
             {
-                Ok(1)
+                Ok(DictionaryName { version: 1, id: 1 })
             }
             error => error,
         }
     }
 
-    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
+    async fn dictionary(&self, topic: &TopicName, name: DictionaryName) -> Result<Option<Bytes>> {
         self.supports(Capability::Dictionaries)?;
         let last = self.memo().dictionary.clone();
         match (self.sabotage, last) {
-            (Mutant::DictionaryOverwritten, Some((topic, newest))) if topic == *name => {
-                self.inner.catalog().dictionary(name, newest).await
+            (Mutant::DictionaryOverwritten, Some((of, newest))) if of == *topic => {
+                self.inner.catalog().dictionary(topic, newest).await
             }
-            (Mutant::DictionaryOfAnyTopic, Some((topic, _))) => {
-                self.inner.catalog().dictionary(&topic, version).await
+            (Mutant::DictionaryOfAnyId, Some((of, newest)))
+                if of == *topic && newest.version == name.version =>
+            {
+                self.inner.catalog().dictionary(topic, newest).await
             }
-            _ => self.inner.catalog().dictionary(name, version).await,
+            (Mutant::DictionaryOfAnyTopic, Some((of, _))) => self.inner.catalog().dictionary(&of, name).await,
+            _ => self.inner.catalog().dictionary(topic, name).await,
         }
     }
 

@@ -18,6 +18,7 @@ use millstream_core::log::{
     NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
+use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
@@ -336,12 +337,12 @@ impl Catalog for Client {
         call!(self, Catalog, catalog.topic(name;))
     }
 
-    async fn store_dictionary(&self, name: &TopicName, dictionary: Bytes) -> Result<u32> {
-        call!(self, Catalog, catalog.store_dictionary(name; dictionary))
+    async fn store_dictionary(&self, topic: &TopicSpec, dictionary: Bytes) -> Result<DictionaryName> {
+        call!(self, Catalog, catalog.store_dictionary(topic; dictionary))
     }
 
-    async fn dictionary(&self, name: &TopicName, version: u32) -> Result<Option<Bytes>> {
-        call!(self, Catalog, catalog.dictionary(name; version))
+    async fn dictionary(&self, topic: &TopicName, name: DictionaryName) -> Result<Option<Bytes>> {
+        call!(self, Catalog, catalog.dictionary(topic; name))
     }
 
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use millstream_core::catalog::Start;
 use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
 use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
+use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{Due, OnConflict, Place, RetryAction, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::tasks::TrimTasksBy;
 use millstream_core::{
@@ -208,9 +208,10 @@ async fn dictionaries_are_as_claimed(h: Harness) -> Verdict {
     if h.backend.supports(Capability::Dictionaries) {
         h.backend.catalog().create_topic(&spec).await?;
     }
-    let stored = h.backend.catalog().store_dictionary(&name, Bytes::from_static(b"d")).await;
+    let bytes = super::catalog::dictionaries::dictionary(1, b"d");
+    let stored = h.backend.catalog().store_dictionary(&spec, bytes).await;
     as_claimed(&h, Capability::Dictionaries, "Catalog::store_dictionary", stored)?;
-    let read = h.backend.catalog().dictionary(&name, 1).await;
+    let read = h.backend.catalog().dictionary(&name, DictionaryName { version: 1, id: 1 }).await;
     as_claimed(&h, Capability::Dictionaries, "Catalog::dictionary", read)
 }
 

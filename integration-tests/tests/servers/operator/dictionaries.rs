@@ -1,4 +1,4 @@
-//! Packed topics with a dictionary, over a server: single messages and packs, versions that readers do not know, and what is lost.
+//! Packed topics with a dictionary, over a server: single messages and packs, and versions that readers do not know.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,21 +15,22 @@ use millstream::{
 };
 
 const PACKING: Packing = Packing::new().compression(PackCompression::ZstdDictionary).min_messages(1);
-const EVENTS: Topic<Bytes> = Topic::raw("events").packed(PACKING).retention(Retention::Keep);
-const LOG: &str = "stream:topic:{events:p:0}";
-const DICTIONARIES: &str = "streaming:mq:topic:{events}:dictionaries";
+pub(super) const EVENTS: Topic<Bytes> = Topic::raw("events").packed(PACKING).retention(Retention::Keep);
+pub(super) const LOG: &str = "stream:topic:{events:p:0}";
+pub(super) const PACKS: &str = "streaming:mq:packs:{events:p:0}";
+pub(super) const DICTIONARIES: &str = "streaming:mq:topic:{events}:dictionaries";
 
-struct Scene {
-    server: Server,
-    mq: Millstream,
-    producer: Producer<Bytes>,
+pub(super) struct Scene {
+    pub(super) server: Server,
+    pub(super) mq: Millstream,
+    pub(super) producer: Producer<Bytes>,
 }
 
-fn topic() -> TopicName {
+pub(super) fn topic() -> TopicName {
     "events".parse().expect("a name")
 }
 
-fn event(n: u64) -> Bytes {
+pub(super) fn event(n: u64) -> Bytes {
     let id = n.wrapping_mul(7_919) % 10_000;
     format!(
         "{{\"flight\":\"MS{id}\",\"from\":\"HAM\",\"to\":\"VIE\",\"minutes\":{},\"status\":\"departed\",\"number\":{n}}}",
@@ -39,7 +40,7 @@ fn event(n: u64) -> Bytes {
 }
 
 /// A topic with a dictionary and 400 messages that were stored before.
-async fn scene() -> Scene {
+pub(super) async fn scene() -> Scene {
     let server = tokio::task::spawn_blocking(|| Server::builder().start()).await.expect("a server");
     let mq = Millstream::at(server.url()).await.expect("connected");
     let producer = mq.producer(EVENTS).await.expect("a producer");
@@ -52,7 +53,7 @@ async fn scene() -> Scene {
     Scene { server, mq, producer }
 }
 
-async fn train(mq: &Millstream) -> Option<u32> {
+pub(super) async fn train(mq: &Millstream) -> Option<u32> {
     let mut training = Training::new();
     (training.messages, training.size) = (2_000, 4 << 10);
     mq.admin().train_topic(&topic(), training).await.expect("trained").version
@@ -72,7 +73,7 @@ fn heads(server: &Server) -> Vec<String> {
 }
 
 /// Consumes `count` messages with a new group, and returns their payloads in order.
-async fn read(mq: &Millstream, group: &str, count: usize) -> Vec<Bytes> {
+pub(super) async fn read(mq: &Millstream, group: &str, count: usize) -> Vec<Bytes> {
     let puller = mq.consumer(EVENTS, group).pull().await.expect("a puller");
     let mut read = Vec::new();
     while read.len() < count {
@@ -187,45 +188,6 @@ async fn a_later_version_is_used_by_running_producers_and_fetched_by_running_con
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pack_whose_dictionary_is_gone_becomes_a_dead_letter_and_the_others_are_handled() {
-    let Scene { server, mq, producer } = scene().await;
-    for n in 400..410 {
-        producer.send(&event(n)).await.expect("sent");
-    }
-    let dictionary = server.cli(&["HGET", DICTIONARIES, "1"]);
-    assert!(!dictionary.is_empty());
-    let damages = [&["DEL", DICTIONARIES][..], &["HSET", DICTIONARIES, "1", "damaged"]];
-    for (acked, damage) in (400..).zip(damages) {
-        server.cli(damage);
-        let other = Millstream::at(server.url()).await.expect("connected");
-        let group = format!("without-{}", damage.len());
-        let consumer = other.consumer(EVENTS, &*group).start(async |_: Delivery<Bytes>| Outcome::Ack);
-        let consumer = consumer.await.expect("a consumer");
-        eventually(async || consumer.report().dead == 10, "what cannot be read is dead").await;
-        eventually(async || consumer.report().acked == acked, "what needs no dictionary is handled").await;
-        consumer.shutdown().await;
-        let group = group.parse().expect("a name");
-        let letters = other
-            .admin()
-            .dead_letters(&topic(), &group)
-            .await
-            .expect("a queue")
-            .list(100)
-            .await
-            .expect("a list");
-        assert!(
-            letters.iter().all(|it| it.reason.as_str() == "malformed" && it.body.len() == 3),
-            "{letters:?}"
-        );
-        // A producer that cannot read it packs without it, and so does one that knows no dictionary.
-        let fresh = other.producer(EVENTS).await.expect("a producer");
-        fresh.send(&event(1)).await.expect("sent");
-    }
-    // The process that has it goes on.
-    assert_eq!(read(&mq, "with", 412).await.len(), 412);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_topic_is_deleted_with_its_dictionaries() {
     let Scene { server, mq, producer } = scene().await;
     drop(producer);
@@ -248,7 +210,7 @@ async fn a_topic_is_deleted_with_its_dictionaries() {
 fn memory(server: &Server) -> [u64; 2] {
     let info = server.cli(&["INFO", "memory"]);
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("a line");
-    let keys = [LOG, "streaming:mq:packs:{events:p:0}"];
+    let keys = [LOG, PACKS];
     let usage =
         keys.map(|key| server.cli(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).trim().parse().unwrap_or(0));
     [used.trim().parse().expect("a number"), usage.iter().sum()]
@@ -293,14 +255,14 @@ async fn memory_of_packs() {
                 let name = "training".parse().expect("a name");
                 let trained = mq.admin().train_topic(&name, Training::new()).await.expect("trained");
                 println!("{trained:?}");
-                dictionary = mq.backend().catalog().dictionary(&name, 1).await.expect("read");
+                let catalog = mq.backend().catalog();
+                let stored = catalog.topic(&name).await.expect("a topic").dictionary.expect("trained");
+                dictionary = catalog.dictionary(&name, stored).await.expect("read");
                 mq.admin().delete_topic(&name, InUse::Force).await.expect("deleted");
             }
             let catalog = mq.backend().catalog();
-            catalog
-                .store_dictionary(&self::topic(), dictionary.clone().expect("trained"))
-                .await
-                .expect("stored");
+            let spec = catalog.topic(&self::topic()).await.expect("a topic");
+            catalog.store_dictionary(&spec, dictionary.clone().expect("trained")).await.expect("stored");
         }
         let before = memory(&server);
         if most == 1 {

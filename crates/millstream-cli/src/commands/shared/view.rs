@@ -36,7 +36,9 @@ impl TopicView {
             retention: RetentionView::of(spec.retention),
             max_length: spec.max_length,
             dead_letter_retention: DeadLetterRetentionView::of(spec.dead_letter_retention),
-            packing: spec.packing.map(|packing| PackingView::of(packing, spec.dictionary)),
+            packing: spec
+                .packing
+                .map(|packing| PackingView::of(packing, spec.dictionary.map(|it| it.version))),
             retention_text: human::retention(spec.retention),
             dead_letter_retention_text: human::dead_letter_retention(spec.dead_letter_retention),
         }

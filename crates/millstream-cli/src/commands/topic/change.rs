@@ -36,7 +36,8 @@ pub(super) struct Create {
     /// newer ones in their partition, `age:30d,length:100000` both; `keep` none
     #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention, default_value = "keep")]
     dead_letter_retention: DeadLetterRetention,
-    /// Packs messages that a producer sends together into one entry, with this compression. It cannot be changed later
+    /// Packs messages that a producer sends together into one entry, with this compression. `topic alter` can change the
+    /// compression later, but not whether the topic is packed
     #[arg(long, value_enum, value_name = "COMPRESSION")]
     packed: Option<Compression>,
     /// Least number of messages for which a pack is made. 1, which `--packed zstd-dictionary` allows, packs single messages too. Default: 4
@@ -66,12 +67,16 @@ impl Compression {
     fn packing(self, min_messages: Option<u32>) -> Packing {
         let packing = Packing::new();
         let packing = min_messages.map_or(packing, |least| packing.min_messages(least));
-        packing.compression(match self {
+        packing.compression(self.compression())
+    }
+
+    const fn compression(self) -> PackCompression {
+        match self {
             Self::None => PackCompression::None,
             Self::Lz4 => PackCompression::Lz4,
             Self::Zstd => PackCompression::Zstd,
             Self::ZstdDictionary => PackCompression::ZstdDictionary,
-        })
+        }
     }
 }
 
@@ -129,15 +134,16 @@ impl Create {
     }
 }
 
-/// Changes the retention or the bound of a topic, or the retention of its dead letters
+/// Changes the retention, the bound or the packing of a topic, or the retention of its dead letters
 ///
 /// Running consumers and producers apply the change within a minute.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("change")
-    .args(["retention", "max_length", "no_max_length", "dead_letter_retention"]).required(true).multiple(true))]
+    .args(["retention", "max_length", "no_max_length", "dead_letter_retention", "packed"]).required(true).multiple(true))]
 #[command(after_help = "Examples:
   millstream topic alter orders --retention consumed-after:7d
   millstream topic alter orders --dead-letter-retention age:30d,length:100000
+  millstream topic alter events --packed zstd-dictionary --packed-min 1
   millstream topic alter orders --no-max-length --dry-run")]
 pub(super) struct Alter {
     /// The topic
@@ -154,6 +160,12 @@ pub(super) struct Alter {
     /// Which dead letters are dropped; see `topic create`
     #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention)]
     dead_letter_retention: Option<DeadLetterRetention>,
+    /// Compression of packs; only of a topic that is packed
+    #[arg(long, value_enum, value_name = "COMPRESSION")]
+    packed: Option<Compression>,
+    /// Least number of messages for which a pack is made; see `topic create`. Default: as before
+    #[arg(long, value_name = "N", requires = "packed")]
+    packed_min: Option<u32>,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -175,6 +187,8 @@ impl Alter {
         let mut change = TopicChange::new();
         change.retention = self.retention;
         change.dead_letter_retention = self.dead_letter_retention;
+        // For a topic that is not packed, or whose settings are invalid.
+        change.packing = self.packed.map(|packed| packed.packing(self.packed_min));
         change.max_length = if self.no_max_length { Some(None) } else { self.max_length.map(Some) };
         let before = match admin.topic(&self.topic).await {
             // An invalid setting can be set right. If another one is invalid too, the change is refused and names it.
@@ -183,6 +197,11 @@ impl Alter {
             }
             before => before?,
         };
+        if let (Some(packed), Some(packing)) = (self.packed, before.packing) {
+            // What is not named stays, as everywhere here.
+            let least = self.packed_min.map_or(packing, |least| packing.min_messages(least));
+            change.packing = Some(least.compression(packed.compression()));
+        }
         let after = change.of(before.clone())?;
         let changed = before != after;
         if dry_run || !changed {

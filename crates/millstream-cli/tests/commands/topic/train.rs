@@ -87,3 +87,26 @@ async fn what_cannot_be_trained_is_said_and_nothing_is_stored() {
     cli.fails(2, "topic create wrong --packed-min 4");
     assert_eq!(cli.json("topic describe events")["packing"]["dictionary"], Value::Null);
 }
+
+#[tokio::test]
+async fn the_packing_of_a_packed_topic_changes_and_what_is_not_named_stays() {
+    let cli = Cli::new();
+    cli.ok("topic create events --packed zstd --packed-min 7");
+    let dry = cli.json("topic alter events --packed zstd-dictionary --dry-run");
+    assert_eq!((&dry["changed"], &dry["packing"]["compression"]), (&json!(true), &json!("zstd-dictionary")));
+    assert_eq!(cli.json("topic describe events")["packing"]["compression"], "zstd");
+    let altered = cli.json("topic alter events --packed zstd-dictionary --packed-min 1");
+    assert_eq!(altered["packing"]["min_messages"], 1, "{altered}");
+    let altered = cli.json("topic alter events --packed lz4 --packed-min 9");
+    assert_eq!(altered["packing"]["max_messages"], 500, "{altered}");
+    let altered = cli.json("topic alter events --packed none");
+    let packing = (&altered["packing"]["compression"], &altered["packing"]["min_messages"]);
+    assert_eq!(packing, (&json!("none"), &json!(9)), "{altered}");
+    assert_eq!(cli.json("topic alter events --packed none")["changed"], false);
+    let error = cli.fails(1, "topic alter events --packed none --packed-min 1");
+    assert!(error.contains("packs of at least 1 message"), "{error}");
+
+    cli.ok("topic create plain");
+    let error = cli.fails(1, "topic alter plain --packed zstd");
+    assert!(error.contains("topic plain is not packed, and cannot become so"), "{error}");
+}

@@ -5,7 +5,7 @@ use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::name::TopicName;
-use millstream_core::packing::Packing;
+use millstream_core::packing::{DictionaryName, PackCompression, Packing};
 use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
 use redis::{Pipeline, Value};
 
@@ -115,17 +115,16 @@ impl RedisBackend {
     }
 
     /// Stores a dictionary under the next version.
-    pub(super) async fn add_dictionary(&self, name: &TopicName, dictionary: &[u8]) -> Result<u32> {
-        self.stored_topic(name).await?.check_dictionary(dictionary)?;
-        let keys = &self.inner.keys;
-        let (meta, dictionaries) = (keys.topic_meta(name), keys.topic_dictionaries(name));
-        let call = self.inner.scripts.store_dictionary.call([&meta, &dictionaries]).arg(dictionary);
-        let answer = script::run_one(&self.inner.pool, call).await.and_then(reply::count);
-        let during = |error: Error| error.during(format_args!("store a dictionary of topic {name}")).at(name);
-        let version = answer.map_err(during)?;
+    pub(super) async fn add_dictionary(
+        &self,
+        topic: &TopicSpec,
+        dictionary: &[u8],
+    ) -> Result<DictionaryName> {
+        self.stored_topic(&topic.name).await?.check_dictionary(dictionary)?;
+        let name = self.inner.store_dictionary(topic, dictionary, None).await?;
         // So that producers of this program use it at once.
-        self.stored_topic(name).await?;
-        Ok(u32::try_from(version).unwrap_or(u32::MAX))
+        self.stored_topic(&topic.name).await?;
+        Ok(name)
     }
 
     /// Fails for a topic of a newer format, whose data this version does not know.
@@ -147,16 +146,25 @@ impl RedisBackend {
             (2, change.retention.is_some()),
             (3, change.max_length.is_some()),
             (6, change.dead_letter_retention.is_some()),
+            (8, change.packing.is_some()),
         ] {
             if changed && stored[at] != Value::Nil {
-                stored[at] = if at == 2 { Value::BulkString(b"keep".to_vec()) } else { Value::Nil };
+                stored[at] = match at {
+                    2 => Value::BulkString(b"keep".to_vec()),
+                    8 => Value::BulkString(
+                        Packing::new().compression(PackCompression::None).to_string().into(),
+                    ),
+                    _ => Value::Nil,
+                };
             }
         }
         change.of(read(name, Value::Array(stored.into()))?)?;
         let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
         let max_length = change.max_length.map(|bound| bound.unwrap_or(0).to_string()).unwrap_or_default();
         let of_dead = change.dead_letter_retention.map(|retention| retention.to_string()).unwrap_or_default();
-        let call = self.inner.scripts.alter_topic.call([&meta]).args([&*retention, &*max_length, &*of_dead]);
+        let packing = change.packing.map(|packing| packing.to_string()).unwrap_or_default();
+        let call = self.inner.scripts.alter_topic.call([&meta]);
+        let call = call.args([&*retention, &*max_length, &*of_dead, &*packing]);
         script::run_one(&self.inner.pool, call).await?;
         self.stored_topic(name).await
     }
@@ -238,9 +246,8 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let dictionary = match dictionary {
         Value::Nil => None,
         stored => {
-            let allowed = "a whole number from 1";
-            let version = u32::try_from(number(stored.clone(), "dictionary", allowed)?).ok();
-            Some(version.filter(|it| *it > 0).ok_or_else(|| damaged("dictionary", &stored, allowed))?)
+            let name = reply::text(stored.clone()).ok().and_then(|text| text.parse().ok());
+            Some(name.ok_or_else(|| damaged("dictionary", &stored, "<version>:<id>, numbers from 1"))?)
         }
     };
     let generation =

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use millstream_core::dead_letters::Reason;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::log::{InPack, Receipt, Settlement};
@@ -30,7 +31,16 @@ const CALL: (usize, usize) = (1_000, 1 << 20);
 const PACKS: usize = 8;
 
 /// Messages of packs, by their ids. Those of a pack that is gone are missing.
-pub(super) type Bodies = BTreeMap<MessageId, Fields>;
+pub(super) type Bodies = BTreeMap<MessageId, Body>;
+
+/// What is stored of a message of a pack that is parked or given up.
+pub(super) enum Body {
+    /// The message.
+    Message(Fields),
+    /// Its pack, and why it cannot be read any more. It was readable when the message was handed out: it was damaged since, or its
+    /// dictionary was lost, and this process did not keep it.
+    Pack(Fields, String),
+}
 
 impl RedisBackend {
     /// Returns how many messages the logs of these partitions hold.
@@ -72,26 +82,33 @@ impl RedisBackend {
             }
             for answer in self.inner.bulk.send(&pipe).await? {
                 for (id, fields) in reply::entries(answer)? {
-                    let dictionaries = self.inner.dictionaries_for(&tp.topic, fields.iter()).await?;
-                    let read = |fields: Fields| unpack_with(&fields, |name| named(&dictionaries, name));
-                    // It was readable when it was handed out. If it is damaged since, nothing is left that could be kept.
-                    let Some(Ok(Unpacked::Messages(messages))) = fields.map(read) else {
-                        continue;
+                    let Some(fields) = fields else { continue };
+                    let dictionaries =
+                        self.inner.dictionaries_for(&tp.topic, std::iter::once(&fields)).await?;
+                    let read = match unpack_with(&fields, |name| named(&dictionaries, name)) {
+                        Ok(Unpacked::Messages(messages)) => Ok(messages),
+                        Ok(Unpacked::One) => Err("the entry is no pack any more".to_owned()),
+                        Err(error) => Err(error.to_string()),
                     };
                     for receipt in wanted.iter().filter(|receipt| receipt.entry() == id) {
-                        let position = receipt.pack.map_or(0, InPack::position) as usize;
-                        // Copied, or each would keep its whole pack.
-                        let copy = |(name, value): &(Bytes, Bytes)| {
-                            (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value))
-                        };
-                        let message =
-                            messages.get(position).map(|message| message.iter().map(copy).collect());
-                        bodies.extend(message.map(|message| (receipt.id, message)));
+                        bodies.insert(receipt.id, body(receipt, &fields, read.as_deref()));
                     }
                 }
             }
         }
         Ok(bodies)
+    }
+}
+
+/// Returns what is to be stored of a message.
+fn body(receipt: &Receipt, pack: &Fields, read: Result<&[Fields], &String>) -> Body {
+    let position = receipt.pack.map_or(0, InPack::position) as usize;
+    // Copied, or each would keep its whole pack.
+    let copy = |(name, value): &(Bytes, Bytes)| (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
+    match read.map(|messages| messages.get(position)) {
+        Ok(Some(message)) => Body::Message(message.iter().map(copy).collect()),
+        Ok(None) => Body::Pack(pack.clone(), "the pack has fewer messages than it had".to_owned()),
+        Err(why) => Body::Pack(pack.clone(), why.clone()),
     }
 }
 
@@ -161,6 +178,12 @@ impl<'a> Packed<'a> {
                 call.0.push(pack.position());
                 call.0.push(Digits::id(receipt.id).as_bytes());
             };
+            let body = bodies.get(&receipt.id);
+            let (body, unread) = match body {
+                Some(Body::Message(message)) => (message.as_slice(), None),
+                Some(Body::Pack(pack, why)) => (pack.as_slice(), Some(why)),
+                None => Default::default(),
+            };
             let words = match settlement {
                 Settlement::Ack => continue,
                 Settlement::Hold(note) => {
@@ -169,6 +192,30 @@ impl<'a> Packed<'a> {
                     call.0.extend([due(note.due), words, line]);
                     call.1.push(at);
                     continue;
+                }
+                // It cannot be handed out again. Nothing of it is lost: the dead letter has its pack, as stored.
+                Settlement::Retry { attempt: attempts, origin, error, history, .. }
+                | Settlement::DeadLetter { attempts, origin, error, history, .. }
+                    if unread.is_some() =>
+                {
+                    let retried = matches!(settlement, Settlement::Retry { .. });
+                    let attempts = attempts.saturating_sub(u32::from(retried));
+                    let (history, line) = history.adding(attempts, error);
+                    let why = unread.map_or("", String::as_str);
+                    let error =
+                        if error.is_empty() { why.to_owned() } else { format!("{why}, after: {error}") };
+                    let position = pack.position();
+                    tracing::warn!(id = %receipt.entry(), position, "a message of a pack that cannot be read any more becomes a dead letter: {error}");
+                    lead("dead");
+                    let reason = Reason::Malformed.as_str().to_owned();
+                    [
+                        reason,
+                        attempts.to_string(),
+                        origin.to_string(),
+                        wire::cut(&error).to_owned(),
+                        history,
+                        line,
+                    ]
                 }
                 Settlement::Retry { due: when, attempt, origin, error, history } => {
                     let (history, line) = history.adding(attempt.saturating_sub(1), error);
@@ -197,8 +244,6 @@ impl<'a> Packed<'a> {
                 }
             };
             call.0.extend(words);
-            let body = bodies.get(&receipt.id);
-            let body = body.map(Vec::as_slice).unwrap_or_default();
             call.0.push(2 * body.len());
             for (name, value) in body {
                 call.0.extend([&name[..], &value[..]]);

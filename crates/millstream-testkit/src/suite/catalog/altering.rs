@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use millstream_core::{DeadLetterRetention, ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+use millstream_core::{
+    DeadLetterRetention, ErrorKind, PackCompression, Packing, Retention, TopicChange, TopicName, TopicSpec,
+};
 
 use super::suite;
 use crate::case::{Verdict, equal, refused};
@@ -15,6 +17,7 @@ suite!("catalog":
     what_is_not_there_cannot_be_changed needs [AlterTopic],
     the_retention_of_dead_letters_is_kept needs [Expand],
     the_retention_of_dead_letters_changes_by_itself needs [AlterTopic],
+    the_packing_changes_by_itself_where_there_is_one needs [AlterTopic],
 );
 
 const RETENTIONS: [Retention; 5] = [
@@ -158,5 +161,38 @@ async fn the_retention_of_dead_letters_changes_by_itself(h: Harness) -> Verdict 
         let change = TopicChange::new().max_length(expected.max_length);
         equal!(catalog.alter_topic(&name, &change).await?, expected, "the topic with another bound");
     }
+    Ok(())
+}
+
+async fn the_packing_changes_by_itself_where_there_is_one(h: Harness) -> Verdict {
+    let catalog = h.backend.catalog();
+    let plain = TopicSpec::new(TopicName::new(h.unique("topic"))?, 1)?;
+    let plain = catalog.create_topic(&plain).await?;
+    let none = Packing::new().compression(PackCompression::None);
+    let altered = catalog.alter_topic(&plain.name, &TopicChange::new().packing(none)).await;
+    refused(altered, ErrorKind::InvalidConfig, "packs in a topic that has none")?;
+    equal!(catalog.topic(&plain.name).await?, plain, "the topic after a change that was refused");
+
+    let spec = TopicSpec::new(TopicName::new(h.unique("topic"))?, 1)?.with_packing(none);
+    let mut expected = match catalog.create_topic(&spec).await {
+        // A backend may know no packs.
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
+        created => created?,
+    };
+    for packing in [none.min_messages(2).max_messages(7), none.max_bytes(1_000), none] {
+        expected.packing = Some(packing);
+        let changed = catalog.alter_topic(&expected.name, &TopicChange::new().packing(packing)).await?;
+        equal!(changed, expected, "the topic with another packing");
+        equal!(catalog.topic(&expected.name).await?, expected, "the topic as stored");
+    }
+    let nothing = TopicChange::new().packing(none.max_bytes(0));
+    refused(
+        catalog.alter_topic(&expected.name, &nothing).await,
+        ErrorKind::InvalidConfig,
+        "packs of no bytes",
+    )?;
+    expected.retention = Retention::Length(5);
+    let change = TopicChange::new().retention(expected.retention);
+    equal!(catalog.alter_topic(&expected.name, &change).await?, expected, "the packing stays");
     Ok(())
 }

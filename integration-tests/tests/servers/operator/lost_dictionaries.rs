@@ -1,0 +1,218 @@
+//! Dictionaries of packed topics that are lost, damaged or replaced by others, over a server.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use integration_tests::eventually;
+use integration_tests::server::Server;
+use millstream::admin::Training;
+use millstream::{Delivery, Millstream, Outcome, Record};
+use millstream_core::catalog::Start;
+use millstream_core::leases::Acquired;
+use millstream_core::log::{Entry, Settlement};
+use millstream_core::schedule::Due;
+use millstream_core::{Continuity, History, Resource, TopicPartition};
+
+use super::dictionaries::{DICTIONARIES, EVENTS, LOG, PACKS, Scene, event, read, scene, topic, train};
+
+const META: &str = "streaming:mq:topic:{events}:meta";
+
+/// The names of the dictionaries.
+fn names(server: &Server) -> Vec<String> {
+    let keys = server.cli(&["HKEYS", DICTIONARIES]);
+    keys.lines().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
+}
+
+/// The ids of the dictionaries that the packs in the log need, by the headers of their frames (RFC 8878, section 3.1.1.1); 0 for none.
+fn ids(server: &Server) -> Vec<String> {
+    let script = "local ids = {} for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do         for at = 1, #entry[2], 2 do if entry[2][at] == 'mq:messages' then         local frame = entry[2][at + 1] local head = string.byte(frame, 5)         local wide = bit.band(head, 3) == 3 local at = bit.band(head, 32) == 0 and 7 or 6         ids[#ids + 1] = wide and string.format('%.0f', struct.unpack('<I4', frame, at)) or '0'         end end end return ids";
+    server.cli(&["EVAL", script, "1", LOG]).lines().map(|id| id.trim().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pack_whose_dictionary_is_gone_becomes_a_dead_letter_and_the_others_are_handled() {
+    let Scene { server, mq, producer } = scene().await;
+    for n in 400..410 {
+        producer.send(&event(n)).await.expect("sent");
+    }
+    let [name] = &names(&server)[..] else { panic!("one dictionary") };
+    let damages = [&["DEL", DICTIONARIES][..], &["HSET", DICTIONARIES, name, "damaged"]];
+    for (acked, damage) in (400..).zip(damages) {
+        server.cli(damage);
+        let other = Millstream::at(server.url()).await.expect("connected");
+        let group = format!("without-{}", damage.len());
+        let consumer = other.consumer(EVENTS, &*group).start(async |_: Delivery<Bytes>| Outcome::Ack);
+        let consumer = consumer.await.expect("a consumer");
+        eventually(async || consumer.report().dead == 10, "what cannot be read is dead").await;
+        eventually(async || consumer.report().acked == acked, "what needs no dictionary is handled").await;
+        consumer.shutdown().await;
+        let group = group.parse().expect("a name");
+        let letters = other
+            .admin()
+            .dead_letters(&topic(), &group)
+            .await
+            .expect("a queue")
+            .list(100)
+            .await
+            .expect("a list");
+        assert!(
+            letters.iter().all(|it| it.reason.as_str() == "malformed" && it.body.len() == 3),
+            "{letters:?}"
+        );
+        // A producer that cannot read it packs without it, and so does one that knows no dictionary.
+        let fresh = other.producer(EVENTS).await.expect("a producer");
+        fresh.send(&event(1)).await.expect("sent");
+    }
+    // The process that has it goes on.
+    assert_eq!(read(&mq, "with", 412).await.len(), 412);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dictionary_that_cannot_be_used_is_replaced_by_training() {
+    let Scene { server, .. } = scene().await;
+    let too_large = "d".repeat(70_000);
+    for (version, damage) in (2..).zip(["damaged", &too_large]) {
+        let name = server.cli(&["HGET", META, "dictionary"]).trim().to_owned();
+        server.cli(&["HSET", DICTIONARIES, &name, damage]);
+        let other = Millstream::at(server.url()).await.expect("connected");
+        let producer = other.producer(EVENTS).await.expect("a producer");
+        producer.send(&event(1)).await.expect("sent");
+        assert_eq!(train(&other).await, Some(version));
+        producer.send(&event(2)).await.expect("sent");
+        assert!(ids(&server).last().is_some_and(|id| id != "0"), "it is used at once");
+    }
+}
+
+/// What is lost of a dictionary: its bytes, its name in the settings, or both as by a fail-over to a replica without the training.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dictionary_that_is_lost_is_put_back_by_a_producer_that_uses_it() {
+    let Scene { server, mq, producer } = scene().await;
+    drop(producer);
+    let producer = mq.producer(EVENTS).refresh(Duration::from_millis(100)).await.expect("a producer");
+    let [name] = &names(&server)[..] else { panic!("one dictionary") };
+    let stored = server.cli(&["HGET", DICTIONARIES, name]);
+    let losses = [
+        &[&["DEL", DICTIONARIES][..]][..],
+        &[&["HDEL", META, "dictionary"]],
+        &[&["DEL", DICTIONARIES], &["HDEL", META, "dictionary"]],
+    ];
+    for (n, loss) in (400..).zip(losses) {
+        loss.iter().for_each(|command| drop(server.cli(command)));
+        producer.send(&event(n)).await.expect("sent");
+        eventually(async || names(&server) == [name.as_str()], "it is put back").await;
+        eventually(async || server.cli(&["HGET", META, "dictionary"]).trim() == name, "and is the newest")
+            .await;
+        assert_eq!(server.cli(&["HGET", DICTIONARIES, name]), stored);
+    }
+    let other = Millstream::at(server.url()).await.expect("connected");
+    assert_eq!(read(&other, "others", 403).await.last(), Some(&event(402)));
+}
+
+/// A fail-over has lost a training, and another one follows that knows nothing of it; or the topic was deleted and created again after
+/// the deletion was forgotten. Both dictionaries have version 1.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_dictionary_of_the_same_version_is_used_and_packs_of_both_can_be_read() {
+    for of_new_topic in [false, true] {
+        let Scene { server, mq, producer } = scene().await;
+        drop(producer);
+        let producer = mq.producer(EVENTS).refresh(Duration::from_millis(100)).await.expect("a producer");
+        producer.send(&event(400)).await.expect("sent");
+        let [first] = &names(&server)[..] else { panic!("one dictionary") };
+        assert_eq!(ids(&server).last().map(|id| format!("1:{id}")).as_ref(), Some(first));
+        let (key, second) = other_dictionary(&server).await;
+        assert!(second.starts_with("1:") && second != *first, "{second} and {first}");
+        // In one step: this producer sees nothing of what is between.
+        let script = "redis.call('RENAME', KEYS[1], KEYS[2]); redis.call('HSET', KEYS[3], 'dictionary', ARGV[1]);             redis.call('DEL', unpack(KEYS, 4))";
+        let (keys, more) = if of_new_topic { ("5", &[LOG, PACKS][..]) } else { ("4", &["none"][..]) };
+        server.cli(&[&["EVAL", script, keys, key, DICTIONARIES, META][..], more, &[&second]].concat());
+        let mut expected: Vec<Bytes> = if of_new_topic { Vec::new() } else { (0..401).map(event).collect() };
+        eventually(
+            async || {
+                // It is for such messages: others are not packed with it.
+                let next = wind(expected.len() as u64);
+                producer.send(&next).await.expect("sent");
+                expected.push(next);
+                ids(&server).last().is_some_and(|id| format!("1:{id}") == second)
+            },
+            "the dictionary that is there now is used",
+        )
+        .await;
+        assert_eq!(server.cli(&["HGET", META, "dictionary"]).trim(), second);
+        let fresh = Millstream::at(server.url()).await.expect("connected");
+        assert_eq!(read(&fresh, "fresh", expected.len()).await, expected);
+    }
+}
+
+/// A message of another kind.
+fn wind(n: u64) -> Bytes {
+    let (station, speed) = (n * 7_919 % 997, n % 60);
+    let text =
+        format!("<wind station='{station}' unit='knots' averaged='10 min' source='mast'>{speed}</wind>");
+    Bytes::from(text)
+}
+
+/// Trains a dictionary for another topic, on other messages. Returns its key and its name.
+async fn other_dictionary(server: &Server) -> (&'static str, String) {
+    let other = Millstream::at(server.url()).await.expect("connected");
+    let producer = other.producer(EVENTS.named("other")).await.expect("a producer");
+    let events: Vec<_> = (0..1_000).map(wind).collect();
+    for sent in producer.send_all(events.iter().map(Record::new)).await {
+        sent.expect("sent");
+    }
+    let mut training = Training::new();
+    (training.messages, training.size) = (1_000, 1 << 10);
+    let trained = other.admin().train_topic(&"other".parse().expect("a name"), training).await;
+    assert_eq!(trained.expect("trained").version, Some(1));
+    let key = "streaming:mq:topic:{other}:dictionaries";
+    (key, server.cli(&["HKEYS", key]).trim().to_owned())
+}
+
+/// A message that was handed out, and whose pack this process cannot read any more when it is to be retried.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_pack_became_unreadable_is_kept_with_all_its_bytes() {
+    let Scene { server, mq, producer } = scene().await;
+    for n in 400..402 {
+        producer.send(&event(n)).await.expect("sent");
+    }
+    let events: Vec<_> = (402..410).map(event).collect();
+    for sent in producer.send_all(events.iter().map(Record::new)).await {
+        sent.expect("sent");
+    }
+    let (backend, group) = (mq.backend(), "failing".parse().expect("a name"));
+    let spec = backend.catalog().topic(&topic()).await.expect("a topic");
+    backend.catalog().create_group(&spec, &group, Start::Latest).await.expect("created");
+    server.cli(&["XGROUP", "SETID", LOG, "failing", "0"]);
+    let partition = TopicPartition::new(topic(), 0);
+    let resource = Resource::partition(partition, group.clone());
+    let hour = Duration::from_secs(3_600);
+    let acquired = backend.leases().acquire(&resource, "me", "n", hour, &Continuity::assured()).await;
+    let Acquired::Granted(lease) = acquired.expect("asked") else { panic!("nobody has it") };
+    let mut reader = backend.log().reader(&lease).await.expect("a reader");
+    let mut taken = Vec::new();
+    while taken.len() < 410 {
+        taken.extend(reader.fetch(500, Duration::ZERO).await.expect("a page").entries);
+    }
+    let retry = |entry: &Entry| {
+        let (origin, history) = (entry.receipt.id, History::default());
+        let retry =
+            Settlement::Retry { due: Due::In(hour), attempt: 2, origin, error: "boom".into(), history };
+        (entry.receipt, retry)
+    };
+    let packed: Vec<_> = taken.iter().filter(|entry| entry.receipt.pack.is_some()).collect();
+    let batch: Vec<_> = packed.iter().rev().take(3).map(|entry| retry(entry)).collect();
+    // Another process, which never had the dictionary, settles in the name of the owner.
+    let other = Millstream::at(server.url()).await.expect("connected");
+    server.cli(&["DEL", DICTIONARIES]);
+    let settled = other.backend().log().settle(&lease, &batch).await.expect("settled");
+    assert_eq!((settled.applied, settled.stale), (3, 0));
+    let queue = mq.admin().dead_letters(&topic(), &group).await.expect("a queue");
+    let letters = queue.list(100).await.expect("a list");
+    assert_eq!(letters.len(), 3);
+    for letter in letters {
+        assert_eq!((letter.reason.as_str(), letter.attempts), ("malformed", 1));
+        assert!(letter.error.contains("boom") && letter.error.contains("dictionary"), "{}", letter.error);
+        assert!(batch.iter().any(|(receipt, _)| receipt.id == letter.origin), "it says which message it was");
+        let heads = letter.body.iter().filter(|(name, _)| &name[..] == b"mq:pack");
+        assert_eq!(heads.count(), 1, "the pack as it is stored: {:?}", letter.body);
+    }
+}
