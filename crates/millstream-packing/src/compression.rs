@@ -2,9 +2,17 @@
 
 use millstream_core::packing::PackCompression;
 
+#[cfg(feature = "zstd")]
+use crate::pool::Pool;
+
 /// Level of zstd: packs are written for each batch of a producer, and level 3 takes twice the time for a twentieth of the size.
 #[cfg(feature = "zstd")]
 pub(crate) const LEVEL: i32 = 1;
+
+#[cfg(feature = "zstd")]
+static COMPRESSORS: Pool<zstd::bulk::Compressor<'static>> = Pool::new();
+#[cfg(feature = "zstd")]
+static DECOMPRESSORS: Pool<zstd::bulk::Decompressor<'static>> = Pool::new();
 
 /// Reason why bytes cannot be compressed or decompressed.
 pub(crate) enum Failed {
@@ -36,7 +44,9 @@ pub(crate) fn compress(bytes: Vec<u8>, compression: PackCompression) -> Result<V
         #[cfg(feature = "lz4")]
         PackCompression::Lz4 => Ok(lz4_flex::block::compress(&bytes)),
         #[cfg(feature = "zstd")]
-        PackCompression::Zstd => zstd::bulk::compress(&bytes, LEVEL).map_err(Failed::from),
+        PackCompression::Zstd => {
+            COMPRESSORS.with(|| zstd::bulk::Compressor::new(LEVEL), |compressor| compressor.compress(&bytes))
+        }
         #[allow(unreachable_patterns, reason = "without a feature its compression is left")]
         _ => Err(Failed::NotBuilt),
     }
@@ -55,7 +65,9 @@ pub(crate) fn decompress(bytes: &[u8], compression: PackCompression, size: usize
             plain
         }
         #[cfg(feature = "zstd")]
-        PackCompression::Zstd => zstd::bulk::decompress(bytes, size).map_err(Failed::from)?,
+        PackCompression::Zstd => {
+            DECOMPRESSORS.with(zstd::bulk::Decompressor::new, |it| it.decompress(bytes, size))?
+        }
         #[allow(unreachable_patterns, reason = "without a feature its compression is left")]
         _ => return Err(Failed::NotBuilt),
     };

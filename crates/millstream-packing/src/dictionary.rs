@@ -1,14 +1,13 @@
 //! Dictionaries: what the messages of a topic have in common, so that zstd needs not find it in each pack again.
 
-#[cfg(feature = "zstd")]
-use std::sync::{Mutex, PoisonError};
-
 use millstream_core::packing::{DictionaryName, MAX_DICTIONARY};
 use thiserror::Error;
 
 use crate::compression::Failed;
 #[cfg(feature = "zstd")]
 use crate::compression::LEVEL;
+#[cfg(feature = "zstd")]
+use crate::pool::Pool;
 
 /// Reason why bytes are no dictionary.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -33,9 +32,9 @@ pub struct Dictionary {
     /// States that compress, with the dictionary loaded: to load it takes longer than to compress a pack. There are as many as were
     /// needed at once.
     #[cfg(feature = "zstd")]
-    compressors: Mutex<Vec<zstd::bulk::Compressor<'static>>>,
+    compressors: Pool<zstd::bulk::Compressor<'static>>,
     #[cfg(feature = "zstd")]
-    decompressors: Mutex<Vec<zstd::bulk::Decompressor<'static>>>,
+    decompressors: Pool<zstd::bulk::Decompressor<'static>>,
 }
 
 impl std::fmt::Debug for Dictionary {
@@ -98,7 +97,7 @@ impl Dictionary {
     fn load(version: u32, bytes: &[u8]) -> Result<Self, BadDictionary> {
         // One without an id is plain text: packs could not say that they need this one.
         let (name, bytes) = (DictionaryName::of(version, bytes).ok_or(BadDictionary::Form)?, bytes.to_vec());
-        let dictionary = Self { name, bytes, compressors: Mutex::default(), decompressors: Mutex::default() };
+        let dictionary = Self { name, bytes, compressors: Pool::new(), decompressors: Pool::new() };
         // zstd reads the tables in it at the first use.
         let sample = b"{\"a\":1}";
         let compressed = dictionary.compress(sample).map_err(|_| BadDictionary::Form)?;
@@ -107,38 +106,15 @@ impl Dictionary {
     }
 
     pub(crate) fn compress(&self, bytes: &[u8]) -> Result<Vec<u8>, Failed> {
-        let free = take(&self.compressors);
-        let mut compressor = match free {
-            Some(compressor) => compressor,
-            None => zstd::bulk::Compressor::with_dictionary(LEVEL, &self.bytes).map_err(Failed::from)?,
-        };
-        let compressed = compressor.compress(bytes).map_err(Failed::from)?;
-        give(&self.compressors, compressor);
-        Ok(compressed)
+        let make = || zstd::bulk::Compressor::with_dictionary(LEVEL, &self.bytes);
+        self.compressors.with(make, |compressor| compressor.compress(bytes))
     }
 
     /// Decompresses into `size` bytes at the most.
     pub(crate) fn decompress(&self, bytes: &[u8], size: usize) -> Result<Vec<u8>, Failed> {
-        let free = take(&self.decompressors);
-        let mut decompressor = match free {
-            Some(decompressor) => decompressor,
-            None => zstd::bulk::Decompressor::with_dictionary(&self.bytes).map_err(Failed::from)?,
-        };
-        let plain = decompressor.decompress(bytes, size).map_err(Failed::from)?;
-        give(&self.decompressors, decompressor);
-        Ok(plain)
+        let make = || zstd::bulk::Decompressor::with_dictionary(&self.bytes);
+        self.decompressors.with(make, |decompressor| decompressor.decompress(bytes, size))
     }
-}
-
-#[cfg(feature = "zstd")]
-fn take<T>(from: &Mutex<Vec<T>>) -> Option<T> {
-    from.lock().unwrap_or_else(PoisonError::into_inner).pop()
-}
-
-/// Keeps a state for the next use. One whose use has failed is dropped instead.
-#[cfg(feature = "zstd")]
-fn give<T>(to: &Mutex<Vec<T>>, state: T) {
-    to.lock().unwrap_or_else(PoisonError::into_inner).push(state);
 }
 
 /// Returns the id of the dictionary that a frame needs; `None` if it says none, or is no frame.

@@ -4,6 +4,8 @@ mod compression;
 mod dictionary;
 mod layout;
 mod pack;
+#[cfg(feature = "zstd")]
+mod pool;
 #[cfg(feature = "train")]
 mod train;
 
