@@ -430,7 +430,7 @@ script!(
 script!(
     /// Stores a dictionary for the packs of a topic.
     STORE_DICTIONARY, "catalog", "store_dictionary", ["meta", "dictionaries"],
-    ["dictionary", "id", "generation", "version"]
+    ["dictionary", "id", "generation", "mode", "version"]
 );
 script!(
     /// Registers a group of a topic.

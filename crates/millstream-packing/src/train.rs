@@ -41,9 +41,25 @@ pub fn train<'a>(messages: impl Iterator<Item = &'a Fields>, size: usize) -> Res
         layout::write(&mut samples, message);
         sizes.push(samples.len() - before);
     }
-    zstd::dict::from_continuous(&samples, &sizes, size).map_err(|error| NotTrained::Samples {
+    let trained = zstd::dict::from_continuous(&samples, &sizes, size);
+    let mut dictionary = trained.map_err(|error| NotTrained::Samples {
         messages: sizes.len(),
         bytes: samples.len(),
         why: error.to_string(),
-    })
+    })?;
+    name_by_all(&mut dictionary);
+    Ok(dictionary)
+}
+
+/// Sets the id in the header of a dictionary to a hash of everything behind it. The id that zstd gives covers the end of it alone: two
+/// dictionaries that differ in the tables before would have one name, and what one has packed would come out wrong with the other.
+fn name_by_all(dictionary: &mut [u8]) {
+    let Some((header, rest)) = dictionary.split_at_mut_checked(8) else { return };
+    // FNV-1a: nobody chooses the contents so that two are alike.
+    let hash = rest.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    // RFC 8878, section 5: smaller and larger ids are reserved.
+    let id = u32::try_from(hash % ((1 << 31) - (1 << 15))).unwrap_or_default() + (1 << 15);
+    header[4..].copy_from_slice(&id.to_le_bytes());
 }

@@ -9,7 +9,7 @@ use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::event::LetterWork;
 use millstream_core::log::Append;
 use millstream_core::partitioner::{ByKey, Partitioner};
-use millstream_core::wire::{self, Fields};
+use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
     Backend, DeadLetter, Error, ErrorKind, GroupName, Limits, MessageId, Partition, Result, TopicName,
     TopicPartition, TopicSpec,
@@ -266,6 +266,14 @@ impl Replayer {
         let edit = &self.replay.edit;
         let (mut deeds, mut refused) = (Vec::new(), Vec::new());
         for letter in letters {
+            // In the retry log a pack is no pack: it would come back as it is, whether its dictionary is there again or not.
+            let decoded = wire::decode_body(&letter.body, &Limits::default());
+            if let Err(why @ Malformed::UnknownForm(_)) = decoded
+                && letter.body.iter().any(|(name, _)| *name == wire::PACK)
+            {
+                refused.push((letter, why.to_string()));
+                continue;
+            }
             if edit.is_empty() {
                 deeds.push((letter.id, DeadLetterAction::Replay));
                 continue;

@@ -13,7 +13,7 @@ use millstream_packing::{Dictionary, dictionary_of};
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::conn::appends::dictionaries::Used;
+use crate::conn::appends::dictionaries::{Found, Used};
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
@@ -27,71 +27,116 @@ enum Stored {
     Bytes(Bytes),
 }
 
+/// How a dictionary is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Storing {
+    /// Under the next version.
+    Next,
+    /// Under its own, since it was lost; as the newest, if it is.
+    Lost,
+    /// Under its own, for a log that may have packs of a producer that has used it for the topic before.
+    Earlier,
+}
+
+impl Storing {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Next => "next",
+            Self::Lost => "lost",
+            Self::Earlier => "earlier",
+        }
+    }
+}
+
 /// What a dictionary that was asked for is.
 enum Read {
     Missing,
-    /// Not a dictionary of that name, and never will be.
-    Unusable,
+    /// Not a dictionary of that name: something else, of this size in bytes.
+    Unusable(usize),
     Usable(Arc<Dictionary>),
 }
 
 impl Inner {
     /// Keeps what producers need of a topic that was read or created: its packing, and its newest dictionary.
     ///
-    /// A dictionary that cannot be read is left out: producers then pack without one, and try again when they read the topic again. One
-    /// that they have used and that the server has lost is put back, or nothing that was packed with it could be read any more.
+    /// A dictionary that cannot be read is left out: producers then pack without one, and try again when they read the topic again. Those
+    /// that this process has and that the server has lost are put back, or nothing that was packed with them could be read any more.
     pub(crate) async fn learn(&self, topic: &TopicSpec) {
         self.packings.learn(topic);
         let with = PackCompression::ZstdDictionary;
-        if topic.packing.is_none_or(|packing| packing.compressed() != with) {
+        let is_used = topic.packing.is_some_and(|packing| packing.compressed() == with);
+        let dictionaries = self.packings.dictionaries();
+        let Found { mut used, known, is_earlier } = dictionaries.known(&topic.name, topic.generation);
+        if !is_used && known.is_empty() {
             return;
         }
-        let dictionaries = self.packings.dictionaries();
-        let mut used = dictionaries.used(&topic.name);
-        if used.generation != topic.generation {
-            used = Used { generation: topic.generation, ..Used::default() };
-        }
-        match self.choose(topic, &mut used).await {
-            Ok(()) => {}
-            // A dictionary of this topic that is in use stays in use: it was there, and is put back if it is not.
-            Err(error) if error.is_transient() => {
-                tracing::warn!(topic = %topic.name, "the dictionary cannot be looked for: {error}");
-            }
-            Err(error) => {
-                tracing::warn!(topic = %topic.name, "packs are made without a dictionary: {error}");
+        used.generation = topic.generation;
+        // A topic whose packing was changed has packs of before.
+        let way = if is_earlier { Storing::Earlier } else { Storing::Lost };
+        if let Err(error) = self.put_back(topic, &known, way).await {
+            // They stay known, and are looked for again. Until then producers may have to do without.
+            tracing::warn!(topic = %topic.name, "it is not known whether dictionaries were lost: {error}");
+            if !error.is_transient() {
                 used.dictionary = None;
             }
+        } else if is_used
+            && let Err(error) = self.choose(topic, &mut used, if is_earlier { &[] } else { &known }).await
+        {
+            tracing::warn!(topic = %topic.name, "the newest dictionary cannot be read: {error}");
         }
         dictionaries.set_used(&topic.name, used);
     }
 
-    /// Finds what producers are to use: the newest dictionary that can be read.
-    async fn choose(&self, topic: &TopicSpec, used: &mut Used) -> Result<()> {
-        let newest = topic.dictionary;
-        if let Some(known) = used.dictionary.clone() {
-            let name = known.name();
-            let lost = match newest {
-                Some(newest) if newest == name => self.sizes(&topic.name, &[name]).await? == [0],
-                // A version that was given once is not given again, unless it was lost.
-                Some(newest) => newest.version <= name.version,
-                None => true,
-            };
-            if lost {
-                self.store_dictionary(topic, known.as_bytes(), Some(name)).await?;
-                tracing::warn!(topic = %topic.name, dictionary = %name, "a dictionary was lost, and is put back");
-            }
-            if newest.is_none_or(|newest| newest == name || newest.version < name.version) {
-                return Ok(());
-            }
+    /// Puts back those of these dictionaries that the server has lost, or of which it has something else.
+    async fn put_back(&self, topic: &TopicSpec, known: &[Arc<Dictionary>], way: Storing) -> Result<()> {
+        if known.is_empty() {
+            return Ok(());
         }
-        let Some(name) = newest.filter(|newest| used.unusable != Some(*newest)) else {
+        let names: Vec<DictionaryName> = known.iter().map(|it| it.name()).collect();
+        let sizes = self.sizes(&topic.name, &names).await?;
+        // In the order of their versions: the last one becomes the newest again, if that was lost too.
+        let mut lost: Vec<_> =
+            known.iter().zip(sizes).filter(|(it, size)| it.as_bytes().len() != *size).collect();
+        lost.sort_unstable_by_key(|(it, _)| it.name());
+        for (dictionary, size) in lost {
+            let name = dictionary.name();
+            self.store_dictionary(topic, dictionary.as_bytes(), way, name.version).await?;
+            tracing::warn!(topic = %topic.name, dictionary = %name, size, "a dictionary was lost or damaged, and is put back");
+        }
+        // Its name in the settings may be lost without it.
+        let newest = known.iter().max_by_key(|it| it.name());
+        let is_newest = |name: DictionaryName| topic.dictionary.is_none_or(|it| it.version < name.version);
+        if let Some(dictionary) = newest.filter(|it| way == Storing::Lost && is_newest(it.name())) {
+            self.store_dictionary(topic, dictionary.as_bytes(), way, dictionary.name().version).await?;
+        }
+        Ok(())
+    }
+
+    /// Finds what producers are to use: the newest dictionary, if it can be read.
+    async fn choose(&self, topic: &TopicSpec, used: &mut Used, known: &[Arc<Dictionary>]) -> Result<()> {
+        // One that was put back can be newer than the settings that were read.
+        let newest = known.iter().map(|it| it.name()).chain(topic.dictionary).max_by_key(|name| name.version);
+        // Of two with one version that stands in the settings.
+        let newest =
+            topic.dictionary.filter(|it| newest.is_none_or(|newest| newest.version == it.version)).or(newest);
+        let Some(name) = newest else {
             used.dictionary = None;
             return Ok(());
         };
+        if let Some(dictionary) = known.iter().find(|it| it.name() == name) {
+            (used.dictionary, used.unusable) = (Some(dictionary.clone()), None);
+            return Ok(());
+        }
+        if let Some((unusable, size)) = used.unusable
+            && unusable == name
+            && self.sizes(&topic.name, &[name]).await? == [size]
+        {
+            return Ok(());
+        }
         // Until it is read, the one before is as good as it was.
         match self.read_dictionaries(&topic.name, &[name]).await?.pop().unwrap_or(Read::Missing) {
             Read::Usable(dictionary) => (used.dictionary, used.unusable) = (Some(dictionary), None),
-            Read::Unusable => (used.dictionary, used.unusable) = (None, Some(name)),
+            Read::Unusable(size) => (used.dictionary, used.unusable) = (None, Some((name, size))),
             Read::Missing => {
                 tracing::warn!(topic = %topic.name, dictionary = %name, "the newest dictionary is not there");
                 used.dictionary = None;
@@ -100,12 +145,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores a dictionary for a topic of this generation: under the next version, or under the name that it has had.
+    /// Stores a dictionary for a topic of this generation; `version` is the one that it has had, if it was there before.
     pub(crate) async fn store_dictionary(
         &self,
         topic: &TopicSpec,
         dictionary: &[u8],
-        name: Option<DictionaryName>,
+        way: Storing,
+        version: u32,
     ) -> Result<DictionaryName> {
         let (meta, dictionaries) =
             (self.keys.topic_meta(&topic.name), self.keys.topic_dictionaries(&topic.name));
@@ -114,7 +160,7 @@ impl Inner {
         };
         let id = DictionaryName::of(1, dictionary).map_or(0, |name| name.id);
         let call = self.scripts.store_dictionary.call([&meta, &dictionaries]).arg(dictionary).arg(id);
-        let call = call.arg(topic.generation).arg(name.map_or(0, |name| name.version));
+        let call = call.arg(topic.generation).arg(way.as_str()).arg(version);
         let version = script::run_one(&self.pool, call).await.and_then(reply::count).map_err(during)?;
         let name = u32::try_from(version).ok().and_then(|version| DictionaryName::of(version, dictionary));
         name.ok_or_else(|| during(unexpected("no version")))
@@ -142,7 +188,7 @@ impl Inner {
             let read = Box::pin(self.read_dictionaries(topic, &unknown)).await?;
             dictionaries.extend(read.into_iter().filter_map(|read| match read {
                 Read::Usable(dictionary) => Some(dictionary),
-                Read::Missing | Read::Unusable => None,
+                Read::Missing | Read::Unusable(_) => None,
             }));
         }
         Ok(dictionaries)
@@ -156,7 +202,7 @@ impl Inner {
                 Stored::Nothing => return Read::Missing,
                 Stored::TooLarge(size) => {
                     tracing::warn!(%topic, dictionary = %name, size, "a dictionary is too large");
-                    return Read::Unusable;
+                    return Read::Unusable(size);
                 }
                 Stored::Bytes(bytes) => bytes,
             };
@@ -169,11 +215,11 @@ impl Inner {
                 Ok(dictionary) => {
                     let is = dictionary.name();
                     tracing::warn!(%topic, dictionary = %name, %is, "another dictionary is stored under this name");
-                    Read::Unusable
+                    Read::Unusable(bytes.len())
                 }
                 Err(error) => {
                     tracing::warn!(%topic, dictionary = %name, "a dictionary cannot be used: {error}");
-                    Read::Unusable
+                    Read::Unusable(bytes.len())
                 }
             }
         });

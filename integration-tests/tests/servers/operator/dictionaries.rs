@@ -14,7 +14,8 @@ use millstream::{
     Topic, TopicName,
 };
 
-const PACKING: Packing = Packing::new().compression(PackCompression::ZstdDictionary).min_messages(1);
+pub(super) const PACKING: Packing =
+    Packing::new().compression(PackCompression::ZstdDictionary).min_messages(1);
 pub(super) const EVENTS: Topic<Bytes> = Topic::raw("events").packed(PACKING).retention(Retention::Keep);
 pub(super) const LOG: &str = "stream:topic:{events:p:0}";
 pub(super) const PACKS: &str = "streaming:mq:packs:{events:p:0}";

@@ -5,15 +5,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use integration_tests::eventually;
 use integration_tests::server::Server;
-use millstream::admin::Training;
-use millstream::{Delivery, Millstream, Outcome, Record};
+use millstream::admin::{DeadLetterFilter, InUse, Replay, Training};
+use millstream::{Delivery, Millstream, Outcome, PackCompression, Record, TopicChange};
 use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Entry, Settlement};
 use millstream_core::schedule::Due;
 use millstream_core::{Continuity, History, Resource, TopicPartition};
 
-use super::dictionaries::{DICTIONARIES, EVENTS, LOG, PACKS, Scene, event, read, scene, topic, train};
+use super::dictionaries::{
+    DICTIONARIES, EVENTS, LOG, PACKING, PACKS, Scene, event, read, scene, topic, train,
+};
 
 const META: &str = "streaming:mq:topic:{events}:meta";
 
@@ -106,6 +108,58 @@ async fn a_dictionary_that_is_lost_is_put_back_by_a_producer_that_uses_it() {
     }
     let other = Millstream::at(server.url()).await.expect("connected");
     assert_eq!(read(&other, "others", 403).await.last(), Some(&event(402)));
+}
+
+/// An operator answers the loss with another training, so that a newer one stands in the settings; and one whose packing is another by
+/// now has packs of before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dictionary_that_is_lost_is_put_back_also_if_another_is_used_by_now() {
+    let Scene { server, mq, producer } = scene().await;
+    drop(producer);
+    let producer = mq.producer(EVENTS).refresh(Duration::from_millis(100)).await.expect("a producer");
+    producer.send(&event(400)).await.expect("sent");
+    let [name] = &names(&server)[..] else { panic!("one dictionary") };
+    server.cli(&[
+        "EVAL",
+        "redis.call('DEL', KEYS[1]); redis.call('HSET', KEYS[2], 'dictionary', ARGV[1])",
+        "2",
+        DICTIONARIES,
+        META,
+        "6:77777",
+    ]);
+    eventually(async || names(&server) == [name.as_str()], "it is put back").await;
+    assert_eq!(server.cli(&["HGET", META, "dictionary"]).trim(), "6:77777", "the newest stays");
+
+    let change = TopicChange::new().packing(PACKING.compression(PackCompression::Zstd).min_messages(2));
+    mq.admin().alter_topic(&topic(), &change).await.expect("altered");
+    server.cli(&["DEL", DICTIONARIES]);
+    eventually(async || names(&server) == [name.as_str()], "it is put back").await;
+    server.cli(&["HSET", DICTIONARIES, name, "damaged"]);
+    eventually(async || server.cli(&["HSTRLEN", DICTIONARIES, name]).trim() != "7", "it is set right").await;
+    let other = Millstream::at(server.url()).await.expect("connected");
+    assert_eq!(read(&other, "others", 401).await.last(), Some(&event(400)));
+}
+
+/// The deletion is remembered, so the new topic has another generation. Until it refreshes, the producer sends packs of before to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_producer_sends_to_the_next_topic_of_the_name_can_be_read() {
+    let Scene { server, mq, producer } = scene().await;
+    producer.send(&event(400)).await.expect("sent");
+    let other = Millstream::at(server.url()).await.expect("connected");
+    other.admin().delete_topic(&topic(), InUse::Force).await.expect("deleted");
+    let spec = EVENTS.spec().expect("valid");
+    let again = other.backend().catalog().create_topic(&spec).await.expect("created");
+    assert!(again.generation > 0 && again.dictionary.is_none());
+    producer.send(&event(1)).await.expect("sent");
+    assert_eq!(names(&server).len(), 0);
+    assert_eq!(ids(&server).len(), 1, "with the dictionary of before");
+    // As the refresh of the producer does, a minute later.
+    let read_again = mq.backend().catalog().topic(&topic()).await.expect("a topic");
+    assert_eq!((read_again.dictionary, names(&server).len()), (None, 1), "it is there for that pack alone");
+    producer.send(&event(2)).await.expect("sent");
+    assert_eq!(ids(&server).len(), 1, "the new topic has none of its own");
+    let fresh = Millstream::at(server.url()).await.expect("connected");
+    assert_eq!(read(&fresh, "fresh", 2).await, [event(1), event(2)]);
 }
 
 /// A fail-over has lost a training, and another one follows that knows nothing of it; or the topic was deleted and created again after
@@ -211,8 +265,15 @@ async fn a_message_whose_pack_became_unreadable_is_kept_with_all_its_bytes() {
     for letter in letters {
         assert_eq!((letter.reason.as_str(), letter.attempts), ("malformed", 1));
         assert!(letter.error.contains("boom") && letter.error.contains("dictionary"), "{}", letter.error);
-        assert!(batch.iter().any(|(receipt, _)| receipt.id == letter.origin), "it says which message it was");
+        let (receipt, _) =
+            batch.iter().find(|(receipt, _)| receipt.id == letter.origin).expect("one of them");
+        let pack = receipt.pack.expect("of a pack");
+        let says = format!("message {} of {} of pack {}: ", pack.position() + 1, pack.count, receipt.entry());
+        assert!(letter.error.starts_with(&says), "{}", letter.error);
         let heads = letter.body.iter().filter(|(name, _)| &name[..] == b"mq:pack");
         assert_eq!(heads.count(), 1, "the pack as it is stored: {:?}", letter.body);
     }
+    let replayer = queue.replayer(&DeadLetterFilter::default(), Replay::default()).await;
+    let replayed = replayer.expect("a replayer").run().await.expect("asked");
+    assert_eq!((replayed.replayed, replayed.refused), (0, 3), "it would come back as it is");
 }

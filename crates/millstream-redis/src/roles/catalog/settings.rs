@@ -13,6 +13,7 @@ use super::deleting::Deletion;
 use super::{Mode, groups};
 use crate::backend::RedisBackend;
 use crate::conn::replies::reply;
+use crate::entries::dictionaries::Storing;
 use crate::scripts::script;
 
 /// Fields of a topic's meta hash.
@@ -120,10 +121,14 @@ impl RedisBackend {
         topic: &TopicSpec,
         dictionary: &[u8],
     ) -> Result<DictionaryName> {
-        self.stored_topic(&topic.name).await?.check_dictionary(dictionary)?;
-        let name = self.inner.store_dictionary(topic, dictionary, None).await?;
-        // So that producers of this program use it at once.
-        self.stored_topic(&topic.name).await?;
+        let stored = self.stored_topic(&topic.name).await?;
+        // Of another topic the script says so.
+        if stored.generation == topic.generation {
+            stored.check_dictionary(dictionary)?;
+        }
+        let name = self.inner.store_dictionary(topic, dictionary, Storing::Next, 0).await?;
+        // So that producers of this program use it at once. If that fails, they use it when they read the topic the next time.
+        let _ = self.stored_topic(&topic.name).await;
         Ok(name)
     }
 
@@ -159,6 +164,7 @@ impl RedisBackend {
             }
         }
         change.of(read(name, Value::Array(stored.into()))?)?;
+        change.packing.iter().try_for_each(|packing| built(name, *packing))?;
         let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
         let max_length = change.max_length.map(|bound| bound.unwrap_or(0).to_string()).unwrap_or_default();
         let of_dead = change.dead_letter_retention.map(|retention| retention.to_string()).unwrap_or_default();
@@ -168,6 +174,19 @@ impl RedisBackend {
         script::run_one(&self.inner.pool, call).await?;
         self.stored_topic(name).await
     }
+}
+
+/// Fails for a compression that this program was built without.
+fn built(name: &TopicName, packing: Packing) -> Result<()> {
+    let with = packing.compressed();
+    if millstream_packing::is_built(with) {
+        return Ok(());
+    }
+    let with = with.as_str();
+    let why = format!(
+        "topic {name} packs messages with {with}, and this program was built without it: see the feature `packing`"
+    );
+    Err(Error::new(ErrorKind::Unsupported, why).at(name))
 }
 
 /// Adds the command whose reply [`read`] takes.
@@ -233,21 +252,19 @@ pub(crate) fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
             let text = reply::text(stored.clone()).map_err(|_| damaged("packing", &stored, PACKINGS))?;
             let packing =
                 Packing::parse(&text).map_err(|error| kind_of(error, "packing", &stored, PACKINGS))?;
-            if !millstream_packing::is_built(packing.compressed()) {
-                let why = format!(
-                    "topic {name} packs messages with {}, and this program was built without it: see the feature `packing`",
-                    packing.compressed().as_str()
-                );
-                return Err(Error::new(ErrorKind::Unsupported, why).at(name));
-            }
+            built(name, packing)?;
             Some(packing)
         }
     };
     let dictionary = match dictionary {
         Value::Nil => None,
+        // Messages can be packed and read without it, so it stops nobody. A producer that knows its name sets it right.
         stored => {
-            let name = reply::text(stored.clone()).ok().and_then(|text| text.parse().ok());
-            Some(name.ok_or_else(|| damaged("dictionary", &stored, "<version>:<id>, numbers from 1"))?)
+            let name_of = reply::text(stored.clone()).ok().and_then(|text| text.parse().ok());
+            if name_of.is_none() {
+                tracing::warn!("{}", damaged("dictionary", &stored, "<version>:<id>, numbers from 1"));
+            }
+            name_of
         }
     };
     let generation =

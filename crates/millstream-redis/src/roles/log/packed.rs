@@ -202,10 +202,13 @@ impl<'a> Packed<'a> {
                     let attempts = attempts.saturating_sub(u32::from(retried));
                     let (history, line) = history.adding(attempts, error);
                     let why = unread.map_or("", String::as_str);
+                    // First which message it is: a long text loses its end.
+                    let (entry, nth) = (receipt.entry(), pack.position() + 1);
                     let error =
-                        if error.is_empty() { why.to_owned() } else { format!("{why}, after: {error}") };
-                    let position = pack.position();
-                    tracing::warn!(id = %receipt.entry(), position, "a message of a pack that cannot be read any more becomes a dead letter: {error}");
+                        format!("message {nth} of {} of pack {entry}: {why}; before: {error}", pack.count);
+                    tracing::warn!(
+                        "a pack cannot be read any more, the message becomes a dead letter: {error}"
+                    );
                     lead("dead");
                     let reason = Reason::Malformed.as_str().to_owned();
                     [
