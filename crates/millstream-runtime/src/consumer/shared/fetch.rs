@@ -11,7 +11,7 @@ use millstream_core::log::{Entry, Fetched};
 use millstream_core::shared::SharedReader;
 use millstream_core::{MessageId, Partition, TopicPartition};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::restore::unless_deleted;
@@ -24,6 +24,9 @@ use millstream_loops::LoopMonitor;
 /// Maximum time of a wait that takes nothing. Each one begins with a look at the server, so that many partitions without
 /// messages cost little.
 const READY: Duration = Duration::from_secs(5);
+
+/// Pause between two reads beside large packs, if the first one found nothing.
+const BESIDE: Duration = Duration::from_millis(100);
 
 /// Number of partitions in which a group is restored at once.
 const AT_ONCE: usize = 32;
@@ -76,7 +79,7 @@ impl Fetcher {
         };
         let others = portions.len() > 1;
         let reads = portions.into_iter().map(|partitions| {
-            let reader = PortionReader { sharer: &self.sharer, partitions, others, reader: None };
+            let reader = PortionReader { sharer: &self.sharer, partitions, others, reader: None, beside: None };
             reader.run()
         });
         join_all(reads).await;
@@ -98,6 +101,8 @@ struct PortionReader<'a> {
     /// Whether there are other portions.
     others: bool,
     reader: Option<Box<dyn SharedReader>>,
+    /// When it may be read beside large packs again.
+    beside: Option<Instant>,
 }
 
 impl PortionReader<'_> {
@@ -141,13 +146,30 @@ impl PortionReader<'_> {
         }
         monitor.idle();
         let reserved = leases.reserve(&self.partitions, self.others).await;
+        let beside = !reserved.full.is_empty();
+        if let Some(until) = self.beside.filter(|until| beside && Instant::now() < *until) {
+            drop(reserved);
+            tokio::select! {
+                biased;
+                // There may be room for all by now.
+                () = leases.lighter() => {}
+                () = sleep_until(until) => {}
+            }
+            return Ok(());
+        }
         monitor.begin_round(context.period());
         leases.begin_read(&self.partitions);
         // Taken before the request: the entries became ours at some time after that.
         let asked = context.lease_clock.now();
         // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
         let wait = context.config.max_wait.min(context.period());
-        let fetch = reader.fetch(reserved.room, wait);
+        let fetch = async {
+            if beside {
+                reader.fetch_beside(reserved.room, &reserved.full).await
+            } else {
+                reader.fetch(reserved.room, wait).await
+            }
+        };
         let read = if self.others { self.sharer.answer(&self.partitions, fetch).await } else { fetch.await };
         let read = match read {
             Ok(read) => read,
@@ -160,6 +182,7 @@ impl PortionReader<'_> {
                 return Err(error);
             }
         };
+        self.beside = (beside && read.is_empty()).then(|| Instant::now() + BESIDE);
         let pending = read.iter().any(|(_, fetched)| fetched.pending);
         if pending && !leases.is_rewinding(&self.partitions) {
             // The reader has started over by itself. Read again, and record what is settled meanwhile.
