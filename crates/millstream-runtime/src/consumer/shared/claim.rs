@@ -120,6 +120,8 @@ impl Claimer {
             let ours = all || is_ours(&roster, &context.member, partition);
             // One that is asked already has a server that gives no answer.
             let asked = self.asked.contains(&partition);
+            // Others may be able to read what it cannot.
+            let asked = asked || sharer.unreadable.contains(partition);
             if ours && !asked && !paused.is_on(&member.partition(partition)) {
                 wanted.push(partition);
             }

@@ -79,7 +79,14 @@ impl Fetcher {
         };
         let others = portions.len() > 1;
         let reads = portions.into_iter().map(|partitions| {
-            let reader = PortionReader { sharer: &self.sharer, partitions, others, reader: None, beside: None };
+            let reader = PortionReader {
+                sharer: &self.sharer,
+                partitions,
+                others,
+                reader: None,
+                opened: Instant::now(),
+                beside: None,
+            };
             reader.run()
         });
         join_all(reads).await;
@@ -101,6 +108,8 @@ struct PortionReader<'a> {
     /// Whether there are other portions.
     others: bool,
     reader: Option<Box<dyn SharedReader>>,
+    /// When it was opened.
+    opened: Instant,
     /// When it may be read beside large packs again.
     beside: Option<Instant>,
 }
@@ -125,13 +134,14 @@ impl PortionReader<'_> {
     /// Waits for entries and for room, reads once, and forwards what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let Sharer { context, member, leases, .. } = &**self.sharer;
-        if leases.starts_over(&self.partitions) {
+        if leases.starts_over(&self.partitions) || self.sharer.unreadable.is_due(&self.partitions) {
             self.reader = None;
         }
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
                 leases.begin_rewind(&self.partitions);
+                self.opened = Instant::now();
                 none.insert(context.backend.shared()?.shared_reader(member, &self.partitions).await?)
             }
         };
@@ -190,6 +200,7 @@ impl PortionReader<'_> {
             return Ok(());
         }
         if !pending {
+            self.sharer.unreadable.were_read(context, &self.partitions, self.opened);
             let messages = leases.end_rewind(&self.partitions);
             if messages > 0 {
                 let group = &member.group;
@@ -279,7 +290,10 @@ pub(in crate::consumer) fn take_in(
 ) {
     let Sharer { context, member, leases, .. } = &**sharer;
     let (topic_partition, group) = (&member.partition(partition), &member.group);
-    let Fetched { entries, mut ghosts, pending, .. } = fetched;
+    let Fetched { entries, mut ghosts, pending, unreadable, .. } = fetched;
+    if let Some(error) = unreadable {
+        sharer.unreadable.found(context, member, partition, &error);
+    }
     if !ghosts.is_empty() {
         let messages = ghosts.len();
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");

@@ -248,12 +248,6 @@ impl EntryLeases {
         table.claiming.contains_key(&partition) || table.unanswered.contains(&partition)
     }
 
-    pub(super) fn freed(&self) {
-        self.freed.notify_one();
-        self.lighter.notify_waiters();
-        self.unclaimed.notify_one();
-    }
-
     fn change(&self) {
         self.version.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();

@@ -37,7 +37,8 @@ impl EntryLeases {
                 let room = if others { free.div_ceil(2).max(enough) } else { free };
                 return Reserved::new(self, partitions, false, (room, room));
             }
-            let (beside, packs) = self.with_room(|room| (room.beside_packs(partitions, others), room.has_large_packs()));
+            let (beside, packs) =
+                self.with_room(|room| (room.beside_packs(partitions, others), room.has_large_packs()));
             if let Some((room, full)) = beside {
                 let reserved = if full.len() < partitions.len() { room } else { 0 };
                 let mut reserved = Reserved::new(self, partitions, false, (room, reserved));
@@ -60,6 +61,13 @@ impl EntryLeases {
                 wait *= 2;
             }
         }
+    }
+
+    /// Wakes those that wait for room.
+    pub(super) fn freed(&self) {
+        self.freed.notify_one();
+        self.lighter.notify_waiters();
+        self.unclaimed.notify_one();
     }
 
     /// Waits until something that is held is not any more.
