@@ -16,4 +16,4 @@ pub mod chaos;
 pub use case::{Case, Verdict, Violation};
 pub use harness::owner::{self, Owner};
 pub use harness::{Harness, Operator};
-pub use suite::{cases, cases_for};
+pub use suite::{cases, cases_for, packed_cases};
