@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::support::workers::{TTL, Workers, few};
 use crate::support::*;
 use futures_util::future::join_all;
-use millstream_core::{Outcome, TopicPartition};
 use millstream_core::policy::Fixed;
-use millstream_runtime::Delivery;
+use millstream_core::{Outcome, TopicPartition};
+use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery};
 use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -82,6 +82,68 @@ async fn a_pack_of_a_paused_partition_keeps_none_from_the_others() {
     assert_eq!(team.calls().len(), 81, "nothing twice");
     team.assert_at_rest().await;
     a.leave().await;
+}
+
+type Mode = fn(ConsumerBuilder<u64>) -> ConsumerBuilder<u64>;
+
+/// With owners, and without.
+const MODES: [Mode; 2] = [
+    |builder| builder.concurrency(Concurrency::Unordered(2)).prefetch(3).lease_ttl(TTL),
+    |builder| few(builder),
+];
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Waits for so many numbers to be handled, by handlers of an hour.
+async fn hours(team: &Workers, count: usize) {
+    for _ in 0..100 {
+        if team.done().len() >= count {
+            return;
+        }
+        tokio::time::sleep(HOUR / 4).await;
+    }
+    panic!("{count} done of {:#?}", team.calls());
+}
+
+#[tokio::test(start_paused = true)]
+async fn handlers_of_an_hour_keep_their_packs() {
+    for mode in MODES {
+        let team = Workers::packed(2);
+        let hour = |_: &Delivery<u64>| (HOUR, Outcome::Ack);
+        let (a, b) = (team.join("a", hour, mode).await, team.join("b", hour, mode).await);
+        tokio::time::sleep(TTL).await;
+        team.send_to(0, 0..6).await;
+        team.send_to(1, 10..16).await;
+        hours(&team, 12).await;
+        let calls = team.calls();
+        assert_eq!(calls.len(), 12, "nothing twice: {calls:#?}");
+        assert!(calls.iter().all(|call| call.deliveries == 1), "{calls:#?}");
+        team.assert_at_rest().await;
+        assert_eq!(a.leave().await.acked + b.leave().await.acked, 12);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_settled_of_a_pack_is_not_repeated_when_its_consumer_dies_hours_later() {
+    for mode in MODES {
+        let team = Workers::packed(1);
+        let hour = |_: &Delivery<u64>| (HOUR, Outcome::Ack);
+        let a = team.join("a", hour, mode).await;
+        team.send_to(0, 0..8).await;
+        team.begun("a", 2).await;
+        let b = team.join("b", hour, mode).await;
+        // Two of eight every hour.
+        tokio::time::sleep(5 * HOUR / 2).await;
+        let before = team.done();
+        assert_eq!((before.len(), team.by().len()), (4, 1), "{:#?}", team.calls());
+        a.die();
+        hours(&team, 8).await;
+        let again: Vec<_> = team.calls().into_iter().filter(|call| call.by == "b").collect();
+        assert_eq!(again.len(), 4, "what was not settled: {again:#?}");
+        assert!(again.iter().all(|call| !before.contains_key(&call.number)), "{again:#?}");
+        team.assert_at_rest().await;
+        b.leave().await;
+    }
 }
 
 /// It has more to claim than room, and cannot settle any of it.
