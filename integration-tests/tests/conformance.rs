@@ -16,59 +16,17 @@ use millstream_core::{Backend, GroupName, MessageId, Namespace, Packing, Place, 
 use millstream_memory::MemoryBackend;
 use millstream_redis::{RedisBackend, RedisConfig};
 use millstream_sql::{Database, SqlIdempotency, migrate};
-use millstream_testkit::{Case, Harness, Operator, Violation, cases};
+use millstream_testkit::{Case, Harness, Operator, Violation, cases, packed_cases};
 use tokio::runtime::Runtime;
 use tokio::sync::OnceCell;
 
 /// Roles whose cases read. They are run once more with readers of which none has a connection of its own.
 const READING: [&str; 4] = ["catalog", "leases", "log", "schedule"];
 
-/// Roles whose cases have messages in logs. They are run once more with topics that are packed, from two messages on. (Where a case
-/// needs an operator, that one deletes single entries, which may be many messages.)
+/// Roles whose cases have messages in logs. They are run once more with topics that are packed, from two messages on. (Cases that are about
+/// entries append one message after the other there.)
 const PACKING: [&str; 8] =
     ["audit", "catalog", "dead_letters", "inspect", "leases", "log", "schedule", "shared"];
-
-/// Cases that pass on packed topics only where a pack is what they take for one message: a pack is handed out, counted as delivered,
-/// and dropped as a whole. `millstream-redis` has tests of its own for what happens there.
-const OF_ENTRIES: [&str; 32] = [
-    // The position of a group, and what is pending, is that of the whole pack.
-    "a_group_is_deleted_without_the_others",
-    "a_stale_token_reads_nothing",
-    "an_overview_says_what_the_roles_say",
-    "stats_agree_with_what_happened",
-    "the_lag_is_exact_wherever_a_group_stands",
-    "the_position_of_a_group_is_told",
-    // They settle by an id that was not handed out with a receipt.
-    "holding_what_is_not_pending_is_stale",
-    "settling_an_unknown_receipt_is_stale",
-    // A pack stays until all of its messages may go.
-    "seeking_forward_skips_what_is_pending_and_what_is_unread",
-    "trim_drops_what_every_group_has_settled",
-    "trim_keeps_what_a_slow_group_still_needs",
-    "what_is_not_consumed_is_kept_however_old",
-    "what_is_old_is_dropped_and_counted",
-    "what_is_too_much_is_dropped_and_counted",
-    "what_is_within_the_bounds_is_kept_for_replays",
-    // What keeps entries, and the memory they take, counts entries.
-    "nobody_is_named_where_everything_is_settled",
-    "the_group_that_keeps_most_is_named",
-    "usage_grows_with_what_is_kept",
-    // A consumer that shares partitions has a pack as a whole.
-    "a_claim_is_bounded",
-    "a_new_shared_reader_begins_with_its_own_and_says_so",
-    "a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing",
-    "a_shared_fetch_is_bounded",
-    "consumers_that_have_nothing_are_removed",
-    "each_entry_goes_to_one_consumer",
-    "every_partition_and_both_sources_are_read",
-    "only_what_one_has_can_be_settled",
-    "what_consumers_have_left_is_adopted_by_an_owner",
-    "what_is_extended_is_not_claimed",
-    "what_is_given_back_is_claimed_at_once_and_never_by_others",
-    "what_is_lost_cannot_be_extended",
-    "who_was_not_answered_without_a_gap_adopts_what_was_given_back",
-    "who_was_not_answered_without_a_gap_claims_what_was_given_back",
-];
 
 fn main() -> ExitCode {
     let trials = cases().into_iter().flat_map(|case| {
@@ -84,12 +42,8 @@ fn main() -> ExitCode {
             trials.push(Trial::test(name("postgres"), move || on_sql(&case, &POSTGRES, true)));
             trials.push(Trial::test(name("sqlite"), move || on_sql(&case, &SQLITE, false)));
         }
-        if PACKING.contains(&case.role) && !case.needs_operator && !OF_ENTRIES.contains(&case.name) {
-            trials.push(Trial::test(name("packed"), move || on_packed(&case, &PACKED, server::shared_url)));
-            trials.push(Trial::test(name("packed_memory"), move || on_packed_memory(&case)));
-            trials.push(Trial::test(name("packed_cluster"), move || {
-                on_packed(&case, &PACKED_CLUSTER, cluster::shared_url)
-            }));
+        if PACKING.contains(&case.role) {
+            trials.extend(packed(case));
         }
         if READING.contains(&case.role) {
             trials.push(Trial::test(name("few_connections"), move || {
@@ -98,7 +52,19 @@ fn main() -> ExitCode {
         }
         trials
     });
+    // Cases of packs alone.
+    let trials = trials.chain(packed_cases().into_iter().flat_map(packed));
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+/// A case on packed topics, on each backend.
+fn packed(case: Case) -> [Trial; 3] {
+    let name = |backend: &str| format!("{backend}::{}::{}", case.role, case.name);
+    [
+        Trial::test(name("packed"), move || on_packed(&case, &PACKED, server::shared_url)),
+        Trial::test(name("packed_memory"), move || on_packed_memory(&case)),
+        Trial::test(name("packed_cluster"), move || on_packed(&case, &PACKED_CLUSTER, cluster::shared_url)),
+    ]
 }
 
 /// All trials share one runtime: connections live on the one that opened them.

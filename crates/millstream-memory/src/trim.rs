@@ -23,6 +23,8 @@ pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timesta
     };
     let mut trimmed = Trimmed::default();
     let Some(cut) = cut else { return Ok(trimmed) };
+    // A pack stays until all of it may go.
+    let cut = *partition.log.packs.around(cut).start();
     if retention.is_lossy() {
         trimmed.lost = lost(partition, cut);
     }

@@ -260,6 +260,23 @@ impl Harness {
         self.append(tp, (0..count).map(message)).await
     }
 
+    /// Same as [`append_n`](Self::append_n), where a case is about entries: one after the other on a packed topic, so that each message
+    /// is an entry of its own.
+    pub(crate) async fn append_each(
+        &self,
+        tp: &TopicPartition,
+        count: usize,
+    ) -> Result<Vec<MessageId>, Violation> {
+        if self.packing.is_none() {
+            return self.append_n(tp, count).await;
+        }
+        let mut ids = Vec::with_capacity(count);
+        for n in 0..count {
+            ids.extend(self.append(tp, [message(n)]).await?);
+        }
+        Ok(ids)
+    }
+
     /// Returns the server's time, read from an entry appended to the log.
     ///
     /// # Errors

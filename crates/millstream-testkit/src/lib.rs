@@ -18,4 +18,4 @@ pub use case::{Case, Verdict, Violation};
 pub use harness::owner::{self, Owner};
 pub use harness::{Harness, Operator};
 pub use run::{Report, run};
-pub use suite::{cases, cases_for};
+pub use suite::{cases, cases_for, packed_cases};

@@ -53,6 +53,13 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
+/// Returns the cases of packs: what holds on topics whose messages are stored many in an entry, of a backend that does so. They need a
+/// harness [with a packing](crate::Harness::with_packing) that makes a pack of two messages and more.
+#[must_use]
+pub fn packed_cases() -> Vec<Case> {
+    [log::packs::cases(), shared::packs::cases()].concat()
+}
+
 /// Returns the cases for what `backend` claims to support. Among them are those that check the claims themselves: that a
 /// claimed operation is there, and that one that is not claimed fails with
 /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported).

@@ -6,4 +6,5 @@ pub(crate) mod groups;
 pub(crate) mod lifecycle;
 pub(crate) mod pages;
 pub(crate) mod rebalance;
+pub(crate) mod shared_packs;
 pub(crate) mod sharing;

@@ -173,6 +173,10 @@ pub struct Fetched {
     /// ids that were returned before. The caller must drop the messages in flight and release the lease: a settlement of
     /// one of them could take another message off the pending list. Nothing else was read.
     pub tail_lost: bool,
+    /// Error of the first pack that this client cannot read, since its compression is not known or not built in
+    /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)). Only of consumers that [share](crate::Shared) partitions: such packs stay
+    /// pending under the consumer's name, and its reader takes no new entries from that log. A reader of one partition returns the error.
+    pub unreadable: Option<Error>,
 }
 
 impl Fetched {

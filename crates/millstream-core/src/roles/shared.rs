@@ -218,6 +218,19 @@ pub trait SharedReader: Send {
     /// [`Catalog::restore_group`](crate::Catalog::restore_group), which does nothing where the group exists.
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType) when a key is not a stream. Transient ones.
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>>;
+
+    /// Reads as [`fetch`](Self::fetch) does, without waiting, but no new entries of the logs of the partitions in `full`: of those
+    /// only the retry logs. For a consumer that holds a pack of each of them which takes more room than it has, and goes on with
+    /// other messages meanwhile.
+    ///
+    /// Default: nothing, so that such a consumer reads on when it has room again.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Vec<(Partition, Fetched)>> {
+        let _ = (max, full);
+        Ok(Vec::new())
+    }
 }
 
 #[cfg(test)]

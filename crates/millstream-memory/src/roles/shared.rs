@@ -227,7 +227,7 @@ impl SharedReader for MemorySharedReader {
             // Created before the look, so that an entry that arrives right after it wakes this reader.
             let wakes: Vec<_> = self.places.iter().map(|place| place.wake.clone()).collect();
             let mut woken: Vec<Pin<Box<_>>> = wakes.iter().map(|wake| Box::pin(wake.notified())).collect();
-            let read = self.look(&mut phase, max)?;
+            let read = self.look(&mut phase, max, &[])?;
             if last_look || !read.is_empty() {
                 self.phase = phase;
                 return Ok(read);
@@ -242,11 +242,22 @@ impl SharedReader for MemorySharedReader {
             }
         }
     }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Read> {
+        if max == 0 {
+            return Ok(Read::new());
+        }
+        let mut phase = std::mem::take(&mut self.phase);
+        breathe().await;
+        let read = self.look(&mut phase, max, full)?;
+        self.phase = phase;
+        Ok(read)
+    }
 }
 
 impl MemorySharedReader {
-    /// Hands out the available entries.
-    fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Read> {
+    /// Hands out the available entries, but no new ones of the logs of `full` partitions.
+    fn look(&mut self, phase: &mut Phase, max: usize, full: &[Partition]) -> Result<Read> {
         let backend = self.backend.clone();
         let mut state = backend.lock();
         let now = backend.now();
@@ -282,7 +293,7 @@ impl MemorySharedReader {
             let place = &self.places[(self.turn + at) % self.places.len()];
             let number = place.topic_partition.partition;
             let partition = state.partition(&place.topic_partition);
-            let fetched = self.new_entries(partition, now, left);
+            let fetched = self.new_entries(partition, now, left, full.contains(&number));
             left = left.saturating_sub(fetched.entries.len());
             if !fetched.entries.is_empty() {
                 read.push((number, fetched));
@@ -312,12 +323,14 @@ impl MemorySharedReader {
         fetched
     }
 
-    fn new_entries(&mut self, place: &mut Place, now: Now, max: usize) -> Fetched {
+    /// Hands out new entries; with `is_full` those of the retry log alone.
+    fn new_entries(&mut self, place: &mut Place, now: Now, max: usize, is_full: bool) -> Fetched {
         let mut fetched = Fetched::default();
         let Some(group) = place.groups.get_mut(&self.member.group) else { return fetched };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else { return fetched };
         let log = Reading { by: &self.by, source: Source::Log, now };
-        let available = (place.log.count_above(cursor.delivered), retry.count_above(retry_cursor.delivered));
+        let in_log = if is_full { 0 } else { place.log.count_above(cursor.delivered) };
+        let available = (in_log, retry.count_above(retry_cursor.delivered));
         let (from_log, from_retry) = shares(max, available, &mut self.retry_first);
         retry_cursor.read_new(retry, Reading { source: Source::Retry, ..log }, from_retry, &mut fetched);
         cursor.read_new(&place.log, log, from_log, &mut fetched);

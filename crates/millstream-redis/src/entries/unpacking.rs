@@ -119,15 +119,44 @@ pub(crate) fn replace_packs(
     mut settled: impl FnMut(&Receipt) -> Option<Bits>,
 ) -> Result<Vec<Entry>> {
     let mut replaced = Vec::with_capacity(entries.len());
-    for Entry { receipt, deliveries, fields, note, .. } in entries {
-        let messages = messages(receipt, fields, dictionaries)?;
-        let bits = messages.first().filter(|(first, _)| first.pack.is_some()).and_then(|_| settled(&receipt));
-        for (receipt, fields) in messages {
-            if !is_settled(&receipt, bits.as_deref()) {
-                let note = if receipt.pack.is_some() { None } else { note.clone() };
-                replaced.push(Entry::new(receipt, deliveries, fields).with_note(note));
-            }
-        }
+    for entry in entries {
+        replace_pack(entry, dictionaries, &mut settled, &mut replaced)?;
     }
     Ok(replaced)
+}
+
+/// The same, where each entry is for itself: packs that this client cannot read are left out. Also returns these, and the error of the
+/// first one.
+pub(crate) fn replace_readable(
+    entries: Vec<Entry>,
+    dictionaries: &[Arc<Dictionary>],
+    mut settled: impl FnMut(&Receipt) -> Option<Bits>,
+) -> (Vec<Entry>, Option<(Error, Vec<Receipt>)>) {
+    let mut replaced = Vec::with_capacity(entries.len());
+    let (mut left, mut first) = (Vec::new(), None);
+    for entry in entries {
+        let receipt = entry.receipt;
+        if let Err(error) = replace_pack(entry, dictionaries, &mut settled, &mut replaced) {
+            left.push(receipt);
+            first.get_or_insert(error);
+        }
+    }
+    (replaced, first.map(|error| (error, left)))
+}
+
+fn replace_pack(
+    Entry { receipt, deliveries, fields, note, .. }: Entry,
+    dictionaries: &[Arc<Dictionary>],
+    settled: &mut impl FnMut(&Receipt) -> Option<Bits>,
+    replaced: &mut Vec<Entry>,
+) -> Result<()> {
+    let messages = messages(receipt, fields, dictionaries)?;
+    let bits = messages.first().filter(|(first, _)| first.pack.is_some()).and_then(|_| settled(&receipt));
+    for (receipt, fields) in messages {
+        if !is_settled(&receipt, bits.as_deref()) {
+            let note = if receipt.pack.is_some() { None } else { note.clone() };
+            replaced.push(Entry::new(receipt, deliveries, fields).with_note(note));
+        }
+    }
+    Ok(())
 }

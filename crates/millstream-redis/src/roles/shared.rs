@@ -21,7 +21,7 @@ use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::sharing::partition_reader::PartitionReader;
 use crate::entries::sharing::shared_reader::StreamsReader;
-use crate::entries::unpacking::{PackedPage, add_notes, in_packs, is_pack, packs, replace_packs};
+use crate::entries::unpacking::{PackedPage, add_notes, in_packs, is_pack, packs, replace_readable};
 use crate::error::fenced;
 use crate::roles::log::Right;
 use crate::scripts::script;
@@ -128,6 +128,11 @@ impl Shared for RedisBackend {
                 all.pending |= fetched.pending;
                 all.entries.append(&mut fetched.entries);
                 all.ghosts.append(&mut fetched.ghosts);
+                all.unreadable = all.unreadable.take().or(fetched.unreadable);
+            }
+            if claimed.abandoned.unreadable.is_some() || claimed.given_back.unreadable.is_some() {
+                // Others may be able to read the rest.
+                return Ok(claimed);
             }
             packed.came(found, messages, packs);
             taken += messages;
@@ -203,6 +208,13 @@ impl RedisBackend {
         Ok(entries.iter().filter(is_lost).copied().collect())
     }
 
+    /// Gives back packs that cannot be read: when this consumer has left, others take them for what they are, not begun.
+    pub(crate) async fn leave(&self, member: &SharedMember, partition: Partition, packs: &[Receipt]) {
+        if let Err(error) = self.give_back(member, partition, packs).await {
+            tracing::debug!(%error, "packs that cannot be read are not given back");
+        }
+    }
+
     /// Replaces claimed packs by their messages that are not settled. Returns whether there were any packs.
     async fn unpack(
         &self,
@@ -225,7 +237,12 @@ impl RedisBackend {
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
         let of_log = claimed.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
         let dictionaries = self.inner.dictionaries_for(&member.topic, of_log).await?;
-        let mut messages = replace_packs(std::mem::take(&mut claimed.entries), &dictionaries, bits)?;
+        let entries = std::mem::take(&mut claimed.entries);
+        let (mut messages, unreadable) = replace_readable(entries, &dictionaries, bits);
+        if let Some((error, left)) = unreadable {
+            self.leave(member, tp.partition, &left).await;
+            claimed.unreadable = Some(error.during(format_args!("claim from {log}")).at(tp));
+        }
         let ids = in_packs(&messages);
         let notes = line.send(&note::ask(&held, Source::Log, &ids)).await?;
         add_notes(&mut messages, note::told(notes, &held, &ids)?);

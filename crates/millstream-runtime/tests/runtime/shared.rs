@@ -1,6 +1,7 @@
 //! Consumers that share their partitions: more of them than partitions, deaths, pauses, the end.
 
 pub(crate) mod crashes;
+pub(crate) mod packs;
 pub(crate) mod pull;
 
 use std::collections::BTreeSet;

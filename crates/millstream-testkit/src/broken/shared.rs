@@ -266,4 +266,8 @@ impl SharedReader for BrokenReader {
             (_, read) => read,
         }
     }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Read> {
+        self.inner.fetch_beside(max, full).await
+    }
 }

@@ -124,6 +124,21 @@ impl SharedReader for ChaosReader {
     }
 
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
+        self.read(max, wait, None).await
+    }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Vec<(Partition, Fetched)>> {
+        self.read(max, Duration::ZERO, Some(full)).await
+    }
+}
+
+impl ChaosReader {
+    async fn read(
+        &mut self,
+        max: usize,
+        wait: Duration,
+        full: Option<&[Partition]>,
+    ) -> Result<Vec<(Partition, Fetched)>> {
         let inner = self.inner.take();
         if inner.is_none() {
             self.pages.lost();
@@ -137,7 +152,7 @@ impl SharedReader for ChaosReader {
         };
         let read = tokio::select! {
             biased;
-            read = self.client.signed(inner.fetch(max, wait)) => read?,
+            read = self.client.signed(request(&mut *inner, max, wait, full)) => read?,
             () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
         };
         let bytes = read.iter().map(|(_, fetched)| size(fetched)).sum();
@@ -146,5 +161,17 @@ impl SharedReader for ChaosReader {
         self.pages.came(entries, usize::try_from(bytes).unwrap_or(usize::MAX), began.elapsed());
         self.inner = Some(inner);
         Ok(read)
+    }
+}
+
+async fn request(
+    reader: &mut dyn SharedReader,
+    max: usize,
+    wait: Duration,
+    full: Option<&[Partition]>,
+) -> Result<Vec<(Partition, Fetched)>> {
+    match full {
+        Some(full) => reader.fetch_beside(max, full).await,
+        None => reader.fetch(max, wait).await,
     }
 }

@@ -35,6 +35,24 @@ impl Owner {
         self.take_where(count, |_| true).await
     }
 
+    /// Fetches until `count` entries and ghosts have arrived.
+    pub(crate) async fn gather(&mut self, count: usize) -> Result<Fetched, Violation> {
+        let mut all = Fetched::default();
+        let mut deadline = self.harness.wait_for(&format!("{count} entries and ghosts to be handed out"));
+        loop {
+            let left = count.saturating_sub(all.entries.len() + all.ghosts.len());
+            if left == 0 {
+                return Ok(all);
+            }
+            let fetched = self.fetch(left, QUIET).await?;
+            if fetched.entries.is_empty() && fetched.ghosts.is_empty() {
+                deadline.pause().await?;
+            }
+            all.entries.extend(fetched.entries);
+            all.ghosts.extend(fetched.ghosts);
+        }
+    }
+
     /// Fetches until `count` entries of the retry log have arrived; other entries are dropped and stay pending.
     pub(crate) async fn take_retries(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
         self.take_where(count, |entry| entry.receipt.source == Source::Retry).await

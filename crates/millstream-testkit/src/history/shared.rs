@@ -118,9 +118,20 @@ impl SharedReader for RecordedReader {
 
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
         let read = self.inner.fetch(max, wait).await?;
+        Ok(self.note(read))
+    }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Vec<(Partition, Fetched)>> {
+        let read = self.inner.fetch_beside(max, full).await?;
+        Ok(self.note(read))
+    }
+}
+
+impl RecordedReader {
+    fn note(&self, read: Vec<(Partition, Fetched)>) -> Vec<(Partition, Fetched)> {
         for (partition, fetched) in &read {
             self.notes.handed(&share(&self.member, *partition), fetched, Handing::Read);
         }
-        Ok(read)
+        read
     }
 }

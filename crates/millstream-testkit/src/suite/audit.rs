@@ -116,7 +116,7 @@ async fn what_is_sound_has_no_findings(h: Harness) -> Verdict {
 async fn a_ghost_is_taken_off_the_pending_list(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    h.append_n(&tp, 3).await?;
+    h.append_each(&tp, 3).await?;
     let entries = owner.take(3).await?;
     h.operator()?.delete_entry(&tp, entries[1].receipt.id).await?;
     let found = findings(&h, &scopes(&tp)?).await?;
@@ -131,7 +131,7 @@ async fn a_ghost_is_taken_off_the_pending_list(h: Harness) -> Verdict {
 async fn a_group_that_is_lost_begins_with_the_oldest_entry(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     // Before the lease: a log of which all entries are newer may be another one than the group had read.
-    let appended = h.append_n(&tp, 3).await?;
+    let appended = h.append_each(&tp, 3).await?;
     let mut owner = h.owner(&tp, "group").await?;
     owner.take(2).await?;
     h.operator()?.destroy_group(&tp, &GroupName::new("group")?).await?;
@@ -166,7 +166,7 @@ async fn a_body_that_is_lost_leaves_no_id(h: Harness) -> Verdict {
 async fn what_is_repaired_is_not_repaired_again(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    h.append_n(&tp, 2).await?;
+    h.append_each(&tp, 2).await?;
     let entries = owner.take(2).await?;
     let never = Finding::new(Fault::Ghost, &scopes(&tp)?[2], format!("log:{}", entries[0].receipt.id), "");
     ensure!(!h.backend.audit()?.repair(&never).await?, "an entry that is there was taken for a ghost");

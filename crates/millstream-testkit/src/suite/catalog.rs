@@ -280,8 +280,8 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
     for group in [&worker, &watcher] {
         h.backend.catalog().create_group(&topic, group, Start::Earliest).await?;
     }
-    let last = h.append_n(&partitions[0], 10).await?[9];
-    h.append_n(&partitions[1], 4).await?;
+    let last = h.append_each(&partitions[0], 10).await?[9];
+    h.append_each(&partitions[1], 4).await?;
     let mut owner = h.own(&partitions[0], &worker, LONG).await?;
     let entries = owner.take(8).await?;
     owner.ack(&entries[..2]).await?;
@@ -328,7 +328,7 @@ async fn the_position_of_a_group_is_told(h: Harness) -> Verdict {
     };
     let [oldest, newest, never] = ["oldest", "newest", "never"].map(GroupName::new);
     let (oldest, newest) = (oldest?, newest?);
-    let appended = h.append_n(&tp, 4).await?;
+    let appended = h.append_each(&tp, 4).await?;
     h.backend.catalog().create_group(&topic, &oldest, Start::Earliest).await?;
     h.backend.catalog().create_group(&topic, &newest, Start::Latest).await?;
     equal!(position(&never?).await?, Some(None), "where a group stands that is not there");

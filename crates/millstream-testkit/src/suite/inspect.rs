@@ -239,7 +239,7 @@ async fn usage_grows_with_what_is_kept(h: Harness) -> Verdict {
         Ok(logs.fold((0, 0), |sum, it| (sum.0 + it.items, sum.1 + it.bytes)))
     };
     let empty = log().await?;
-    h.append_n(&tp, 1_000).await?;
+    h.append_each(&tp, 1_000).await?;
     let full = log().await?;
     equal!((empty.0, full.0), (0, 1_000), "entries");
     ensure!(full.1 > empty.1 + 1_000, "{full:?} after {empty:?}");
@@ -293,7 +293,7 @@ async fn an_overview_says_what_the_roles_say(h: Harness) -> Verdict {
     for group in [&first, &second] {
         h.backend.catalog().create_group(&topic, group, Start::Earliest).await?;
     }
-    let ids = h.append_n(&tp, 5).await?;
+    let ids = h.append_each(&tp, 5).await?;
     let mut owner = h.own(&tp, &first, LONG).await?;
     let taken = owner.take(4).await?;
     let origin = |at: usize| taken[at].receipt.id;

@@ -6,6 +6,7 @@ mod fencing;
 mod histories;
 mod holding;
 mod measuring;
+pub(super) mod packs;
 mod reading;
 mod retaining;
 mod seeking;

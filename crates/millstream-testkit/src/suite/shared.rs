@@ -2,6 +2,7 @@
 
 mod claiming;
 mod holding_on;
+pub(super) mod packs;
 mod reading;
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! A topic with ten thousand groups.
+//! Topics with thousands of groups.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,8 @@ use integration_tests::fixture::raw_connection;
 use integration_tests::history::figure;
 use integration_tests::{eventually, server::Server};
 use millstream::{
-    Concurrency, Delivery, GroupName, Millstream, Record, Retention, Topic, TopicChange, TopicName,
+    Concurrency, Delivery, GroupName, Millstream, Packing, Record, Retention, Start, Topic, TopicChange,
+    TopicName,
 };
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
@@ -119,4 +120,66 @@ async fn ten_thousand_groups_cost_each_request_one_look_at_them() {
             "a {what} takes {us:.0} µs, a list of the groups {list_us:.0} µs"
         );
     }
+}
+
+/// Each group has its own notes of what it has settled of the packs, and its own position among their messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_groups_of_a_packed_topic_have_each_what_is_theirs() {
+    const PACKED: Topic<u64> =
+        Topic::new("packed").partitions(1).packed(Packing::new().min_messages(2).max_messages(40));
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let producer = mq.producer(PACKED).await.expect("a producer");
+    let numbers: Vec<u64> = (0..200).collect();
+    let mut ids = Vec::new();
+    for sent in producer.send_all(numbers.iter().map(Record::new)).await {
+        ids.push(sent.expect("stored").id);
+    }
+    let name: TopicName = "packed".parse().expect("a name");
+    let log = Keys::new().log(&TopicPartition::new(name.clone(), 0)).to_string();
+    let entries = server.cli(&["XLEN", &log]);
+    assert!(entries.parse::<usize>().is_ok_and(|entries| entries <= 100), "{entries} entries: packs");
+
+    let catalog = mq.backend().catalog();
+    let spec = catalog.topic(&name).await.expect("a topic");
+    let group = |n: usize| format!("group-{n}").parse::<GroupName>().expect("a name");
+    // At the beginning, and inside of packs.
+    let begins = |n: usize| if n.is_multiple_of(2) { None } else { Some((n * 7) % 199) };
+    let owed = |n: usize| begins(n).map_or(200, |at| 199 - at as u64);
+    for n in 0..1_000 {
+        let start = begins(n).map_or(Start::Earliest, |at| Start::After(ids[at]));
+        catalog.create_group(&spec, &group(n), start).await.expect("created");
+    }
+    let lags = async || {
+        let mut lags = Vec::new();
+        for n in 0..1_000 {
+            let stats = catalog.stats(&spec, &group(n)).await.expect("stats");
+            assert_eq!((stats.len(), stats[0].length, stats[0].pending), (1, 200, 0), "of group {n}");
+            lags.push(stats[0].lag.expect("a lag"));
+        }
+        lags
+    };
+    assert_eq!(lags().await, (0..1_000).map(owed).collect::<Vec<_>>());
+
+    let at_work = [0, 1, 500, 501, 999];
+    let mut consumers = Vec::new();
+    for n in at_work {
+        let handled = Arc::new(AtomicU64::new(0));
+        let sum = handled.clone();
+        let consumer = mq.consumer(PACKED, group(n).as_str()).concurrency(Concurrency::Unordered(16));
+        let consumer = consumer.start(move |delivery: Delivery<u64>| {
+            sum.fetch_add(delivery.payload + 1_000_000, Ordering::Relaxed);
+            async {}
+        });
+        consumers.push((n, handled, consumer.await.expect("started")));
+    }
+    for (n, handled, consumer) in consumers {
+        let theirs: u64 = (200 - owed(n)..200).map(|number| number + 1_000_000).sum();
+        let all = async || handled.load(Ordering::Relaxed) == theirs;
+        eventually(all, &format!("group {n} handles what is its own, each once")).await;
+        consumer.shutdown().await;
+    }
+    let expected = (0..1_000).map(|n| if at_work.contains(&n) { 0 } else { owed(n) });
+    assert_eq!(lags().await, expected.collect::<Vec<_>>());
+    assert_eq!(server.cli(&["XLEN", &log]), entries, "the others need all of it");
 }

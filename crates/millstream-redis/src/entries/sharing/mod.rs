@@ -1,5 +1,6 @@
 //! Readers beside others: of many streams of one server, and of one partition of a cluster.
 
+mod new_entries;
 mod pages;
 pub(crate) mod partition_reader;
 mod plan;

@@ -28,6 +28,7 @@ impl Read {
         fetched.pending = false;
         fetched.entries.extend(some.entries);
         fetched.ghosts.extend(some.ghosts);
+        fetched.unreadable = fetched.unreadable.take().or(some.unreadable);
     }
 }
 

@@ -92,4 +92,10 @@ impl SharedReader for PartitionReader {
         self.ready = max == 0 || !read.is_empty() || !past;
         Ok(read)
     }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Vec<(Partition, Fetched)>> {
+        // Its log is not looked at, so there may be something whatever comes.
+        self.ready = true;
+        self.reader.fetch_beside(max, full).await
+    }
 }

@@ -37,9 +37,16 @@ impl Plan {
         self.full.is_empty() && self.empty >= self.streams
     }
 
-    /// Returns the request that waits on all streams at once. One entry of each may arrive at the same time.
-    pub(crate) fn wait(&self, max: usize) -> StreamsRead {
-        StreamsRead { streams: (0..self.streams).collect(), count: (max / self.streams).max(1) }
+    /// Forgets what streams returned. Whose turn it is stays: else the first ones would keep the others from being read.
+    pub(crate) fn forget(&mut self) {
+        self.full.clear();
+        self.empty = 0;
+    }
+
+    /// Returns which of so many streams is first this time.
+    pub(crate) fn turn(&mut self, streams: usize) -> usize {
+        self.next = (self.next + 1) % self.streams.max(1);
+        self.next % streams.max(1)
     }
 
     pub(crate) fn look(&mut self, max: usize) -> Vec<StreamsRead> {
@@ -127,6 +134,22 @@ mod tests {
         }
         assert!(drain(vec![10_000, 0], 100) <= 140, "one busy stream gets most of the room");
         assert!(drain(vec![1; 100], 100) <= 3);
+    }
+
+    /// Each of its entries is a pack, and others come while it is handled.
+    #[test]
+    fn where_one_entry_is_read_at_a_time_all_have_their_turn() {
+        let mut plan = Plan::new(5);
+        let mut seen = BTreeSet::new();
+        for _ in 0..5 {
+            for ask in plan.look(1) {
+                seen.extend(ask.streams.iter().copied());
+                let got = vec![ask.count; ask.streams.len()];
+                plan.told(&ask, &got);
+            }
+            plan.forget();
+        }
+        assert_eq!(seen.len(), 5);
     }
 
     #[test]

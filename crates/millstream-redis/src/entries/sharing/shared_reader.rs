@@ -14,19 +14,17 @@ use millstream_core::keys::Key;
 use millstream_core::log::{Fetched, Note, Receipt, Source};
 use millstream_core::shared::{SharedMember, SharedReader};
 use millstream_core::topic::Partition;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Pipeline, Value};
 
-use crate::backend::Inner;
+use crate::backend::{Inner, RedisBackend};
 use crate::conn::replies::reply::{self, RawEntry};
-use crate::conn::replies::resp::Head;
 use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::entries::sharing::pages::{Read, not_connected, page, unasked};
+use crate::entries::sharing::pages::{Read, not_connected, page};
 use crate::entries::sharing::plan::{Plan, StreamsRead};
-use crate::entries::unpacking::{add_notes, in_packs, is_pack, packs, replace_packs};
+use crate::entries::unpacking::{add_notes, in_packs, is_pack, packs, replace_readable};
 use crate::entries::weight::{add_weight, weight};
-use crate::error::unexpected;
 use crate::stored::{note, settled};
 use millstream_core::pages::PageSizer;
 
@@ -37,29 +35,29 @@ const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_se
 /// all of them, which takes an entry of each that has one: many packs, if they have come meanwhile.
 const FRESH: Duration = Duration::from_millis(20);
 
-/// Maximum number of entries of a packed topic for which a request asks that follows others which found no packs.
-const MOST: usize = 8;
-
 /// Maximum number of logs whose entry size is estimated.
 const WEIGHED: usize = 32;
 
 pub(crate) struct StreamsReader {
-    inner: Arc<Inner>,
-    member: SharedMember,
-    streams: Vec<Stream>,
+    pub(super) inner: Arc<Inner>,
+    pub(super) member: SharedMember,
+    pub(super) streams: Vec<Stream>,
     /// `None` while a request is under way, so that a dropped future drops the connection too.
     socket: Option<Socket>,
     /// Buffer for requests, used again.
     request: Request,
     stage: Stage,
-    plan: Plan,
-    pages: PageSizer,
+    /// Of all streams; of a packed topic of its logs, whose entries are many messages: its retry logs are looked at each time.
+    pub(super) plan: Plan,
+    pub(super) pages: PageSizer,
     /// Largest number of messages of an entry.
-    per_entry: usize,
+    pub(super) per_entry: usize,
+    /// Index of the retry log of a packed topic at which the next look at some of them begins.
+    pub(super) retry_turn: usize,
     /// When the streams were looked at last.
-    looked: Instant,
+    pub(super) looked: Instant,
     /// Time until which the request for new entries that is under way can take some.
-    taking: Option<Instant>,
+    pub(super) taking: Option<Instant>,
     /// Time until which requests with lost answers can take entries. Then the reader looks for those entries.
     stray: Option<Instant>,
     /// Whether the call that finds the end of the pending entries takes no new ones.
@@ -69,13 +67,15 @@ pub(crate) struct StreamsReader {
     busy: bool,
 }
 
-struct Stream {
-    partition: Partition,
-    source: Source,
-    key: Key,
+pub(super) struct Stream {
+    pub(super) partition: Partition,
+    pub(super) source: Source,
+    pub(super) key: Key,
     held: Key,
     /// Bits of the settled messages of packs.
     settled: Key,
+    /// Whether a pack was found that cannot be read: no new entries are taken then.
+    pub(super) unreadable: bool,
 }
 
 enum Stage {
@@ -94,11 +94,11 @@ impl StreamsReader {
                 let key = inner.stream(&tp, &member.group, source);
                 let [held, settled] =
                     [inner.keys.held(&tp, &member.group), inner.keys.settled(&tp, &member.group)];
-                streams.push(Stream { partition: *partition, source, key, held, settled });
+                streams.push(Stream { partition: *partition, source, key, held, settled, unreadable: false });
             }
         }
-        let plan = Plan::new(streams.len());
         let per_entry = inner.packings.of(&member.topic).map_or(1, |packing| packing.messages().max(1));
+        let plan = Plan::new(if per_entry > 1 { partitions.len() } else { streams.len() });
         Self {
             inner,
             member,
@@ -109,6 +109,7 @@ impl StreamsReader {
             plan,
             pages: PageSizer::default(),
             per_entry,
+            retry_turn: 0,
             looked: Instant::now(),
             taking: None,
             stray: None,
@@ -127,7 +128,8 @@ impl StreamsReader {
         !self.busy && self.socket.is_some() && matches!(self.stage, Stage::New)
     }
 
-    async fn next(&mut self, max: usize, wait: Duration) -> Result<Read> {
+    /// Reads; with `full`, what may be read beside the packs of these partitions, without waiting.
+    async fn next(&mut self, max: usize, wait: Duration, full: Option<&[Partition]>) -> Result<Read> {
         let started = Instant::now();
         loop {
             let stray = self.stray.is_some_and(|until| until <= Instant::now());
@@ -145,18 +147,26 @@ impl StreamsReader {
                 }
                 continue;
             }
+            if let Some(full) = full {
+                let read = self.look_beside(max, full).await?;
+                // What was not looked at may have something.
+                self.plan.forget();
+                return Ok(read);
+            }
             let left = wait.saturating_sub(started.elapsed());
             // Wait no longer than until the last lost request can take nothing more: then start over to find its
             // entries.
             let until = self.stray.map_or(BLOCK.1, |until| until.saturating_duration_since(Instant::now()));
             let block = left.min(until).min(BLOCK.1);
             if self.per_entry > 1 && self.looked.elapsed() > FRESH {
-                self.plan = Plan::new(self.streams.len());
+                self.plan.forget();
             }
             let idle = self.plan.is_idle();
             let read = if idle && block >= BLOCK.0 {
                 let max = self.pages.count(max.div_ceil(self.per_entry));
-                self.new_entries(vec![self.plan.wait(max)], Some(block)).await?
+                let all: Vec<usize> = (0..self.streams.len()).collect();
+                let count = (max / all.len()).max(1);
+                self.new_entries(vec![StreamsRead { streams: all, count }], Some(block)).await?
             } else {
                 self.look(max).await?
             };
@@ -167,45 +177,6 @@ impl StreamsReader {
                 return Ok(read);
             }
         }
-    }
-
-    /// Reads up to `max` new messages without waiting: with the first request as many entries as hold these if all are full packs.
-    /// While none is a pack, further requests ask for more.
-    async fn look(&mut self, max: usize) -> Result<Read> {
-        let (mut read, mut left, mut entries) = (Read::default(), max, max.div_ceil(self.per_entry));
-        loop {
-            let asks = self.plan.look(self.pages.count(entries.min(left)));
-            let retries = self.pages.count((left / 4).max(1));
-            let asks = self.retries_apart(asks, retries);
-            let some = self.new_entries(asks, None).await?;
-            let came = |(_, fetched): &(Partition, Fetched)| fetched.entries.len() + fetched.ghosts.len();
-            let count = some.0.iter().map(came).sum::<usize>();
-            let mut packs = some.0.iter().flat_map(|(_, fetched)| &fetched.entries);
-            let packs = packs.any(|entry| entry.receipt.pack.is_some());
-            some.0.into_iter().for_each(|(partition, fetched)| read.add_new(partition, fetched));
-            left = left.saturating_sub(count);
-            if self.per_entry == 1 || packs || count == 0 || left == 0 || self.plan.is_idle() {
-                return Ok(read);
-            }
-            entries = (entries * 2).min(MOST);
-        }
-    }
-
-    /// Divides requests into those of logs and those of retry logs, which have no packs: of these, so many are read.
-    fn retries_apart(&self, asks: Vec<StreamsRead>, retries: usize) -> Vec<StreamsRead> {
-        if self.per_entry == 1 {
-            return asks;
-        }
-        let is_log = |at: &usize| self.streams[*at].source == Source::Log;
-        let mut apart = Vec::with_capacity(2 * asks.len());
-        let all = asks.iter().flat_map(|ask| &ask.streams).filter(|at| !is_log(at)).count();
-        for StreamsRead { streams, count } in asks {
-            let (logs, others): (Vec<usize>, Vec<usize>) = streams.into_iter().partition(is_log);
-            let each = (retries / all.max(1)).max(count);
-            let parts = [StreamsRead { streams: logs, count }, StreamsRead { streams: others, count: each }];
-            apart.extend(parts.into_iter().filter(|part| !part.streams.is_empty()));
-        }
-        apart
     }
 
     /// Connects if needed, and finds the streams with entries pending under our name.
@@ -232,7 +203,7 @@ impl StreamsReader {
             self.stray = None;
         }
         self.stage = Stage::Pending(pending, MessageId::ZERO);
-        self.plan = Plan::new(self.streams.len());
+        self.plan.forget();
         Ok(())
     }
 
@@ -309,7 +280,7 @@ impl StreamsReader {
 
     /// Replaces packs of a log by their messages: all of them, though the caller may have asked for fewer. What is not
     /// settled of a pack is ours as a whole.
-    async fn unpack(&mut self, at: usize, fetched: &mut Fetched, noted: bool) -> Result<()> {
+    pub(super) async fn unpack(&mut self, at: usize, fetched: &mut Fetched, noted: bool) -> Result<()> {
         let packs = packs(&fetched.entries);
         if packs.is_empty() {
             return Ok(());
@@ -326,7 +297,17 @@ impl StreamsReader {
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
         let of_log = fetched.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
         let dictionaries = self.inner.dictionaries_for(&self.member.topic, of_log).await?;
-        let mut messages = replace_packs(std::mem::take(&mut fetched.entries), &dictionaries, bits)?;
+        let entries = std::mem::take(&mut fetched.entries);
+        let (mut messages, unreadable) = replace_readable(entries, &dictionaries, bits);
+        if let Some((error, left)) = unreadable {
+            // Others may be able to read what comes after it.
+            let stream = &mut self.streams[at];
+            stream.unreadable = true;
+            let partition = stream.partition;
+            let on = self.member.partition(partition);
+            RedisBackend { inner: self.inner.clone() }.leave(&self.member, partition, &left).await;
+            fetched.unreadable = Some(error.during(format_args!("read {key}")).at(&on));
+        }
         if noted {
             let notes = self.notes(&held, Source::Log, &in_packs(&messages)).await?;
             add_notes(&mut messages, notes);
@@ -340,82 +321,11 @@ impl StreamsReader {
         note::told(answers, held, ids)
     }
 
-    /// Reads new entries, after waiting up to `block`.
-    async fn new_entries(&mut self, asks: Vec<StreamsRead>, block: Option<Duration>) -> Result<Read> {
-        let mut pipe = Pipeline::with_capacity(asks.len());
-        for ask in &asks {
-            pipe.cmd("XREADGROUP")
-                .arg("GROUP")
-                .arg(self.member.group.as_str())
-                .arg(self.member.consumer.as_str());
-            pipe.arg("COUNT").arg(ask.count);
-            if let Some(block) = block {
-                pipe.arg("BLOCK").arg(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));
-            }
-            pipe.arg("STREAMS");
-            for at in &ask.streams {
-                pipe.arg(self.streams[*at].key.as_str());
-            }
-            for _ in &ask.streams {
-                pipe.arg(">");
-            }
-        }
-        // The server may still hold a request after its connection is cut, and hand entries to it until then: one that
-        // blocks, or any, if the server stands still.
-        let timeout = self.inner.servers.response_timeout();
-        self.taking = Some(Instant::now() + block.unwrap_or_default() + timeout);
-        self.exchange(&pipe, block.unwrap_or_default()).await?;
-        self.taking = None;
-        self.looked = Instant::now();
-        let socket = self.socket()?;
-        let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
-        let (mut came, mut entries) = (Vec::new(), 0);
-        let mut gave = Vec::with_capacity(asks.len());
-        for (ask, cmd) in asks.iter().zip(pipe.cmd_iter()) {
-            let mut answer = replies.next()?;
-            if matches!(answer.clone().head()?, Head::Error(_)) {
-                return Err(self.refused(ask, answer.value()?, cmd));
-            }
-            let mut got = vec![0; ask.streams.len()];
-            for (key, some) in answer.streams()? {
-                let known = |at: &usize| key == self.streams[*at].key.as_str().as_bytes();
-                let Some(slot) = ask.streams.iter().position(known) else { return Err(unasked(key)) };
-                let at = ask.streams[slot];
-                got[slot] = some.len();
-                entries += some.len();
-                came.push((at, page(self.streams[at].source, some, Vec::new(), Vec::new())));
-            }
-            gave.push(got);
-        }
-        asks.iter().zip(&gave).for_each(|(ask, got)| self.plan.told(ask, got));
-        self.pages.came(entries, bytes, took);
-        let mut read = Read::default();
-        for (at, mut page) in came {
-            self.unpack(at, &mut page, false).await?;
-            read.add_new(self.streams[at].partition, page);
-        }
-        Ok(read)
-    }
-
-    /// Builds the error for a reply that is a server error, with the key that it concerns, if a key can be determined.
-    fn refused(&self, ask: &StreamsRead, answer: Value, cmd: &Cmd) -> Error {
-        let mut named = Pipeline::new();
-        named.add_command(cmd.clone());
-        let mut answer = [answer];
-        wrong_type::name_keys(&mut answer, &named);
-        let [answer] = answer;
-        let first = ask.streams.first().copied().unwrap_or_default();
-        match reply::ok(answer) {
-            Err(error) => self.on(first, error),
-            Ok(_) => unexpected("an error that is none"),
-        }
-    }
-
-    fn on(&self, at: usize, error: Error) -> Error {
+    pub(super) fn on(&self, at: usize, error: Error) -> Error {
         error.during(format_args!("read {}", self.streams[at].key))
     }
 
-    fn socket(&self) -> Result<&Socket> {
+    pub(super) fn socket(&self) -> Result<&Socket> {
         self.socket.as_ref().ok_or_else(not_connected)
     }
 
@@ -428,7 +338,7 @@ impl StreamsReader {
         Ok(values)
     }
 
-    async fn exchange(&mut self, pipe: &Pipeline, block: Duration) -> Result<()> {
+    pub(super) async fn exchange(&mut self, pipe: &Pipeline, block: Duration) -> Result<()> {
         let mut socket = self.socket.take().ok_or_else(not_connected)?;
         self.request.clear();
         self.request.add_pipeline(pipe);
@@ -447,14 +357,33 @@ impl StreamsReader {
 #[async_trait]
 impl SharedReader for StreamsReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
+        if !self.begin(max) {
+            return Ok(Vec::new());
+        }
+        let read = self.next(max, wait, None).await;
+        self.end(read)
+    }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Vec<(Partition, Fetched)>> {
+        if !self.begin(max) {
+            return Ok(Vec::new());
+        }
+        let read = self.next(max, Duration::ZERO, Some(full)).await;
+        self.end(read)
+    }
+}
+
+impl StreamsReader {
+    /// Begins a call, after one that was dropped with a new connection. False if nothing is to be read.
+    fn begin(&mut self, max: usize) -> bool {
         if self.busy {
             self.lose();
         }
-        if max == 0 || self.streams.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.busy = true;
-        let read = self.next(max, wait).await;
+        self.busy = max > 0 && !self.streams.is_empty();
+        self.busy
+    }
+
+    fn end(&mut self, read: Result<Read>) -> Result<Vec<(Partition, Fetched)>> {
         self.busy = false;
         if let Err(error) = &read {
             self.inner.servers.learn(error);

@@ -44,8 +44,8 @@ pub(in crate::consumer) struct Claimer {
 struct Looked {
     /// Time until the next check.
     pause: Duration,
-    /// Whether there was more to claim than room.
-    full: bool,
+    /// Partitions in which there was more to claim than room.
+    full: Vec<Partition>,
 }
 
 /// Partitions of which a claim has ended, and how.
@@ -71,13 +71,13 @@ impl Claimer {
                     }
                     Err(error) => {
                         let pause = monitor.failed(&error, observer);
-                        Looked { pause: pause.min(sharer.context.period()), full: false }
+                        Looked { pause: pause.min(sharer.context.period()), full: Vec::new() }
                     }
                 };
                 tokio::select! {
                     biased;
                     () = sharer.context.changed.notified() => {}
-                    () = sharer.leases.unclaimed(), if looked.full => {}
+                    () = sharer.leases.unclaimed(&looked.full), if !looked.full.is_empty() => {}
                     // A server answers again.
                     (_, ended) = self.ended(), if !self.claims.is_empty() => if let Err(error) = ended {
                         sleep(monitor.failed(&error, observer)).await;
@@ -120,6 +120,8 @@ impl Claimer {
             let ours = all || is_ours(&roster, &context.member, partition);
             // One that is asked already has a server that gives no answer.
             let asked = self.asked.contains(&partition);
+            // Others may be able to read what it cannot.
+            let asked = asked || sharer.unreadable.contains(partition);
             if ours && !asked && !paused.is_on(&member.partition(partition)) {
                 wanted.push(partition);
             }
@@ -138,7 +140,7 @@ impl Claimer {
             let members = (alive.clone(), living.clone());
             self.claims.push(Box::pin(claim(sharer.clone(), partitions, members, limits)));
         }
-        let mut looked = Looked { pause: period, full: false };
+        let mut looked = Looked { pause: period, full: Vec::new() };
         let mut failed = None;
         let until = Instant::now() + period;
         // Not for those of earlier rounds, whose servers give no answer.
@@ -149,7 +151,7 @@ impl Claimer {
             missing.retain(|partition| !partitions.contains(partition));
             match claimed {
                 Ok(more) => {
-                    looked.full |= more.full;
+                    looked.full.extend(more.full);
                     looked.pause = looked.pause.min(more.pause);
                 }
                 // The server of one partition may be away while others are not.
@@ -186,7 +188,7 @@ async fn claim(
     Limits { share, others }: Limits,
 ) -> Ended {
     let Sharer { context, member, leases, .. } = &*sharer;
-    let mut looked = Looked { pause: context.period(), full: false };
+    let mut looked = Looked { pause: context.period(), full: Vec::new() };
     let mut failed = None;
     let started = Instant::now();
     let mut left = partitions.iter().copied().peekable();
@@ -218,9 +220,9 @@ async fn claim(
                 }
                 left.next();
                 if let Some(next) = next {
-                    let full = next.is_zero() && leases.claim_room(others) == 0;
-                    looked.full |= full;
-                    if !full {
+                    if next.is_zero() && leases.claim_room_of(partition, others) == 0 {
+                        looked.full.push(partition);
+                    } else {
                         looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));
                     }
                 }

@@ -11,7 +11,7 @@ use millstream_core::log::{Entry, Fetched};
 use millstream_core::shared::SharedReader;
 use millstream_core::{MessageId, Partition, TopicPartition};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::restore::unless_deleted;
@@ -24,6 +24,9 @@ use millstream_loops::LoopMonitor;
 /// Maximum time of a wait that takes nothing. Each one begins with a look at the server, so that many partitions without
 /// messages cost little.
 const READY: Duration = Duration::from_secs(5);
+
+/// Pause between two reads beside large packs, if the first one found nothing.
+const BESIDE: Duration = Duration::from_millis(100);
 
 /// Number of partitions in which a group is restored at once.
 const AT_ONCE: usize = 32;
@@ -76,7 +79,14 @@ impl Fetcher {
         };
         let others = portions.len() > 1;
         let reads = portions.into_iter().map(|partitions| {
-            let reader = PortionReader { sharer: &self.sharer, partitions, others, reader: None };
+            let reader = PortionReader {
+                sharer: &self.sharer,
+                partitions,
+                others,
+                reader: None,
+                opened: Instant::now(),
+                beside: None,
+            };
             reader.run()
         });
         join_all(reads).await;
@@ -98,6 +108,10 @@ struct PortionReader<'a> {
     /// Whether there are other portions.
     others: bool,
     reader: Option<Box<dyn SharedReader>>,
+    /// When it was opened.
+    opened: Instant,
+    /// When it may be read beside large packs again.
+    beside: Option<Instant>,
 }
 
 impl PortionReader<'_> {
@@ -120,13 +134,14 @@ impl PortionReader<'_> {
     /// Waits for entries and for room, reads once, and forwards what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let Sharer { context, member, leases, .. } = &**self.sharer;
-        if leases.starts_over(&self.partitions) {
+        if leases.starts_over(&self.partitions) || self.sharer.unreadable.is_due(&self.partitions) {
             self.reader = None;
         }
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
                 leases.begin_rewind(&self.partitions);
+                self.opened = Instant::now();
                 none.insert(context.backend.shared()?.shared_reader(member, &self.partitions).await?)
             }
         };
@@ -141,13 +156,30 @@ impl PortionReader<'_> {
         }
         monitor.idle();
         let reserved = leases.reserve(&self.partitions, self.others).await;
+        let beside = !reserved.full.is_empty();
+        if let Some(until) = self.beside.filter(|until| beside && Instant::now() < *until) {
+            drop(reserved);
+            tokio::select! {
+                biased;
+                // There may be room for all by now.
+                () = leases.lighter() => {}
+                () = sleep_until(until) => {}
+            }
+            return Ok(());
+        }
         monitor.begin_round(context.period());
         leases.begin_read(&self.partitions);
         // Taken before the request: the entries became ours at some time after that.
         let asked = context.lease_clock.now();
         // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
         let wait = context.config.max_wait.min(context.period());
-        let fetch = reader.fetch(reserved.room, wait);
+        let fetch = async {
+            if beside {
+                reader.fetch_beside(reserved.room, &reserved.full).await
+            } else {
+                reader.fetch(reserved.room, wait).await
+            }
+        };
         let read = if self.others { self.sharer.answer(&self.partitions, fetch).await } else { fetch.await };
         let read = match read {
             Ok(read) => read,
@@ -160,6 +192,7 @@ impl PortionReader<'_> {
                 return Err(error);
             }
         };
+        self.beside = (beside && read.is_empty()).then(|| Instant::now() + BESIDE);
         let pending = read.iter().any(|(_, fetched)| fetched.pending);
         if pending && !leases.is_rewinding(&self.partitions) {
             // The reader has started over by itself. Read again, and record what is settled meanwhile.
@@ -167,6 +200,7 @@ impl PortionReader<'_> {
             return Ok(());
         }
         if !pending {
+            self.sharer.unreadable.were_read(context, &self.partitions, self.opened);
             let messages = leases.end_rewind(&self.partitions);
             if messages > 0 {
                 let group = &member.group;
@@ -256,7 +290,10 @@ pub(in crate::consumer) fn take_in(
 ) {
     let Sharer { context, member, leases, .. } = &**sharer;
     let (topic_partition, group) = (&member.partition(partition), &member.group);
-    let Fetched { entries, mut ghosts, pending, .. } = fetched;
+    let Fetched { entries, mut ghosts, pending, unreadable, .. } = fetched;
+    if let Some(error) = unreadable {
+        sharer.unreadable.found(context, member, partition, &error);
+    }
     if !ghosts.is_empty() {
         let messages = ghosts.len();
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");

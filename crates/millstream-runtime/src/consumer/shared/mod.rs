@@ -16,6 +16,7 @@
 mod claim;
 mod extend;
 mod fetch;
+mod unreadable;
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -44,6 +45,7 @@ use crate::report::Counts;
 use claim::Claimer;
 use extend::Extender;
 use fetch::Fetcher;
+use unreadable::UnreadablePartitions;
 
 /// Time after which a server counts as one that gives no answer, unless renewals are given up sooner. A server that answers
 /// takes milliseconds; one that is slow for longer costs room for twice the entries and nothing else.
@@ -60,6 +62,8 @@ struct Sharer {
     inboxes: Inboxes,
     /// The incarnations of the members that were alive before the latest claim.
     living: Mutex<Arc<Vec<String>>>,
+    /// The partitions that have packs which cannot be read.
+    unreadable: UnreadablePartitions,
     /// The workers of partitions. Each is started by the first page for it.
     workers: Mutex<JoinSet<()>>,
     /// Permits for the handlers of all partitions.
@@ -169,6 +173,7 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
         leases,
         inboxes: Inboxes::default(),
         living: Mutex::default(),
+        unreadable: UnreadablePartitions::default(),
         workers: Mutex::default(),
         at_once,
         ended: CancellationToken::new(),

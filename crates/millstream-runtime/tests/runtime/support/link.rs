@@ -437,4 +437,8 @@ impl SharedReader for LinkedSharedReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
         self.link.pass("fetch", self.reader.fetch(max, wait)).await
     }
+
+    async fn fetch_beside(&mut self, max: usize, full: &[Partition]) -> Result<Vec<(Partition, Fetched)>> {
+        self.link.pass("fetch", self.reader.fetch_beside(max, full)).await
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use millstream_core::{Backend, Outcome, Topic};
+use millstream_core::{Backend, Outcome, PackCompression, Packing, Topic};
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{
@@ -72,6 +72,13 @@ impl Workers {
         Self { memory, backend, topic, told: Told::default(), calls: Arc::default() }
     }
 
+    /// Like [`new`](Self::new), with packs of 40 messages at the most.
+    pub fn packed(partitions: u32) -> Self {
+        let packing = Packing::new().compression(PackCompression::None).min_messages(2).max_messages(40);
+        let team = Self::new(partitions);
+        Self { topic: team.topic.packed(packing), ..team }
+    }
+
     pub fn builder(&self, name: &str) -> (Arc<Link>, ConsumerBuilder<u64>) {
         let (link, backend) = link(&self.backend);
         let promoter = Promoter::new(&backend, PromoterConfig::default());
@@ -126,6 +133,18 @@ impl Workers {
         let producer = producer.await.expect("a producer");
         let numbers: Vec<u64> = numbers.into_iter().collect();
         for sent in producer.send_all(numbers.iter().map(Record::new)).await {
+            sent.expect("sent");
+        }
+    }
+
+    /// Sends numbers to one partition. On a packed topic they are packs.
+    pub async fn send_to(&self, partition: u32, numbers: impl IntoIterator<Item = u64>) {
+        let producer =
+            ProducerBuilder::new(self.backend.clone(), self.topic.clone(), Arc::new(Told::default()));
+        let producer = producer.await.expect("a producer");
+        let numbers: Vec<u64> = numbers.into_iter().collect();
+        let records = numbers.iter().map(|number| Record::new(number).partition(partition));
+        for sent in producer.send_all(records).await {
             sent.expect("sent");
         }
     }

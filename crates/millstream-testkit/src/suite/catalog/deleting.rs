@@ -30,7 +30,7 @@ async fn full(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Owner, Viol
     let name = GroupName::new(group)?;
     h.backend.catalog().create_group(topic, &name, Start::Earliest).await?;
     let mut owner = h.own(&tp, &name, LONG).await?;
-    h.append_n(&tp, 6).await?;
+    h.append_each(&tp, 6).await?;
     let entries = owner.take(5).await?;
     owner.settle(entries[0].receipt, retry(&entries[0], Duration::ZERO)).await?;
     owner.promote(1).await?;

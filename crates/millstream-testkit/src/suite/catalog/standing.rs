@@ -43,7 +43,7 @@ async fn starts(h: &Harness, topic: &TopicSpec, group: &str, start: Start) -> Re
 async fn the_lag_is_exact_wherever_a_group_stands(h: Harness) -> Verdict {
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
-    let appended = h.append_n(&tp, 10).await?;
+    let appended = h.append_each(&tp, 10).await?;
     let mut begin = starts(&h, &topic, "begin", Start::Earliest).await?;
     let mut inside = starts(&h, &topic, "inside", Start::After(appended[5])).await?;
     starts(&h, &topic, "end", Start::Latest).await?;
@@ -57,7 +57,7 @@ async fn the_lag_is_exact_wherever_a_group_stands(h: Harness) -> Verdict {
     begin.ack(&entries[..3]).await?;
     begin.settle(entries[4].receipt, retry(&entries[4], LONG)).await?;
     equal!(lag(&h, &topic, "begin").await?, Some(3), "the lag after settlements");
-    h.append_n(&tp, 5).await?;
+    h.append_each(&tp, 5).await?;
     begin.seek(Start::After(appended[1])).await?;
     equal!(lag(&h, &topic, "begin").await?, Some(13), "the lag after a seek");
     begin.take(2).await?;
@@ -68,7 +68,7 @@ async fn the_lag_is_exact_wherever_a_group_stands(h: Harness) -> Verdict {
 async fn the_lag_is_exact_among_deleted_entries(h: Harness) -> Verdict {
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
-    let appended = h.append_n(&tp, 10).await?;
+    let appended = h.append_each(&tp, 10).await?;
     let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
     // The deleted entry, and the number of entries read afterwards: ahead of the group, at the end, right behind it.
     let (mut left, mut next) = ((0..10).collect::<Vec<usize>>(), 0);
@@ -115,7 +115,7 @@ async fn the_group_that_keeps_most_is_named(h: Harness) -> Verdict {
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let mut slow = starts(&h, &topic, "a-slow", Start::Earliest).await?;
     let mut fast = starts(&h, &topic, "b-fast", Start::Earliest).await?;
-    h.append_n(&tp, 10).await?;
+    h.append_each(&tp, 10).await?;
     let entries = fast.take(10).await?;
     fast.ack(&entries[..8]).await?;
     let entries = slow.take(5).await?;
@@ -144,7 +144,7 @@ async fn a_group_that_was_set_back_keeps_what_it_will_read_again(h: Harness) -> 
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let mut back = starts(&h, &topic, "a-back", Start::Earliest).await?;
     let mut ahead = starts(&h, &topic, "b-ahead", Start::Earliest).await?;
-    let appended = h.append_n(&tp, 5).await?;
+    let appended = h.append_each(&tp, 5).await?;
     // Behind the entry that will be pending, so that it would be the slower one without what is read again.
     let entries = ahead.take(1).await?;
     ahead.ack(&entries).await?;
@@ -162,7 +162,7 @@ async fn nobody_is_named_where_everything_is_settled(h: Harness) -> Verdict {
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
     equal!(h.backend.catalog().pins(&topic).await?, [], "what keeps entries of an empty log");
-    let appended = h.append_n(&tp, 3).await?;
+    let appended = h.append_each(&tp, 3).await?;
     let pin = h.backend.catalog().pins(&topic).await?;
     equal!(
         pin.iter().map(|pin| (pin.entries, pin.idle)).collect::<Vec<_>>(),

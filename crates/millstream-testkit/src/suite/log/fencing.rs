@@ -23,7 +23,7 @@ suite!("log":
 async fn a_stale_token_reads_nothing(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
-    let appended = h.append_n(&tp, 4).await?;
+    let appended = h.append_each(&tp, 4).await?;
     owner.take(2).await?;
     let mut next = h.takeover(&owner.lease).await?;
     refused(owner.reader.fetch(10, Duration::ZERO).await, ErrorKind::Fenced, "a fetch after the takeover")?;

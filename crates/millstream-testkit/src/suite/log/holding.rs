@@ -205,7 +205,7 @@ async fn a_note_is_its_groups_own(h: Harness) -> Verdict {
 async fn holding_what_is_not_pending_is_stale(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 3).await?;
+    let appended = h.append_each(&tp, 3).await?;
     let entries = owner.take(2).await?;
     owner.ack(&entries[..1]).await?;
     let unknown = [
@@ -232,7 +232,7 @@ async fn a_settled_entry_leaves_no_note(h: Harness) -> Verdict {
     let group = GroupName::new("group")?;
     h.backend.catalog().create_group(&TopicSpec::new(tp.topic.clone(), 1)?, &group, Start::Earliest).await?;
     let mut owner = h.own(&tp, &group, LONG).await?;
-    let appended = h.append_n(&tp, 4).await?;
+    let appended = h.append_each(&tp, 4).await?;
     let entries = owner.take(4).await?;
     owner.settle_all(&entries, &hold(2, HOUR)).await?;
     owner.ack(&entries[..1]).await?;

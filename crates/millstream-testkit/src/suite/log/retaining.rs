@@ -96,7 +96,7 @@ async fn what_is_consumed_is_kept_for_a_time(h: Harness) -> Verdict {
 async fn what_is_not_consumed_is_kept_however_old(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 5).await?;
+    let appended = h.append_each(&tp, 5).await?;
     let entries = owner.take(3).await?;
     owner.ack(&entries[..2]).await?;
     let elsewhere = h.partition().await?;
@@ -113,7 +113,7 @@ async fn what_is_old_is_dropped_and_counted(h: Harness) -> Verdict {
     let mut half = h.owner(&tp, "half").await?;
     let mut all = h.owner(&tp, "all").await?;
     h.owner(&tp, "none").await?;
-    let old = h.append_n(&tp, 6).await?;
+    let old = h.append_each(&tp, 6).await?;
     let entries = half.take(4).await?;
     half.ack(&entries[1..2]).await?;
     let entries = all.take(6).await?;
@@ -129,9 +129,9 @@ async fn what_is_old_is_dropped_and_counted(h: Harness) -> Verdict {
     equal!(trimmed.lost, [lost("half", 2, 3)?, lost("none", 6, 0)?], "whose it was");
     let again = h.trim_by(&all.lease, Retention::Age(Duration::from_millis(20))).await?;
     equal!(again, Trimmed::default(), "what is lost again");
-    let young = h.append_n(&tp, 2).await?;
+    let young = h.append_each(&tp, 2).await?;
     half.reopen().await?;
-    let fetched = half.fetch(10, Duration::ZERO).await?;
+    let fetched = half.gather(3).await?;
     equal!(fetched.ghosts.len(), 3, "pending entries that are gone");
     equal!(ids(&half.take(2).await?), young, "what is left to read");
     Ok(())
@@ -141,7 +141,7 @@ async fn what_is_too_much_is_dropped_and_counted(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut fast = h.owner(&tp, "fast").await?;
     let mut slow = h.owner(&tp, "slow").await?;
-    let appended = h.append_n(&tp, 250).await?;
+    let appended = h.append_each(&tp, 250).await?;
     let entries = fast.take(250).await?;
     fast.ack(&entries).await?;
     let entries = slow.take(30).await?;
@@ -160,7 +160,7 @@ async fn what_is_too_much_is_dropped_and_counted(h: Harness) -> Verdict {
 async fn what_is_within_the_bounds_is_kept_for_replays(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 10).await?;
+    let appended = h.append_each(&tp, 10).await?;
     let entries = owner.take(10).await?;
     owner.ack(&entries).await?;
     for retention in [Retention::Length(10), Retention::Length(u64::MAX), Retention::Age(HOUR)] {

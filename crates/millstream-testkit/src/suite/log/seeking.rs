@@ -50,7 +50,7 @@ async fn seeking_back_reads_again_as_new(h: Harness) -> Verdict {
 async fn seeking_forward_skips_what_is_pending_and_what_is_unread(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 5).await?;
+    let appended = h.append_each(&tp, 5).await?;
     let entries = owner.take(2).await?;
     owner.seek(Start::After(appended[3])).await?;
     equal!(ids(&owner.take(1).await?), appended[4..], "what is read after a seek forward");

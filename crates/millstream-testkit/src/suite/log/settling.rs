@@ -83,7 +83,7 @@ fn says_of(entry: &Entry, first: &Settlement) -> [Settlement; 4] {
 async fn settling_an_unknown_receipt_is_stale(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 2).await?;
+    let appended = h.append_each(&tp, 2).await?;
     let entries = owner.take(1).await?;
     let unknown = [
         Receipt::new(Source::Log, MessageId::new(1, 1)),
@@ -240,7 +240,7 @@ async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdic
     let mut owner = h.owner(&tp, "group").await?;
     let (_, group) = owner.lease.partition()?;
     let group = group.clone();
-    let appended = h.append_n(&tp, 5).await?;
+    let appended = h.append_each(&tp, 5).await?;
     let entries = owner.take(5).await?;
     owner.settle_all(&entries[..1], &retry(&entries[0], Duration::ZERO)).await?;
     owner.promote(1).await?;

@@ -27,7 +27,7 @@ async fn trim_drops_what_every_group_has_settled(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut first = h.owner(&tp, "first").await?;
     let mut second = h.owner(&tp, "second").await?;
-    h.append_n(&tp, 6).await?;
+    h.append_each(&tp, 6).await?;
     for owner in [&mut first, &mut second] {
         let entries = owner.take(4).await?;
         owner.ack(&entries).await?;
@@ -43,7 +43,7 @@ async fn trim_keeps_what_a_slow_group_still_needs(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut fast = h.owner(&tp, "fast").await?;
     let mut slow = h.owner(&tp, "slow").await?;
-    let appended = h.append_n(&tp, 6).await?;
+    let appended = h.append_each(&tp, 6).await?;
     let entries = fast.take(6).await?;
     fast.ack(&entries).await?;
     equal!(h.trim(&fast.lease).await?, 0, "entries dropped that a group has not read");
@@ -52,7 +52,7 @@ async fn trim_keeps_what_a_slow_group_still_needs(h: Harness) -> Verdict {
     slow.ack(&entries[..1]).await?;
     equal!(h.trim(&fast.lease).await?, 1, "entries dropped while two are pending and three unread");
     slow.reopen().await?;
-    let pending = slow.fetch(2, Duration::ZERO).await?;
+    let pending = slow.gather(2).await?;
     equal!(ids(&pending.entries), appended[1..3], "what is pending, after the trim");
     equal!(ids(&slow.take(3).await?), appended[3..], "what was unread, after the trim");
     Ok(())
@@ -90,7 +90,7 @@ async fn a_lost_group_is_reported(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     let (_, group) = owner.lease.partition()?;
     let group = group.clone();
-    let appended = h.append_n(&tp, 4).await?;
+    let appended = h.append_each(&tp, 4).await?;
     let entries = owner.take(2).await?;
     owner.ack(&entries).await?;
     h.operator()?.destroy_group(&tp, &group).await?;
@@ -103,16 +103,16 @@ async fn a_lost_group_is_reported(h: Harness) -> Verdict {
 async fn a_deleted_entry_becomes_a_ghost(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 3).await?;
+    let appended = h.append_each(&tp, 3).await?;
     let entries = owner.take(3).await?;
     h.operator()?.delete_entry(&tp, appended[1]).await?;
     owner.reopen().await?;
-    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    let fetched = owner.gather(3).await?;
     equal!(fetched.ghosts, [entries[1].receipt], "ghosts");
     equal!(ids(&fetched.entries), [appended[0], appended[2]], "what is left");
     owner.settle(entries[1].receipt, Settlement::Ack).await?;
     owner.reopen().await?;
-    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    let fetched = owner.gather(2).await?;
     equal!(fetched.ghosts, [], "ghosts that were acked");
     Ok(())
 }
@@ -122,7 +122,7 @@ async fn trim_keeps_what_is_unread_before_what_is_pending(h: Harness) -> Verdict
     let tp = h.partition().await?;
     let mut done = h.owner(&tp, "done").await?;
     let mut back = h.owner(&tp, "set-back").await?;
-    let appended = h.append_n(&tp, 6).await?;
+    let appended = h.append_each(&tp, 6).await?;
     let entries = done.take(6).await?;
     done.ack(&entries).await?;
     let entries = back.take(6).await?;
@@ -143,7 +143,7 @@ async fn trim_keeps_what_is_unread_before_what_is_pending(h: Harness) -> Verdict
 async fn trim_passes_over_ghosts(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    let appended = h.append_n(&tp, 6).await?;
+    let appended = h.append_each(&tp, 6).await?;
     let entries = owner.take(6).await?;
     owner.ack(&entries[2..3]).await?;
     owner.ack(&entries[4..5]).await?;
@@ -152,7 +152,7 @@ async fn trim_passes_over_ghosts(h: Harness) -> Verdict {
     }
     equal!(h.trim(&owner.lease).await?, 2, "entries dropped before one that is pending, behind ghosts");
     owner.reopen().await?;
-    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    let fetched = owner.gather(4).await?;
     equal!(ids(&fetched.entries), appended[5..], "what is pending");
     equal!(fetched.ghosts.len(), 3, "ghosts");
     Ok(())
@@ -163,7 +163,7 @@ async fn ghosts_are_not_counted_as_lost(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     let (_, group) = owner.lease.partition()?;
     let group = group.clone();
-    let appended = h.append_n(&tp, 10).await?;
+    let appended = h.append_each(&tp, 10).await?;
     owner.take(6).await?;
     for ghost in [0, 2, 3, 7] {
         h.operator()?.delete_entry(&tp, appended[ghost]).await?;

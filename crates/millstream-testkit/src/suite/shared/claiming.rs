@@ -75,7 +75,7 @@ async fn the_living_are_left_alone(h: Harness) -> Verdict {
 
 async fn a_claim_is_bounded(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 5).await?;
+    h.append_each(&only(&topic), 5).await?;
     a.take(5).await?;
     let mut counts = Vec::new();
     for _ in 0..3 {
@@ -121,7 +121,7 @@ async fn retries_are_claimed_too(h: Harness) -> Verdict {
 
 async fn consumers_that_have_nothing_are_removed(h: Harness) -> Verdict {
     let (topic, [mut a, mut b, mut c]) = sharers(&h, 1, ["a", "b", "c"]).await?;
-    h.append_n(&only(&topic), 3).await?;
+    h.append_each(&only(&topic), 3).await?;
     let (of_a, of_b) = (a.take(1).await?, b.take(2).await?);
     a.acks(&receipts(&of_a)).await?;
     c.nothing("everything is read").await?;
@@ -136,7 +136,7 @@ async fn consumers_that_have_nothing_are_removed(h: Harness) -> Verdict {
     let claimed = c.claims(&[], Duration::ZERO, 2).await?;
     equal!(ids(&claimed), ids(&of_b), "what the other one had");
     // A removed consumer can come back.
-    h.append_n(&only(&topic), 1).await?;
+    h.append_each(&only(&topic), 1).await?;
     let again = a.take(1).await?;
     a.acks(&receipts(&again)).await
 }
@@ -156,7 +156,7 @@ async fn what_an_owner_has_left_is_claimed(h: Harness) -> Verdict {
 
 async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 3).await?;
+    h.append_each(&only(&topic), 3).await?;
     let mut entries = a.take(2).await?;
     entries.extend(b.take(1).await?);
     let mut owner = h.owner(&only(&topic), "group").await?;
@@ -205,7 +205,7 @@ async fn adopting_is_fenced(h: Harness) -> Verdict {
 
 /// Returns two entries of `a`, the first of which it has given back.
 async fn one_given_back(h: &Harness, a: &mut Sharer, topic: &TopicSpec) -> Result<Vec<Entry>, Violation> {
-    h.append_n(&only(topic), 2).await?;
+    h.append_each(&only(topic), 2).await?;
     let entries = a.take(2).await?;
     h.backend.shared()?.give_back(&a.member, Partition(0), &receipts(&entries[..1])).await?;
     Ok(entries)
@@ -255,7 +255,7 @@ async fn who_was_not_answered_without_a_gap_adopts_what_was_given_back(h: Harnes
 
 async fn a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 2).await?;
+    h.append_each(&only(&topic), 2).await?;
     let entries = a.take(2).await?;
     let (server, owner) = (h.server().await?, h.owner(&only(&topic), "group").await?);
     let adopt =
@@ -285,7 +285,7 @@ async fn a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing(h: H
 
 async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    let appended = h.append_n(&only(&topic), 2).await?;
+    let appended = h.append_each(&only(&topic), 2).await?;
     let entries = a.take(2).await?;
     h.operator()?.delete_entry(&only(&topic), appended[0]).await?;
     let claimed = b.claim(&[], Duration::ZERO, 10).await?;

@@ -26,7 +26,7 @@ suite!("shared":
 
 async fn only_what_one_has_can_be_settled(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 5).await?;
+    h.append_each(&only(&topic), 5).await?;
     let (of_a, of_b) = (a.take(4).await?, b.take(1).await?);
     let origin = of_a[0].receipt.id;
     let says =
@@ -110,7 +110,7 @@ async fn a_shared_retry_keeps_attempt_and_failures(h: Harness) -> Verdict {
 
 async fn what_is_extended_is_not_claimed(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 2).await?;
+    h.append_each(&only(&topic), 2).await?;
     let entries = a.take(2).await?;
     let (kept, left) = (entries[0].receipt, entries[1].receipt);
     let mut deadline = h.wait_for("an entry that nobody extends to be claimed");
@@ -127,7 +127,7 @@ async fn what_is_extended_is_not_claimed(h: Harness) -> Verdict {
 
 async fn what_is_lost_cannot_be_extended(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 3).await?;
+    h.append_each(&only(&topic), 3).await?;
     let of_a = receipts(&a.take(3).await?);
     a.acks(&of_a[..1]).await?;
     let claimed = receipts(&b.claims(&[], Duration::ZERO, 1).await?);
@@ -154,7 +154,7 @@ async fn to_extend_is_not_to_hand_out(h: Harness) -> Verdict {
 
 async fn what_is_given_back_is_claimed_at_once_and_never_by_others(h: Harness) -> Verdict {
     let (topic, [mut a, mut b, mut c]) = sharers(&h, 1, ["a", "b", "c"]).await?;
-    h.append_n(&only(&topic), 3).await?;
+    h.append_each(&only(&topic), 3).await?;
     let entries = a.take(3).await?;
     h.backend.shared()?.give_back(&a.member, Partition(0), &receipts(&entries[..2])).await?;
     h.backend.shared()?.give_back(&b.member, Partition(0), &receipts(&entries[2..])).await?;

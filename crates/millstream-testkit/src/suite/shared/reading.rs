@@ -25,7 +25,7 @@ suite!("shared":
 
 async fn each_entry_goes_to_one_consumer(h: Harness) -> Verdict {
     let (topic, [mut a, mut b, mut c]) = sharers(&h, 1, ["a", "b", "c"]).await?;
-    let appended = h.append_n(&only(&topic), 9).await?;
+    let appended = h.append_each(&only(&topic), 9).await?;
     let mut seen = Vec::new();
     for sharer in [&mut a, &mut b, &mut c] {
         seen.extend(sharer.take(3).await?.iter().map(|entry| entry.receipt.id));
@@ -43,7 +43,7 @@ async fn every_partition_and_both_sources_are_read(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 3, ["a", "b"]).await?;
     let mut appended = BTreeSet::new();
     for tp in topic.iter() {
-        for id in h.append_n(&tp, 4).await? {
+        for id in h.append_each(&tp, 4).await? {
             appended.insert((tp.partition, id));
         }
     }
@@ -68,7 +68,7 @@ async fn every_partition_and_both_sources_are_read(h: Harness) -> Verdict {
 
 async fn a_shared_fetch_is_bounded(h: Harness) -> Verdict {
     let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
-    h.append_n(&only(&topic), 20).await?;
+    h.append_each(&only(&topic), 20).await?;
     for max in [1, 2, 4, 7] {
         // On a busy machine nothing may come in time.
         let mut deadline = h.wait_for("entries to be handed out");
@@ -110,7 +110,7 @@ async fn a_shared_fetch_waits_and_is_woken(h: Harness) -> Verdict {
 
 async fn a_new_shared_reader_begins_with_its_own_and_says_so(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
-    h.append_n(&only(&topic), 9).await?;
+    h.append_each(&only(&topic), 9).await?;
     let (of_a, of_b) = (a.take(4).await?, b.take(3).await?);
     a.acks(&receipts(&of_a[..1])).await?;
     b.acks(&receipts(&of_b[..1])).await?;
@@ -131,7 +131,7 @@ async fn a_new_shared_reader_begins_with_its_own_and_says_so(h: Harness) -> Verd
 async fn a_lost_group_is_told_to_a_shared_reader(h: Harness) -> Verdict {
     let (topic, [mut a]) = sharers(&h, 2, ["a"]).await?;
     let lost = TopicPartition::new(topic.name.clone(), 1);
-    h.append_n(&lost, 1).await?;
+    h.append_each(&lost, 1).await?;
     a.take_all(1).await?;
     h.operator()?.destroy_group(&lost, &a.member.group).await?;
     refused(a.read(10, QUIET).await, ErrorKind::GroupMissing, "a fetch of a group that was destroyed")?;

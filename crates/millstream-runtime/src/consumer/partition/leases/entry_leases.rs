@@ -26,6 +26,8 @@ pub(in crate::consumer) struct EntryLeases {
     table: Mutex<Table>,
     /// Notified when an entry is no longer in flight.
     pub(super) freed: Notify,
+    /// The same, for all that wait: reads beside large packs.
+    pub(super) lighter: Notify,
     /// The same, for the claim loop.
     pub(super) unclaimed: Notify,
     /// Notified when entries were confirmed, extended or lost.
@@ -76,13 +78,13 @@ struct Table {
 }
 
 impl Table {
-    fn count(&mut self, partition: Partition, lease: &LeaseState) {
-        self.room.take(lease.claimed, partition, 1);
+    fn count(&mut self, (partition, receipt): Id, lease: &LeaseState) {
+        self.room.hold(lease.claimed, partition, &receipt);
         self.candidates += usize::from(lease.candidate);
     }
 
-    fn discount(&mut self, partition: Partition, lease: &LeaseState) {
-        self.room.give(lease.claimed, partition, 1);
+    fn discount(&mut self, (partition, receipt): Id, lease: &LeaseState) {
+        self.room.release(lease.claimed, partition, &receipt);
         self.candidates -= usize::from(lease.candidate);
     }
 
@@ -128,6 +130,7 @@ impl EntryLeases {
         Self {
             table: Mutex::new(Table { room, ..Table::default() }),
             freed: Notify::new(),
+            lighter: Notify::new(),
             unclaimed: Notify::new(),
             changed: Notify::new(),
             version: AtomicU64::new(0),
@@ -148,14 +151,17 @@ impl EntryLeases {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks that these partitions are read from now on, and no others: entries of others are not read again.
+    /// Marks that these partitions are read from now on, and no others: entries of others are not read again, and take no room.
     pub(in crate::consumer) fn read_only(&self, partitions: &[Partition]) {
         let mut table = self.table();
         table.rewinding.retain(|partition, _| partitions.contains(partition));
         for ((partition, _), lease) in &mut table.leases {
             lease.confirmed |= !partitions.contains(partition);
         }
+        table.room.set_open(partitions);
         drop(table);
+        // What is held of a partition that is paused now takes no room from others.
+        self.freed();
         self.change();
     }
 
@@ -202,10 +208,10 @@ impl EntryLeases {
             .into_iter()
             .partition(|((partition, _), lease)| is_gone(partition, lease));
         table.leases = kept;
-        for ((partition, _), lease) in gone {
+        for (id, lease) in gone {
             lease.cancelled.cancel();
             lost += usize::from(!lease.decided);
-            table.discount(partition, &lease);
+            table.discount(id, &lease);
         }
         drop(guard);
         self.freed();
@@ -240,11 +246,6 @@ impl EntryLeases {
     pub(in crate::consumer) fn may_be_claimed(&self, partition: Partition) -> bool {
         let table = self.table();
         table.claiming.contains_key(&partition) || table.unanswered.contains(&partition)
-    }
-
-    pub(super) fn freed(&self) {
-        self.freed.notify_one();
-        self.unclaimed.notify_one();
     }
 
     fn change(&self) {
@@ -346,11 +347,11 @@ impl EntryLeases {
                 candidate,
                 decided: false,
             };
-            table.count(partition, &lease);
+            table.count(id, &lease);
             if let Some(before) = table.leases.insert(id, lease) {
                 // The server has lost the entry of this lease, and assigned its id again.
                 before.cancelled.cancel();
-                table.discount(partition, &before);
+                table.discount(id, &before);
             }
             admitted.push(Admitted { entry, serial });
         }
@@ -372,7 +373,7 @@ impl EntryLeases {
                 continue;
             }
             let Some(lease) = table.leases.remove(&key.id()) else { continue };
-            table.discount(key.partition, &lease);
+            table.discount(key.id(), &lease);
             if !settled {
                 lease.cancelled.cancel();
                 continue;

@@ -9,7 +9,8 @@ use crate::consumer::partition::leases::room::Room;
 impl EntryLeases {
     /// Waits until at least a quarter is free, so that reads come in batches, and reserves room for a read of these
     /// partitions: all of it, or half where there are `others` to read. During a rewind that is a quarter at once: most of
-    /// what is read then is held already, and waits to be confirmed.
+    /// what is read then is held already, and waits to be confirmed. Where large packs take the room, it is that for a read
+    /// [beside](Reserved::full) them.
     pub(in crate::consumer) async fn reserve(&self, partitions: &[Partition], others: bool) -> Reserved<'_> {
         let enough = self.capacity.div_ceil(4);
         let unreserved = |room| Reserved::new(self, partitions, false, (room, 0));
@@ -23,9 +24,11 @@ impl EntryLeases {
             // One entry shows that its server answers again, and keeps nothing from other reads.
             return unreserved(1);
         }
-        let _turn = self.turn.lock().await;
         let mut wait = self.starved;
         loop {
+            let turn = self.turn.lock().await;
+            // Created before the look, so that a change right after it is noticed.
+            let (freed, lighter) = (self.freed.notified(), self.lighter.notified());
             let free = self.free(others);
             if is_silent() {
                 return unreserved(1);
@@ -34,14 +37,42 @@ impl EntryLeases {
                 let room = if others { free.div_ceil(2).max(enough) } else { free };
                 return Reserved::new(self, partitions, false, (room, room));
             }
-            if !others {
-                self.freed.notified().await;
-            } else if timeout(wait, self.freed.notified()).await.is_err() {
+            let (beside, packs) =
+                self.with_room(|room| (room.beside_packs(partitions, others), room.has_large_packs()));
+            if let Some((room, full)) = beside {
+                let reserved = if full.len() < partitions.len() { room } else { 0 };
+                let mut reserved = Reserved::new(self, partitions, false, (room, reserved));
+                reserved.full = full;
+                return reserved;
+            }
+            let waited = if packs {
+                // Others may be read, though these partitions may not.
+                drop(turn);
+                timeout(wait, lighter).await
+            } else if others {
+                timeout(wait, freed).await
+            } else {
+                freed.await;
+                Ok(())
+            };
+            if waited.is_err() {
                 // Perhaps all is held at a server that gives no answer: it is asked now.
                 self.wanted.notify_one();
                 wait *= 2;
             }
         }
+    }
+
+    /// Wakes those that wait for room.
+    pub(super) fn freed(&self) {
+        self.freed.notify_one();
+        self.lighter.notify_waiters();
+        self.unclaimed.notify_one();
+    }
+
+    /// Waits until something that is held is not any more.
+    pub(in crate::consumer) async fn lighter(&self) {
+        self.lighter.notified().await;
     }
 
     /// Reserves room for claimed entries of a partition, at most `most`; none if its server gives no answer, while there
@@ -54,11 +85,11 @@ impl EntryLeases {
     ) -> Reserved<'_> {
         let room = self.with_room(|all| {
             let silent = others && all.is_silent(partition);
-            let room = if silent { 0 } else { all.for_claims(others).min(most) };
+            let room = if silent { 0 } else { all.for_claims_of(partition, others).min(most) };
             all.take(true, partition, room);
             room
         });
-        Reserved { leases: self, partition, claimed: true, room, reserved: room }
+        Reserved { leases: self, partition, claimed: true, room, reserved: room, full: Vec::new() }
     }
 
     /// Marks that the server of these partitions has not answered for a while. What is held there takes no room from others.
@@ -84,16 +115,22 @@ impl EntryLeases {
         self.with_room(|room| room.for_reads(others))
     }
 
-    /// Returns how many entries may be claimed.
+    /// Returns how many entries may be claimed in the partition that has most room.
     pub(in crate::consumer) fn claim_room(&self, others: bool) -> usize {
         self.with_room(|room| room.for_claims(others))
     }
 
-    /// Waits until more entries may be claimed than before, and any at all: a pack can be many more than there is room for.
-    pub(in crate::consumer) async fn unclaimed(&self) {
+    /// Returns how many entries of a partition may be claimed.
+    pub(in crate::consumer) fn claim_room_of(&self, partition: Partition, others: bool) -> usize {
+        self.with_room(|room| room.for_claims_of(partition, others))
+    }
+
+    /// Waits until more entries of one of these partitions may be claimed than before, and any at all: a pack can be many more
+    /// than there is room for.
+    pub(in crate::consumer) async fn unclaimed(&self, partitions: &[Partition]) {
         loop {
             self.unclaimed.notified().await;
-            if self.claim_room(true) > 0 {
+            if partitions.iter().any(|partition| self.claim_room_of(*partition, true) > 0) {
                 return;
             }
         }
@@ -110,6 +147,8 @@ pub(in crate::consumer) struct Reserved<'a> {
     pub(in crate::consumer) room: usize,
     /// Number of them that other requests leave room for.
     reserved: usize,
+    /// The partitions whose logs must not be read: large packs of them are held, which take the room. Empty if all may be.
+    pub(in crate::consumer) full: Vec<Partition>,
 }
 
 impl<'a> Reserved<'a> {
@@ -121,7 +160,7 @@ impl<'a> Reserved<'a> {
     ) -> Self {
         let partition = partitions.first().copied().unwrap_or(Partition(0));
         leases.with_room(|room| room.take(claimed, partition, reserved));
-        Self { leases, partition, claimed, room, reserved }
+        Self { leases, partition, claimed, room, reserved, full: Vec::new() }
     }
 }
 
