@@ -220,6 +220,11 @@ script!(
     SKIP_PACKED, "log/packed", "skip_packed", ["packs", "settled"], ["position"]
 );
 script!(
+    /// Drops what is noted of packs that are pending no more, and acknowledges those that are settled.
+    SWEEP_PACKED, "log/packed", "sweep_packed",
+    ["fence", "log", "packs", "held", "settled"], ["mode", "who", "group", "ids..."]
+);
+script!(
     /// Settles messages of packs; a pack leaves the pending list when all of its messages are settled.
     SETTLE_PACKED, "log/packed", "settle_packed",
     ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq"],
@@ -525,6 +530,7 @@ pub const ALL: &[&Script] = &[
     &DEAD_LETTER,
     &APPEND_PACKED,
     &SETTLE_PACKED,
+    &SWEEP_PACKED,
     &SKIP_PACKED,
     &LENGTH_PACKED,
     &SEEK,

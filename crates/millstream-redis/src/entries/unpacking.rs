@@ -111,22 +111,27 @@ pub(crate) fn named(dictionaries: &[Arc<Dictionary>], name: DictionaryName) -> O
     dictionaries.iter().find(|it| it.name() == name)
 }
 
-/// Replaces the packs among entries by their messages; `settled` has what is settled of a pack.
+/// Replaces the packs among entries by their messages; `settled` has what is settled of a pack. Also returns the ids of packs of which
+/// everything is: nobody gets a message of them, so nobody else would acknowledge them.
 pub(crate) fn replace_packs(
     entries: Vec<Entry>,
     dictionaries: &[Arc<Dictionary>],
     mut settled: impl FnMut(&Receipt) -> Option<Bits>,
-) -> Result<Vec<Entry>> {
-    let mut replaced = Vec::with_capacity(entries.len());
+) -> Result<(Vec<Entry>, Vec<MessageId>)> {
+    let (mut replaced, mut done) = (Vec::with_capacity(entries.len()), Vec::new());
     for Entry { receipt, deliveries, fields, note, .. } in entries {
         let messages = messages(receipt, fields, dictionaries)?;
         let bits = messages.first().filter(|(first, _)| first.pack.is_some()).and_then(|_| settled(&receipt));
+        let before = replaced.len();
         for (receipt, fields) in messages {
             if !is_settled(&receipt, bits.as_deref()) {
                 let note = if receipt.pack.is_some() { None } else { note.clone() };
                 replaced.push(Entry::new(receipt, deliveries, fields).with_note(note));
             }
         }
+        if replaced.len() == before {
+            done.push(receipt.id);
+        }
     }
-    Ok(replaced)
+    Ok((replaced, done))
 }

@@ -291,6 +291,7 @@ pub(crate) struct Scripts {
     pub(crate) append_numbered: Loaded,
     pub(crate) append_packed: Loaded,
     pub(crate) settle_packed: Loaded,
+    pub(crate) sweep_packed: Loaded,
     pub(crate) skip_packed: Loaded,
     pub(crate) length_packed: Loaded,
 }
@@ -368,6 +369,7 @@ impl Scripts {
             append_numbered: Loaded::new(&lua::APPEND_NUMBERED, strict),
             append_packed: Loaded::new(&lua::APPEND_PACKED, strict),
             settle_packed: Loaded::new(&lua::SETTLE_PACKED, strict),
+            sweep_packed: Loaded::new(&lua::SWEEP_PACKED, strict),
             skip_packed: Loaded::new(&lua::SKIP_PACKED, strict),
             length_packed: Loaded::new(&lua::LENGTH_PACKED, strict),
         }

@@ -7,6 +7,7 @@ pub(crate) mod notes;
 pub(crate) mod packed;
 pub(crate) mod retention;
 pub(crate) mod seek;
+pub(crate) mod sweeping;
 pub(crate) mod trimming;
 pub(crate) mod unique;
 

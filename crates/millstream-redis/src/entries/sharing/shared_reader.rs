@@ -314,8 +314,8 @@ impl StreamsReader {
         if packs.is_empty() {
             return Ok(());
         }
-        let Stream { key, held, settled, .. } = &self.streams[at];
-        let (key, held, settled) = (key.clone(), held.clone(), settled.clone());
+        let Stream { partition, key, held, settled, .. } = &self.streams[at];
+        let (partition, key, held, settled) = (*partition, key.clone(), held.clone(), settled.clone());
         // Also of packs that nobody was handed before: the group may begin inside of one, and which of its consumers reads
         // that one is not known.
         let (group, name) = (self.member.group.as_str(), Some(self.member.consumer.as_str()));
@@ -326,7 +326,9 @@ impl StreamsReader {
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
         let of_log = fetched.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
         let dictionaries = self.inner.dictionaries_for(&self.member.topic, of_log).await?;
-        let mut messages = replace_packs(std::mem::take(&mut fetched.entries), &dictionaries, bits)?;
+        let (mut messages, done) = replace_packs(std::mem::take(&mut fetched.entries), &dictionaries, bits)?;
+        let (tp, right) = (self.member.partition(partition), ["consumer", self.member.consumer.as_str()]);
+        self.inner.acknowledge_settled(right, &tp, &self.member.group, &done).await?;
         if noted {
             let notes = self.notes(&held, Source::Log, &in_packs(&messages)).await?;
             add_notes(&mut messages, notes);

@@ -29,11 +29,11 @@ pub(crate) async fn packed() -> Bench {
     bench
 }
 
-fn receipts(entries: &[Entry]) -> Vec<Receipt> {
+pub(super) fn receipts(entries: &[Entry]) -> Vec<Receipt> {
     entries.iter().map(|entry| entry.receipt).collect()
 }
 
-async fn pending(bench: &mut Bench) -> i64 {
+pub(super) async fn pending(bench: &mut Bench) -> i64 {
     let (log, group) = (bench.log(), bench.group.clone());
     match bench.cmd(&format!("XPENDING {log} {group}")).await {
         Value::Array(summary) => match summary[0] {
