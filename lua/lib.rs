@@ -216,8 +216,8 @@ script!(
     LENGTH_PACKED, "log/packed", "length_packed", ["log", "packs"], []
 );
 script!(
-    /// Notes as settled what a pack holds up to the position at which a new group begins.
-    SKIP_PACKED, "log/packed", "skip_packed", ["packs", "settled"], ["position"]
+    /// Creates a group on a log with packs, and notes as settled what a pack holds up to its position.
+    CREATE_PACKED, "log/packed", "create_packed", ["log", "packs", "settled"], ["group", "position"]
 );
 script!(
     /// Drops what is noted of packs that are pending no more, and acknowledges those that are settled.
@@ -531,7 +531,7 @@ pub const ALL: &[&Script] = &[
     &APPEND_PACKED,
     &SETTLE_PACKED,
     &SWEEP_PACKED,
-    &SKIP_PACKED,
+    &CREATE_PACKED,
     &LENGTH_PACKED,
     &SEEK,
     &PROMOTE,
