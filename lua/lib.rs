@@ -216,6 +216,11 @@ script!(
     LENGTH_PACKED, "log/packed", "length_packed", ["log", "packs"], []
 );
 script!(
+    read_only
+    /// Counts messages of packs that were deleted between others, which the numbers in packs still have.
+    MISSING_PACKED, "log/packed", "missing_packed", ["log", "packs"], ["positions..."]
+);
+script!(
     /// Creates a group on a log with packs, and notes as settled what a pack holds up to its position.
     CREATE_PACKED, "log/packed", "create_packed", ["log", "packs", "settled"], ["group", "position"]
 );
@@ -533,6 +538,7 @@ pub const ALL: &[&Script] = &[
     &SWEEP_PACKED,
     &CREATE_PACKED,
     &LENGTH_PACKED,
+    &MISSING_PACKED,
     &SEEK,
     &PROMOTE,
     &SETTLE_RETRIES,

@@ -1,6 +1,7 @@
 //! Trimming: calls of the script `trim` for a retention, and the sum of their results.
 
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Lost, Trimmed};
 use millstream_core::name::GroupName;
@@ -21,6 +22,14 @@ impl RedisBackend {
     pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         let (tp, group) = lease.partition()?;
         let mut trimmed = Trimmed::default();
+        let packed = self.inner.packings.is_packed(&tp.topic);
+        let mut retention = retention;
+        if let (Retention::Length(figure), true) = (retention, packed) {
+            // The numbers of packs still have them: so as many fewer messages would be kept.
+            let all = [MessageId::ZERO; 2];
+            let missing = self.inner.missing_above(&[(tp, &all)]).await?.pop().unwrap_or_default();
+            retention = Retention::Length(figure.saturating_add(missing.above[0]));
+        }
         let Some(rule) = rule(retention)? else { return Ok(trimmed) };
         let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp), self.inner.keys.packs(tp)];
         for n in 0..CALLS {

@@ -281,7 +281,7 @@ impl Catalog for RedisBackend {
         }
         match from.filter(|from| packed && *from <= to) {
             Some(from) => {
-                let more = self.inner.more_between(topic_partition, from.previous(), to).await?;
+                let more = self.inner.more_between(topic_partition, from.previous(), to, true).await?;
                 Ok(limit.min(walk.counted + more))
             }
             None => Ok(walk.counted),

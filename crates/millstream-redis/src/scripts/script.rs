@@ -294,6 +294,7 @@ pub(crate) struct Scripts {
     pub(crate) sweep_packed: Loaded,
     pub(crate) create_packed: Loaded,
     pub(crate) length_packed: Loaded,
+    pub(crate) missing_packed: Loaded,
 }
 
 impl Scripts {
@@ -372,6 +373,7 @@ impl Scripts {
             sweep_packed: Loaded::new(&lua::SWEEP_PACKED, strict),
             create_packed: Loaded::new(&lua::CREATE_PACKED, strict),
             length_packed: Loaded::new(&lua::LENGTH_PACKED, strict),
+            missing_packed: Loaded::new(&lua::MISSING_PACKED, strict),
         }
     }
 }

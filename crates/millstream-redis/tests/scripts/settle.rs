@@ -3,6 +3,7 @@
 pub(crate) mod dead_letters;
 pub(crate) mod dead_trimming;
 pub(crate) mod dedup;
+pub(crate) mod deleted_packs;
 pub(crate) mod notes;
 pub(crate) mod packed;
 pub(crate) mod retention;

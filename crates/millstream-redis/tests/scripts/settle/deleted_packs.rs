@@ -1,0 +1,84 @@
+//! Packs that leave a log while somebody has not settled them: deleted by hand from the middle of it, or dropped.
+
+use millstream_core::catalog::{Catalog, PartitionStats, Start};
+use millstream_core::inspect::Structure;
+use millstream_core::log::Log;
+use millstream_core::topic::Retention;
+
+use super::packed::packed;
+use crate::server::{Bench, fetch};
+
+async fn stats(bench: &Bench) -> PartitionStats {
+    bench.backend.stats(&bench.spec, &bench.group).await.expect("read").remove(0)
+}
+
+async fn delete(bench: &mut Bench, id: impl std::fmt::Display) {
+    let log = bench.log();
+    assert_eq!(bench.int(&format!("XDEL {log} {id}")).await, 1);
+}
+
+#[tokio::test]
+async fn messages_of_a_pack_that_somebody_deletes_count_no_more() {
+    let mut bench = packed().await;
+    let mut packs = Vec::new();
+    for _ in 0..4 {
+        packs.push(bench.append_many(10).await);
+        bench.append_many(1).await;
+    }
+    delete(&mut bench, packs[1][9]).await;
+    delete(&mut bench, packs[3][9]).await;
+    let all = stats(&bench).await;
+    assert_eq!((all.length, all.lag, all.appended), (24, Some(24), Some(44)));
+
+    let mut reader = bench.reader().await;
+    let mut read = 0;
+    while read < 11 {
+        read += fetch(&mut reader, 1).await.entries.len();
+    }
+    assert_eq!(stats(&bench).await.lag, Some(13));
+    let count = async |start| bench.backend.count(&bench.tp, start, None, 1_000).await.expect("counted");
+    assert_eq!(count(Start::Earliest).await, 24);
+    assert_eq!(count(Start::After(packs[0][4])).await, 19);
+    assert_eq!(count(Start::After(packs[1][4])).await, 13, "inside of a deleted one");
+    // At the beginning, they are as if they had been trimmed.
+    delete(&mut bench, packs[0][9]).await;
+    let fewer = stats(&bench).await;
+    assert_eq!((fewer.length, fewer.lag), (14, Some(13)));
+}
+
+/// Whether a pack exists is only known from its body, so not all of a long log can be looked at.
+#[tokio::test]
+async fn what_too_many_packs_may_have_lost_is_not_known_until_the_log_is_trimmed() {
+    let mut bench = packed().await;
+    let mut packs = Vec::new();
+    for _ in 0..503 {
+        packs.push(bench.append_many(2).await);
+    }
+    let survey =
+        async |bench: &Bench| bench.backend.survey(&bench.spec, &bench.group).await.expect("read").remove(0);
+    let whole = survey(&bench).await;
+    assert_eq!((whole.length(), whole.stats.lag), (Some(1_006), Some(1_006)));
+    delete(&mut bench, packs[501][1]).await;
+    let unknown = survey(&bench).await;
+    assert_eq!((unknown.length(), unknown.stats.lag, unknown.stats.lag_at_least), (None, None, 502));
+    assert!(!unknown.reads(Structure::Log), "{unknown:?}");
+    assert_eq!(stats(&bench).await.length, 502, "the least");
+
+    bench.backend.trim(&bench.lease, Retention::Length(40)).await.expect("trimmed");
+    let known = survey(&bench).await;
+    let length = known.length().expect("known");
+    assert!((38..=42).contains(&length), "{length}");
+    assert_eq!(known.stats.lag, Some(length));
+}
+
+#[tokio::test]
+async fn as_many_messages_are_kept_where_somebody_has_deleted_a_pack() {
+    let mut bench = packed().await;
+    let mut packs = Vec::new();
+    for _ in 0..5 {
+        packs.push(bench.append_many(10).await);
+    }
+    delete(&mut bench, packs[3][9]).await;
+    let trimmed = bench.backend.trim(&bench.lease, Retention::Length(25)).await.expect("trimmed");
+    assert_eq!((trimmed.dropped, stats(&bench).await.length), (10, 30));
+}
