@@ -274,7 +274,8 @@ script!(
 script!(
     /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
     /// per group.
-    TRIM, "log", "trim", ["fence", "log", "packs"], ["token", "limit", "rule", "figure"]
+    TRIM, "log", "trim",
+    ["fence", "log", "packs", "settled..."], ["token", "limit", "rule", "figure", "groups..."]
 );
 
 script!(

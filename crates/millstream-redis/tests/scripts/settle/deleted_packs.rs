@@ -1,11 +1,13 @@
 //! Packs that leave a log while somebody has not settled them: deleted by hand from the middle of it, or dropped.
 
+use std::time::Duration;
+
 use millstream_core::catalog::{Catalog, PartitionStats, Start};
-use millstream_core::inspect::Structure;
-use millstream_core::log::Log;
+use millstream_core::inspect::{Inspect, Structure};
+use millstream_core::log::{Log, Lost, Settlement, Trimmed};
 use millstream_core::topic::Retention;
 
-use super::packed::packed;
+use super::packed::{packed, receipts};
 use crate::server::{Bench, fetch};
 
 async fn stats(bench: &Bench) -> PartitionStats {
@@ -81,4 +83,59 @@ async fn as_many_messages_are_kept_where_somebody_has_deleted_a_pack() {
     delete(&mut bench, packs[3][9]).await;
     let trimmed = bench.backend.trim(&bench.lease, Retention::Length(25)).await.expect("trimmed");
     assert_eq!((trimmed.dropped, stats(&bench).await.length), (10, 30));
+}
+
+#[tokio::test]
+async fn what_a_group_has_settled_of_a_pack_is_not_lost_with_it() {
+    let bench = packed().await;
+    let appended = bench.append_many(10).await;
+    bench.append_many(10).await;
+    let inside = "inside".parse().expect("a name");
+    bench.backend.create_group(&bench.spec, &inside, Start::After(appended[3])).await.expect("created");
+    let mut reader = bench.reader().await;
+    let mut read = Vec::new();
+    while read.len() < 20 {
+        read.extend(receipts(&fetch(&mut reader, 100).await.entries));
+    }
+    let some: Vec<_> = read[5..12].iter().map(|one| (*one, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&some).await, (7, 0));
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    let age = Retention::Age(Duration::from_millis(1));
+    let Trimmed { dropped, lost, .. } = bench.backend.trim(&bench.lease, age).await.expect("trimmed");
+    assert_eq!(dropped, 20);
+    let expected = [
+        Lost { group: bench.group.clone(), unread: 0, pending: 13 },
+        Lost { group: inside, unread: 16, pending: 0 },
+    ];
+    assert_eq!(lost.len(), 2, "{lost:?}");
+    assert!(expected.iter().all(|one| lost.contains(one)), "{lost:?}");
+}
+
+#[tokio::test]
+async fn what_a_group_keeps_is_counted_in_messages() {
+    let mut bench = packed().await;
+    let slow = "slow".parse().expect("a name");
+    bench.backend.create_group(&bench.spec, &slow, Start::Earliest).await.expect("created");
+    for _ in 0..3 {
+        bench.append_many(10).await;
+        bench.append_many(1).await;
+    }
+    let kept = async |bench: &Bench| {
+        let pins = bench.backend.pins(&bench.spec).await.expect("read");
+        pins.into_iter().map(|pin| (pin.group.to_string(), pin.entries, pin.exact)).collect::<Vec<_>>()
+    };
+    let mut reader = bench.reader().await;
+    let mut read = Vec::new();
+    while read.len() < 22 {
+        read.extend(receipts(&fetch(&mut reader, 1).await.entries));
+    }
+    let acks: Vec<_> = read.iter().map(|one| (*one, Settlement::Ack)).collect();
+    assert_eq!(bench.settle(&acks).await, (22, 0));
+    assert_eq!(kept(&bench).await, [("slow".to_owned(), 22, true)], "the rest is kept for both");
+    delete(&mut bench, read[20].id).await;
+    assert_eq!(kept(&bench).await, [("slow".to_owned(), 12, true)]);
+
+    let of_log = bench.backend.usage(std::slice::from_ref(&bench.tp), &[]).await.expect("read");
+    let items: u64 = of_log.iter().filter(|it| it.structure == Structure::Log).map(|it| it.items).sum();
+    assert_eq!(items, 23);
 }
