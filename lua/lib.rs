@@ -216,8 +216,18 @@ script!(
     LENGTH_PACKED, "log/packed", "length_packed", ["log", "packs"], []
 );
 script!(
-    /// Notes as settled what a pack holds up to the position at which a new group begins.
-    SKIP_PACKED, "log/packed", "skip_packed", ["packs", "settled"], ["position"]
+    read_only
+    /// Counts messages of packs that were deleted between others, which the numbers in packs still have.
+    MISSING_PACKED, "log/packed", "missing_packed", ["log", "packs"], ["positions..."]
+);
+script!(
+    /// Creates a group on a log with packs, and notes as settled what a pack holds up to its position.
+    CREATE_PACKED, "log/packed", "create_packed", ["log", "packs", "settled"], ["group", "position"]
+);
+script!(
+    /// Drops what is noted of packs that are pending no more, and acknowledges those that are settled.
+    SWEEP_PACKED, "log/packed", "sweep_packed",
+    ["fence", "log", "packs", "held", "settled"], ["mode", "who", "group", "ids..."]
 );
 script!(
     /// Settles messages of packs; a pack leaves the pending list when all of its messages are settled.
@@ -264,7 +274,8 @@ script!(
 script!(
     /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
     /// per group.
-    TRIM, "log", "trim", ["fence", "log", "packs"], ["token", "limit", "rule", "figure"]
+    TRIM, "log", "trim",
+    ["fence", "log", "packs", "settled..."], ["token", "limit", "rule", "figure", "groups..."]
 );
 
 script!(
@@ -527,8 +538,10 @@ pub const ALL: &[&Script] = &[
     &DEAD_LETTER,
     &APPEND_PACKED,
     &SETTLE_PACKED,
-    &SKIP_PACKED,
+    &SWEEP_PACKED,
+    &CREATE_PACKED,
     &LENGTH_PACKED,
+    &MISSING_PACKED,
     &SEEK,
     &PROMOTE,
     &SETTLE_RETRIES,

@@ -2,32 +2,31 @@
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] log STREAM the partition's log
 -- KEYS[3] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
+-- KEYS[4] settled... HASH what a group that is named has settled of pending packs
 -- ARGV[1] token of the lease
 -- ARGV[2] limit maximum number of entries to drop
 -- ARGV[3] rule 'consumed', 'consumed-after', 'age' or 'length'
--- ARGV[4] figure of the rule: milliseconds, entries, or 0
--- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, or the error
---   FENCED
+-- ARGV[4] figure of the rule: milliseconds, messages, or 0
+-- ARGV[5] groups... the names of the groups of KEYS[4], or '' if there are none
+-- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, without those
+--   that a named group has settled; or the error FENCED
 local fence, log, packs = KEYS[1], KEYS[2], KEYS[3]
 local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local keys, names = KEYS, ARGV
 -- All of these bound the time for which one call blocks the server. What a call does not reach is left to the next one.
 -- Dropping: an entry costs 1, and 1 more for each KiB, which takes about as long. PAGE is the COUNT of an XRANGE.
 local MAX_COST, PAGE = 20000, 200
--- Skipping ghosts: one costs 1 for each group that is compared, and 100 for two commands. The bytes are those of the
--- bodies that are read meanwhile.
+-- Skipping ghosts: one costs 1 for each group that is compared, 100 for two commands. The bytes are those of bodies.
 local MAX_SKIP_COST, MAX_SKIP_BYTES = 10000, 1048576
--- Dropping unsettled entries: the number of entries, of which each group's share is counted; that of the steps up to a
--- pending entry; and that of the pending entries that are read for it, of all groups.
+-- Dropping unsettled entries: numbers of entries, of steps up to a pending one, and of pending ones of all groups.
 local MAX_LOST, MAX_STEPS, MAX_PENDING = 1000, 100, 5000
 limit, figure = tonumber(limit), tonumber(figure)
-
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
 end
 if redis.call('EXISTS', log) == 0 then
   return { 0, 0 }
 end
-
 -- Ids padded to one length, so that text comparison is correct: Lua numbers would lose their last digits.
 local function wide(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
@@ -42,7 +41,6 @@ local function first()
   local entry = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
   return entry and wide(entry[1])
 end
-
 -- The newest pack there was, and the messages beyond one an entry in all packs up to an id.
 local newest = redis.call('XREVRANGE', packs, '+', '-', 'COUNT', 1)[1]
 local function more_up_to(id)
@@ -59,6 +57,21 @@ local function more_gone()
   return newest and more_up_to(oldest and '(' .. oldest or '+') or 0
 end
 local gone_before = more_gone()
+-- Returns how many messages of a pack a group has not settled. ONES: how many bits are set in half a byte.
+local ONES, settled_of = { [0] = 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4 }, {}
+for at = 4, #keys do
+  settled_of[names[at + 1]] = keys[at]
+end
+local function open_in(pack, name)
+  local count, settled = tonumber(pack[2][2]), settled_of[name]
+  -- Entries are gone by now: a key of another type must not hide that.
+  local bits = settled and redis.pcall('HGET', settled, pack[1])
+  for at = 1, type(bits) == 'string' and #bits or 0 do
+    local byte = string.byte(bits, at)
+    count = count - ONES[byte % 16] - ONES[math.floor(byte / 16)]
+  end
+  return count
+end
 
 -- Drops at most `most` entries below `id`. First whole nodes of the stream, which is cheap: with '~' the server stops
 -- before the first node that it would have to split. Then the entries of that node, page by page.
@@ -110,8 +123,7 @@ end
 
 -- The watermark: below it every group has settled everything; nil if there is no group. It is the lowest need of all
 -- groups. Whether a pending entry is a ghost is only known from its body, and reading copies that: so it is read only
--- where it decides, for the group with the lowest need. If it is a ghost, the next pending entry of this group counts,
--- and the lowest need is determined again.
+-- where it decides, for the group with the lowest need. After a ghost, the next pending entry of this group counts.
 -- `exact`: the watermark is no ghost. Otherwise there were too many to skip in one call, and the next one drops more.
 local watermark, exact, skip_bytes = nil, false, 0
 for _ = 1, math.ceil(MAX_SKIP_COST / (#groups + 100)) do
@@ -124,7 +136,6 @@ for _ = 1, math.ceil(MAX_SKIP_COST / (#groups + 100)) do
     exact = true
     break
   end
-  -- The pending entry itself, or the next one that exists.
   local entry = redis.call('XRANGE', log, lowest.oldest, '+', 'COUNT', 1)[1]
   exact = entry and wide(entry[1]) == lowest.oldest
   if exact or skip_bytes >= MAX_SKIP_BYTES then
@@ -159,7 +170,7 @@ elseif rule == 'length' then
       for _, entry in ipairs(page) do
         local pack = redis.call('XRANGE', packs, entry[1], entry[1])[1]
         excess = excess - (pack and tonumber(pack[2][2]) or 1)
-        if excess >= 0 then
+        if excess >= 0 and room < limit then
           room = room + 1
         end
         bytes, from = bytes + #table.concat(entry[2]), '(' .. entry[1]
@@ -168,7 +179,6 @@ elseif rule == 'length' then
         break
       end
     end
-    room = math.min(room, limit)
   end
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
   cut = last and wide(last[1])
@@ -176,11 +186,9 @@ end
 if not cut or room == 0 then
   return { 0, 0 }
 end
-
-local settled = watermark and watermark < cut and watermark or cut
-local dropped = drop(settled, room)
-local reply = { 0, 0 }
-local oldest = settled < cut and dropped < room and first()
+local consumed = watermark and watermark < cut and watermark or cut
+local dropped, reply = drop(consumed, room), { 0, 0 }
+local oldest = consumed < cut and dropped < room and first()
 if oldest and oldest < cut then
   -- Step by step, up to each position and over each pending entry: the result of the step of a pending entry shows
   -- whether it existed or is a ghost. So no body is read for that.
@@ -214,12 +222,17 @@ if oldest and oldest < cut then
     end
   end
   dropped, exact = dropped + drop(bound, room - dropped), exact and bound == cut
-  local messages = dropped + more_gone() - gone_before
+  local messages, left = dropped + more_gone() - gone_before, first() or '~'
   for _, group in ipairs(groups) do
     local unread, pending = messages - (passed[group.read] or messages), 0
     for _, id in ipairs(group.ids) do
       local pack = newest and lost[id] == 1 and redis.call('XRANGE', packs, id, id)[1]
-      pending = pending + (pack and tonumber(pack[2][2]) or lost[id] or 0)
+      pending = pending + (pack and open_in(pack, group.name) or lost[id] or 0)
+    end
+    -- Of the pack in which it would have begun to read, what is up to its position is noted as settled.
+    local next_pack = newest and unread > 0 and redis.call('XRANGE', packs, group.read, '+', 'COUNT', 1)[1]
+    if next_pack and wide(next_pack[1]) < left then
+      unread = unread - tonumber(next_pack[2][2]) + open_in(next_pack, group.name)
     end
     if unread + pending > 0 then
       reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = group.name, unread, pending

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
 use millstream_core::inspect::{Structure, Usage};
 use millstream_core::keys::Key;
 use millstream_core::name::GroupName;
@@ -13,6 +14,7 @@ use redis::Pipeline;
 use crate::backend::Inner;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
+use crate::scripts::script;
 
 /// Number of sampled items of each structure.
 const SAMPLES: usize = 5;
@@ -61,6 +63,7 @@ pub(crate) async fn look(
             }
         }
     }
+    count_messages(inner, partitions, &mut totals).await?;
     let usage = totals.into_iter().map(|((partition, group, structure), (items, bytes, unreadable))| Usage {
         partition,
         group,
@@ -70,6 +73,34 @@ pub(crate) async fn look(
         unreadable,
     });
     Ok(usage.collect())
+}
+
+/// Counts messages in the place of the entries of packed logs.
+async fn count_messages(
+    inner: &Inner,
+    partitions: &[TopicPartition],
+    totals: &mut BTreeMap<(Partition, Option<GroupName>, Structure), Total>,
+) -> Result<()> {
+    let mut packed: Vec<_> = partitions.iter().filter(|tp| inner.packings.is_packed(&tp.topic)).collect();
+    let readable = |tp: &&TopicPartition| {
+        totals.get(&(tp.partition, None, Structure::Log)).is_some_and(|(.., unreadable)| unreadable.is_none())
+    };
+    packed.retain(readable);
+    let all = [MessageId::ZERO; 2];
+    let lengths = packed.iter().map(|tp| {
+        let keys = [&inner.keys.log(tp), &inner.keys.packs(tp)];
+        inner.scripts.length_packed.call(keys)
+    });
+    let lengths = script::run(&inner.pool, lengths.collect()).await;
+    let missing = inner.missing_above(&packed.iter().map(|tp| (*tp, &all)).collect::<Vec<_>>()).await?;
+    for ((tp, length), missing) in packed.iter().zip(lengths).zip(missing) {
+        let length = length.and_then(reply::count);
+        let length = length.map_err(|error| error.during(format_args!("usage of {tp}")))? as u64;
+        if let Some(log) = totals.get_mut(&(tp.partition, None, Structure::Log)) {
+            log.0 = length.saturating_sub(missing.above[0]);
+        }
+    }
+    Ok(())
 }
 
 fn keys_of(inner: &Inner, tp: &TopicPartition, groups: &[GroupName]) -> Vec<Weighed> {

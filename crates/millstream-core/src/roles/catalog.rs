@@ -83,7 +83,7 @@ impl GroupCreated {
 pub struct PartitionStats {
     /// The partition.
     pub partition: Partition,
-    /// Number of entries in the log.
+    /// Number of entries in the log; the least where only that is known, as [`PartitionSurvey`] says.
     pub length: u64,
     /// Number of entries that were ever appended to it, those included that have been dropped: the difference of two
     /// readings is what was appended in between. It starts over with a log that was deleted. `None` if the server keeps
@@ -157,8 +157,8 @@ pub struct PartitionSurvey {
     /// The state. Figures of a structure that cannot be read are 0 or `None`; the methods of this type return them as
     /// unknown.
     pub stats: PartitionStats,
-    /// The structures that cannot be read: [`Log`](Structure::Log), [`RetryLog`](Structure::RetryLog),
-    /// [`Parked`](Structure::Parked) or [`DeadLetters`](Structure::DeadLetters).
+    /// The structures that cannot be read, or whose messages cannot be counted: [`Log`](Structure::Log),
+    /// [`RetryLog`](Structure::RetryLog), [`Parked`](Structure::Parked) or [`DeadLetters`](Structure::DeadLetters).
     pub unreadable: Vec<Unreadable>,
 }
 

@@ -353,6 +353,14 @@ impl Guard {
         settled::told_open(self.line.send(&ask).await?, &self.settled, packs)
     }
 
+    /// Acknowledges pending packs of which everything is settled.
+    pub(crate) async fn acknowledge_settled(&self, packs: &[MessageId]) -> Result<()> {
+        let (tp, group) = self.lease.partition()?;
+        let right = ["lease", self.lease.token.as_str()];
+        let done = self.inner.acknowledge_settled(right, tp, group, packs).await;
+        done.map_err(|error| fenced(error, &self.lease))
+    }
+
     /// Returns the dictionaries that packs among these entries of the log need.
     pub(crate) async fn dictionaries_for(&self, entries: &[Entry]) -> Result<Vec<Arc<Dictionary>>> {
         let of_log = entries.iter().filter(|entry| entry.receipt.source == Source::Log);

@@ -392,7 +392,8 @@ impl StreamReader {
         let entries = std::mem::take(&mut fetched.entries);
         let read = entries.len();
         let bits = |receipt: &Receipt| settled.remove(&receipt.id).flatten();
-        let mut messages = replace_packs(entries, &dictionaries, bits)?;
+        let (mut messages, done) = replace_packs(entries, &dictionaries, bits)?;
+        self.guard.acknowledge_settled(&done).await?;
         self.packed.came(read, messages.len(), true);
         if fetched.pending && self.noted {
             let notes = self.guard.notes(Source::Log, &in_packs(&messages)).await?;

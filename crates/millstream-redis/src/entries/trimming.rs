@@ -1,6 +1,8 @@
 //! Trimming: calls of the script `trim` for a retention, and the sum of their results.
 
+use millstream_core::catalog::Catalog;
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Lost, Trimmed};
 use millstream_core::name::GroupName;
@@ -21,11 +23,29 @@ impl RedisBackend {
     pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         let (tp, group) = lease.partition()?;
         let mut trimmed = Trimmed::default();
+        let packed = self.inner.packings.is_packed(&tp.topic);
+        let (mut retention, mut groups) = (retention, Vec::new());
+        if packed && retention.is_lossy() {
+            // What they have settled of a pack is no loss of theirs.
+            groups = self.groups(&tp.topic).await?;
+        }
+        if let (Retention::Length(figure), true) = (retention, packed) {
+            // The numbers of packs still have them: so as many fewer messages would be kept.
+            let all = [MessageId::ZERO; 2];
+            let missing = self.inner.missing_above(&[(tp, &all)]).await?.pop().unwrap_or_default();
+            retention = Retention::Length(figure.saturating_add(missing.above[0]));
+        }
         let Some(rule) = rule(retention)? else { return Ok(trimmed) };
         let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp), self.inner.keys.packs(tp)];
+        let settled: Vec<_> = groups.iter().map(|group| [self.inner.keys.settled(tp, group)]).collect();
         for n in 0..CALLS {
-            let call = self.inner.scripts.trim.call(keys.each_ref());
-            let call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);
+            let call = self.inner.scripts.trim.call_with_rows(keys.each_ref(), &settled);
+            let mut call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);
+            groups.iter().for_each(|group| call.push(group.as_str()));
+            if groups.is_empty() {
+                // The script has a last argument in any case.
+                call.push("");
+            }
             let answer = script::run_one(&self.inner.messages, call).await;
             let on = |error: Error| fenced(error, lease).during(format_args!("trim {}", keys[1]));
             match answer.and_then(|answer| add(&mut trimmed, answer)).map_err(on) {

@@ -112,44 +112,63 @@ pub(crate) fn named(dictionaries: &[Arc<Dictionary>], name: DictionaryName) -> O
     dictionaries.iter().find(|it| it.name() == name)
 }
 
-/// Replaces the packs among entries by their messages; `settled` has what is settled of a pack.
+/// Replaces the packs among entries by their messages; `settled` has what is settled of a pack. Also returns the ids of packs of which
+/// everything is: nobody gets a message of them, so nobody else would acknowledge them.
 pub(crate) fn replace_packs(
     entries: Vec<Entry>,
     dictionaries: &[Arc<Dictionary>],
     mut settled: impl FnMut(&Receipt) -> Option<Bits>,
-) -> Result<Vec<Entry>> {
-    let mut replaced = Vec::with_capacity(entries.len());
+) -> Result<(Vec<Entry>, Vec<MessageId>)> {
+    let (mut replaced, mut done) = (Vec::with_capacity(entries.len()), Vec::new());
     for entry in entries {
-        replace_pack(entry, dictionaries, &mut settled, &mut replaced)?;
+        let id = entry.receipt.id;
+        if !replace_pack(entry, dictionaries, &mut settled, &mut replaced)? {
+            done.push(id);
+        }
     }
-    Ok(replaced)
+    Ok((replaced, done))
 }
 
-/// The same, where each entry is for itself: packs that this client cannot read are left out. Also returns these, and the error of the
-/// first one.
+/// What [`replace_readable`] returns.
+pub(crate) struct Readable {
+    /// The messages.
+    pub(crate) messages: Vec<Entry>,
+    /// Packs of which nothing is left to settle.
+    pub(crate) done: Vec<MessageId>,
+    /// Packs that this client cannot read, and the error of the first one.
+    pub(crate) unreadable: Option<(Error, Vec<Receipt>)>,
+}
+
+/// The same, where each entry is for itself: packs that this client cannot read are left out.
 pub(crate) fn replace_readable(
     entries: Vec<Entry>,
     dictionaries: &[Arc<Dictionary>],
     mut settled: impl FnMut(&Receipt) -> Option<Bits>,
-) -> (Vec<Entry>, Option<(Error, Vec<Receipt>)>) {
-    let mut replaced = Vec::with_capacity(entries.len());
+) -> Readable {
+    let (mut messages, mut done) = (Vec::with_capacity(entries.len()), Vec::new());
     let (mut left, mut first) = (Vec::new(), None);
     for entry in entries {
         let receipt = entry.receipt;
-        if let Err(error) = replace_pack(entry, dictionaries, &mut settled, &mut replaced) {
-            left.push(receipt);
-            first.get_or_insert(error);
+        match replace_pack(entry, dictionaries, &mut settled, &mut messages) {
+            Ok(true) => {}
+            Ok(false) => done.push(receipt.id),
+            Err(error) => {
+                left.push(receipt);
+                first.get_or_insert(error);
+            }
         }
     }
-    (replaced, first.map(|error| (error, left)))
+    Readable { messages, done, unreadable: first.map(|error| (error, left)) }
 }
 
+/// Adds the messages of an entry that are not settled. Returns whether there are any.
 fn replace_pack(
     Entry { receipt, deliveries, fields, note, .. }: Entry,
     dictionaries: &[Arc<Dictionary>],
     settled: &mut impl FnMut(&Receipt) -> Option<Bits>,
     replaced: &mut Vec<Entry>,
-) -> Result<()> {
+) -> Result<bool> {
+    let before = replaced.len();
     let messages = messages(receipt, fields, dictionaries)?;
     let bits = messages.first().filter(|(first, _)| first.pack.is_some()).and_then(|_| settled(&receipt));
     for (receipt, fields) in messages {
@@ -158,5 +177,5 @@ fn replace_pack(
             replaced.push(Entry::new(receipt, deliveries, fields).with_note(note));
         }
     }
-    Ok(())
+    Ok(replaced.len() > before)
 }

@@ -164,8 +164,15 @@ impl RedisBackend {
                 chunk.iter().map(|tp| [keys.log(tp), keys.retry_log(tp, group)]).collect();
             let mut pipe = Pipeline::with_capacity(2 * chunk.len());
             let positions = self.positions(chunk, position).await?;
-            for ([log, retry_log], position) in streams.iter().zip(&positions) {
-                create_command(&mut pipe, log, group, position);
+            for ((tp, [log, retry_log]), position) in chunk.iter().zip(&streams).zip(&positions) {
+                if self.inner.packings.is_packed(&tp.topic) && position.contains('-') {
+                    // It may begin inside of a pack.
+                    let of_packs = [log, &keys.packs(tp), &keys.settled(tp, group)];
+                    let script = &self.inner.scripts.create_packed;
+                    pipe.add_command(script.eval(of_packs, &[group.as_str(), position]));
+                } else {
+                    create_command(&mut pipe, log, group, position);
+                }
                 // The retry log has entries of this group only: start at its beginning.
                 create_command(&mut pipe, retry_log, group, "0");
             }
@@ -175,25 +182,13 @@ impl RedisBackend {
                 true => self.have(&streams, group).await?,
                 false => vec![false; answers.len()],
             };
-            let mut new = Vec::new();
             let mut answers = answers.into_iter().zip(there);
             let mut created = |stream| answers.next().map_or(Ok(false), |answer| created(answer, stream));
-            for ((tp, [log, retry_log]), position) in chunk.iter().zip(&streams).zip(&positions) {
+            for (tp, [log, retry_log]) in chunk.iter().zip(&streams) {
                 let (is_new, retries_are_new) = (created(log)?, created(retry_log)?);
                 if is_new {
-                    if self.inner.packings.is_packed(&tp.topic) && position.contains('-') {
-                        new.push((tp, position));
-                    }
                     missing.push((tp.partition, !retries_are_new));
                 }
-            }
-            // Behind the creation: of a group that exists, nothing may be noted as settled.
-            let skips = new.into_iter().map(|(tp, position)| {
-                let call = self.inner.scripts.skip_packed.call([&keys.packs(tp), &keys.settled(tp, group)]);
-                call.arg(position.as_str())
-            });
-            for answer in script::run(&self.inner.pool, skips.collect()).await {
-                answer?;
             }
         }
         Ok(missing)
@@ -287,7 +282,7 @@ impl Catalog for RedisBackend {
         }
         match from.filter(|from| packed && *from <= to) {
             Some(from) => {
-                let more = self.inner.more_between(topic_partition, from.previous(), to).await?;
+                let more = self.inner.more_between(topic_partition, from.previous(), to, true).await?;
                 Ok(limit.min(walk.counted + more))
             }
             None => Ok(walk.counted),

@@ -21,8 +21,10 @@ use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::sharing::partition_reader::PartitionReader;
 use crate::entries::sharing::shared_reader::StreamsReader;
-use crate::entries::unpacking::{PackedPage, add_notes, in_packs, is_pack, packs, replace_readable};
-use crate::error::fenced;
+use crate::entries::unpacking::{
+    PackedPage, Readable, add_notes, in_packs, is_pack, packs, replace_readable,
+};
+use crate::error::{fenced, unexpected};
 use crate::roles::log::Right;
 use crate::scripts::script;
 use crate::scripts::times::ceil_ms;
@@ -238,11 +240,13 @@ impl RedisBackend {
         let of_log = claimed.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
         let dictionaries = self.inner.dictionaries_for(&member.topic, of_log).await?;
         let entries = std::mem::take(&mut claimed.entries);
-        let (mut messages, unreadable) = replace_readable(entries, &dictionaries, bits);
+        let Readable { mut messages, done, unreadable } = replace_readable(entries, &dictionaries, bits);
         if let Some((error, left)) = unreadable {
             self.leave(member, tp.partition, &left).await;
             claimed.unreadable = Some(error.during(format_args!("claim from {log}")).at(tp));
         }
+        let right = Right::Consumer(&member.consumer).words();
+        self.inner.acknowledge_settled(right, tp, group, &done).await?;
         let ids = in_packs(&messages);
         let notes = line.send(&note::ask(&held, Source::Log, &ids)).await?;
         add_notes(&mut messages, note::told(notes, &held, &ids)?);
@@ -268,8 +272,17 @@ impl RedisBackend {
         let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
         call.push(inner.continuity_of(&fence, continuity).to_string());
         names.iter().for_each(|name| call.push(*name));
+        let mut calls = vec![call];
+        // Behind it, since entries that are deleted leave the pending list with the claim.
+        if inner.packings.is_packed(&tp.topic) {
+            calls.push(inner.sweep_call([mode, who], tp, group));
+        }
         // Calls this frequent do not use the pool, which checks a connection each time that it lends one.
-        let answer = script::run_one(&inner.messages, call).await?;
+        let mut answers = script::run(&inner.messages, calls).await.into_iter();
+        let answer = answers.next().unwrap_or_else(|| Err(unexpected("no answer to a claim")))?;
+        if let Some(swept) = answers.next() {
+            inner.sweep_on([mode, who], tp, group, swept).await;
+        }
         taken_over(answer).map_err(|error: Error| error.during(format_args!("claim from {log}")))
     }
 

@@ -291,8 +291,10 @@ pub(crate) struct Scripts {
     pub(crate) append_numbered: Loaded,
     pub(crate) append_packed: Loaded,
     pub(crate) settle_packed: Loaded,
-    pub(crate) skip_packed: Loaded,
+    pub(crate) sweep_packed: Loaded,
+    pub(crate) create_packed: Loaded,
     pub(crate) length_packed: Loaded,
+    pub(crate) missing_packed: Loaded,
 }
 
 impl Scripts {
@@ -368,8 +370,10 @@ impl Scripts {
             append_numbered: Loaded::new(&lua::APPEND_NUMBERED, strict),
             append_packed: Loaded::new(&lua::APPEND_PACKED, strict),
             settle_packed: Loaded::new(&lua::SETTLE_PACKED, strict),
-            skip_packed: Loaded::new(&lua::SKIP_PACKED, strict),
+            sweep_packed: Loaded::new(&lua::SWEEP_PACKED, strict),
+            create_packed: Loaded::new(&lua::CREATE_PACKED, strict),
             length_packed: Loaded::new(&lua::LENGTH_PACKED, strict),
+            missing_packed: Loaded::new(&lua::MISSING_PACKED, strict),
         }
     }
 }

@@ -3,10 +3,12 @@
 pub(crate) mod dead_letters;
 pub(crate) mod dead_trimming;
 pub(crate) mod dedup;
+pub(crate) mod deleted_packs;
 pub(crate) mod notes;
 pub(crate) mod packed;
 pub(crate) mod retention;
 pub(crate) mod seek;
+pub(crate) mod sweeping;
 pub(crate) mod trimming;
 pub(crate) mod unique;
 

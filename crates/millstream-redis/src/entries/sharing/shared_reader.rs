@@ -23,7 +23,7 @@ use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::entries::sharing::pages::{Read, not_connected, page};
 use crate::entries::sharing::plan::{Plan, StreamsRead};
-use crate::entries::unpacking::{add_notes, in_packs, is_pack, packs, replace_readable};
+use crate::entries::unpacking::{Readable, add_notes, in_packs, is_pack, packs, replace_readable};
 use crate::entries::weight::{add_weight, weight};
 use crate::stored::{note, settled};
 use millstream_core::pages::PageSizer;
@@ -285,8 +285,8 @@ impl StreamsReader {
         if packs.is_empty() {
             return Ok(());
         }
-        let Stream { key, held, settled, .. } = &self.streams[at];
-        let (key, held, settled) = (key.clone(), held.clone(), settled.clone());
+        let Stream { partition, key, held, settled, .. } = &self.streams[at];
+        let (partition, key, held, settled) = (*partition, key.clone(), held.clone(), settled.clone());
         // Also of packs that nobody was handed before: the group may begin inside of one, and which of its consumers reads
         // that one is not known.
         let (group, name) = (self.member.group.as_str(), Some(self.member.consumer.as_str()));
@@ -298,16 +298,16 @@ impl StreamsReader {
         let of_log = fetched.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
         let dictionaries = self.inner.dictionaries_for(&self.member.topic, of_log).await?;
         let entries = std::mem::take(&mut fetched.entries);
-        let (mut messages, unreadable) = replace_readable(entries, &dictionaries, bits);
+        let Readable { mut messages, done, unreadable } = replace_readable(entries, &dictionaries, bits);
+        let tp = self.member.partition(partition);
         if let Some((error, left)) = unreadable {
             // Others may be able to read what comes after it.
-            let stream = &mut self.streams[at];
-            stream.unreadable = true;
-            let partition = stream.partition;
-            let on = self.member.partition(partition);
+            self.streams[at].unreadable = true;
             RedisBackend { inner: self.inner.clone() }.leave(&self.member, partition, &left).await;
-            fetched.unreadable = Some(error.during(format_args!("read {key}")).at(&on));
+            fetched.unreadable = Some(error.during(format_args!("read {key}")).at(&tp));
         }
+        let right = ["consumer", self.member.consumer.as_str()];
+        self.inner.acknowledge_settled(right, &tp, &self.member.group, &done).await?;
         if noted {
             let notes = self.notes(&held, Source::Log, &in_packs(&messages)).await?;
             add_notes(&mut messages, notes);

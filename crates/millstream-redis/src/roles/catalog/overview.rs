@@ -15,6 +15,7 @@ use redis::{Pipeline, Value};
 
 use super::lag::{Trust, at_once};
 use super::snapshot::Ask;
+use super::stats::UNKNOWN;
 use super::{CHUNK, groups, parse_names, settings};
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
@@ -187,10 +188,16 @@ impl RedisBackend {
         let mut standings = standings.into_iter();
         for reading in readings {
             reading.standings = standings.by_ref().take(reading.partitions.len()).collect();
+            let logs = reading.partitions.iter().zip(&reading.standings);
+            let logs: Vec<_> = logs.filter_map(|(tp, it)| Some((tp, it.log().ok()?))).collect();
+            let mut missing = self.inner.missing_from(&logs, "").await?.into_iter();
             let state = |it: &Standing| {
-                it.log()
-                    .map(|log| LogState::new(log.length + log.more, log.first_message, log.last))
-                    .map_err(Clone::clone)
+                let log = it.log().map_err(Clone::clone)?;
+                let Some([missing, _]) = missing.next().flatten() else {
+                    return Err(Error::new(ErrorKind::Unsupported, UNKNOWN));
+                };
+                let length = log.length + log.more.saturating_sub(missing);
+                Ok(LogState::new(length, log.first_message, log.last))
             };
             reading.overview.logs = reading.standings.iter().map(state).collect();
             reading.overview.delayed = reading.standings.iter().map(|it| it.waiting.clone()).collect();

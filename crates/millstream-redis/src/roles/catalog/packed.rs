@@ -9,6 +9,8 @@ use crate::backend::Inner;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
+use crate::scripts::script;
+use crate::snapshots::look::Look;
 
 /// A pack, as the stream of packs has it.
 #[derive(Clone, Copy)]
@@ -29,9 +31,12 @@ struct Around {
 
 impl Around {
     /// Returns the messages beyond one an entry up to the id; `before` are those that had left the stream of packs, and `first` is the
-    /// first entry of the log.
-    fn more(&self, id: MessageId, before: u64, first: MessageId) -> u64 {
+    /// first entry of the log. `parts`: whether the messages up to the id count of a pack that holds it, and not all or none.
+    fn more(&self, id: MessageId, before: u64, first: MessageId, parts: bool) -> u64 {
         let more = self.up_to.map_or(before, |pack| pack.more);
+        if !parts {
+            return more;
+        }
         // Of the next pack, the first messages may be below the id.
         let next = self.above.filter(|pack| pack.id.ms == id.ms && pack.id > id && pack.id >= first);
         let behind = next.map(|pack| (pack.count, pack.id.seq - id.seq));
@@ -40,12 +45,14 @@ impl Around {
 }
 
 impl Inner {
-    /// Returns how many messages more than entries there are above one id, up to another.
+    /// Returns how many messages more than entries there are above one id, up to another. `parts`: whether of a pack that holds one of
+    /// these, the messages count that are there; otherwise the ids are those of entries.
     pub(super) async fn more_between(
         &self,
         tp: &TopicPartition,
         above: MessageId,
         up_to: MessageId,
+        parts: bool,
     ) -> Result<u64> {
         let (log, packs) = (self.keys.log(tp), self.keys.packs(tp));
         let mut pipe = Pipeline::with_capacity(1);
@@ -73,7 +80,77 @@ impl Inner {
         let before = oldest.map_or(0, |pack| (pack.more + 1).saturating_sub(pack.count));
         let low = Around { up_to: low_up_to, above: low_above };
         let high = Around { up_to: high_up_to, above: high_above };
-        Ok(high.more(up_to, before, first).saturating_sub(low.more(above, before, first)))
+        let more =
+            high.more(up_to, before, first, parts).saturating_sub(low.more(above, before, first, parts));
+        if more == 0 {
+            return Ok(0);
+        }
+        // Where too many packs may be missing to be looked at, as many as were seen.
+        let missing = self.missing_above(&[(tp, &[above, up_to])]).await?.pop().unwrap_or_default();
+        let missing = missing.above[0].saturating_sub(missing.above[1]);
+        Ok(more.saturating_sub(missing))
+    }
+}
+
+/// Messages beyond one an entry of packs that were deleted between others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Missing {
+    /// Whether all were counted: the others are too many to be looked at.
+    pub(crate) exact: bool,
+    /// Id of the log's first entry, when they were counted.
+    first: Option<MessageId>,
+    /// How many there are above two positions.
+    pub(crate) above: [u64; 2],
+}
+
+impl Inner {
+    /// Counts what is missing above two positions of each of these logs.
+    pub(crate) async fn missing_above(
+        &self,
+        asks: &[(&TopicPartition, &[MessageId; 2])],
+    ) -> Result<Vec<Missing>> {
+        let calls = asks.iter().map(|(tp, positions)| {
+            let call = self.scripts.missing_packed.call([&self.keys.log(tp), &self.keys.packs(tp)]);
+            positions.iter().fold(call, |call, position| call.arg(position.to_string()))
+        });
+        let answers = script::run(&self.pool, calls.collect()).await.into_iter().zip(asks);
+        let read = answers.map(|(answer, (tp, _))| {
+            let read = answer.and_then(|answer| {
+                let [exact, first, low, high] = reply::tuple(answer)?;
+                let first = if first == Value::Nil { None } else { Some(reply::id(first)?) };
+                let above = [reply::count(low)? as u64, reply::count(high)? as u64];
+                Ok(Missing { exact: reply::int(exact)? == 1, first, above })
+            });
+            read.map_err(|error| error.during(format_args!("count deleted packs of {tp}")).at(*tp))
+        });
+        read.collect()
+    }
+
+    /// Counts what is missing from each of these logs, and above the position of this group on it. `None` where it is not known: more
+    /// packs may be missing than can be looked at, or the log has lost its first entry since the snapshot.
+    pub(super) async fn missing_from(
+        &self,
+        logs: &[(&TopicPartition, &Look)],
+        group: &str,
+    ) -> Result<Vec<Option<[u64; 2]>>> {
+        // Nearly always none: no entry behind the first one was deleted by itself.
+        let whole = |look: &Look| look.more == 0 || look.deleted.is_none() || look.deleted < look.first;
+        let positions = |look: &Look| {
+            let below = look.first.unwrap_or_default().previous();
+            [below, look.group(group).map_or(below, |group| group.position)]
+        };
+        let holed: Vec<_> = logs.iter().filter(|(_, look)| !whole(look)).collect();
+        let positions: Vec<_> = holed.iter().map(|(_, look)| positions(look)).collect();
+        let asks: Vec<_> =
+            holed.iter().zip(&positions).map(|((tp, _), positions)| (*tp, positions)).collect();
+        let mut counted = self.missing_above(&asks).await?.into_iter();
+        let missing = logs.iter().map(|(_, look)| {
+            if whole(look) {
+                return Some([0, 0]);
+            }
+            counted.next().filter(|it| it.exact && it.first == look.first).map(|it| it.above)
+        });
+        Ok(missing.collect())
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use millstream_core::catalog::Pin;
 use millstream_core::error::Result;
+use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::name::GroupName;
 use millstream_core::topic::{TopicPartition, TopicSpec};
@@ -58,6 +60,7 @@ impl RedisBackend {
                 pipe.cmd("XINFO").arg("CONSUMERS").arg(log.as_str()).arg(pin.group.as_str());
             }
             let consumers = self.inner.pool.send(&pipe).await?;
+            let mut up_to = Vec::with_capacity(found.len());
             for ((((_, look, pin), walk), bytes), consumers) in
                 found.iter_mut().zip(walks).zip(bytes).zip(consumers)
             {
@@ -67,10 +70,31 @@ impl RedisBackend {
                 };
                 pin.bytes = bytes.checked_div(look.length).unwrap_or(0).saturating_mul(pin.entries);
                 pin.idle = idle(consumers)?;
+                up_to.push(if whole(look, pin) { look.last.unwrap_or_default() } else { walk.up_to() });
             }
+            self.count_messages(&mut found, &up_to).await?;
             pins.extend(found.into_iter().map(|(tp, _, pin)| (tp, pin)));
         }
         Ok(pins)
+    }
+
+    /// Counts messages in the place of the entries that stay, up to these ids.
+    async fn count_messages(
+        &self,
+        pins: &mut [(&TopicPartition, &Look, Pin)],
+        up_to: &[MessageId],
+    ) -> Result<()> {
+        let packed = pins.iter().zip(up_to).map(|((tp, _, pin), up_to)| async move {
+            if pin.entries == 0 || !self.inner.packings.is_packed(&tp.topic) {
+                return Ok(0);
+            }
+            self.inner.more_between(tp, pin.watermark.previous(), *up_to, false).await
+        });
+        let more = join_all(packed).await;
+        for ((.., pin), more) in pins.iter_mut().zip(more) {
+            pin.entries += more?;
+        }
+        Ok(())
     }
 }
 
@@ -95,7 +119,7 @@ fn whole(look: &Look, pin: &Pin) -> bool {
 }
 
 /// Returns the watermark of the second slowest group, at most the end of the log; the end if there is no such group.
-fn next(look: &Look) -> millstream_core::MessageId {
+fn next(look: &Look) -> MessageId {
     let end = look.last.unwrap_or_default().next();
     let mut marks: Vec<_> = look.groups.iter().map(GroupLook::watermark).collect();
     marks.sort_unstable();

@@ -69,7 +69,10 @@ impl RedisBackend {
             }
         }
         let lags = self.lags(&there, &mut looks, group.as_str(), trust).await?;
-        let mut counted = looks.into_iter().zip(lags);
+        let logs: Vec<_> = there.iter().zip(&looks).collect();
+        let missing = self.inner.missing_from(&logs, group.as_str()).await?;
+        let counted = looks.into_iter().zip(lags).zip(missing);
+        let mut counted = counted.map(|((look, lag), missing)| (look, lag, missing));
         let mut surveyed = Vec::with_capacity(partitions.len());
         for (tp, (look, rest)) in partitions.iter().zip(read) {
             let log = look.and_then(|_| counted.next().ok_or_else(|| unexpected("no snapshot")));
@@ -89,13 +92,17 @@ impl RedisBackend {
     }
 }
 
+/// Why the numbers of messages of a log are not known.
+pub(super) const UNKNOWN: &str =
+    "packs were deleted between others: its messages are counted again when it is trimmed past them";
+
 /// State of a partition, with the first error of a wrong type.
 pub(super) type Surveyed = (PartitionSurvey, Option<Error>);
 
 fn partition_survey(
     tp: &TopicPartition,
     group: &GroupName,
-    log: Result<(Look, Option<Lag>)>,
+    log: Result<(Look, Option<Lag>, Option<[u64; 2]>)>,
     rest: Rest,
 ) -> Result<Surveyed> {
     let mut unreadable = Unread { tp, group, all: Vec::new(), first: None };
@@ -105,8 +112,11 @@ fn partition_survey(
     let parked = unreadable.of(Structure::Parked, rest.parked)?.unwrap_or_default();
     let mut stats = PartitionStats::empty(tp.partition);
     (stats.lag, stats.appended) = (None, None);
-    if let Some((look, lag)) = unreadable.of(Structure::Log, log)? {
-        stats.length = look.length + look.more;
+    if let Some((look, lag, missing)) = unreadable.of(Structure::Log, log)? {
+        let known = missing.is_some();
+        let [missing, missing_unread] = missing.unwrap_or_default();
+        // Where they are not known: the least, of one message an entry.
+        stats.length = look.length + if known { look.more.saturating_sub(missing) } else { 0 };
         let ever = |removed| look.length + removed + look.more_ever;
         stats.appended = look.removed.map(ever).or((!look.exists).then_some(0));
         let stands = look.group(group.as_str());
@@ -123,9 +133,13 @@ fn partition_survey(
         // In messages: a group reads a pack as a whole.
         let more = stands.map_or(0, |group| group.more_unread);
         let lag = lag.map(|lag| match lag {
-            Lag::Exact(lag) => Lag::Exact(lag + more),
-            Lag::AtLeast(lag) => Lag::AtLeast(lag),
+            Lag::Exact(lag) if more == 0 => Lag::Exact(lag),
+            Lag::Exact(lag) if known => Lag::Exact(lag + more.saturating_sub(missing_unread)),
+            Lag::Exact(lag) | Lag::AtLeast(lag) => Lag::AtLeast(lag),
         });
+        if !known {
+            unreadable.all.push(Unreadable::new(Structure::Log, UNKNOWN));
+        }
         match lag {
             Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
             Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),

@@ -29,11 +29,11 @@ pub(crate) async fn packed() -> Bench {
     bench
 }
 
-fn receipts(entries: &[Entry]) -> Vec<Receipt> {
+pub(super) fn receipts(entries: &[Entry]) -> Vec<Receipt> {
     entries.iter().map(|entry| entry.receipt).collect()
 }
 
-async fn pending(bench: &mut Bench) -> i64 {
+pub(super) async fn pending(bench: &mut Bench) -> i64 {
     let (log, group) = (bench.log(), bench.group.clone());
     match bench.cmd(&format!("XPENDING {log} {group}")).await {
         Value::Array(summary) => match summary[0] {
@@ -302,4 +302,25 @@ async fn a_repair_makes_no_message_of_a_pack() {
     let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("read").items;
     let [letter] = &letters[..] else { panic!("{letters:?}") };
     assert_eq!((letter.reason.as_str(), letter.origin, letter.body.len()), ("orphan", appended[2], 0));
+}
+
+/// A group begins inside of a pack: it and what is noted for it come in one step, so an attempt that fails can be repeated.
+#[tokio::test]
+async fn a_group_that_begins_inside_of_a_pack_is_created_with_its_bits_or_not_at_all() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(10).await;
+    bench.group = "inside".parse().expect("a name");
+    let start = Start::After(appended[3]);
+    let (log, settled) = (bench.log(), bench.keys.settled(&bench.tp, &bench.group));
+    bench.cmd(&format!("SET {settled} broken")).await;
+    bench.backend.create_group(&bench.spec, &bench.group, start).await.expect_err("a key of another type");
+    let groups = bench.cmd(&format!("XINFO GROUPS {log}")).await.into_sequence().expect("a list");
+    assert_eq!(groups.len(), 1, "the other one");
+    bench.cmd(&format!("DEL {settled}")).await;
+    bench.backend.create_group(&bench.spec, &bench.group, start).await.expect("created");
+    bench.lease = grant(&bench.backend, &bench.tp, &bench.group, "inside").await;
+    assert_eq!(ids(&fetch(&mut bench.reader().await, 100).await), appended[4..]);
+    // Once more, while the pack is pending: it is only noted for a group that is new.
+    bench.backend.create_group(&bench.spec, &bench.group, Start::After(appended[8])).await.expect("there");
+    assert_eq!(ids(&fetch(&mut bench.reader().await, 100).await), appended[4..]);
 }

@@ -75,9 +75,11 @@ impl UnreadablePartitions {
             if all.is_empty() {
                 return;
             }
-            all.extract_if(.., |partition, known| partitions.contains(partition) && known.found < opened)
-                .map(|(_, known)| known)
-                .collect()
+            let is_gone = |(partition, known): &(&Partition, &Unreadable)| {
+                partitions.contains(partition) && known.found < opened
+            };
+            let gone: Vec<Partition> = all.iter().filter(is_gone).map(|(partition, _)| *partition).collect();
+            gone.iter().filter_map(|partition| all.remove(partition)).collect()
         };
         for Unreadable { monitor, .. } in gone {
             monitor.succeeded(&*context.observer);
