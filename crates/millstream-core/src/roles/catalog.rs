@@ -83,7 +83,7 @@ impl GroupCreated {
 pub struct PartitionStats {
     /// The partition.
     pub partition: Partition,
-    /// Number of entries in the log; the least where only that is known, as [`PartitionSurvey`] says.
+    /// Number of entries in the log; the most where only that is known, as [`PartitionSurvey`] says.
     pub length: u64,
     /// Number of entries that were ever appended to it, those included that have been dropped: the difference of two
     /// readings is what was appended in between. It starts over with a log that was deleted. `None` if the server keeps

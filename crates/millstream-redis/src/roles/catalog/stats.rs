@@ -115,8 +115,8 @@ fn partition_survey(
     if let Some((look, lag, missing)) = unreadable.of(Structure::Log, log)? {
         let known = missing.is_some();
         let [missing, missing_unread] = missing.unwrap_or_default();
-        // Where they are not known: the least, of one message an entry.
-        stats.length = look.length + if known { look.more.saturating_sub(missing) } else { 0 };
+        // Where they are not known, it is the most that there may be.
+        stats.length = look.length + look.more.saturating_sub(missing);
         let ever = |removed| look.length + removed + look.more_ever;
         stats.appended = look.removed.map(ever).or((!look.exists).then_some(0));
         let stands = look.group(group.as_str());
