@@ -232,7 +232,7 @@ if oldest and oldest < cut then
     -- Of the pack in which it would have begun to read, what is up to its position is noted as settled.
     local next_pack = newest and unread > 0 and redis.call('XRANGE', packs, group.read, '+', 'COUNT', 1)[1]
     if next_pack and wide(next_pack[1]) < left then
-      unread = unread - tonumber(next_pack[2][2]) + open_in(next_pack, group.name)
+      unread = math.max(unread - tonumber(next_pack[2][2]) + open_in(next_pack, group.name), 0)
     end
     if unread + pending > 0 then
       reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = group.name, unread, pending

@@ -95,9 +95,13 @@ async fn count_messages(
     let missing = inner.missing_above(&packed.iter().map(|tp| (*tp, &all)).collect::<Vec<_>>()).await?;
     for ((tp, length), missing) in packed.iter().zip(lengths).zip(missing) {
         let length = length.and_then(reply::count);
-        let length = length.map_err(|error| error.during(format_args!("usage of {tp}")))? as u64;
-        if let Some(log) = totals.get_mut(&(tp.partition, None, Structure::Log)) {
-            log.0 = length.saturating_sub(missing.above[0]);
+        let length = length.map_err(|error| error.during(format_args!("usage of {tp}")));
+        let Some(log) = totals.get_mut(&(tp.partition, None, Structure::Log)) else { continue };
+        match length {
+            Ok(length) => log.0 = (length as u64).saturating_sub(missing.above[0]),
+            // Something else in the place of what counts its packs hides no other structure.
+            Err(error) if error.kind() == ErrorKind::WrongType => log.2 = Some(error.to_string()),
+            Err(error) => return Err(error),
         }
     }
     Ok(())

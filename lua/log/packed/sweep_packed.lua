@@ -23,6 +23,10 @@ local any_settled, any_held = redis.call('HLEN', settled) > 0, redis.call('HLEN'
 if not any_settled and not any_held then
   return { 0, 0, 0 }
 end
+-- Without them, nobody knows which messages a pack has.
+if redis.call('TYPE', packs).ok ~= 'stream' then
+  return { 0, 0, 0 }
+end
 -- Without the group, nobody knows what its next position is: everything stays.
 local groups, position = redis.pcall('XINFO', 'GROUPS', log), nil
 if groups.err and not string.find(groups.err, 'no such key', 1, true) then
@@ -66,7 +70,11 @@ local function is_set(bits, place)
   return byte ~= nil and bit.band(byte, bit.lshift(1, place % 8)) ~= 0
 end
 local function all_set(bits, count)
-  for place = 0, count - 1 do
+  local whole = math.floor(count / 8)
+  if string.sub(bits, 1, whole) ~= string.rep('\255', whole) then
+    return false
+  end
+  for place = whole * 8, count - 1 do
     if not is_set(bits, place) then
       return false
     end

@@ -157,16 +157,18 @@ pub struct PartitionSurvey {
     /// The state. Figures of a structure that cannot be read are 0 or `None`; the methods of this type return them as
     /// unknown.
     pub stats: PartitionStats,
-    /// The structures that cannot be read, or whose messages cannot be counted: [`Log`](Structure::Log),
-    /// [`RetryLog`](Structure::RetryLog), [`Parked`](Structure::Parked) or [`DeadLetters`](Structure::DeadLetters).
+    /// The structures that cannot be read: [`Log`](Structure::Log), [`RetryLog`](Structure::RetryLog),
+    /// [`Parked`](Structure::Parked) or [`DeadLetters`](Structure::DeadLetters).
     pub unreadable: Vec<Unreadable>,
+    /// Whether the messages in the log can be counted. Where they cannot, [`PartitionStats::length`] is the most that there may be.
+    pub counts_log: bool,
 }
 
 impl PartitionSurvey {
     /// Creates the survey of a partition of which everything can be read.
     #[must_use]
     pub const fn new(stats: PartitionStats) -> Self {
-        Self { stats, unreadable: Vec::new() }
+        Self { stats, unreadable: Vec::new(), counts_log: true }
     }
 
     /// Whether a structure can be read.
@@ -179,10 +181,10 @@ impl PartitionSurvey {
         from.iter().all(|it| self.reads(*it)).then_some(figure)
     }
 
-    /// Returns the number of entries in the log; `None` if it cannot be read.
+    /// Returns the number of entries in the log; `None` if it cannot be read, or its messages cannot be counted.
     #[must_use]
     pub fn length(&self) -> Option<u64> {
-        self.known(self.stats.length, &[Structure::Log])
+        self.known(self.stats.length, &[Structure::Log]).filter(|_| self.counts_log)
     }
 
     /// Returns the number of entries handed out and not settled; `None` if log or retry log cannot be read.

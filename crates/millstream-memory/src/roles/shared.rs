@@ -208,6 +208,14 @@ impl Default for Phase {
     }
 }
 
+impl Phase {
+    /// Whether some of the pending entries were read, and the end of them was not seen yet.
+    fn has_begun(self) -> bool {
+        let begun = |ids: [MessageId; 2]| ids.iter().any(|id| *id > MessageId::ZERO);
+        matches!(self, Self::Pending { at, log, retry } if at > 0 || begun([log, retry]))
+    }
+}
+
 type Read = Vec<(Partition, Fetched)>;
 
 #[async_trait]
@@ -227,8 +235,10 @@ impl SharedReader for MemorySharedReader {
             // Created before the look, so that an entry that arrives right after it wakes this reader.
             let wakes: Vec<_> = self.places.iter().map(|place| place.wake.clone()).collect();
             let mut woken: Vec<Pin<Box<_>>> = wakes.iter().map(|wake| Box::pin(wake.notified())).collect();
+            let rewound = phase.has_begun();
             let read = self.look(&mut phase, max, &[])?;
-            if last_look || !read.is_empty() {
+            // What was pending takes room: the caller decides anew how many new entries it takes.
+            if last_look || !read.is_empty() || rewound {
                 self.phase = phase;
                 return Ok(read);
             }
@@ -271,6 +281,7 @@ impl MemorySharedReader {
                 *phase = Phase::default();
             }
         }
+        let rewound = phase.has_begun();
         let mut read = Read::new();
         let mut left = max;
         while let Phase::Pending { at, log, retry } = phase {
@@ -289,6 +300,9 @@ impl MemorySharedReader {
             return Ok(read);
         }
         *phase = Phase::New;
+        if rewound {
+            return Ok(read);
+        }
         for at in 0..self.places.len() {
             let place = &self.places[(self.turn + at) % self.places.len()];
             let number = place.topic_partition.partition;

@@ -16,7 +16,7 @@ use crate::conn::request::Digits;
 use crate::scripts::script::{self, Call};
 
 /// Maximum number of calls of the script `sweep_packed` in one sweep: each looks at 100 packs and 100 notes.
-const SWEEPS: usize = 100;
+const SWEEPS: usize = 10;
 
 /// A bit for each message of a pack, the lowest bit of a byte first. Missing bytes are 0.
 pub(crate) type Bits = Vec<u8>;
@@ -139,9 +139,13 @@ impl Inner {
         if packs.is_empty() {
             return Ok(());
         }
-        let mut call = self.begin_sweep(right, tp, group);
-        packs.iter().for_each(|id| call.push(Digits::id(*id).as_bytes()));
-        script::run_one(&self.messages, call).await.map(drop)
+        // The script takes no more at once.
+        for packs in packs.chunks(1_000) {
+            let mut call = self.begin_sweep(right, tp, group);
+            packs.iter().for_each(|id| call.push(Digits::id(*id).as_bytes()));
+            script::run_one(&self.messages, call).await?;
+        }
+        Ok(())
     }
 
     fn begin_sweep(&self, right: [&str; 2], tp: &TopicPartition, group: &GroupName) -> Call<'_> {

@@ -94,6 +94,12 @@ impl StreamsReader {
         if self.per_entry == 1 {
             return self.plan.told(ask, got);
         }
+        let is_full =
+            |(at, got): (&usize, &usize)| self.streams[*at].source == Source::Retry && *got >= ask.count;
+        if ask.streams.iter().zip(got).any(is_full) {
+            // There are more: the next read must not wait for one entry of any log.
+            self.plan.forget();
+        }
         let of_logs = ask.streams.iter().zip(got).filter(|(at, _)| self.streams[**at].source == Source::Log);
         let (streams, got): (Vec<usize>, Vec<usize>) = of_logs.map(|(at, got)| (at / 2, *got)).unzip();
         if !streams.is_empty() {

@@ -62,6 +62,8 @@ pub(crate) struct StreamsReader {
     stray: Option<Instant>,
     /// Whether the call that finds the end of the pending entries takes no new ones.
     apart: bool,
+    /// Whether something was pending when it started over.
+    rewound: bool,
     /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
     /// lost.
     busy: bool,
@@ -114,6 +116,7 @@ impl StreamsReader {
             taking: None,
             stray: None,
             apart: false,
+            rewound: false,
             busy: false,
         }
     }
@@ -139,10 +142,11 @@ impl StreamsReader {
             if matches!(self.stage, Stage::Pending(..)) {
                 let max = self.pages.count(max.div_ceil(self.per_entry));
                 if let Some(read) = self.pending(max).await? {
+                    self.rewound = true;
                     return Ok(read);
                 }
-                if self.apart && matches!(self.stage, Stage::New) {
-                    // The caller decides anew how many new entries it takes.
+                if matches!(self.stage, Stage::New) && (self.apart || self.rewound) {
+                    // The caller decides anew how many new entries it takes: what was pending takes room.
                     return Ok(Read::default());
                 }
                 continue;
@@ -202,7 +206,9 @@ impl StreamsReader {
         if stray {
             self.stray = None;
         }
-        self.stage = Stage::Pending(pending, MessageId::ZERO);
+        (self.stage, self.rewound) = (Stage::Pending(pending, MessageId::ZERO), false);
+        // What cannot be read shows again, if it is still there.
+        self.streams.iter_mut().for_each(|stream| stream.unreadable = false);
         self.plan.forget();
         Ok(())
     }

@@ -15,7 +15,6 @@ use redis::{Pipeline, Value};
 
 use super::lag::{Trust, at_once};
 use super::snapshot::Ask;
-use super::stats::UNKNOWN;
 use super::{CHUNK, groups, parse_names, settings};
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
@@ -51,6 +50,10 @@ struct Part {
     from: usize,
     to: usize,
 }
+
+/// Why the numbers of messages of a log are not known.
+const UNKNOWN: &str =
+    "packs were deleted between others: its messages are counted again when it is trimmed past them";
 
 impl RedisBackend {
     /// Reads the state of these topics.
@@ -193,7 +196,7 @@ impl RedisBackend {
             let mut missing = self.inner.missing_from(&logs, "").await?.into_iter();
             let state = |it: &Standing| {
                 let log = it.log().map_err(Clone::clone)?;
-                let Some([missing, _]) = missing.next().flatten() else {
+                let Some(missing) = missing.next().and_then(|holes| holes.length) else {
                     return Err(Error::new(ErrorKind::Unsupported, UNKNOWN));
                 };
                 let length = log.length + log.more.saturating_sub(missing);

@@ -29,6 +29,9 @@ struct Around {
     above: Option<Pack>,
 }
 
+/// Number of logs whose deleted packs are counted in one request.
+const TOGETHER: usize = 8;
+
 impl Around {
     /// Returns the messages beyond one an entry up to the id; `before` are those that had left the stream of packs, and `first` is the
     /// first entry of the log. `parts`: whether the messages up to the id count of a pack that holds it, and not all or none.
@@ -103,6 +106,16 @@ pub(crate) struct Missing {
     pub(crate) above: [u64; 2],
 }
 
+/// Messages beyond one an entry that are missing from a log, since their packs were deleted. `None` where that is not known: more packs may
+/// be missing than can be looked at, or the log has lost its first entry since the snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Holes {
+    /// In all of it.
+    pub(crate) length: Option<u64>,
+    /// Above the position of a group.
+    pub(crate) unread: Option<u64>,
+}
+
 impl Inner {
     /// Counts what is missing above two positions of each of these logs.
     pub(crate) async fn missing_above(
@@ -113,7 +126,13 @@ impl Inner {
             let call = self.scripts.missing_packed.call([&self.keys.log(tp), &self.keys.packs(tp)]);
             positions.iter().fold(call, |call, position| call.arg(position.to_string()))
         });
-        let answers = script::run(&self.pool, calls.collect()).await.into_iter().zip(asks);
+        // Some at a time: each copies up to 1 MiB, and the server would work on all of one pipeline without a break.
+        let (mut answers, calls) = (Vec::with_capacity(asks.len()), calls.collect::<Vec<_>>());
+        let mut calls = calls.into_iter().peekable();
+        while calls.peek().is_some() {
+            answers.extend(script::run(&self.pool, calls.by_ref().take(TOGETHER).collect()).await);
+        }
+        let answers = answers.into_iter().zip(asks);
         let read = answers.map(|(answer, (tp, _))| {
             let read = answer.and_then(|answer| {
                 let [exact, first, low, high] = reply::tuple(answer)?;
@@ -126,13 +145,12 @@ impl Inner {
         read.collect()
     }
 
-    /// Counts what is missing from each of these logs, and above the position of this group on it. `None` where it is not known: more
-    /// packs may be missing than can be looked at, or the log has lost its first entry since the snapshot.
+    /// Counts what is missing from each of these logs, and above the position of this group on it.
     pub(super) async fn missing_from(
         &self,
         logs: &[(&TopicPartition, &Look)],
         group: &str,
-    ) -> Result<Vec<Option<[u64; 2]>>> {
+    ) -> Result<Vec<Holes>> {
         // Nearly always none: no entry behind the first one was deleted by itself.
         let whole = |look: &Look| look.more == 0 || look.deleted.is_none() || look.deleted < look.first;
         let positions = |look: &Look| {
@@ -146,9 +164,13 @@ impl Inner {
         let mut counted = self.missing_above(&asks).await?.into_iter();
         let missing = logs.iter().map(|(_, look)| {
             if whole(look) {
-                return Some([0, 0]);
+                return Holes { length: Some(0), unread: Some(0) };
             }
-            counted.next().filter(|it| it.exact && it.first == look.first).map(|it| it.above)
+            let counted = counted.next().filter(|it| it.exact && it.first == look.first).map(|it| it.above);
+            // A group that has read beyond the last one that was deleted misses none, however many there are below.
+            let is_past = look.group(group).is_some_and(|group| Some(group.position) >= look.deleted);
+            let unread = if is_past { Some(0) } else { counted.map(|[_, unread]| unread) };
+            Holes { length: counted.map(|[length, _]| length), unread }
         });
         Ok(missing.collect())
     }

@@ -9,6 +9,7 @@ use redis::{Pipeline, Value};
 
 use super::CHUNK;
 use super::lag::{Lag, Trust};
+use super::packed::Holes;
 use super::snapshot::Ask;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
@@ -92,17 +93,13 @@ impl RedisBackend {
     }
 }
 
-/// Why the numbers of messages of a log are not known.
-pub(super) const UNKNOWN: &str =
-    "packs were deleted between others: its messages are counted again when it is trimmed past them";
-
 /// State of a partition, with the first error of a wrong type.
 pub(super) type Surveyed = (PartitionSurvey, Option<Error>);
 
 fn partition_survey(
     tp: &TopicPartition,
     group: &GroupName,
-    log: Result<(Look, Option<Lag>, Option<[u64; 2]>)>,
+    log: Result<(Look, Option<Lag>, Holes)>,
     rest: Rest,
 ) -> Result<Surveyed> {
     let mut unreadable = Unread { tp, group, all: Vec::new(), first: None };
@@ -112,11 +109,11 @@ fn partition_survey(
     let parked = unreadable.of(Structure::Parked, rest.parked)?.unwrap_or_default();
     let mut stats = PartitionStats::empty(tp.partition);
     (stats.lag, stats.appended) = (None, None);
-    if let Some((look, lag, missing)) = unreadable.of(Structure::Log, log)? {
-        let known = missing.is_some();
-        let [missing, missing_unread] = missing.unwrap_or_default();
+    let mut counts_log = true;
+    if let Some((look, lag, holes)) = unreadable.of(Structure::Log, log)? {
+        counts_log = holes.length.is_some();
         // Where they are not known, it is the most that there may be.
-        stats.length = look.length + look.more.saturating_sub(missing);
+        stats.length = look.length + look.more.saturating_sub(holes.length.unwrap_or_default());
         let ever = |removed| look.length + removed + look.more_ever;
         stats.appended = look.removed.map(ever).or((!look.exists).then_some(0));
         let stands = look.group(group.as_str());
@@ -134,12 +131,12 @@ fn partition_survey(
         let more = stands.map_or(0, |group| group.more_unread);
         let lag = lag.map(|lag| match lag {
             Lag::Exact(lag) if more == 0 => Lag::Exact(lag),
-            Lag::Exact(lag) if known => Lag::Exact(lag + more.saturating_sub(missing_unread)),
-            Lag::Exact(lag) | Lag::AtLeast(lag) => Lag::AtLeast(lag),
+            Lag::Exact(lag) => match holes.unread {
+                Some(missing) => Lag::Exact(lag + more.saturating_sub(missing)),
+                None => Lag::AtLeast(lag),
+            },
+            Lag::AtLeast(lag) => Lag::AtLeast(lag),
         });
-        if !known {
-            unreadable.all.push(Unreadable::new(Structure::Log, UNKNOWN));
-        }
         match lag {
             Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
             Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),
@@ -158,6 +155,7 @@ fn partition_survey(
     stats.retrying = parked + stats.due;
     stats.dead = unreadable.of(Structure::DeadLetters, rest.dead)?.unwrap_or_default();
     let mut survey = PartitionSurvey::new(stats);
+    survey.counts_log = counts_log;
     survey.unreadable = unreadable.all;
     Ok((survey, unreadable.first))
 }

@@ -215,7 +215,8 @@ async fn claim(
                 leases.end_claim(partition);
                 let more = next.is_some_and(|next| next.is_zero());
                 // It had a share, and the others may need none.
-                if others && more && came >= room.max(1) && started.elapsed() < context.period() {
+                let unread = sharer.unreadable.contains(partition);
+                if others && more && !unread && came >= room.max(1) && started.elapsed() < context.period() {
                     continue;
                 }
                 left.next();

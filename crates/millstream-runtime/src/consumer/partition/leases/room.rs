@@ -18,7 +18,7 @@ pub(in crate::consumer) struct Room {
     reads: Taken,
     claims: Taken,
     /// Number of entries of retry logs among those that were read.
-    retries: usize,
+    retries: BTreeMap<Partition, usize>,
     silent: BTreeSet<Partition>,
     /// The partitions that are read; `None` for all.
     open: Option<BTreeSet<Partition>>,
@@ -138,7 +138,9 @@ impl Room {
 
     /// Counts a message that is held.
     pub(in crate::consumer) fn hold(&mut self, claimed: bool, partition: Partition, receipt: &Receipt) {
-        self.retries += usize::from(!claimed && receipt.source == Source::Retry);
+        if !claimed && receipt.source == Source::Retry {
+            *self.retries.entry(partition).or_default() += 1;
+        }
         match receipt.pack {
             Some(_) => self.of(claimed).add_packed(partition, receipt.entry()),
             None => self.of(claimed).add(partition, 1),
@@ -147,7 +149,12 @@ impl Room {
 
     /// Counts it no more.
     pub(in crate::consumer) fn release(&mut self, claimed: bool, partition: Partition, receipt: &Receipt) {
-        self.retries -= usize::from(!claimed && receipt.source == Source::Retry);
+        if !claimed
+            && receipt.source == Source::Retry
+            && let Some(held) = self.retries.get_mut(&partition)
+        {
+            *held = held.saturating_sub(1);
+        }
         match receipt.pack {
             Some(_) => self.of(claimed).remove_packed(partition, receipt.entry()),
             None => self.of(claimed).remove(partition, 1, 1),
@@ -182,8 +189,15 @@ impl Room {
         if full.len() < partitions.len() && limit.saturating_sub(counted.weight) >= *heaviest {
             return Some((*heaviest, full));
         }
-        // Retries come one by one, so they can always be read.
-        let retries = heaviest.saturating_sub(self.retries);
+        // Retries come one by one, so they can always be read. Those of partitions that are not read, or whose server gives no answer,
+        // may stay for long.
+        let counts = |partition: &Partition| {
+            self.open.as_ref().is_none_or(|open| open.contains(partition))
+                && !(others && self.silent.contains(partition))
+        };
+        let held: usize =
+            self.retries.iter().filter(|(partition, _)| counts(partition)).map(|(_, held)| held).sum();
+        let retries = heaviest.saturating_sub(held);
         (retries > 0).then(|| (retries, partitions.to_vec()))
     }
 
