@@ -301,7 +301,7 @@ impl TopicChange {
 
     /// Changes how the messages of a [packed](Topic::packed) topic are packed. Running producers apply it when they
     /// [refresh](crate::Catalog::topic) their copy of the topic; consumers read what was packed before and after, if they were built
-    /// with the compression: others stop. A topic that is not packed cannot become so, nor the other way round: its clients count, settle and
+    /// with the compression: others wait at the first pack that they cannot read. A topic that is not packed cannot become so, nor the other way round: its clients count, settle and
     /// trim otherwise.
     pub const fn packing(mut self, packing: Packing) -> Self {
         self.packing = Some(packing);

@@ -26,7 +26,7 @@ const DICTIONARY_MAGIC: [u8; 4] = 0xEC30_A437_u32.to_le_bytes();
 pub struct DictionaryName {
     /// Its version in the topic, from 1: a later one is newer.
     pub version: u32,
-    /// The id in its header, which zstd makes of its contents; never 0.
+    /// The id in its header, a hash of its contents; never 0.
     pub id: u32,
 }
 

@@ -133,7 +133,7 @@ pub(crate) fn replace_packs(
 pub(crate) struct Readable {
     /// The messages.
     pub(crate) messages: Vec<Entry>,
-    /// Packs of which nothing is left to settle.
+    /// Packs whose messages are all settled.
     pub(crate) done: Vec<MessageId>,
     /// Packs that this client cannot read, and the error of the first one.
     pub(crate) unreadable: Option<(Error, Vec<Receipt>)>,

@@ -55,8 +55,8 @@ pub struct ProducerConfig {
     pub on_full: OnFull,
     /// Size limits of a message.
     pub limits: Limits,
-    /// Interval at which the metadata of the topic is read: the number of partitions, the bound, and whether the
-    /// topic exists. A topic that was lost with the data is restored; to a topic that was deleted nothing more is
+    /// Interval at which the metadata of the topic is read: the number of partitions, the bound, the packing with its
+    /// dictionary, and whether the topic exists. A topic that was lost with the data is restored; to a topic that was deleted nothing more is
     /// sent. `None` means never. Default: 60 s.
     pub refresh: Option<Duration>,
     /// Chooses the partition of messages that do not name one. Default: [`ByKey`].

@@ -477,10 +477,15 @@ impl<T> ProducerBuilder<T> {
     }
 }
 
+/// Whether a stored topic has the settings that a program asks for. What the backend sets is not asked for.
+fn is_as_asked(asked: &TopicSpec, stored: &TopicSpec) -> bool {
+    let same = asked.clone().with_generation(stored.generation).with_earlier(stored.earlier.clone());
+    same.with_dictionary(stored.dictionary) == *stored
+}
+
 /// Logs a warning if the stored topic, which is used, differs from the one in the program.
 pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
-    let same = asked.clone().with_generation(stored.generation).with_earlier(stored.earlier.clone());
-    if same != *stored {
+    if !is_as_asked(asked, stored) {
         tracing::warn!(
             topic = %stored.name,
             asked_partitions = asked.partitions,
@@ -504,5 +509,22 @@ impl<T: std::marker::Sync> IntoFuture for ProducerBuilder<T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.build())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_core::Retention;
+    use millstream_core::packing::DictionaryName;
+
+    use super::*;
+
+    #[test]
+    fn what_the_backend_sets_is_no_other_setting() {
+        let asked = TopicSpec::new("orders".parse().expect("a name"), 2).expect("valid");
+        let stored = asked.clone().with_generation(7).with_earlier(vec![1]);
+        let stored = stored.with_dictionary(Some(DictionaryName { version: 1, id: 9 }));
+        assert!(is_as_asked(&asked, &stored));
+        assert!(!is_as_asked(&asked, &stored.with_retention(Retention::Keep)));
     }
 }

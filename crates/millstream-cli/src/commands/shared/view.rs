@@ -73,6 +73,7 @@ pub(in crate::commands) struct PackingView {
     compression: String,
     /// The least number of messages for which a pack is made.
     min_messages: usize,
+    /// The largest number of messages in a pack.
     max_messages: usize,
     /// The size at which a pack takes no further message, before compression.
     max_bytes: usize,

@@ -29,7 +29,7 @@ pub(super) struct Create {
     /// older than that; `age:7d` and `length:1000000` even if they were not read; `keep` never
     #[arg(long, value_name = "RETENTION", value_parser = parse::retention, default_value = "consumed")]
     retention: Retention,
-    /// Maximum number of entries in the log of a partition; producers wait or fail beyond it. Default: no bound
+    /// Maximum number of messages in the log of a partition; producers wait or fail beyond it. Default: no bound
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_length: Option<u64>,
     /// Which dead letters of a group are dropped: `age:30d` those that are older, `length:100000` those that have as many
@@ -151,7 +151,7 @@ pub(super) struct Alter {
     /// When entries leave the log; see `topic create`
     #[arg(long, value_name = "RETENTION", value_parser = parse::retention)]
     retention: Option<Retention>,
-    /// Maximum number of entries in the log of a partition
+    /// Maximum number of messages in the log of a partition
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "no_max_length")]
     max_length: Option<u64>,
     /// Removes the bound
@@ -163,7 +163,8 @@ pub(super) struct Alter {
     /// Compression of packs; only of a topic that is packed
     #[arg(long, value_enum, value_name = "COMPRESSION")]
     packed: Option<Compression>,
-    /// Least number of messages for which a pack is made; see `topic create`. Default: as before
+    /// Least number of messages for which a pack is made; see `topic create`. Default: as before. From 1 to another compression than
+    /// `zstd-dictionary`, name it
     #[arg(long, value_name = "N", requires = "packed")]
     packed_min: Option<u32>,
     #[command(flatten)]

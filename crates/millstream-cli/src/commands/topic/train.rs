@@ -16,8 +16,8 @@ use crate::{human, output};
 ///
 /// The newest messages of its logs are read; four in five train the dictionary, and the others are packed with and without it.
 /// It is stored if that makes the smallest packs that the topic allows 2 % smaller than now, and running producers use it within a
-/// minute. Dictionaries stay until the topic is deleted: entries that were packed with them need them. The topic has to be created
-/// with `--packed zstd-dictionary`.
+/// minute. Dictionaries stay until the topic is deleted: entries that were packed with them need them. The topic has to be packed
+/// with `zstd-dictionary`: see `topic create` and `topic alter`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic train orders --dry-run

@@ -55,6 +55,7 @@ impl RedisBackend {
     /// Stores settings if there are none, and returns the stored ones.
     pub(super) async fn store_topic(&self, spec: &TopicSpec, mode: Mode) -> Result<TopicSpec> {
         spec.check()?;
+        spec.packing.iter().try_for_each(|packing| built(&spec.name, *packing))?;
         let keys = &self.inner.keys;
         let (meta, deleted) = (keys.topic_meta(&spec.name), keys.topic_deleted(&spec.name));
         // All in one script, so that no reader sees half of the settings.
