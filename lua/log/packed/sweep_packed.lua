@@ -24,7 +24,8 @@ if not any_settled and not any_held then
   return { 0, 0, 0 }
 end
 -- Without them, nobody knows which messages a pack has.
-if redis.call('TYPE', packs).ok ~= 'stream' then
+local known = redis.pcall('XLEN', packs)
+if known == 0 or type(known) == 'table' then
   return { 0, 0, 0 }
 end
 -- Without the group, nobody knows what its next position is: everything stays.
