@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use millstream_core::backend::Backend;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -105,7 +105,12 @@ impl RedisBackend {
     /// [not wanted](RedisConfig::on_risk), [`ErrorKind::Unavailable`] if the server cannot be reached,
     /// [`ErrorKind::Denied`] if it refuses the credentials, [`ErrorKind::Unsupported`] if it is older than 7.0, or a node
     /// of a cluster with several nodes while the URL names one server.
-    pub async fn connect(config: RedisConfig) -> Result<Self> {
+    pub fn connect(config: RedisConfig) -> BoxFuture<'static, Result<Self>> {
+        // A future of its own type would be compiled in the crate that awaits it, with all that it calls.
+        Box::pin(Self::connected(config))
+    }
+
+    async fn connected(config: RedisConfig) -> Result<Self> {
         let servers = Arc::new(Servers::new(&config)?);
         let limit = config.response_timeout;
         let messages = |dial: &Arc<Dial>| Ok(Shared::new(dial.clone(), "messages"));
@@ -160,8 +165,8 @@ impl RedisBackend {
     ///
     /// # Errors
     /// Transient ones.
-    pub async fn risks(&self) -> Result<Vec<Risk>> {
-        self.inner.risks().await
+    pub fn risks(&self) -> BoxFuture<'_, Result<Vec<Risk>>> {
+        Box::pin(self.inner.risks())
     }
 }
 

@@ -153,16 +153,17 @@ impl Millstream {
         Ok(DelayedMessages::new(self.backend.clone(), topic))
     }
 
-    /// Returns the recurring messages of `topic`: messages that are sent repeatedly, by a cron pattern or at a fixed
-    /// rate. Consumers of the topic fire them, each occurrence once. Creates the topic if it does not exist, as a
+    /// Returns the recurring messages of `topic`: messages that are sent repeatedly, at a fixed rate or, with the feature `cron`, by a
+    /// cron pattern. Consumers of the topic fire them, each occurrence once. Creates the topic if it does not exist, as a
     /// producer does.
     ///
     /// ```
+    /// # use std::time::Duration;
     /// # use millstream::{Millstream, Topic};
     /// const REPORTS: Topic<String> = Topic::new("reports").partitions(8);
     /// # async fn example(mq: Millstream) -> millstream::Result<()> {
     /// let recurring = mq.recurring(&REPORTS).await?;
-    /// recurring.id("daily").cron("0 9 * * *", "Europe/Zurich").payload(&"sales".to_owned()).key("eu").await?;
+    /// recurring.id("hourly").every(Duration::from_secs(3_600)).payload(&"sales".to_owned()).key("eu").await?;
     /// # Ok(()) }
     /// ```
     ///
@@ -512,6 +513,10 @@ impl Builder {
     /// Those of [`Millstream::connect`]; [`ErrorKind::InvalidName`] for a bad namespace;
     /// [`ErrorKind::InvalidConfig`] for a setting out of its range.
     pub async fn connect(self) -> Result<Millstream> {
+        self.into_future().await
+    }
+
+    async fn connected(self) -> Result<Millstream> {
         let namespace = self.namespace.clone().map(Namespace::new).transpose()?;
         let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
         let backend = match scheme {
@@ -583,7 +588,8 @@ impl IntoFuture for Builder {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Millstream>> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.connect())
+        // Boxed here, so that it is compiled in this crate and not in each that awaits it.
+        Box::pin(self.connected())
     }
 }
 

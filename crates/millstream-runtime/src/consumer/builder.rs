@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::{
@@ -32,7 +33,8 @@ pub struct ConsumerBuilder<T: 'static> {
     topic: Topic<T>,
     group: String,
     config: ConsumerConfig,
-    check: Option<Arc<CheckCall<T>>>,
+    /// Puts the check around a handler. Code for it is made only where there is one.
+    check: Option<Box<dyn FnOnce(Handler) -> Handler + Send + Sync>>,
     observer: Arc<dyn Observer>,
     upkeep: Vec<Arc<dyn Upkeep>>,
     /// Further topics, each with its handler.
@@ -150,7 +152,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Fut: Future + Send + 'static,
         Fut::Output: IntoCheck,
     {
-        self.check = Some(Arc::new(move |delivery| check(delivery).map(IntoCheck::into_check).boxed()));
+        let codec = self.topic.codec();
+        let check: Arc<CheckCall<T>> =
+            Arc::new(move |delivery| check(delivery).map(IntoCheck::into_check).boxed());
+        self.check = Some(Box::new(move |handler| check::wrap(handler, codec, check)));
         self
     }
 
@@ -306,70 +311,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     /// Starts the consumer with a handler of any kind.
-    pub(in crate::consumer) async fn launch(mut self, handler: Handler) -> Result<Consumer> {
-        let mut problems = Problems::new("consumer");
-        if let Handler::Batch(config, _) = &handler {
-            config.check(&mut problems);
-            if !self.layers.is_empty() {
-                let why = "layers are for handlers of single messages, not of batches";
-                let _: Option<()> = problems.take(Err(Error::new(ErrorKind::InvalidConfig, why)));
-            }
-        }
-        let spec = problems.take(self.topic.spec());
-        let group = problems.take(GroupName::new(&self.group));
-        self.config.check(&mut problems);
-        if let Some(idempotent) = &self.config.idempotent {
-            let topics = spec.iter().chain(self.also.iter().map(|(spec, _)| spec));
-            idempotent.check(&*self.config.retry, topics, &mut problems);
-        }
-        for problem in std::mem::take(&mut self.problems) {
-            let _: Option<()> = problems.take(Err(problem));
-        }
-        problems.finish()?;
-        let (Some(spec), Some(group)) = (spec, group) else {
-            return Err(Error::new(ErrorKind::InvalidConfig, "invalid consumer"));
-        };
-
-        let handler = match self.check.take() {
-            Some(check) => check::wrap(handler, self.topic.codec(), check),
-            None => handler,
-        };
-        let mut routes = vec![(spec, handler)];
-        routes.append(&mut self.also);
-        let layers = std::mem::take(&mut self.layers);
-        let routes = routes.into_iter().map(|(spec, handler)| (spec, handler.within(&layers))).collect();
-        self.subscribe(group, routes).await
-    }
-
-    async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, Handler)>) -> Result<Consumer> {
-        if self.config.sharing == Sharing::Shared {
-            self.backend.require(Capability::Shared)?;
-        }
-        if self.config.idempotent.is_some() {
-            self.backend.require(Capability::Idempotency)?;
-        }
-        let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
-        let mut subscriptions = Vec::with_capacity(routes.len());
-        for (spec, handler) in routes {
-            let topic = context.backend.catalog().create_topic(&spec).await?;
-            warn_if_other(&spec, &topic);
-            check_stored(&context, &topic)?;
-            join(&context, &topic).await?;
-            let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
-            let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
-            let settings = Arc::new(TopicSettings::new(context.backend.clone(), &topic));
-            upkeep.push(Arc::new(Trimmer::new(settings.clone())));
-            upkeep.push(Arc::new(DeadLetterTrimmer::new(settings)));
-            let (handler, markers) = match &context.config.idempotent {
-                Some(settings) => {
-                    let markers = MarkerTable::default();
-                    (guard::wrap(handler, settings, &context, &topic.name, &markers)?, Some(markers))
-                }
-                None => (handler, None),
-            };
-            subscriptions.push((Subscription::new(context.clone(), topic, handler, upkeep), markers));
-        }
-        Ok(Consumer::spawn(context, subscriptions))
+    pub(in crate::consumer) fn launch(self, handler: Handler) -> BoxFuture<'static, Result<Consumer>> {
+        let Self { backend, topic, group, config, check, observer, upkeep, also, layers, problems } = self;
+        let parts = Parts { backend, group, config, check, observer, upkeep, also, layers, problems };
+        parts.start(topic.spec(), handler)
     }
 
     /// Runs the consumer until `shutdown` is ready, then shuts it down.
@@ -408,6 +353,91 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Fut::Output: IntoOutcome,
     {
         self.run_until(std::future::pending(), handler).await
+    }
+}
+
+/// What a builder has, without the type of the payload: starting is compiled once, here, and not in the crates of users.
+struct Parts {
+    backend: Backend,
+    group: String,
+    config: ConsumerConfig,
+    check: Option<Box<dyn FnOnce(Handler) -> Handler + Send + Sync>>,
+    observer: Arc<dyn Observer>,
+    upkeep: Vec<Arc<dyn Upkeep>>,
+    also: Vec<(TopicSpec, Handler)>,
+    layers: Vec<Arc<dyn Layer>>,
+    problems: Vec<Error>,
+}
+
+impl Parts {
+    fn start(self, spec: Result<TopicSpec>, handler: Handler) -> BoxFuture<'static, Result<Consumer>> {
+        Box::pin(self.started(spec, handler))
+    }
+
+    async fn started(mut self, spec: Result<TopicSpec>, handler: Handler) -> Result<Consumer> {
+        let mut problems = Problems::new("consumer");
+        if let Handler::Batch(config, _) = &handler {
+            config.check(&mut problems);
+            if !self.layers.is_empty() {
+                let why = "layers are for handlers of single messages, not of batches";
+                let _: Option<()> = problems.take(Err(Error::new(ErrorKind::InvalidConfig, why)));
+            }
+        }
+        let spec = problems.take(spec);
+        let group = problems.take(GroupName::new(&self.group));
+        self.config.check(&mut problems);
+        if let Some(idempotent) = &self.config.idempotent {
+            let topics = spec.iter().chain(self.also.iter().map(|(spec, _)| spec));
+            idempotent.check(&*self.config.retry, topics, &mut problems);
+        }
+        for problem in std::mem::take(&mut self.problems) {
+            let _: Option<()> = problems.take(Err(problem));
+        }
+        problems.finish()?;
+        let (Some(spec), Some(group)) = (spec, group) else {
+            return Err(Error::new(ErrorKind::InvalidConfig, "invalid consumer"));
+        };
+
+        let handler = match self.check.take() {
+            Some(wrap) => wrap(handler),
+            None => handler,
+        };
+        let mut routes = vec![(spec, handler)];
+        routes.append(&mut self.also);
+        let layers = std::mem::take(&mut self.layers);
+        let routes = routes.into_iter().map(|(spec, handler)| (spec, handler.within(&layers))).collect();
+        self.subscribe(group, routes).await
+    }
+
+    async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, Handler)>) -> Result<Consumer> {
+        if self.config.sharing == Sharing::Shared {
+            self.backend.require(Capability::Shared)?;
+        }
+        if self.config.idempotent.is_some() {
+            self.backend.require(Capability::Idempotency)?;
+        }
+        let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
+        let mut subscriptions = Vec::with_capacity(routes.len());
+        for (spec, handler) in routes {
+            let topic = context.backend.catalog().create_topic(&spec).await?;
+            warn_if_other(&spec, &topic);
+            check_stored(&context, &topic)?;
+            join(&context, &topic).await?;
+            let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
+            let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
+            let settings = Arc::new(TopicSettings::new(context.backend.clone(), &topic));
+            upkeep.push(Arc::new(Trimmer::new(settings.clone())));
+            upkeep.push(Arc::new(DeadLetterTrimmer::new(settings)));
+            let (handler, markers) = match &context.config.idempotent {
+                Some(settings) => {
+                    let markers = MarkerTable::default();
+                    (guard::wrap(handler, settings, &context, &topic.name, &markers)?, Some(markers))
+                }
+                None => (handler, None),
+            };
+            subscriptions.push((Subscription::new(context.clone(), topic, handler, upkeep), markers));
+        }
+        Ok(Consumer::spawn(context, subscriptions))
     }
 }
 

@@ -4,12 +4,13 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId};
+use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
 use millstream_core::{Error, ErrorKind, Partition, Result, Timestamp};
 use uuid::Uuid;
 
-use super::Producer;
+use super::layers::Encoded;
 use super::record::{Record, SendFuture};
+use super::{Inner, Producer};
 
 /// Value to be sent with a delay: `Record::new(&reminder).key("k").delay(Duration::from_secs(60))`.
 #[derive(Debug)]
@@ -206,9 +207,17 @@ impl<'a, T: Sync> IntoFuture for SendDelayed<'a, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         let encoded = self.producer.encode_delayed(self.record);
-        let inner = &self.producer.inner;
-        let (batcher, layers) = (inner.delayed.clone(), inner.layers.clone());
-        let (limits, limit) = (inner.config.limits, self.limit);
+        self.producer.inner.send_delayed(encoded, self.limit)
+    }
+}
+
+impl Inner {
+    fn send_delayed(
+        &self,
+        encoded: Result<Encoded<Scheduling>>,
+        limit: Option<Duration>,
+    ) -> BoxFuture<'static, Result<Delayed>> {
+        let (batcher, layers, limits) = (self.delayed.clone(), self.layers.clone(), self.config.limits);
         Box::pin(async move {
             let encoded = encoded?;
             let (partition, id) = (encoded.partition, encoded.message.id.clone());

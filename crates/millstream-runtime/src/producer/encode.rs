@@ -1,15 +1,17 @@
 //! Encodes values, calls the layers, and chooses partitions.
 
-use millstream_core::Durability;
+use std::num::NonZeroU32;
+
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
 use millstream_core::panics::{Panicked, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
+use millstream_core::{Durability, Envelope, Partition};
 
 use super::layers::{Encoded, Unfinished};
-use super::{DelayedRecord, Producer, Record};
+use super::{DelayedRecord, Inner, Producer, Record};
 
 impl<T> Producer<T> {
     /// Encodes a record with a dedup id.
@@ -66,25 +68,41 @@ impl<T> Producer<T> {
         let inner = &*self.inner;
         let count = inner.partitions.open(&inner.topic)?;
         let mut envelope = record.envelope;
-        envelope.payload = encode(self.codec, record.value).inspect_err(|error| {
-            if let Some(panicked) = Panicked::within(error) {
-                inner.observer.observe(&panicked.event());
-            }
-        })?;
+        envelope.payload = encode(self.codec, record.value).inspect_err(|error| inner.report(error))?;
         self.name_type(&mut envelope)?;
-        let next = inner.layers.apply(&mut envelope)?;
-        if next.is_none() {
-            envelope.check(&inner.config.limits)?;
+        inner.placed(envelope, record.partition, without_key, count)
+    }
+}
+
+// What does not depend on the type of the payload is compiled once, here, and not in the crates of users.
+impl Inner {
+    fn report(&self, error: &Error) {
+        if let Some(panicked) = Panicked::within(error) {
+            self.observer.observe(&panicked.event());
         }
-        let partition = match record.partition {
+    }
+
+    /// Calls the layers, and chooses the partition.
+    fn placed(
+        &self,
+        mut envelope: Envelope,
+        partition: Option<Partition>,
+        without_key: Option<&[u8]>,
+        count: NonZeroU32,
+    ) -> Result<Encoded<Append>> {
+        let next = self.layers.apply(&mut envelope)?;
+        if next.is_none() {
+            envelope.check(&self.config.limits)?;
+        }
+        let partition = match partition {
             Some(partition) => partition,
-            None => inner.partition_of(envelope.key.as_deref().or(without_key), count)?,
+            None => self.partition_of(envelope.key.as_deref().or(without_key), count)?,
         };
         if partition.0 >= count.get() {
             let why = format!("partition {partition} of a topic with {count}");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        let topic_partition = TopicPartition { topic: inner.topic.clone(), partition };
+        let topic_partition = TopicPartition { topic: self.topic.clone(), partition };
         Ok(match next {
             None => Encoded {
                 message: Append { topic_partition, fields: wire::encode(&envelope) },

@@ -422,9 +422,31 @@ impl<T> ProducerBuilder<T> {
     /// [`ErrorKind::InvalidConfig`], which lists every problem; [`ErrorKind::Unsupported`] for a topic with a bound on a
     /// backend that does not know the lengths of logs; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
-    pub async fn build(mut self) -> Result<Producer<T>> {
+    pub async fn build(self) -> Result<Producer<T>> {
+        let codec = self.topic.codec();
+        let Self { backend, topic, config, layers, observer } = self;
+        let parts = Parts { backend, spec: topic.spec(), config, layers, observer };
+        Ok(Producer { inner: parts.start().await?, codec, kind: None })
+    }
+}
+
+/// What a builder has, without the type of the payload: starting is compiled once, here, and not in the crates of users.
+struct Parts {
+    backend: Backend,
+    spec: Result<TopicSpec>,
+    config: ProducerConfig,
+    layers: Layers,
+    observer: Arc<dyn Observer>,
+}
+
+impl Parts {
+    fn start(self) -> BoxFuture<'static, Result<Arc<Inner>>> {
+        Box::pin(self.started())
+    }
+
+    async fn started(mut self) -> Result<Arc<Inner>> {
         let mut problems = Problems::new("producer");
-        let spec = problems.take(self.topic.spec());
+        let spec = problems.take(self.spec);
         self.config.check(&mut problems);
         problems.finish()?;
         let Some(spec) = spec else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid topic")) };
@@ -473,7 +495,7 @@ impl<T> ProducerBuilder<T> {
             dedup: Arc::new(dedup),
             delayed: Arc::new(delayed),
         };
-        Ok(Producer { inner: Arc::new(inner), codec: self.topic.codec(), kind: None })
+        Ok(Arc::new(inner))
     }
 }
 

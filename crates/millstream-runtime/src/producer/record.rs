@@ -7,11 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::codec::Json;
-use millstream_core::log::Deduplicated;
+use millstream_core::log::{Append, DedupAppend, Deduplicated, UniqueAppend};
 use millstream_core::{Codec, Durability, Envelope, Error, ErrorKind, MessageId, Partition, Result};
 
-use super::Producer;
 use super::dedup::unnumbered;
+use super::layers::Encoded;
+use super::{Inner, Producer};
 
 /// Header that names the type of a message, in a topic with several: that of [`Producer::typed`] and
 /// [`Router`](crate::Router).
@@ -285,36 +286,68 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     type IntoFuture = BoxFuture<'a, Result<Sent>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        // Encoded here and not in the future, so that the future holds neither value nor codec.
-        let durability = self.producer.durability_of(&self.record);
-        let way = self.producer.way_of(&self.record);
-        let inner = &self.producer.inner;
-        let (sends, layers) = (inner.dedup.clone(), inner.layers.clone());
-        let (limits, limit) = (inner.config.limits, self.limit);
-        if way == Way::Id {
-            let encoded = self.producer.encode_dedup(self.record);
-            return Box::pin(async move {
-                let batcher = sends.by_id(durability)?;
-                Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
-            });
+        // Encoded here and not in the future, so that the future holds neither value nor codec, and is compiled once for all payloads.
+        let Self { producer, record, limit } = self;
+        let durability = producer.durability_of(&record);
+        let inner = &producer.inner;
+        match producer.way_of(&record) {
+            Way::Id => inner.send_dedup(producer.encode_dedup(record), durability, limit),
+            Way::Unique => inner.send_unique(producer.encode_unique(record), durability, limit),
+            Way::Number => inner.send_numbered(producer.encode(record), durability, limit),
+            Way::Plain => inner.send_plain(producer.encode(record), durability, limit),
         }
-        if way == Way::Unique {
-            let encoded = self.producer.encode_unique(self.record);
-            return Box::pin(async move {
-                let batcher = sends.by_unique(durability)?;
-                Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
-            });
-        }
-        let encoded = self.producer.encode(self.record);
-        if way == Way::Number {
-            return Box::pin(async move {
-                let encoded = encoded?.map(unnumbered);
-                let partition = encoded.partition;
-                let id = encoded.send(layers, limits, sends.by_number(durability)?, limit).await?;
-                Ok(Sent { partition, id, is_duplicate: false })
-            });
-        }
-        let appends = inner.appends.clone();
+    }
+}
+
+impl Inner {
+    fn send_dedup(
+        &self,
+        encoded: Result<Encoded<DedupAppend>>,
+        durability: Durability,
+        limit: Option<Duration>,
+    ) -> BoxFuture<'static, Result<Sent>> {
+        let (sends, layers, limits) = (self.dedup.clone(), self.layers.clone(), self.config.limits);
+        Box::pin(async move {
+            let batcher = sends.by_id(durability)?;
+            Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
+        })
+    }
+
+    fn send_unique(
+        &self,
+        encoded: Result<Encoded<UniqueAppend>>,
+        durability: Durability,
+        limit: Option<Duration>,
+    ) -> BoxFuture<'static, Result<Sent>> {
+        let (sends, layers, limits) = (self.dedup.clone(), self.layers.clone(), self.config.limits);
+        Box::pin(async move {
+            let batcher = sends.by_unique(durability)?;
+            Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
+        })
+    }
+
+    fn send_numbered(
+        &self,
+        encoded: Result<Encoded<Append>>,
+        durability: Durability,
+        limit: Option<Duration>,
+    ) -> BoxFuture<'static, Result<Sent>> {
+        let (sends, layers, limits) = (self.dedup.clone(), self.layers.clone(), self.config.limits);
+        Box::pin(async move {
+            let encoded = encoded?.map(unnumbered);
+            let partition = encoded.partition;
+            let id = encoded.send(layers, limits, sends.by_number(durability)?, limit).await?;
+            Ok(Sent { partition, id, is_duplicate: false })
+        })
+    }
+
+    fn send_plain(
+        &self,
+        encoded: Result<Encoded<Append>>,
+        durability: Durability,
+        limit: Option<Duration>,
+    ) -> BoxFuture<'static, Result<Sent>> {
+        let (appends, layers, limits) = (self.appends.clone(), self.layers.clone(), self.config.limits);
         Box::pin(async move {
             let encoded = encoded?;
             let partition = encoded.partition;
@@ -360,7 +393,15 @@ impl<T> Producer<T> {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the message has such a header, which would count in its place, or the type is empty.
     pub(super) fn name_type(&self, envelope: &mut Envelope) -> Result<()> {
-        let Some(kind) = &self.kind else { return Ok(()) };
+        match &self.kind {
+            Some(kind) => self.inner.name_type(kind, envelope),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Inner {
+    fn name_type(&self, kind: &str, envelope: &mut Envelope) -> Result<()> {
         if kind.is_empty() || envelope.headers.get(TYPE_HEADER).is_some() {
             let why = match kind.is_empty() {
                 true => "the type of a message is empty".to_owned(),
@@ -368,7 +409,7 @@ impl<T> Producer<T> {
                     format!("the producer sets the header {TYPE_HEADER:?}, and the message has one already")
                 }
             };
-            return Err(Error::new(ErrorKind::InvalidConfig, why).at(&self.inner.topic));
+            return Err(Error::new(ErrorKind::InvalidConfig, why).at(&self.topic));
         }
         envelope.headers.append(TYPE_HEADER, Bytes::copy_from_slice(kind.as_bytes()));
         Ok(())
