@@ -19,12 +19,13 @@ use super::{Home, Recur, RecurringEntry, Spread};
 /// queries all partitions concurrently, so it finds the message at any of them.
 ///
 /// ```
+/// # use std::time::Duration;
 /// # use millstream_core::{Backend, Result, Topic, TopicSpec};
 /// # use millstream_delay::{Missed, RecurringMessages};
 /// # async fn example(backend: Backend, reports: Topic<String>, stored: TopicSpec) -> Result<()> {
 /// let recurring = RecurringMessages::new(backend, stored, reports.codec());
 /// let report = "sales".to_owned();
-/// recurring.id("daily").cron("0 9 * * *", "Europe/Zurich").missed(Missed::Once).payload(&report).key("eu").await?;
+/// recurring.id("daily").every(Duration::from_secs(86_400)).missed(Missed::Once).payload(&report).key("eu").await?;
 /// recurring.id("daily").pause().await?;
 /// # Ok(()) }
 /// ```
