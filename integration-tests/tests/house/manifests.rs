@@ -16,7 +16,9 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
     let all_but =
         |names: &[&str]| Some(ours.iter().filter(|one| !names.contains(&one.as_str())).cloned().collect());
     match name {
-        CORE | "millstream-lua" | "xtask" => these(&[]),
+        // Those of the examples are dev-dependencies.
+        CORE | "millstream-lua" | "xtask" | "examples" | "examples-backend" | "examples-metrics"
+        | "examples-sql" | "examples-web" => these(&[]),
         "millstream-redis" => these(&[CORE, "millstream-lua", "millstream-packing"]),
         "millstream-delay" | "millstream-runtime" | "millstream-lock" | "millstream-sql" => {
             these(&[CORE, "millstream-loops"])

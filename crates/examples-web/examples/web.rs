@@ -1,9 +1,9 @@
 //! A web service that enqueues: `POST /orders` stores an order and answers, and a consumer elsewhere bills it.
 //!
 //! ```sh
-//! cargo run --example web                                        # starts, sends itself requests and SIGTERM, checks the result
-//! cargo run --example web -- --url redis://127.0.0.1             # the same on Redis
-//! cargo run --example web -- --listen 127.0.0.1:8080             # stays until SIGTERM or Ctrl-C
+//! cargo run -p examples-web --example web                                        # starts, sends itself requests and SIGTERM, checks the result
+//! cargo run -p examples-web --example web -- --url redis://127.0.0.1             # the same on Redis
+//! cargo run -p examples-web --example web -- --listen 127.0.0.1:8080             # stays until SIGTERM or Ctrl-C
 //! curl -i localhost:8080/orders -H 'content-type: application/json' -d '{"number":7,"customer":"ada","cents":1200}'
 //! ```
 

@@ -2,9 +2,9 @@
 //! over HTTP, and an orderly end by SIGTERM or Ctrl-C.
 //!
 //! ```sh
-//! cargo run --features metrics --example worker                               # sends itself messages and SIGTERM, checks the result
-//! cargo run --features metrics --example worker -- --url redis://127.0.0.1    # the same on Redis
-//! cargo run --features metrics --example worker -- --url redis://127.0.0.1 --listen 127.0.0.1:9464   # stays until SIGTERM or Ctrl-C
+//! cargo run -p examples-metrics --example worker                               # sends itself messages and SIGTERM, checks the result
+//! cargo run -p examples-metrics --example worker -- --url redis://127.0.0.1    # the same on Redis
+//! cargo run -p examples-metrics --example worker -- --url redis://127.0.0.1 --listen 127.0.0.1:9464   # stays until SIGTERM or Ctrl-C
 //! echo '{"to":"ada","subject":"hello"}' | millstream produce mails --key ada    # work for it
 //! curl localhost:9464/readyz; curl localhost:9464/metrics; curl localhost:9464/lag/mails/mailer
 //! ```

@@ -2,7 +2,7 @@
 //! a consumer bills each order once.
 //!
 //! ```sh
-//! DATABASE_URL=postgres://user@localhost/shop REDIS_URL=redis://localhost cargo run --features sql --example outbox
+//! DATABASE_URL=postgres://user@localhost/shop REDIS_URL=redis://localhost cargo run -p examples-sql --example outbox
 //! ```
 //!
 //! Without `REDIS_URL` the queue is in memory. Without `DATABASE_URL` the database is SQLite, in a file that is removed.

@@ -1,8 +1,8 @@
 //! A backend of one's own: it keeps a copy of every message that is stored, and passes everything else on to another backend.
 //!
 //! ```sh
-//! cargo run --example backend
-//! cargo run --example backend -- --url redis://127.0.0.1
+//! cargo run -p examples-backend --example backend
+//! cargo run -p examples-backend --example backend -- --url redis://127.0.0.1
 //! ```
 //!
 //! It has the five required roles, each with its required operations. A backend on another store implements the same ones. The

@@ -2,8 +2,8 @@
 //! transaction.
 //!
 //! ```sh
-//! cargo run --features sql --example transfer
-//! cargo run --features sql --example transfer -- --url redis://127.0.0.1
+//! cargo run -p examples-sql --example transfer
+//! cargo run -p examples-sql --example transfer -- --url redis://127.0.0.1
 //! ```
 //!
 //! Everything that doubles messages happens here: each transfer is sent twice, as by a client that repeats its request; attempts fail

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
-use millstream::{DeadLetter, Durability, Exponential, Millstream, Reason, Topic};
+use millstream::{DeadLetter, Durability, Event, Exponential, Millstream, Reason, Topic};
 
 use board::Board;
 use events::Departure;
@@ -72,19 +72,13 @@ fn options() -> Result<Options> {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
-        )
-        .with_writer(std::io::stderr)
-        .init();
     let options = options()?;
     let departures = events::read(options.path.as_deref())?;
     let cancelled: BTreeSet<usize> =
         departures.iter().filter(|departure| departure.is_cancelled()).map(|departure| departure.n).collect();
     println!("{} departures, {} of them cancelled", departures.len(), cancelled.len());
 
-    let mq = Millstream::connect(&options.url).await.context("connecting")?;
+    let mq = Millstream::connect(&options.url).await.context("connecting")?.with_observer(complain);
     // A topic of its own for every run, so that runs on one server do not meet.
     let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
     let flights =
@@ -103,7 +97,7 @@ async fn main() -> Result<()> {
         })
         .await?;
 
-    let mut progress = Progress::new(departures.len() as u64);
+    let mut progress = Progress::new(departures.len());
     let started = Instant::now();
     let producer = mq.producer(flights.clone()).durability(options.durability).await?;
     let repeated = send::send(&producer, &departures, options.durability, &board, &mut progress).await?;
@@ -139,6 +133,15 @@ async fn main() -> Result<()> {
     ensure!(board.violations() == 0, "{} departures came out of order", board.violations());
     ensure!(queue.count().await? == 0, "dead letters are left");
     Ok(())
+}
+
+/// Says what fails, and that it works again. A service logs it with `tracing`, or counts it.
+fn complain(event: &Event<'_>) {
+    match event {
+        Event::Failing { operation, error, .. } => eprintln!("{operation} failed: {error}"),
+        Event::Recovered { operation, .. } => eprintln!("{operation} works again"),
+        _ => {}
+    }
 }
 
 /// Waits until every departure is on the board or among the dead.
