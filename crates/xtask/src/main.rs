@@ -4,6 +4,7 @@ mod api;
 mod beside;
 mod check;
 mod install;
+mod junit;
 mod matrix;
 mod needs;
 mod package;

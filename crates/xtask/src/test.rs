@@ -1,16 +1,21 @@
 //! Runs the tests and doctests on servers of their own, and counts.
 
 use std::num::NonZero;
-use std::{env, thread};
+use std::path::PathBuf;
+use std::{env, fs, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cluster::Cluster;
 use crate::install::ensure_all;
+use crate::junit::{cases, slowest};
 use crate::needs::{Need, filtersets, parse_without, tests_of};
 use crate::postgres::Postgres;
 use crate::run::{cargo, in_ci, root};
 use crate::server::Server;
+
+/// How many of the slowest tests are named.
+const SLOWEST: usize = 20;
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,6 +125,8 @@ pub(crate) fn run_with(options: &Options<'_>, mut started: impl FnMut() + Send) 
     tests.extend(filter);
     doctests.extend(filter);
 
+    // That of an earlier run is none of this one.
+    let _ = fs::remove_file(report());
     let mut totals = Totals::default();
     let mut broken = Vec::new();
     for (args, nextest) in [(tests, true), (doctests, false)] {
@@ -139,6 +146,7 @@ pub(crate) fn run_with(options: &Options<'_>, mut started: impl FnMut() + Send) 
     }
     drop((server, cluster, postgres));
 
+    print!("\n{}", slowest(cases(&fs::read_to_string(report()).unwrap_or_default()), SLOWEST));
     let Totals { passed, failed } = totals;
     let mut result = format!("{passed} passed, {failed} failed");
     if !without.is_empty() {
@@ -166,6 +174,12 @@ fn tests_that_match(filterset: &str, filter: Option<&str>) -> Result<Vec<String>
     args.extend(filter);
     let listed = cargo(args).output().context("`cargo nextest list` failed")?;
     Ok(listed.lines().map(plain).filter(|line| !line.trim().is_empty()).collect())
+}
+
+/// Where nextest writes its report, as `nextest.toml` names it.
+fn report() -> PathBuf {
+    // Below the root, wherever the target folder is.
+    root().join("target/nextest/default/junit.xml")
 }
 
 /// Whether cargo has built the tests, and says that it runs the first ones now.
