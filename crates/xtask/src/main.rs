@@ -8,6 +8,7 @@ mod junit;
 mod matrix;
 mod needs;
 mod package;
+mod quick;
 mod run;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
 #[allow(dead_code, unreachable_pub)]
@@ -38,6 +39,8 @@ use crate::test::Options;
 const EXAMPLES: [&str; 3] = ["test", "--workspace", "--no-run"];
 
 const HELP: &str = "\
+cargo xtask quick [crate]  the fast path: tests that need no server, of the crates with changed files and of the named
+                           one, and the format; says what it did not run
 cargo xtask test [filter] [--without names] [--install]
                            look for all that the tests need, start servers, run the tests and doctests; list what is
                            missing and how to get it, and stop. --without redis8,npm leaves out the tests that need
@@ -76,6 +79,8 @@ fn dispatch(args: &[&str]) -> Result<()> {
             println!("{}", test::run(&Options::parse(args)?)?);
             Ok(())
         }
+        ["quick"] => quick::run(None),
+        ["quick", named] => quick::run(Some(named)),
         ["servers"] => servers::run(),
         ["newer"] => {
             println!("{}", matrix::newer()?);

@@ -168,6 +168,13 @@ pub(crate) static NEEDS: [Need; 11] = [
 const BROWSER: &str =
     "package(millstream-dashboard) & test(/(^|::)on_(redis|cluster)::(live|pages|work)::|(^|::)browser::/)";
 
+impl Need {
+    /// Whether there are tests that can be run without it.
+    pub(crate) fn can_be_left_out(&self) -> bool {
+        !self.tests.is_empty()
+    }
+}
+
 /// What there is, and what is missing.
 #[derive(Default)]
 pub(crate) struct Looked {
@@ -211,7 +218,7 @@ pub(crate) fn parse_without(list: &str) -> Anyhow<Vec<&'static Need>> {
             bail!("--without knows no {name:?}; it knows {}", optional().join(", "));
         };
         ensure!(
-            !need.tests.is_empty(),
+            need.can_be_left_out(),
             "nothing runs without {name}; `cargo xtask quick` runs tests that need no server. --without knows {}",
             optional().join(", ")
         );
@@ -225,7 +232,7 @@ pub(crate) fn parse_without(list: &str) -> Anyhow<Vec<&'static Need>> {
 
 /// The names that can be left out.
 fn optional() -> Vec<&'static str> {
-    NEEDS.iter().filter(|need| !need.tests.is_empty()).map(|need| need.name).collect()
+    NEEDS.iter().filter(|need| need.can_be_left_out()).map(|need| need.name).collect()
 }
 
 /// The filterset of all tests that need one of these.
@@ -235,7 +242,7 @@ pub(crate) fn tests_of(needs: &[&Need]) -> String {
 
 /// The filterset of each row that can be left out.
 pub(crate) fn filtersets() -> impl Iterator<Item = (&'static str, &'static str)> {
-    NEEDS.iter().filter(|need| !need.tests.is_empty()).map(|need| (need.name, need.tests))
+    NEEDS.iter().filter(|need| need.can_be_left_out()).map(|need| (need.name, need.tests))
 }
 
 /// What is missing and how to get it: a line for each thing, a command for each system.
@@ -263,7 +270,7 @@ pub(crate) fn list(missing: &[(&Need, String)], without: &[&Need]) -> String {
         let _ = writeln!(text, "  {:<16}{}", need.name, need.get.or);
     }
     text.push('\n');
-    let required = missing.iter().any(|(need, _)| need.tests.is_empty());
+    let required = missing.iter().any(|(need, _)| !need.can_be_left_out());
     if required {
         text += "Tests that need no server: cargo xtask quick CRATE";
     } else {
