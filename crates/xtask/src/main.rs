@@ -23,6 +23,7 @@ mod server;
 mod servers;
 mod steps;
 mod test;
+mod weigh;
 
 use std::env;
 use std::process::ExitCode;
@@ -50,7 +51,10 @@ cargo xtask test --matrix [--row name] [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
                            user with few rights, and print a table; or the rows whose name contains this one
 cargo xtask check          formatting, clippy, few features, documentation: all without warnings; the public API is
-                           that of docs/api
+                           that of docs/api; no count of weigh is over its limit
+cargo xtask weigh [filter] [--times]
+                           count crates and test binaries beside the limits of crates/xtask/budget.txt; with --times
+                           also build what users build, from nothing, which takes many minutes
 cargo xtask api            accept the present public API: rewrite docs/api
 cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey
@@ -88,6 +92,7 @@ fn dispatch(args: &[&str]) -> Result<()> {
         }
         ["check"] => steps::run(&check::STEPS),
         ["api"] => api::run(true),
+        ["weigh", args @ ..] => weigh::run(args),
         ["package"] => package::run(),
         ["ci"] => ci(),
         ["lock"] => cargo(["test", "-p", "millstream-lua"]).env("UPDATE_LOCK", "1").run(),

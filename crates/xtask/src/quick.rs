@@ -30,8 +30,8 @@ const WITHOUT_SERVER: [&str; 13] = [
 const WITH_SERVER: &str = "test(/^(tests|proxy::tests)::/)";
 
 /// A member of the workspace.
-struct Member {
-    name: String,
+pub(crate) struct Member {
+    pub(crate) name: String,
     /// Its folder, from the root.
     folder: String,
 }
@@ -120,7 +120,7 @@ fn changed_files() -> Result<Vec<String>> {
 }
 
 /// All members of the workspace, as the root manifest lists them.
-fn members() -> Result<Vec<Member>> {
+pub(crate) fn members() -> Result<Vec<Member>> {
     let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
     let folders = member_folders(&manifest);
     ensure!(!folders.is_empty(), "the root manifest has no members");
@@ -137,7 +137,7 @@ fn members() -> Result<Vec<Member>> {
 
 /// The folders in `members = […]`.
 fn member_folders(manifest: &str) -> Vec<&str> {
-    let list = manifest.split_once("members = [").and_then(|(_, rest)| rest.split_once(']'));
+    let list = manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split_once(']'));
     let lines = list.map_or("", |(list, _)| list).lines();
     let lines = lines.filter(|line| !line.trim().starts_with('#'));
     lines.flat_map(|line| line.split('"').skip(1).step_by(2)).collect()
