@@ -85,23 +85,23 @@ pub(crate) static NEEDS: [Need; 11] = [
     },
     Need {
         name: "netfilter",
-        what: "the programs nft and ip, and the right to make a network in which packets are dropped",
-        look: || works("nft", &["-V"]).and(works("ip", &["-V"])).and(may("--net", "make a network")),
+        what: "the programs nft and ip, with which packets are dropped",
+        look: || works("nft", &["-V"]).and(works("ip", &["-V"])),
         get: Get {
             apt: &["nftables", "iproute2"],
             dnf: &["nftables", "iproute"],
-            or: "Linux alone has them; the right to use them: as root",
+            or: "Linux alone has them; they may be in /usr/sbin",
             ..NOWHERE
         },
         tests: "package(integration-tests) & test(/(^|::)(topology::packets|equipment::network)::/)",
     },
     Need {
-        name: "disks",
-        what: "the right to mount a small disk",
-        look: || may("--mount", "mount a disk"),
-        get: Get { or: "as root, on Linux", ..NOWHERE },
-        tests: "package(integration-tests) & test(/(^|::)(fault_rows::disk::|topologies::(standalone|valkey)_\
-            |mistakes::[a-z_]+_is_found$)/)",
+        name: "root",
+        what: "the right to make a network and to mount a small disk",
+        look: || may("--net", "make a network").and(may("--mount", "mount a disk")),
+        get: Get { or: "run the tests as root, on Linux", ..NOWHERE },
+        tests: "package(integration-tests) & test(/(^|::)(topology::packets::|equipment::network::|fault_rows::disk::\
+            |topologies::(standalone|valkey)_|mistakes::[a-z_]+_is_found$)/)",
     },
     Need {
         name: "prometheus",
@@ -247,7 +247,8 @@ pub(crate) fn filtersets() -> impl Iterator<Item = (&'static str, &'static str)>
 
 /// What is missing and how to get it: a line for each thing, a command for each system.
 pub(crate) fn list(missing: &[(&Need, String)], without: &[&Need]) -> String {
-    let mut text = "the tests need what is not here:\n\n".to_owned();
+    let names: Vec<_> = missing.iter().map(|(need, _)| need.name).collect();
+    let mut text = format!("the tests need what is not here: {}\n\n", names.join(", "));
     for (need, wrong) in missing {
         let _ = writeln!(text, "  {:<11}{}: {wrong}", need.name, need.what);
     }
@@ -388,14 +389,14 @@ mod tests {
     fn the_list_says_what_is_missing_and_how_to_get_it() {
         let row = |name: &str| NEEDS.iter().find(|need| need.name == name).unwrap();
         let missing = [(row("postgres"), "not there".to_owned()), (row("npm"), "not there".to_owned())];
-        let text = list(&missing, &[row("disks")]);
+        let text = list(&missing, &[row("root")]);
         for line in [
             "  postgres   PostgreSQL 13 or newer: the programs postgres and initdb: not there",
             "  Debian, Ubuntu  sudo apt-get install postgresql npm",
             "  Fedora          sudo dnf install postgresql-server nodejs-npm",
             "  macOS           brew install postgresql@17 node",
             "  postgres        name the folder with postgres and initdb in POSTGRES_BIN",
-            "Without it: cargo xtask test --without disks,postgres,npm",
+            "Without it: cargo xtask test --without root,postgres,npm",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
