@@ -5,12 +5,15 @@ use anyhow::Result;
 use crate::api;
 use crate::run::cargo;
 use crate::steps::{Step, quiet};
+use crate::weigh;
 
-/// Formatting, lints, features, documentation with the public API.
-pub(crate) const STEPS: [Step; 4] = [
+/// Formatting, lints, features, documentation with the public API, and counts of crates and test binaries.
+pub(crate) const STEPS: [Step; 5] = [
     Step { name: "format", run: || quiet(cargo(["fmt", "--all", "--check"]).run()) },
     Step { name: "clippy", run: || quiet(cargo(CLIPPY).run()) },
     Step { name: "features", run: || quiet(FEATURES.iter().try_for_each(|args| few_features(args))) },
+    // Before what takes long: it takes a second.
+    Step { name: "weight", run: || quiet(weigh::run(&[])) },
     Step { name: "docs", run: || quiet(api::run(false)) },
 ];
 

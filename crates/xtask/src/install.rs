@@ -1,128 +1,87 @@
-//! Makes sure that there are a `redis-server`, a PostgreSQL, packet filters, `promtool`, Python and a browser for the tests.
+//! Installs what the tests need: in CI as it is, elsewhere only if it is told to.
 
-use std::env;
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::postgres::find_programs;
-use crate::run::program;
-
-/// The oldest server that can run the scripts.
-const NEEDED: (u32, u32) = (7, 0);
+use crate::needs::{Looked, Need, list, look};
+use crate::run::{cargo, in_ci, program};
 
 /// Keeps a package that is being installed from starting its service, which would take its usual port.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// The path of a `redis-server` that is new enough: what `REDIS_SERVER` names, or the one on the search path, or one
-/// that is installed now.
-pub(crate) fn ensure_server() -> Result<String> {
-    if let Some(path) = env::var_os("REDIS_SERVER") {
-        let path = path.into_string().ok().context("REDIS_SERVER is not valid UTF-8")?;
-        let version = version(&path).with_context(|| format!("REDIS_SERVER={path} does not run"))?;
-        return accept(path, version);
-    }
-    let path = "redis-server".to_owned();
-    if version(&path).is_none() {
-        let otherwise = "redis-server 7.0 or newer is missing. Install it (Debian, Ubuntu: `apt-get install redis-server`), \
-                         name one in REDIS_SERVER, or run this as root on Debian";
-        install("redis-server", otherwise)?;
-    }
-    let version = version(&path).context("redis-server does not run")?;
-    accept(path, version)
+/// What to do about missing things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Install,
+    Ask,
+    Stop,
 }
 
-/// The folder with `postgres` and `initdb`, which are installed now if they are missing.
-pub(crate) fn ensure_postgres() -> Result<String> {
-    if find_programs().is_none() {
-        let otherwise = "PostgreSQL 13 or newer is missing. Install it (Debian, Ubuntu: `apt-get install postgresql`), name \
-                         the folder with postgres and initdb in POSTGRES_BIN, or run this as root on Debian";
-        install("postgresql", otherwise)?;
+/// Looks for all that the tests need, and gets what is missing if that may be done. An error lists what is missing then.
+pub(crate) fn ensure_all(without: &[&'static Need], told: bool) -> Result<Looked> {
+    let mut looked = look(without);
+    if looked.missing.is_empty() {
+        return Ok(looked);
     }
-    let found = find_programs().context("postgres and initdb are in no known folder")?;
-    let found =
-        found.into_os_string().into_string().ok().context("the folder of PostgreSQL is not valid UTF-8")?;
-    println!("PostgreSQL in {found}");
-    Ok(found)
-}
-
-/// Makes sure that tests can have a network of their own that drops packets.
-pub(crate) fn ensure_packet_filters() -> Result<()> {
-    for (package, command) in [("nftables", "nft"), ("iproute2", "ip")] {
-        if !program(command, ["-V"]).works() {
-            let otherwise = format!(
-                "{command} is missing, which the tests use to drop packets in a network of their own. Install it (Debian, Ubuntu: \
-                 `apt-get install {package}`), or run this as root on Debian"
-            );
-            install(package, &otherwise)?;
+    let packages = names(&looked, |need| need.get.apt);
+    let crates = names(&looked, |need| need.get.cargo);
+    let can = crates.len() + packages.len() > 0 && (packages.is_empty() || is_root_with_apt());
+    let asked = match answer(in_ci(), told, io::stdin().is_terminal(), can) {
+        Answer::Install => true,
+        Answer::Ask => ask(&packages, &crates)?,
+        Answer::Stop => false,
+    };
+    if asked {
+        if !packages.is_empty() {
+            install(&packages)?;
         }
-    }
-    Ok(())
-}
-
-/// Makes sure that the alerts can be evaluated.
-pub(crate) fn ensure_promtool() -> Result<()> {
-    if program("promtool", ["--version"]).works() {
-        return Ok(());
-    }
-    let otherwise = "promtool is missing, which evaluates the alerts. Install it (Debian, Ubuntu: `apt-get install prometheus`), \
-                     or run this as root on Debian";
-    install("prometheus", otherwise)
-}
-
-/// Makes sure that the script of the wire format runs.
-pub(crate) fn ensure_python() -> Result<()> {
-    if program("python3", ["--version"]).works() {
-        return Ok(());
-    }
-    let otherwise = "python3 is missing, which runs the script of the wire format. Install it (Debian, Ubuntu: `apt-get install \
-                     python3`), or run this as root on Debian";
-    install("python3", otherwise)
-}
-
-/// Makes sure that the dashboard can be tried in a browser, and `npm` can fetch what finds inaccessible pages.
-pub(crate) fn ensure_browser() -> Result<()> {
-    for (package, command) in [("chromium", "chromium"), ("npm", "npm")] {
-        if !program(command, ["--version"]).works() {
-            let otherwise = format!(
-                "{command} is missing, with which the tests look at the dashboard. Install it (Debian, Ubuntu: `apt-get install \
-                 {package}`), or run this as root on Debian"
-            );
-            install(package, &otherwise)?;
+        if !crates.is_empty() {
+            cargo(["install", "--locked"].into_iter().chain(crates)).run()?;
         }
+        looked = look(without);
     }
-    Ok(())
+    if !looked.missing.is_empty() {
+        bail!("{}", list(&looked.missing, without));
+    }
+    Ok(looked)
 }
 
-fn accept(path: String, version: (u32, u32)) -> Result<String> {
-    let ((major, minor), (needed_major, needed_minor)) = (version, NEEDED);
-    ensure!(
-        version >= NEEDED,
-        "{path} is version {major}.{minor}, but {needed_major}.{needed_minor} is needed: \
-         install a newer redis-server, or name one in REDIS_SERVER"
-    );
-    println!("{path} {major}.{minor}");
-    Ok(path)
+/// Never into a system that is not CI, unless somebody says so. What cannot be installed from here is listed.
+fn answer(in_ci: bool, told: bool, terminal: bool, can: bool) -> Answer {
+    match (can, in_ci || told, terminal) {
+        (true, true, _) => Answer::Install,
+        (true, false, true) => Answer::Ask,
+        (false, ..) | (true, false, false) => Answer::Stop,
+    }
 }
 
-fn version(path: &str) -> Option<(u32, u32)> {
-    parse_version(&program(path, ["--version"]).output()?)
+fn names(looked: &Looked, of: fn(&Need) -> &'static [&'static str]) -> Vec<&'static str> {
+    looked.missing.iter().flat_map(|(need, _)| of(need)).copied().collect()
 }
 
-/// From `Redis server v=7.0.15 sha=…`; Valkey writes the same.
-fn parse_version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_whitespace().find_map(|word| word.strip_prefix("v="))?.split('.');
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-fn install(package: &str, otherwise: &str) -> Result<()> {
+fn is_root_with_apt() -> bool {
     let root = program("id", ["-u"]).output().is_some_and(|id| id.trim() == "0");
-    if !root || !program("apt-get", ["--version"]).works() {
-        bail!("{otherwise}");
-    }
-    println!("{package} is missing: installing it");
+    root && program("apt-get", ["--version"]).works()
+}
+
+fn ask(packages: &[&str], crates: &[&str]) -> Result<bool> {
+    print!("install {}? [y/N] ", [packages, crates].concat().join(", "));
+    io::stdout().flush()?;
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    Ok(is_yes(&line))
+}
+
+fn is_yes(line: &str) -> bool {
+    ["y", "yes"].contains(&line.trim().to_lowercase().as_str())
+}
+
+/// Installs packages of Debian, after an update of their list.
+fn install(packages: &[&str]) -> Result<()> {
+    println!("installing {}", packages.join(", "));
     // Never change a policy that is there.
     let is_ours = match OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
         Ok(mut file) => {
@@ -138,8 +97,8 @@ fn install(package: &str, otherwise: &str) -> Result<()> {
         let args = ["-qq", "-o", "Acquire::Retries=3"].iter().chain(args).copied();
         program("apt-get", args).env("DEBIAN_FRONTEND", "noninteractive").run()
     };
-    let installed =
-        apt(&["update"]).and_then(|()| apt(&["install", "-y", "--no-install-recommends", package]));
+    let all = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    let installed = apt(&["update"]).and_then(|()| apt(&all));
     if is_ours {
         // Services that somebody installs later are to start.
         fs::remove_file(POLICY).context(POLICY)?;
@@ -149,12 +108,28 @@ fn install(package: &str, otherwise: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_version;
+    use super::{Answer, answer, is_yes};
 
     #[test]
-    fn versions_are_read_from_what_servers_print() {
-        assert_eq!(parse_version("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0"), Some((7, 0)));
-        assert_eq!(parse_version("Valkey server v=9.1.2 sha=00000000:0 bits=64"), Some((9, 1)));
-        assert_eq!(parse_version("something else"), None);
+    fn nothing_is_installed_without_a_word_outside_of_ci() {
+        let [ci, told, terminal, can] = [true; 4];
+        assert_eq!(answer(ci, false, false, can), Answer::Install);
+        assert_eq!(answer(false, told, false, can), Answer::Install);
+        assert_eq!(answer(false, told, terminal, can), Answer::Install);
+        assert_eq!(answer(false, false, terminal, can), Answer::Ask);
+        assert_eq!(answer(false, false, false, can), Answer::Stop);
+    }
+
+    #[test]
+    fn what_cannot_be_installed_is_listed() {
+        for (ci, told, terminal) in [(true, false, false), (false, true, true), (false, false, true)] {
+            assert_eq!(answer(ci, told, terminal, false), Answer::Stop);
+        }
+    }
+
+    #[test]
+    fn only_a_yes_is_one() {
+        assert!(is_yes("y\n") && is_yes("Yes\n"));
+        assert!(!is_yes("\n") && !is_yes("") && !is_yes("n\n") && !is_yes("yellow\n"));
     }
 }

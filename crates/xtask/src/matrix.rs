@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::cluster::Cluster;
-use crate::run::{cargo, program};
+use crate::run::{cargo, program, target};
 use crate::server::{Builder, Server};
 use crate::servers::{Fetched, LINES, Line, folder};
 use crate::test::{Totals, count, nextest_config, nextest_threads};
@@ -265,10 +265,11 @@ fn refusal(program: &Path) -> Result<String> {
     about.with_context(|| format!("`doctor` says nothing about the version: {said}"))
 }
 
-/// What the command writes, whether it succeeds or not. Without `-p`, so that the build is that of the tests.
+/// What the command writes, whether it succeeds or not. Of the whole workspace, so that the build is that of the tests.
 fn millstream(args: &[&str]) -> Result<String> {
-    let all = ["run", "-q", "--bin", "millstream", "--"].iter().chain(args).copied();
-    let (_, lines) = cargo(all).watch()?;
+    cargo(["build", "-q", "--workspace", "--bin", "millstream"]).run()?;
+    let built = target().join("debug/millstream");
+    let (_, lines) = program(&built.display().to_string(), args.iter().copied()).watch()?;
     Ok(lines.join("\n"))
 }
 

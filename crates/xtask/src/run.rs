@@ -12,7 +12,7 @@ use std::{env, io, thread};
 use anyhow::{Context, Result, ensure};
 
 /// In CI all steps together must end within this time, so that a hanging one is reported and not cut off. Twice what they
-/// take on two cores.
+/// take on two cores. What is installed first counts, too.
 const CI_BUDGET: Duration = Duration::from_secs(80 * 60);
 /// In CI no single program may take longer.
 const CI_LIMIT: Duration = Duration::from_secs(50 * 60);
@@ -75,6 +75,11 @@ fn is_about_a_package(name: &str) -> bool {
 impl Program {
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn env_remove(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
         self
     }
 

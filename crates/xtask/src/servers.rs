@@ -120,11 +120,8 @@ impl Line {
     }
 }
 
-/// The path of a server: what the environment variable names, or the one of this line, which is fetched if it is missing.
-pub(crate) fn path(variable: &str, name: &str) -> Result<String> {
-    if let Ok(path) = env::var(variable) {
-        return Ok(path);
-    }
+/// The path of a server of this line, which is fetched if it is missing.
+pub(crate) fn path(name: &str) -> Result<String> {
     let line = LINES.iter().find(|line| line.name == name).context("a line of that name")?;
     Ok(line.fetch()?.path.display().to_string())
 }

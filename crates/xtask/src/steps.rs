@@ -54,7 +54,9 @@ impl Run {
             self.last_word.clone_from(&note);
         }
         self.count += 1;
-        self.summary += format!("{name:<18}{word:<8}{seconds:>5} s  {note}").trim_end();
+        // A line for each step: an error may be a list, which is above.
+        let first = note.lines().next().unwrap_or_default();
+        self.summary += format!("{name:<18}{word:<8}{seconds:>5} s  {first}").trim_end();
         self.summary.push('\n');
     }
 

@@ -1,19 +1,21 @@
 //! Runs the tests and doctests on servers of their own, and counts.
 
 use std::num::NonZero;
-use std::{env, thread};
+use std::path::PathBuf;
+use std::{env, fs, thread};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::EXAMPLES;
 use crate::cluster::Cluster;
-use crate::install::{
-    ensure_browser, ensure_packet_filters, ensure_postgres, ensure_promtool, ensure_python, ensure_server,
-};
+use crate::install::ensure_all;
+use crate::junit::{cases, slowest};
+use crate::needs::{Need, filtersets, parse_without, tests_of};
 use crate::postgres::Postgres;
-use crate::run::{cargo, root};
+use crate::run::{cargo, in_ci, root};
 use crate::server::Server;
-use crate::servers;
+
+/// How many of the slowest tests are named.
+const SLOWEST: usize = 20;
 
 /// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,15 +24,49 @@ pub(crate) struct Totals {
     pub(crate) failed: u32,
 }
 
-/// Runs the tests whose name contains `filter`, or all. Returns `N passed, N failed`; an error if any failed, or if
-/// there was none to run.
-pub(crate) fn run(filter: Option<&str>) -> Result<String> {
-    run_with(filter, || {})
+/// What to run, and what to do about what is missing.
+#[derive(Default)]
+pub(crate) struct Options<'a> {
+    /// Only tests whose name contains it.
+    filter: Option<&'a str>,
+    /// What the tests must do without: those that need it are not run.
+    without: Vec<&'static Need>,
+    /// Whether what is missing is installed.
+    install: bool,
+}
+
+impl<'a> Options<'a> {
+    /// From arguments such as `leases --without postgres,npm`.
+    pub(crate) fn parse(args: &[&'a str]) -> Result<Self> {
+        let mut options = Self::default();
+        let mut args = args.iter().copied();
+        while let Some(arg) = args.next() {
+            match arg {
+                "--install" => options.install = true,
+                "--without" => {
+                    options.without.extend(parse_without(args.next().unwrap_or_default())?);
+                }
+                _ if arg.starts_with("--without=") => {
+                    options.without.extend(parse_without(&arg["--without=".len()..])?);
+                }
+                _ if arg.starts_with('-') => bail!("unknown option of `cargo xtask test`: {arg}"),
+                _ if options.filter.is_some() => bail!("more than one filter: {arg}"),
+                _ => options.filter = Some(arg),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Runs the tests. Returns `N passed, N failed`; an error if any failed, or if there was none to run.
+pub(crate) fn run(options: &Options<'_>) -> Result<String> {
+    run_with(options, || {})
 }
 
 /// The same, with a call once the tests are built and the first of them starts.
-pub(crate) fn run_with(filter: Option<&str>, mut started: impl FnMut() + Send) -> Result<String> {
-    let redis = ensure_server()?;
+pub(crate) fn run_with(options: &Options<'_>, mut started: impl FnMut() + Send) -> Result<String> {
+    let Options { filter, without, install } = options;
+    let found = ensure_all(without, *install)?;
     let (server, url) = match env::var("MILLSTREAM_TEST_REDIS") {
         Ok(url) => (None, url),
         Err(_) => {
@@ -49,49 +85,53 @@ pub(crate) fn run_with(filter: Option<&str>, mut started: impl FnMut() + Send) -
         }
     };
     println!("the shared cluster is {nodes}");
-    let programs = ensure_postgres()?;
     let (postgres, database) = match env::var("MILLSTREAM_TEST_POSTGRES") {
         Ok(url) => (None, url),
+        Err(_) if found.place("postgres").is_empty() => (None, String::new()),
         Err(_) => {
             let server = Postgres::start();
             let url = server.url();
             (Some(server), url)
         }
     };
-    println!("the shared PostgreSQL is {database}");
-
+    let mut variables = vec![
+        ("MILLSTREAM_TEST_REDIS", url.as_str()),
+        ("MILLSTREAM_TEST_CLUSTER", &nodes),
+        ("REDIS_SERVER", found.place("redis")),
+    ];
+    if !database.is_empty() {
+        println!("the shared PostgreSQL is {database}");
+        variables.push(("MILLSTREAM_TEST_POSTGRES", &database));
+    }
     // Valkey is one of the topologies of the runs under faults, and `apt` may offer a Redis that has no WAITAOF.
-    let others = [("MILLSTREAM_TEST_VALKEY", "valkey-9"), ("MILLSTREAM_TEST_REDIS_8", "redis-8.0")];
-    let others = others.map(|(variable, name)| Ok((variable, servers::path(variable, name)?)));
-    let others = others.into_iter().collect::<Result<Vec<_>>>()?;
-    ensure_packet_filters()?;
-    ensure_promtool()?;
-    ensure_python()?;
-    ensure_browser()?;
+    let places = [
+        ("POSTGRES_BIN", "postgres"),
+        ("MILLSTREAM_TEST_VALKEY", "valkey"),
+        ("MILLSTREAM_TEST_REDIS_8", "redis8"),
+    ];
+    let places = places.map(|(variable, name)| (variable, found.place(name)));
+    variables.extend(places.into_iter().filter(|(_, place)| !place.is_empty()));
 
+    let left_out = tests_of(without);
+    let all_others = format!("not ({left_out})");
     let (config, threads) = (nextest_config(), nextest_threads());
-    let nextest = cargo(["nextest", "--version"]).works();
-    let mut tests = if nextest {
-        // Only doctests may match the filter: no test is no error.
-        let run = ["nextest", "run", "--workspace", "--no-tests=pass", "--tool-config-file", &config];
-        [&run[..], &["--test-threads", &threads]].concat()
-    } else {
-        // The examples as programs, which tests run; nextest builds them beside the tests.
-        cargo(EXAMPLES).run()?;
-        vec!["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"]
-    };
+    // Only doctests may match the filter: no test is no error.
+    let mut tests = vec!["nextest", "run", "--workspace", "--no-tests=pass", "--tool-config-file", &config];
+    tests.extend(["--test-threads", &threads]);
+    if !without.is_empty() {
+        tests.extend(["-E", &all_others]);
+    }
     let mut doctests = vec!["test", "--doc", "--workspace", "--no-fail-fast"];
     tests.extend(filter);
     doctests.extend(filter);
 
+    // That of an earlier run is none of this one.
+    let _ = fs::remove_file(report());
     let mut totals = Totals::default();
     let mut broken = Vec::new();
-    for (args, nextest) in [(tests, nextest), (doctests, false)] {
+    for (args, nextest) in [(tests, true), (doctests, false)] {
         let what = args[..2].join(" ");
-        let cargo = cargo(args).env("MILLSTREAM_TEST_REDIS", &url).env("MILLSTREAM_TEST_CLUSTER", &nodes);
-        let cargo = cargo.env("REDIS_SERVER", &redis);
-        let cargo = cargo.env("MILLSTREAM_TEST_POSTGRES", &database).env("POSTGRES_BIN", &programs);
-        let cargo = others.iter().fold(cargo, |cargo, (variable, path)| cargo.env(variable, path));
+        let cargo = variables.iter().fold(cargo(args), |cargo, (name, value)| cargo.env(name, value));
         let (success, lines) = cargo.watch_each(|line| {
             if is_start(line) {
                 started();
@@ -106,13 +146,43 @@ pub(crate) fn run_with(filter: Option<&str>, mut started: impl FnMut() + Send) -
     }
     drop((server, cluster, postgres));
 
+    print!("\n{}", slowest(cases(&fs::read_to_string(report()).unwrap_or_default()), SLOWEST));
     let Totals { passed, failed } = totals;
-    ensure!(broken.is_empty(), "{}; {passed} passed, {failed} failed", broken.join(" and "));
+    let mut result = format!("{passed} passed, {failed} failed");
+    if !without.is_empty() {
+        let names: Vec<_> = without.iter().map(|need| need.name).collect();
+        let not_run = tests_that_match(&left_out, *filter)?;
+        if !not_run.is_empty() {
+            println!("\nnot run without {}:\n  {}", names.join(", "), not_run.join("\n  "));
+        }
+        result += &format!(", {} not run without {}", not_run.len(), names.join(", "));
+    }
+    ensure!(broken.is_empty(), "{}; {result}", broken.join(" and "));
     match (passed, failed) {
         (0, 0) => bail!("no test was run"),
-        (_, 0) => Ok(format!("{passed} passed, 0 failed")),
-        _ => bail!("{passed} passed, {failed} failed"),
+        (_, 0) => {}
+        _ => bail!("{result}"),
     }
+    // A row whose tests have other names now would leave nothing out.
+    let is_checked = |name: &str| in_ci() || without.iter().any(|need| need.name == name);
+    for (name, tests) in filtersets().filter(|(name, _)| filter.is_none() && is_checked(name)) {
+        ensure!(!tests_that_match(tests, None)?.is_empty(), "no test matches the row {name} of needs.rs");
+    }
+    Ok(result)
+}
+
+/// The tests that match a filterset, and whose names contain the filter.
+fn tests_that_match(filterset: &str, filter: Option<&str>) -> Result<Vec<String>> {
+    let mut args = vec!["nextest", "list", "--workspace", "--message-format", "oneline", "-E", filterset];
+    args.extend(filter);
+    let listed = cargo(args).output().context("`cargo nextest list` failed")?;
+    Ok(listed.lines().map(plain).filter(|line| !line.trim().is_empty()).collect())
+}
+
+/// Where nextest writes its report, as `nextest.toml` names it.
+fn report() -> PathBuf {
+    // Below the root, wherever the target folder is.
+    root().join("target/nextest/default/junit.xml")
 }
 
 /// Whether cargo has built the tests, and says that it runs the first ones now.
@@ -171,7 +241,25 @@ fn plain(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Totals, count, is_start};
+    use super::{Options, Totals, count, is_start};
+
+    #[test]
+    fn options_come_in_any_order() {
+        let names = |options: &Options<'_>| options.without.iter().map(|need| need.name).collect::<Vec<_>>();
+        let options = Options::parse(&["--without", "npm,root", "leases", "--install"]).unwrap();
+        assert_eq!((options.filter, options.install), (Some("leases"), true));
+        assert_eq!(names(&options), ["npm", "root"]);
+        let options = Options::parse(&["--without=valkey"]).unwrap();
+        assert_eq!((options.filter, options.install), (None, false));
+        assert_eq!(names(&options), ["valkey"]);
+    }
+
+    #[test]
+    fn wrong_options_are_refused() {
+        for wrong in [&["a", "b"][..], &["--whithout", "npm"], &["--without"], &["--without", "redis"]] {
+            assert!(Options::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn the_start_of_the_tests_is_seen() {
