@@ -9,7 +9,7 @@ const COMMANDS: [&str; 10] =
 
 const HEAD: &str = "# The command `millstream-bench`
 
-Its help, written by `UPDATE_DOCS=1 cargo test -p millstream-bench --test help`. Options of all commands are shown once, with
+Its help, written by `UPDATE_DOCS=1 cargo test -p millstream-bench --test it help`. Options of all commands are shown once, with
 the first one. [performance.md](performance.md) describes the method and has figures.
 ";
 
@@ -59,7 +59,7 @@ fn the_reference_is_the_help() {
     let differs = written.lines().zip(made.lines()).position(|(one, other)| one != other);
     assert!(
         written == made,
-        "docs/bench.md is not the help (from line {} on): UPDATE_DOCS=1 cargo test -p millstream-bench --test help",
+        "docs/bench.md is not the help (from line {} on): UPDATE_DOCS=1 cargo test -p millstream-bench --test it help",
         differs.unwrap_or(written.lines().count().min(made.lines().count())) + 1
     );
 }

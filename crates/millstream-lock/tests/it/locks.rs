@@ -1,7 +1,5 @@
 //! Locks on the backend in memory, under a paused clock.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +10,7 @@ use millstream_core::{Backend, Error, ErrorKind};
 use millstream_lock::{AcquireError, LockClient, RedLock, RedLockError, Release, RunError};
 use tokio::time::Instant;
 
-use support::{backend, faulty};
+use crate::support::{backend, faulty};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,5 @@
 //! Long holders, late replies, many clients that wait, and the events of locks, in memory under a paused clock.
 
-mod support;
-
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +8,7 @@ use millstream_core::{Event, Observer};
 use millstream_lock::{AcquireError, Release};
 use tokio::time::Instant;
 
-use support::faulty;
+use crate::support::faulty;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,5 +1,4 @@
 //! Chaos injects the configured faults, and the same ones again for the same seed.
-#![allow(missing_docs)]
 
 use std::time::Duration;
 

@@ -1,15 +1,14 @@
 //! Claims of a backend choose its cases, and each case says exactly what it needs.
 
-mod support;
-
 use std::time::Duration;
 
 use millstream_core::{Backend, Capability};
 use millstream_memory::MemoryBackend;
 use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::{Case, Harness, Verdict, cases, cases_for};
-use support::Console;
 use tokio::runtime::{Builder, Runtime};
+
+use crate::support::Console;
 
 /// What a backend lacks costs this much of the paused clock at most.
 const DEADLINE: Duration = Duration::from_millis(300);

@@ -1,7 +1,5 @@
 //! The suite is guarded: each case catches a mistake, and each mistake is caught.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -9,8 +7,9 @@ use millstream_core::Backend;
 use millstream_memory::MemoryBackend;
 use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::{Case, Harness, cases};
-use support::Console;
 use tokio::runtime::{Builder, Runtime};
+
+use crate::support::Console;
 
 /// No case is stuck for longer, by the paused clock.
 const STUCK: Duration = Duration::from_secs(60);

@@ -1,14 +1,13 @@
 //! The memory backend keeps the law, by a paused clock and by a real one.
 
-mod support;
-
 use std::time::Duration;
 
 use millstream_memory::MemoryBackend;
 use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::{Harness, Violation, cases, run};
-use support::Console;
 use tokio::runtime::Builder;
+
+use crate::support::Console;
 
 #[test]
 fn memory_passes_every_case_by_a_paused_clock() {

@@ -4,7 +4,7 @@ use millstream::Topic;
 use serde_json::json;
 
 use super::site::Site;
-use crate::chromium::Tab;
+use crate::browser::chromium::Tab;
 
 /// Lets the time of the page pass, without waiting for it.
 async fn pass(tab: &mut Tab, ms: u64) {

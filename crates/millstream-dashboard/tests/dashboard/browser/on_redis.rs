@@ -4,7 +4,7 @@
 mod live;
 #[path = "pages.rs"]
 mod pages;
-#[path = "../dashboard/place.rs"]
+#[path = "../place.rs"]
 #[allow(dead_code)]
 mod place;
 #[path = "site.rs"]

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::place;
 use super::site::Site;
-use crate::chromium::{Tab, folder};
+use crate::browser::chromium::{Tab, folder};
 
 /// Version of axe-core, which finds what is inaccessible.
 const AXE: &str = "axe-core@4.14.1";

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::place::eventually;
 use super::site::Site;
-use crate::chromium::{Tab, folder};
+use crate::browser::chromium::{Tab, folder};
 
 /// Two topics with groups; messages of `orders` died of two errors.
 async fn fill(mq: &Millstream) {

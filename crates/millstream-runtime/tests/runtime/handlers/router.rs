@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::*;
+use super::support::*;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::codec::Raw;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::*;
+use super::support::*;
 use async_trait::async_trait;
 use millstream_core::event::Ignore;
 use millstream_core::log::{Append, DedupAppend, Deduplicated, Receipt, Settled, Trimmed};

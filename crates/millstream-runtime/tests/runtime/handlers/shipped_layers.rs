@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::*;
+use super::support::*;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::event::{Cause, Event};

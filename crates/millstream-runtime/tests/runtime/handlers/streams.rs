@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use super::support::*;
 use futures_util::{FutureExt, StreamExt};
 use millstream_runtime::{Concurrency, ConsumerEvent};
 

@@ -2,7 +2,7 @@
 
 use millstream_testkit::history::{Call, End, Event, Start, Told};
 
-use crate::story::{MS, Story, breaks, breaks_under, group, holds, origin, rules, story, tp};
+use super::story::{MS, Story, breaks, breaks_under, group, holds, origin, rules, story, tp};
 
 #[test]
 fn a_good_history_breaks_nothing() {

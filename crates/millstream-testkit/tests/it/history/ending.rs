@@ -2,7 +2,7 @@
 
 use millstream_testkit::history::{End, Event, Outcome, Told};
 
-use crate::story::{MS, Story, breaks, group, holds, origin, place, rules, story, tp};
+use super::story::{MS, Story, breaks, group, holds, origin, place, rules, story, tp};
 
 #[test]
 fn a_message_that_nobody_handled_is_lost() {

@@ -2,7 +2,7 @@
 
 use millstream_testkit::history::{Call, End, Event, Handing, Lives, Order, Rules, Start, Told};
 
-use crate::story::{MS, Story, breaks_under, group, holds, origin, rules, tp};
+use super::story::{MS, Story, breaks_under, group, holds, origin, rules, tp};
 
 /// Two processes, one with the only partition, and two messages. Leases live for a second.
 fn lived() -> Story {

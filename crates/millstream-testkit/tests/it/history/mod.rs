@@ -1,5 +1,4 @@
 //! Every check can fail: a good history has no breach, and each of these bad ones breaks its rule.
-#![allow(missing_docs)]
 
 mod story;
 

@@ -2,7 +2,7 @@
 
 use millstream_testkit::history::{End, Order, Told};
 
-use crate::story::{MS, Story, breaks, breaks_under, holds, rules, story};
+use super::story::{MS, Story, breaks, breaks_under, holds, rules, story};
 
 #[test]
 fn messages_of_a_key_that_change_places() {

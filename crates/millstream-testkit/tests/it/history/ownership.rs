@@ -2,7 +2,7 @@
 
 use millstream_testkit::history::{Call, Event, Record};
 
-use crate::story::{MS, breaks, holds, rules, story};
+use super::story::{MS, breaks, holds, rules, story};
 
 #[test]
 fn the_server_obeys_a_lease_that_is_over() {
