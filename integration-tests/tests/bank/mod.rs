@@ -2,7 +2,6 @@
 //! replies, on PostgreSQL and SQLite.
 //!
 //! `MILLSTREAM_TRANSFERS` sets the number of transfers (default: 400, for a short run), `MILLSTREAM_SEED` the seed.
-#![allow(missing_docs)]
 
 mod links;
 mod windows;

@@ -2,7 +2,6 @@
 //! wire format, against the library.
 //!
 //! They are the programs that `cargo run --example` starts: built with the tests of the workspace, and not a second time here.
-#![allow(missing_docs)]
 
 mod built;
 mod outbox;

@@ -1,5 +1,4 @@
 //! Each mutant has the fault that it is named after, and without it the same steps are fine.
-#![allow(missing_docs)]
 
 mod appends;
 mod grants;

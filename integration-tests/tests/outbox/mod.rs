@@ -1,6 +1,4 @@
 //! The transactional outbox, on PostgreSQL and SQLite.
-//! One binary, because each costs its own linking.
-#![allow(missing_docs)]
 
 mod faults;
 mod kills;

@@ -1,8 +1,8 @@
 //! Deterministic simulation: the whole runtime on the memory backend, under a paused clock and one seed per run.
 //!
 //! ```text
-//! MILLSTREAM_SEED=123 cargo test -p integration-tests --test simulation      one seed, with its story
-//! MILLSTREAM_SEEDS=0..20000 cargo test -p integration-tests --test simulation    a range
+//! MILLSTREAM_SEED=123 cargo test -p integration-tests --test in_process simulation::      one seed, with its story
+//! MILLSTREAM_SEEDS=0..20000 cargo test -p integration-tests --test in_process simulation::    a range
 //! ```
 //!
 //! A run is a scenario made from its seed: partitions, instances, keys, handlers that fail, a backend that fails,
