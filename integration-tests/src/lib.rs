@@ -24,7 +24,7 @@ pub mod order;
 pub mod owners;
 pub mod process;
 pub mod proxy;
-#[path = "../../crates/millstream-metrics/tests/support/scrape.rs"]
+#[path = "../../crates/millstream-metrics/src/tests/support/scrape.rs"]
 pub mod scrape;
 pub mod server;
 

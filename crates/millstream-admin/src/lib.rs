@@ -14,6 +14,8 @@ mod owners;
 mod reset;
 mod retries;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod topics;
 mod verify;
 

@@ -22,6 +22,8 @@ pub mod backend;
 pub mod capability;
 mod observe;
 pub mod panics;
+#[cfg(test)]
+mod tests;
 pub mod upkeep;
 mod user_code;
 

@@ -24,6 +24,9 @@ mod promoter;
 // Shared by all loops.
 mod sleep;
 
+#[cfg(test)]
+mod tests;
+
 pub use dead::{DeadTaskFilter, DeadTaskWalk, DeadTasks, DeadTasksTrimmed};
 pub use delayed::DelayedPromoter;
 pub use fire::fire_due;

@@ -4,6 +4,8 @@ mod proto;
 mod scaler;
 mod server;
 mod service;
+#[cfg(test)]
+mod tests;
 mod trigger;
 
 pub use scaler::{Activity, Scaler};

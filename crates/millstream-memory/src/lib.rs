@@ -8,6 +8,8 @@ mod packs;
 mod shard;
 mod state;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod timetable;
 mod trim;
 

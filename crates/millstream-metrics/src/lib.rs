@@ -17,6 +17,8 @@ mod sampler;
 mod sampling;
 mod series;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 #[cfg(feature = "http")]
 pub use http::{Server, ServerConfig};

@@ -6,6 +6,8 @@ mod layout;
 mod pack;
 #[cfg(feature = "zstd")]
 mod pool;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "train")]
 mod train;
 

@@ -12,6 +12,8 @@ mod encryption;
 mod messagepack;
 #[cfg(feature = "protobuf")]
 mod protobuf;
+#[cfg(test)]
+mod tests;
 
 #[cfg(feature = "claim-check")]
 pub use claim_check::{ClaimCheck, DirectoryStore, InvalidReference, PayloadReference, PayloadStore};

@@ -10,6 +10,8 @@ mod inbox;
 mod markers;
 mod migrations;
 mod outbox;
+#[cfg(test)]
+mod tests;
 
 pub use cleaner::Cleaner;
 pub use database::{Conn, Database, Dialect, Tx};

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod millstream;
+#[cfg(test)]
+mod tests;
 
 pub use millstream::{Builder, Millstream};
 

@@ -15,7 +15,8 @@ use crate::test::{Totals, count, nextest_config, nextest_threads};
 
 /// What depends on a server.
 const ON_SERVERS: &str = "(package(millstream-redis) & binary(scripts)) + binary_id(millstream-cli::commands) \
-    + binary_id(integration-tests::servers) + (binary_id(integration-tests::conformance) - test(/^(packed_)?memory::/))";
+    + (binary_id(integration-tests::servers) - test(/^(bank|chaos|examples|mutants|outbox)::/)) \
+    + (binary_id(integration-tests::conformance) - test(/^(packed_)?memory::/))";
 /// The cases of the suite on a cluster.
 const ON_CLUSTER: &str = "binary_id(integration-tests::conformance) & test(/^(packed_)?cluster::/)";
 /// What uses the shared server by its URL alone.

@@ -9,7 +9,7 @@ use integration_tests::databases::bank::Transfer;
 use integration_tests::proxy::Proxy;
 use millstream::Millstream;
 
-use crate::Bank;
+use super::Bank;
 
 /// A part of each request that settles: the key of notes, which no other request of a worker has.
 const SETTLEMENT: &str = "streaming:mq:held:";

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use integration_tests::databases::bank::{BALANCE, Dies, Strategy, Transfer, pairs};
 use integration_tests::proxy::{Proxy, Way};
 
-use crate::Bank;
+use super::Bank;
 
 const TRANSFER: Transfer = Transfer { number: 7, from: 1, to: 2, amount: 5 };
 

@@ -13,7 +13,7 @@ const ADVICE: &str =
 /// # Panics
 /// If it was not built, or one of its sources was changed since: an old program proves nothing.
 pub(crate) fn example(name: &str) -> Command {
-    // `target/debug/deps/examples-…` is this program.
+    // `target/debug/deps/servers-…` is this program.
     let this = env::current_exe().expect("this program");
     let program = this.ancestors().nth(2).expect("a target folder").join("examples").join(name);
     let built = fs::metadata(&program).and_then(|it| it.modified());

@@ -3,7 +3,7 @@
 use integration_tests::databases::outbox::postgres_url;
 use integration_tests::server::Server;
 
-use crate::built;
+use super::built;
 
 async fn output(database: Option<String>, queue: Option<String>) -> String {
     let run = move || {

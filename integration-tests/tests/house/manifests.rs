@@ -6,7 +6,7 @@ use cargo_metadata::{DependencyKind, Package};
 
 use crate::none;
 use crate::sources::CLIENT;
-use crate::tree::{from_root, is_published, members, read};
+use crate::tree::{from_root, is_published, members, read, rust_files};
 
 const CORE: &str = "millstream-core";
 
@@ -209,4 +209,45 @@ fn the_lock_file_holds_crates_of_one_source_and_no_openssl() {
     };
     let offenders: Vec<_> = lock.lines().filter(bad).map(str::to_owned).collect();
     none(&offenders, "deny.toml says the same. TLS is rustls; a dependency comes from the public registry:");
+}
+
+/// Programs of tests that a package may have beside that of its unit tests: those of `integration-tests` are the suite, which
+/// has no harness, these rules, and what needs servers and what does not.
+fn programs(name: &str) -> usize {
+    if name == "integration-tests" { 4 } else { 1 }
+}
+
+#[test]
+fn a_package_has_one_program_of_tests() {
+    let mut offenders = Vec::new();
+    for package in members() {
+        let tests: Vec<_> = package.targets.iter().filter(|it| it.is_test()).map(|it| &it.name).collect();
+        if tests.len() > programs(&package.name) {
+            offenders.push(format!("{}: {tests:?}", package.name));
+        }
+    }
+    none(
+        &offenders,
+        "Each program of tests is compiled and linked with everything that it uses: minutes and gigabytes in all. \
+         Make the files modules of one program, or of `src/tests` if the library has unit tests:",
+    );
+}
+
+#[test]
+fn what_has_no_unit_tests_is_no_program_of_tests() {
+    let sources: Vec<(String, String)> = rust_files().collect();
+    let mut offenders = Vec::new();
+    for package in members() {
+        for target in package.targets.iter().filter(|it| it.test && (it.is_lib() || it.is_bin())) {
+            let folder = format!("{}/", from_root(target.src_path.parent().expect("a folder")));
+            let mut of_target = sources.iter().filter(|(path, _)| path.starts_with(&folder));
+            if !of_target.any(|(_, text)| text.contains("#[test]") || text.contains("#[tokio::test")) {
+                offenders.push(format!("{}: {}", package.name, target.name));
+            }
+        }
+    }
+    none(
+        &offenders,
+        "It would be compiled and linked once more for nothing: set `test = false` in the manifest:",
+    );
 }

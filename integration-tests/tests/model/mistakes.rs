@@ -28,6 +28,6 @@ pub(crate) enum Mistake {
     /// The answer of the old primary to a settlement is received after the reader has begun at the new one, which does not
     /// know of the settlement: the reader took the entry for one in flight.
     LateAnswer,
-    /// A dedup id is recorded before its entry is appended, in a request of its own. A mistake of the [producer](crate::producer).
+    /// A dedup id is recorded before its entry is appended, in a request of its own. A mistake of the [producer](super::producer).
     MarkerBeforeAppend,
 }

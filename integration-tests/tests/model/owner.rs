@@ -1,7 +1,7 @@
 //! An owner of the model: one process with three connections, and what it believes.
 
-use crate::mistakes::Mistake;
-use crate::server::{Entry, Grant, Reply, Request, Source};
+use super::mistakes::Mistake;
+use super::server::{Entry, Grant, Reply, Request, Source};
 
 /// Connections of a process: requests on one are executed in order, those on different ones in any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

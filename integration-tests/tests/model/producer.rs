@@ -2,7 +2,7 @@
 
 use stateright::{Model, Property};
 
-use crate::mistakes::Mistake;
+use super::mistakes::Mistake;
 
 /// Sends of one producer to one log, each with a dedup id, over a network that loses and delays, while the producer or the
 /// server may die.

@@ -1,6 +1,6 @@
 //! The server of the model: one partition of one group, with the scripts that change it, each in one step.
 
-use crate::mistakes::Mistake;
+use super::mistakes::Mistake;
 
 /// Bit set of messages, or of entries by id.
 pub(crate) type Set = u8;

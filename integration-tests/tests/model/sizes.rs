@@ -1,6 +1,6 @@
 //! Sizes of a model: how many there are of everything, and of each fault.
 
-use crate::server::Set;
+use super::server::Set;
 
 /// How often each fault occurs at most, and how large the rest is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

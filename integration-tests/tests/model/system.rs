@@ -7,10 +7,10 @@ use std::sync::Mutex;
 
 use stateright::{Model, Property};
 
-use crate::mistakes::Mistake;
-use crate::owner::{LINES, Line, Owner, Reader, Slot};
-use crate::server::{Ghost, Reply, Request, Server, Set, Source};
-use crate::sizes::{Faults, Sizes};
+use super::mistakes::Mistake;
+use super::owner::{LINES, Line, Owner, Reader, Slot};
+use super::server::{Ghost, Reply, Request, Server, Set, Source};
+use super::sizes::{Faults, Sizes};
 
 /// Most owners, and most requests that were given up and may still arrive.
 pub(crate) const OWNERS: usize = 3;

@@ -9,7 +9,7 @@ use millstream::Millstream;
 use millstream_core::log::{DedupAppend, DedupId, NumberedAppend, Numbering};
 use millstream_core::{Durability, TopicPartition};
 
-use crate::scene::{LINES, Scene, Stage, entry};
+use super::scene::{LINES, Scene, Stage, entry};
 
 /// More than the length that the mutant leaves.
 const SENT: usize = MAXLEN + 50;

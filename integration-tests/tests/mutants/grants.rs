@@ -14,7 +14,7 @@ use millstream_core::{
     Backend, Continuity, Due, LockName, OnConflict, Place, QueueSpec, Resource, ScheduleId, Shard,
 };
 
-use crate::scene::{Scene, Stage, TTL};
+use super::scene::{Scene, Stage, TTL};
 
 /// The server falls back to a state before a grant, as a replica does that became the primary.
 #[test]
@@ -171,7 +171,7 @@ fn a_worker_completes_a_task_that_another_one_has() {
                 place: Place::from(shard.clone()),
                 id: ScheduleId::new("task").expect("an id"),
                 due: Due::NOW,
-                fields: crate::scene::entry(&stage.tp, "body").fields,
+                fields: super::scene::entry(&stage.tp, "body").fields,
                 on_conflict: OnConflict::Keep,
             };
             stage.backend.schedule().schedule(&[scheduling]).await.remove(0).expect("scheduled");

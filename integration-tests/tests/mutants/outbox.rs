@@ -8,7 +8,7 @@ use integration_tests::server::Server;
 use millstream::Millstream;
 use millstream::sql::{Database, Outbox};
 
-use crate::scene::LINES;
+use super::scene::LINES;
 
 /// A transaction writes a row and stays open while a later one commits and is relayed. Needs no process of its own: the relay is the
 /// mutant.

@@ -7,7 +7,7 @@ use integration_tests::proxy::Proxy;
 use millstream_core::log::Settlement;
 use millstream_core::{Continuity, MemberId, Partition, Retention, SharedMember};
 
-use crate::scene::{Scene, Stage, entry, fetch, open, receipts};
+use super::scene::{Scene, Stage, entry, fetch, open, receipts};
 
 /// The reply that is lost has the second entry. The third one shows that the reader reads on.
 #[test]

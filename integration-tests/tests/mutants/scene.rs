@@ -88,7 +88,7 @@ impl Scene {
     fn child(&self, url: &str, mutant: Option<Mutant>) -> Option<String> {
         let mut command = Command::new(env::current_exe().expect("this program"));
         command
-            .args(["--exact", self.test, "--nocapture"])
+            .args(["--exact", &format!("mutants::{}", self.test), "--nocapture"])
             .env(URL, url)
             .env_remove(ARMED)
             .envs(self.env.clone());

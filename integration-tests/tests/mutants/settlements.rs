@@ -4,7 +4,7 @@ use integration_tests::chaos::mutants::Mutant;
 use millstream_core::log::{Receipt, Settlement};
 use millstream_core::{Due, History, Lease, Reason};
 
-use crate::scene::{Scene, Stage};
+use super::scene::{Scene, Stage};
 
 /// A retry that is due at once.
 pub(crate) fn retry(receipt: Receipt) -> (Receipt, Settlement) {

@@ -8,8 +8,8 @@ use millstream_core::log::Settlement;
 use millstream_core::schedule::Scheduling;
 use millstream_core::{Due, OnConflict, Place, ScheduleId};
 
-use crate::scene::{Scene, entry};
-use crate::settlements::retry;
+use super::scene::{Scene, entry};
+use super::settlements::retry;
 
 const DELAY: Duration = Duration::from_secs(600);
 

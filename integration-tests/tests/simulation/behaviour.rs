@@ -6,7 +6,7 @@ use fastrand::Rng;
 use millstream_core::{MessageId, Outcome, Timestamp};
 use millstream_testkit::history::End;
 
-use crate::scenario::Scenario;
+use super::scenario::Scenario;
 
 /// What a handler says in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::scenario::Scenario;
-use crate::worker::Worker;
+use super::scenario::Scenario;
+use super::worker::Worker;
 
 /// How long a supervisor waits before it starts again what ended.
 const RESTART: Duration = Duration::from_millis(300);

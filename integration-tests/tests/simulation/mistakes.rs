@@ -3,8 +3,8 @@
 use millstream_core::Backend;
 use millstream_testkit::broken::{Broken, Mutant};
 
-use crate::scenario::Scenario;
-use crate::{watchdog, world};
+use super::scenario::Scenario;
+use super::{watchdog, world};
 
 /// How many seeds it gets for each.
 const TIME_LIMIT: u64 = 1_000;

@@ -12,8 +12,8 @@ use millstream_testkit::history::{Event, Origin, Place};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::instance::{Instance, Site, group};
-use crate::scenario::Action;
+use super::instance::{Instance, Site, group};
+use super::scenario::Action;
 
 /// Who acts, and on what.
 pub(crate) struct Nemesis {
@@ -85,7 +85,7 @@ impl Nemesis {
         let client = self.chaos.client();
         client.name(&name);
         client.suffer(&self.site.scenario.faults);
-        let in_group = crate::instance::group(group);
+        let in_group = super::instance::group(group);
         self.site.history.record(Event::Began { instance: name.clone(), group: in_group });
         self.tell(format!("{name} starts as {member} of g{group}"));
         self.instances.push(Instance::start(&self.site, name, member, group, client));

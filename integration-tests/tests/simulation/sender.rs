@@ -10,8 +10,8 @@ use millstream_runtime::{Producer, ProducerBuilder, Record};
 use millstream_testkit::history::{Event, History, Outcome, Place};
 use tokio::time::sleep;
 
-use crate::payload;
-use crate::scenario::Scenario;
+use super::payload;
+use super::scenario::Scenario;
 
 /// Sends this sender's share of the messages.
 pub(crate) async fn run(

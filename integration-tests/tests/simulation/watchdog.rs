@@ -16,7 +16,9 @@ pub(crate) fn watch(seed: u64) -> Watched {
     thread::spawn(move || {
         if ended.recv_timeout(TIME_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("seed {seed} hangs: the clock stands still and somebody is busy");
-            eprintln!("  MILLSTREAM_SEED={seed} cargo test -p integration-tests --test simulation");
+            eprintln!(
+                "  MILLSTREAM_SEED={seed} cargo test -p integration-tests --test in_process simulation::"
+            );
             process::exit(101);
         }
     });

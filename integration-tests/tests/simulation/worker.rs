@@ -15,10 +15,10 @@ use millstream_testkit::chaos::Client;
 use millstream_testkit::history::{Event, Origin, Place, Start};
 use tokio::time::sleep;
 
-use crate::behaviour::{Behaviour, Say};
-use crate::event_recorder::EventRecorder;
-use crate::instance::{Site, group};
-use crate::scenario::{Scenario, Style};
+use super::behaviour::{Behaviour, Say};
+use super::event_recorder::EventRecorder;
+use super::instance::{Site, group};
+use super::scenario::{Scenario, Style};
 
 /// Shorter than any time of a scenario.
 const A_MOMENT: Duration = Duration::from_millis(1);

@@ -14,11 +14,11 @@ use millstream_testkit::history::{Breach, Event, History, Origin, Place, Record,
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::instance::{Site, group};
-use crate::nemesis::Nemesis;
-use crate::payload::Padded;
-use crate::scenario::Scenario;
-use crate::sender;
+use super::instance::{Site, group};
+use super::nemesis::Nemesis;
+use super::payload::Padded;
+use super::scenario::Scenario;
+use super::sender;
 
 /// The longest that everything may take once all has healed, by the simulated clock.
 const DRAIN: Duration = Duration::from_secs(900);
@@ -53,7 +53,7 @@ impl Outcome {
         let troubles = &self.scenario.troubles;
         format!(
             "seed {seed} failed: {} breaches, under {troubles:?}\n{breaches}  \
-             MILLSTREAM_SEED={seed} cargo test -p integration-tests --test simulation -- --nocapture",
+             MILLSTREAM_SEED={seed} cargo test -p integration-tests --test in_process simulation:: -- --nocapture",
             self.breaches.len()
         )
     }

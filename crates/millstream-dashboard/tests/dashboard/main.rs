@@ -1,8 +1,10 @@
-//! Requests to the router of the dashboard: every route is asked, over each backend.
+//! Requests to the router of the dashboard: every route is asked, over each backend. And the dashboard in Chromium.
+//! One program: each costs its own linking.
 
 // The same cases over each backend.
 #![allow(clippy::duplicate_mod)]
 
+mod browser;
 #[path = "../../../../integration-tests/src/cluster.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod cluster;

@@ -7,6 +7,7 @@ mod consumer;
 mod control;
 mod dead_letters;
 mod groups;
+mod handlers;
 mod outages;
 mod poison;
 mod producer;

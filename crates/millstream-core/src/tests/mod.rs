@@ -1,0 +1,3 @@
+//! Tests of several parts together, by what the crate exports. One program with the unit tests: each costs its own linking.
+
+mod assignment;

@@ -1,0 +1,17 @@
+//! What is tested of delay queues, over the backend in memory.
+//! One program with the unit tests: each costs its own linking.
+
+mod claims;
+mod delayed;
+mod faults;
+mod firing;
+mod outages;
+mod panics;
+mod queue;
+mod recurring;
+mod retention;
+mod rules;
+mod support;
+mod suspension;
+mod topics;
+mod worker;

@@ -1,0 +1,191 @@
+//! The dashboard, the alerts and the page on metrics are about metrics that there are, with labels that these have.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::{Kind, Metric, MetricSource, table};
+
+fn read(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The queries of the dashboard.
+fn of_dashboard() -> Vec<String> {
+    fn walk(value: &serde_json::Value, found: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(map) => {
+                for (key, value) in map {
+                    match value {
+                        serde_json::Value::String(text) if ["expr", "definition"].contains(&&**key) => {
+                            found.push(text.clone());
+                        }
+                        value => walk(value, found),
+                    }
+                }
+            }
+            serde_json::Value::Array(list) => list.iter().for_each(|value| walk(value, found)),
+            _ => {}
+        }
+    }
+    let dashboard = serde_json::from_str(&read("docs/observability/grafana.json")).expect("JSON");
+    let mut found = Vec::new();
+    walk(&dashboard, &mut found);
+    found
+}
+
+/// The queries of the alerts: what stands behind `expr:`, on one line or folded below it.
+fn of_alerts() -> Vec<String> {
+    let text = read("docs/observability/alerts.yml");
+    let mut queries: Vec<String> = Vec::new();
+    let mut folded = None;
+    for line in text.lines() {
+        let depth = line.len() - line.trim_start().len();
+        if let Some(query) = line.trim_start().strip_prefix("expr: ") {
+            folded = (query == ">-").then_some(depth);
+            queries.push(if folded.is_some() { String::new() } else { query.to_owned() });
+        } else if folded.is_some_and(|at| depth > at) {
+            let _ = write!(queries.last_mut().expect("begun"), " {}", line.trim());
+        } else {
+            folded = None;
+        }
+    }
+    let alerts = text.lines().filter(|line| line.trim_start().starts_with("- alert: ")).count();
+    assert_eq!(queries.len(), alerts, "each alert has a query");
+    queries
+}
+
+/// The metric that a name in a query means: of a histogram its parts.
+fn metric(name: &str) -> Option<&'static Metric> {
+    table::ALL.iter().find(|metric| match metric.kind {
+        Kind::Histogram => {
+            name.strip_prefix(metric.name).is_some_and(|part| ["_bucket", "_sum", "_count"].contains(&part))
+        }
+        _ => metric.name == name,
+    })
+}
+
+fn words(query: &str) -> impl Iterator<Item = (usize, &str)> {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    query.split(move |c| !word(c)).filter(|word| !word.is_empty()).map(|word| {
+        let at = word.as_ptr() as usize - query.as_ptr() as usize;
+        (at, word)
+    })
+}
+
+/// What is wrong with a query: names that there are not, selectors and groupings by labels that its metrics do not have.
+fn problems(query: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut labels: BTreeSet<&str> = ["le"].into();
+    let mut any = false;
+    for (at, name) in words(query).filter(|(_, word)| word.starts_with("millstream_")) {
+        any = true;
+        let Some(metric) = metric(name) else {
+            problems.push(format!("no metric {name}"));
+            continue;
+        };
+        labels.extend(metric.labels);
+        let Some(selector) = query[at + name.len()..].strip_prefix('{') else { continue };
+        let selector = selector.split('}').next().unwrap_or_default();
+        for part in selector.split(',') {
+            let label = part.split(['=', '!', '~']).next().unwrap_or_default().trim();
+            if !metric.labels.contains(&label) {
+                problems.push(format!("{name} has no label {label:?}"));
+            }
+        }
+    }
+    if !any {
+        problems.push("about no metric of ours".into());
+    }
+    for part in query.split("by (").skip(1).chain(query.split("on (").skip(1)) {
+        for label in part.split(')').next().unwrap_or_default().split(',').map(str::trim) {
+            if !labels.contains(label) {
+                problems.push(format!("grouped by {label:?}, which none of the metrics has"));
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn the_dashboard_asks_for_what_there_is() {
+    let queries = of_dashboard();
+    assert!(queries.len() > 40, "{} queries", queries.len());
+    let wrong: Vec<_> =
+        queries.iter().map(|query| (query, problems(query))).filter(|(_, it)| !it.is_empty()).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_alerts_ask_for_what_there_is() {
+    let queries = of_alerts();
+    assert!(queries.len() > 15, "{} queries", queries.len());
+    let wrong: Vec<_> =
+        queries.iter().map(|query| (query, problems(query))).filter(|(_, it)| !it.is_empty()).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Whoever follows an alert looks at the dashboard for what led to it.
+#[test]
+fn the_dashboard_has_every_metric_of_the_alerts() {
+    let names = |queries: &[String]| -> BTreeSet<String> {
+        let all = queries.iter().flat_map(|query| words(query));
+        all.map(|(_, word)| word.to_owned()).filter(|word| word.starts_with("millstream_")).collect()
+    };
+    let (alerts, dashboard) = (names(&of_alerts()), names(&of_dashboard()));
+    let missing: Vec<_> = alerts.difference(&dashboard).collect();
+    assert!(missing.is_empty(), "the dashboard does not show {missing:?}");
+}
+
+#[test]
+fn a_query_for_what_there_is_not_is_found() {
+    for (query, expected) in [
+        ("sum(millstream_lagg)", "no metric millstream_lagg"),
+        ("sum(millstream_handler_seconds)", "no metric millstream_handler_seconds"),
+        ("rate(millstream_acked_total{queue=\"x\"}[5m])", "millstream_acked_total has no label \"queue\""),
+        ("sum by (topic, colour) (millstream_lag)", "grouped by \"colour\", which none of the metrics has"),
+        ("up == 0", "about no metric of ours"),
+    ] {
+        assert_eq!(problems(query), [expected], "{query}");
+    }
+}
+
+#[test]
+fn every_alert_is_explained() {
+    let (alerts, page) = (read("docs/observability/alerts.yml"), read("docs/guides/metrics.md"));
+    let names = alerts.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: "));
+    let missing: Vec<_> = names.filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "docs/guides/metrics.md says nothing of {missing:?}");
+}
+
+/// The table as the page has it.
+fn rendered() -> String {
+    let mut text = String::new();
+    for (title, from) in [
+        ("From events of this process", MetricSource::Events),
+        ("Health of the consumers and workers of this process", MetricSource::Health),
+        ("Sampled from the server, the same in every process that samples", MetricSource::Server),
+    ] {
+        let _ =
+            write!(text, "\n### {title}\n\n| metric | kind | labels | description |\n|---|---|---|---|\n");
+        for metric in table::ALL.iter().filter(|metric| metric.from == from) {
+            let Metric { name, kind, labels, help, .. } = metric;
+            let _ = writeln!(text, "| `{name}` | {} | {} | {help} |", kind.as_str(), labels.join(", "));
+        }
+    }
+    text.push('\n');
+    text
+}
+
+#[test]
+fn the_page_has_every_metric() {
+    let page = read("docs/guides/metrics.md");
+    let table = page.split("<!-- table -->").nth(1).expect("the table stands between two <!-- table -->");
+    if table != rendered() {
+        println!("{}", rendered());
+        panic!(
+            "docs/guides/metrics.md has another table than the code: put in the one that is printed above"
+        );
+    }
+}

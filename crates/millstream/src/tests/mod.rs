@@ -1,0 +1,6 @@
+//! Tests by what the facade exports. One program with the unit tests: each costs its own linking.
+
+#[cfg(feature = "redis")]
+mod connect;
+mod recurring;
+mod topics;

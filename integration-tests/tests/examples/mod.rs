@@ -1,0 +1,58 @@
+//! The examples of the facade run to their end, in memory and on Redis: each asserts its own result. So does the Python script of the
+//! wire format, against the library.
+//!
+//! They are the programs that `cargo run --example` starts: built with the tests of the workspace, and not a second time here.
+
+mod built;
+mod outbox;
+mod python;
+
+use integration_tests::server;
+
+/// Runs an example twice. Returns what it printed in memory.
+async fn run(name: &'static str) -> String {
+    let both = move || {
+        let url = server::shared_url();
+        [vec![], vec!["--url", &url]].map(|args| {
+            let output = built::example(name).args(&args).output().expect("it starts");
+            let (text, errors) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{name} {args:?}: {}\n{text}\n{errors}", output.status);
+            text.into_owned()
+        })
+    };
+    let both = tokio::task::spawn_blocking(both).await;
+    let [in_memory, _] = both.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+    in_memory
+}
+
+#[tokio::test]
+async fn a_web_service_enqueues() {
+    assert_eq!(run("web").await.trim(), "200 orders placed with 400 requests, 20000 cents billed");
+}
+
+#[tokio::test]
+async fn a_worker_ends_in_order() {
+    assert_eq!(run("worker").await.trim(), "100 mails sent, 10 of them at the third attempt, 1 refused");
+}
+
+#[tokio::test]
+async fn orders_expire_unless_paid() {
+    assert!(run("orders").await.contains(" orders paid, "));
+}
+
+#[tokio::test]
+async fn transfers_are_made_exactly_once() {
+    assert!(run("transfer").await.starts_with("150 transfers, 300 messages, "));
+}
+
+#[tokio::test]
+async fn a_backend_passes_the_core_suite() {
+    assert!(run("backend").await.contains("100 orders handled, 100 archived"));
+}
+
+#[tokio::test]
+async fn a_codec_and_a_layer_refuse_what_is_wrong() {
+    let expected = r#"100 readings, on average 24.75 degrees; dead letters: ["rejected", "undecodable"]"#;
+    assert_eq!(run("codec").await.trim(), expected);
+}
