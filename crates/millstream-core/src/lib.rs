@@ -22,6 +22,9 @@ pub mod backend;
 pub mod capability;
 mod observe;
 pub mod panics;
+// For the crates of this workspace.
+#[doc(hidden)]
+pub mod sorted;
 #[cfg(test)]
 mod tests;
 pub mod upkeep;

@@ -1,15 +1,15 @@
 //! Expected due times, as the server last returned them, to compute how late messages are moved.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::TopicPartition;
+use millstream_core::sorted::SortedMap;
 use tokio::time::Instant;
 
 /// Next due time, by partition.
 #[derive(Debug, Default)]
-pub(crate) struct Expected(Mutex<BTreeMap<TopicPartition, Instant>>);
+pub(crate) struct Expected(Mutex<SortedMap<TopicPartition, Instant>>);
 
 impl Expected {
     /// Records a call that moved `moved` messages and returned the time until the next due one. Returns how late the

@@ -1,12 +1,12 @@
 //! Fires recurring entries: reads the due ones, computes their occurrences, and schedules them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::recurring::{Recurrence, Recurring};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{Backend, Error, Place, ScheduleId, Timestamp, TopicPartition};
 use tokio::time::Instant;
 
@@ -26,7 +26,7 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 /// # Errors
 /// Those of [`Recurring::due`] and [`Recurring::fire`]. An entry that cannot be fired does not prevent the others.
 pub async fn fire_due(recurring: &dyn Recurring, place: &Place, observer: &dyn Observer) -> Result<usize> {
-    Ok(fire_all(recurring, place, &mut BTreeSet::new(), observer).await?.messages)
+    Ok(fire_all(recurring, place, &mut SortedSet::new(), observer).await?.messages)
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ struct Fired {
 async fn fire_all(
     recurring: &dyn Recurring,
     place: &Place,
-    unreadable: &mut BTreeSet<ScheduleId>,
+    unreadable: &mut SortedSet<ScheduleId>,
     observer: &dyn Observer,
 ) -> Result<Fired> {
     let due = recurring.due(place).await?;
@@ -68,7 +68,7 @@ async fn fire(
     place: &Place,
     recurrence: &Recurrence,
     now: Timestamp,
-    unreadable: &mut BTreeSet<ScheduleId>,
+    unreadable: &mut SortedSet<ScheduleId>,
     observer: &dyn Observer,
 ) -> Result<Option<usize>> {
     let Some(expected) = recurrence.next else { return Ok(None) };
@@ -105,12 +105,12 @@ pub(crate) struct Firing {
     idle: u32,
     again: Option<Instant>,
     /// Rules that were already logged as unreadable: each is logged once, as long as something is due.
-    unreadable: BTreeSet<ScheduleId>,
+    unreadable: SortedSet<ScheduleId>,
 }
 
 impl Firing {
     pub(crate) fn new(monitor: LoopMonitor) -> Self {
-        Self { monitor, idle: 0, again: None, unreadable: BTreeSet::new() }
+        Self { monitor, idle: 0, again: None, unreadable: SortedSet::new() }
     }
 
     /// Fires due entries, unless it is too early to try again. Returns the minimum time until the next round; zero if
@@ -162,10 +162,10 @@ fn rest(idle: u32) -> Duration {
 
 /// Fires at many places. It keeps state only for places where firing does not succeed, or where a rule is unreadable.
 #[derive(Default)]
-pub(crate) struct Firings(Mutex<BTreeMap<Place, Firing>>);
+pub(crate) struct Firings(Mutex<SortedMap<Place, Firing>>);
 
 impl Firings {
-    fn places(&self) -> MutexGuard<'_, BTreeMap<Place, Firing>> {
+    fn places(&self) -> MutexGuard<'_, SortedMap<Place, Firing>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

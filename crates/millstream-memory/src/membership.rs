@@ -1,9 +1,9 @@
 //! Members of a group: versions, revisions, expiries.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use millstream_core::members::{Assignment, HeartbeatReply, Member, Revision, Version};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{Continuity, MemberId, MessageId, Partition};
 use tokio::sync::Notify;
 
@@ -12,9 +12,9 @@ use crate::clock::Now;
 /// Members of one group, and their assignment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Membership {
-    pub(crate) members: BTreeMap<MemberId, (Member, Now)>,
+    pub(crate) members: SortedMap<MemberId, (Member, Now)>,
     /// Expiry time of each member, earliest first.
-    expiries: BTreeSet<(Now, MemberId)>,
+    expiries: SortedSet<(Now, MemberId)>,
     pub(crate) version: Version,
     pub(crate) revision: Revision,
     /// Number of partitions of the topic at the last heartbeat.

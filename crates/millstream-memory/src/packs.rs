@@ -1,15 +1,17 @@
 //! Which messages of a log were stored together. In Redis they are one entry: they are handed out together, and one consumer has all
 //! of them. Here each is an entry of its own, and nothing is compressed.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use millstream_core::log::{InPack, Receipt, Source};
 use millstream_core::{MessageId, Packing};
 
-/// The packs of a log: their numbers of messages, by the id of the last one.
+/// The packs of a log: the id of the last message of each, in their order, and the number of messages.
+///
+/// A deque for the reason of that of a stream.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Packs(BTreeMap<MessageId, u32>);
+pub(crate) struct Packs(VecDeque<(MessageId, u32)>);
 
 impl Packs {
     /// Adds a pack of these messages, unless their ids do not follow each other: ids of lost entries are used again.
@@ -17,18 +19,27 @@ impl Packs {
         let (Some(first), Some(last)) = (ids.first(), ids.last()) else { return };
         let ids = ids.len() as u64;
         if ids > 1 && first.ms == last.ms && last.seq - first.seq == ids - 1 {
-            self.0.insert(*last, u32::try_from(ids).unwrap_or(u32::MAX));
+            let pack = (*last, u32::try_from(ids).unwrap_or(u32::MAX));
+            match self.0.binary_search_by_key(last, |(last, _)| *last) {
+                Ok(at) => self.0[at] = pack,
+                Err(at) => self.0.insert(at, pack),
+            }
         }
     }
 
     /// Forgets the packs below an id.
     pub(crate) fn drop_below(&mut self, id: MessageId) {
-        self.0 = self.0.split_off(&id);
+        self.0.drain(..self.first_at(id));
+    }
+
+    /// Returns the place of the first pack whose last message has this id, or a later one.
+    fn first_at(&self, id: MessageId) -> usize {
+        self.0.partition_point(|(last, _)| *last < id)
     }
 
     /// Returns the ids of the messages that are in one pack with this one, or its own.
     pub(crate) fn around(&self, id: MessageId) -> RangeInclusive<MessageId> {
-        let pack = self.0.range(id..).next();
+        let pack = self.0.get(self.first_at(id));
         let ids =
             pack.map(|(last, count)| (MessageId::new(last.ms, last.seq + 1 - u64::from(*count)), *last));
         match ids {

@@ -99,7 +99,8 @@ impl Shard {
             due.push((id, item));
         }
         let full = ran_out.len() + due.len() == limit || bytes >= MAX_BYTES;
-        for (id, Claim { mut item, token, begun, .. }) in ran_out {
+        for (id, claim) in ran_out {
+            let Claim { mut item, token, begun, .. } = *claim;
             // An expired claim counts as a crash the first time, unless this worker itself held it and is obviously
             // alive. Further ones count only if a handler had begun: otherwise only an answer was lost. A task is given
             // up only if a handler is known to have begun.
@@ -149,7 +150,13 @@ impl Shard {
         self.deadlines.insert((deadline, id.clone()));
         self.timetable.claimed.insert(
             id.clone(),
-            Claim { item, token: token.clone(), deadline, hold: ceil_millis(ask.hold), begun: false },
+            Box::new(Claim {
+                item,
+                token: token.clone(),
+                deadline,
+                hold: ceil_millis(ask.hold),
+                begun: false,
+            }),
         );
         ClaimedTask { id, token, before: None, due, attempt, crashes, error, history, fields }
     }
@@ -240,7 +247,7 @@ impl Shard {
     }
 
     /// Removes the claim with this token.
-    fn give_up(&mut self, id: &ScheduleId, token: &str) -> Option<Claim> {
+    fn give_up(&mut self, id: &ScheduleId, token: &str) -> Option<Box<Claim>> {
         let deadline = self.timetable.claimed.get(id).filter(|claim| claim.token == token)?.deadline;
         self.deadlines.remove(&(deadline, id.clone()));
         self.timetable.claimed.remove(id)
@@ -261,7 +268,8 @@ impl Shard {
 
     /// Settles one task. Returns false if the claim is another worker's by now, or is settled.
     fn settle_one(&mut self, id: &ScheduleId, token: &str, verdict: &Verdict, now: Now) -> bool {
-        let Some(Claim { item, begun, .. }) = self.give_up(id, token) else { return false };
+        let Some(claim) = self.give_up(id, token) else { return false };
+        let Claim { item, begun, .. } = *claim;
         match verdict {
             Verdict::Complete => {}
             Verdict::CompleteFor(window) => {

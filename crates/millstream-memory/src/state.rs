@@ -6,7 +6,7 @@ pub(crate) mod lock;
 pub(crate) mod markers;
 pub(crate) mod unique_ids;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use millstream_core::locks::LockRevision;
 use millstream_core::name::QueueName;
 use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{Place, Shard as ShardName};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
 use millstream_core::{
@@ -40,23 +41,23 @@ use crate::timetable::Timetable;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
+    pub(crate) topics: SortedMap<TopicName, TopicSpec>,
     /// Dictionaries of topics.
-    pub(crate) dictionaries: BTreeMap<TopicName, BTreeMap<DictionaryName, Bytes>>,
-    pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
+    pub(crate) dictionaries: SortedMap<TopicName, SortedMap<DictionaryName, Bytes>>,
+    pub(crate) topic_groups: SortedMap<TopicName, SortedSet<GroupName>>,
     /// Deleted topics, as long as the deletion is remembered.
-    pub(crate) deleted_topics: BTreeMap<TopicName, DeletedTopic>,
+    pub(crate) deleted_topics: SortedMap<TopicName, DeletedTopic>,
     /// Deleted groups, until the deletion is forgotten.
-    pub(crate) deleted_groups: BTreeMap<(TopicName, GroupName), Now>,
+    pub(crate) deleted_groups: SortedMap<(TopicName, GroupName), Now>,
     /// Groups that are paused as a whole, and the start of the pause.
-    pub(crate) paused_groups: BTreeMap<(TopicName, GroupName), Timestamp>,
+    pub(crate) paused_groups: SortedMap<(TopicName, GroupName), Timestamp>,
     /// Records of what was lost, by the scope of the audit that found it.
-    pub(crate) losses: BTreeMap<Scope, Loss>,
+    pub(crate) losses: SortedMap<Scope, Loss>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
-    memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
-    pub(crate) queues: BTreeMap<QueueName, QueueSpec>,
-    shards: BTreeMap<ShardName, Shard>,
+    memberships: SortedMap<TopicName, SortedMap<GroupName, Membership>>,
+    pub(crate) queues: SortedMap<QueueName, QueueSpec>,
+    shards: SortedMap<ShardName, Shard>,
     pub(crate) markers: Markers,
     /// Counter of events after which readers start over.
     restarts: u64,
@@ -188,7 +189,7 @@ impl State {
     }
 
     pub(crate) fn membership(&mut self, topic: &TopicName, group: &GroupName) -> &mut Membership {
-        self.memberships.entry(topic.clone()).or_default().entry(group.clone()).or_default()
+        self.memberships.get_or_default(topic.clone()).get_or_default(group.clone())
     }
 
     pub(crate) fn peek_membership(&self, topic: &TopicName, group: &GroupName) -> Option<&Membership> {
@@ -196,7 +197,7 @@ impl State {
     }
 
     pub(crate) fn shard(&mut self, name: &ShardName) -> &mut Shard {
-        self.shards.entry(name.clone()).or_default()
+        self.shards.get_or_default(name.clone())
     }
 
     /// Deletes a queue with all of its shards. Returns whether it existed.
@@ -211,7 +212,7 @@ impl State {
 
     /// Returns a shard, created if it is missing, and the counter of claims.
     pub(crate) fn shard_and_tokens(&mut self, name: &ShardName) -> (&mut Shard, &mut u64) {
-        (self.shards.entry(name.clone()).or_default(), &mut self.tokens)
+        (self.shards.get_or_default(name.clone()), &mut self.tokens)
     }
 
     pub(crate) fn peek_timetable(&self, place: &Place) -> Option<&Timetable> {
@@ -293,7 +294,7 @@ impl State {
             }
         }
         self.partitions.retain(|topic_partition, _| topic_partition.topic != *name);
-        for membership in self.memberships.remove(name).into_iter().flat_map(BTreeMap::into_values) {
+        for membership in self.memberships.remove(name).into_iter().flat_map(SortedMap::into_values) {
             membership.wake.notify_waiters();
         }
         self.deleted_groups.retain(|(topic, _), _| topic != name);

@@ -8,6 +8,7 @@ use millstream_core::catalog::Start;
 use millstream_core::inspect;
 use millstream_core::log::{Entry, Fetched, Note, Source};
 use millstream_core::shared::Claimed;
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result, Timestamp};
 
@@ -159,7 +160,7 @@ pub(crate) struct Cursor {
     /// Entries that were handed out and not settled.
     pub(crate) pending: BTreeMap<MessageId, Pending>,
     /// Consumers that have read here, with the time of their last request.
-    consumers: BTreeMap<By, Now>,
+    consumers: SortedMap<By, Now>,
 }
 
 /// Returns the displayed name of a consumer.
@@ -343,13 +344,13 @@ impl Cursor {
         for ghost in ghosts {
             self.pending.remove(&ghost);
         }
-        let busy: BTreeMap<By, ()> = self.pending.values().map(|pending| (pending.by.clone(), ())).collect();
+        let busy: SortedSet<&By> = self.pending.values().map(|pending| &pending.by).collect();
         let before = self.consumers.len();
         self.consumers.retain(|name, last| {
             name == by
                 || alive(name)
                 || !judges_in.is_zero()
-                || busy.contains_key(name)
+                || busy.contains(&name)
                 || !last.plus(idle).since(now).is_zero()
         });
         out.removed += before - self.consumers.len();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use millstream_core::history::History;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{OnConflict, Placed, ScheduleId, Scheduled, Waiting};
+use millstream_core::sorted::SortedMap;
 use millstream_core::wire::Fields;
 use millstream_core::{Error, ErrorKind, Result, Timestamp};
 
@@ -17,12 +18,12 @@ pub(crate) struct Timetable {
     due: BTreeSet<(Timestamp, ScheduleId)>,
     items: BTreeMap<ScheduleId, Item>,
     /// Tasks of a shard that are being worked on: their ids are in use.
-    pub(crate) claimed: BTreeMap<ScheduleId, Claim>,
+    pub(crate) claimed: SortedMap<ScheduleId, Box<Claim>>,
     /// Completed tasks of a shard whose ids are in use until this time.
-    finished: BTreeMap<ScheduleId, Timestamp>,
+    finished: SortedMap<ScheduleId, Timestamp>,
     /// Recurring entries that are not paused and not over, by their next time.
     recurring: BTreeSet<(Timestamp, ScheduleId)>,
-    recurrences: BTreeMap<ScheduleId, Recurrence>,
+    recurrences: SortedMap<ScheduleId, Box<Recurrence>>,
 }
 
 /// Message that waits.
@@ -197,11 +198,11 @@ impl Timetable {
         after: Option<&ScheduleId>,
         limit: usize,
     ) -> Vec<(ScheduleId, bool)> {
-        let above = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         if claimed {
-            let page = self.claimed.range::<ScheduleId, _>(above).take(limit);
+            let page = self.claimed.above(after).iter().take(limit);
             return page.map(|(id, claim)| (id.clone(), claim.item.fields.is_none())).collect();
         }
+        let above = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let page = self.items.range::<ScheduleId, _>(above).take(limit);
         page.map(|(id, item)| (id.clone(), item.fields.is_none())).collect()
     }
@@ -240,7 +241,7 @@ impl Timetable {
         if placed != Placed::Kept {
             let paused = self.recurrences.get(&id).map_or(recurrence.paused, |there| there.paused);
             self.remove(&id);
-            self.recurrences.insert(id.clone(), Recurrence { paused, ..recurrence });
+            self.recurrences.insert(id.clone(), Box::new(Recurrence { paused, ..recurrence }));
             self.follow(&id);
         }
         Ok(placed)
@@ -265,17 +266,17 @@ impl Timetable {
     }
 
     pub(crate) fn recurrence(&self, id: &ScheduleId) -> Option<Recurrence> {
-        self.recurrences.get(id).cloned()
+        self.recurrences.get(id).map(|it| Recurrence::clone(it))
     }
 
     pub(crate) fn recurrences(&self, after: Option<ScheduleId>, limit: usize) -> Vec<Recurrence> {
-        let above = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.recurrences.range((above, Bound::Unbounded)).take(limit).map(|(_, it)| it.clone()).collect()
+        let page = self.recurrences.above(after.as_ref()).iter().take(limit);
+        page.map(|(_, it)| Recurrence::clone(it)).collect()
     }
 
     pub(crate) fn due(&self, now: Timestamp, limit: usize) -> Vec<Recurrence> {
         let due = self.recurring.iter().take_while(|(next, _)| *next <= now).take(limit);
-        due.filter_map(|(_, id)| self.recurrences.get(id)).cloned().collect()
+        due.filter_map(|(_, id)| self.recurrence(id)).collect()
     }
 
     pub(crate) fn recurs_now(&self, now: Timestamp) -> bool {
@@ -291,7 +292,7 @@ impl Timetable {
         expected: Timestamp,
         next: Option<Timestamp>,
     ) -> bool {
-        let still = |it: &&mut Recurrence| !it.paused && it.next == Some(expected);
+        let still = |it: &&mut Box<Recurrence>| !it.paused && it.next == Some(expected);
         let Some(recurrence) = self.recurrences.get_mut(id).filter(still) else { return false };
         recurrence.next = next;
         let fields = recurrence.fields.clone();

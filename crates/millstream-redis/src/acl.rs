@@ -1,9 +1,8 @@
 //! Users with the least rights: rules for the server's access control.
 
-use std::collections::BTreeSet;
-
 use millstream_core::keys::Keys;
 use millstream_core::name::{Namespace, TopicName};
+use millstream_core::sorted::SortedSet;
 use millstream_lua as lua;
 
 /// What a user is for.
@@ -168,7 +167,7 @@ const LOCKING: &[&lua::Script] = &[&lua::ACQUIRE_LOCK, &lua::RENEW_LOCK, &lua::R
 #[must_use]
 pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) -> Vec<String> {
     let keys = namespace.map_or_else(Keys::new, Keys::within);
-    let mut commands: BTreeSet<String> = CONNECTION.iter().map(|command| (*command).to_owned()).collect();
+    let mut commands: SortedSet<String> = CONNECTION.iter().map(|command| (*command).to_owned()).collect();
     let mut add = |some: &[&str], scripts: &mut dyn Iterator<Item = &&lua::Script>| {
         commands.extend(some.iter().map(|command| (*command).to_owned()));
         commands.extend(scripts.flat_map(|script| script.commands()));

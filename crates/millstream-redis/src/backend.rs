@@ -1,6 +1,5 @@
 //! The backend: state that all roles share, and the check of the server when connecting.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::log::Source;
 use millstream_core::name::GroupName;
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
@@ -197,10 +197,10 @@ impl Inner {
         let Some(cluster) = self.servers.cluster() else {
             return vec![keys.enumerate().map(|(at, _)| at).collect()];
         };
-        let mut servers: BTreeMap<Option<Address>, Vec<usize>> = BTreeMap::new();
+        let mut servers: SortedMap<Option<Address>, Vec<usize>> = SortedMap::new();
         for (at, key) in keys.enumerate() {
             let hop = cluster.hop(slot_of(key.as_str().as_bytes()));
-            servers.entry(hop.ok().and_then(|hop| hop.dial.address())).or_default().push(at);
+            servers.get_or_default(hop.ok().and_then(|hop| hop.dial.address())).push(at);
         }
         servers.into_values().collect()
     }

@@ -1,6 +1,5 @@
 //! Server information: product and version, persistence, and the rights of this user.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
@@ -8,6 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::inspect::{self, Server};
 use millstream_core::keys::Keys;
 use millstream_core::schedule::Place;
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
@@ -168,12 +168,12 @@ async fn features(line: &impl Line, server: &mut Server) -> Result<()> {
 /// user may not use, and executes none. Unlike `ACL DRYRUN`, that needs no right of its own.
 async fn rights(inner: &Inner, line: &impl Line, server: &mut Server) -> Result<()> {
     // One transaction for each slot: a node of a cluster refuses those of another one, whatever the rights.
-    let mut slots: BTreeMap<Option<u16>, (Pipeline, Vec<String>)> = BTreeMap::new();
+    let mut slots: SortedMap<Option<u16>, (Pipeline, Vec<String>)> = SortedMap::new();
     for command in needed(&inner.keys)? {
         let mut cmd = redis::Cmd::new();
         command.split(' ').for_each(|word| _ = cmd.arg(word));
         let slot = inner.servers.cluster().and_then(|_| key_of(&cmd).map(slot_of));
-        let (pipe, commands) = slots.entry(slot).or_insert_with(|| {
+        let (pipe, commands) = slots.get_or_insert_with(slot, || {
             let mut pipe = Pipeline::new();
             pipe.cmd("MULTI");
             (pipe, Vec::new())

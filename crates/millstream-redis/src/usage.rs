@@ -1,13 +1,12 @@
 //! Memory usage of partitions, as the server estimates it from samples.
 
-use std::collections::BTreeMap;
-
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::inspect::{Structure, Usage};
 use millstream_core::keys::Key;
 use millstream_core::name::GroupName;
 use millstream_core::schedule::Place;
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::{Partition, TopicPartition};
 use redis::Pipeline;
 
@@ -32,7 +31,7 @@ pub(crate) async fn look(
     partitions: &[TopicPartition],
     groups: &[GroupName],
 ) -> Result<Vec<Usage>> {
-    let mut totals: BTreeMap<(Partition, Option<GroupName>, Structure), Total> = BTreeMap::new();
+    let mut totals: SortedMap<(Partition, Option<GroupName>, Structure), Total> = SortedMap::new();
     let keys = partitions.iter().flat_map(|tp| keys_of(inner, tp, groups)).collect::<Vec<_>>();
     for chunk in keys.chunks(CHUNK) {
         let mut pipe = Pipeline::with_capacity(2 * chunk.len());
@@ -56,7 +55,7 @@ pub(crate) async fn look(
                 items => (items? as u64, None),
             };
             if bytes > 0 {
-                let total = totals.entry((*partition, group.clone(), *structure)).or_default();
+                let total = totals.get_or_default((*partition, group.clone(), *structure));
                 total.0 += if counted.is_some() { items } else { 0 };
                 total.1 += bytes;
                 total.2 = total.2.take().or(unreadable);
@@ -79,7 +78,7 @@ pub(crate) async fn look(
 async fn count_messages(
     inner: &Inner,
     partitions: &[TopicPartition],
-    totals: &mut BTreeMap<(Partition, Option<GroupName>, Structure), Total>,
+    totals: &mut SortedMap<(Partition, Option<GroupName>, Structure), Total>,
 ) -> Result<()> {
     let mut packed: Vec<_> = partitions.iter().filter(|tp| inner.packings.is_packed(&tp.topic)).collect();
     let readable = |tp: &&TopicPartition| {

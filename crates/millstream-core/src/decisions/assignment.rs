@@ -1,6 +1,7 @@
 //! Assignment of partitions to members: a pure function of the members and of the previous assignment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ pub struct Balanced;
 
 impl Assignor for Balanced {
     fn assign(&self, partitions: u32, members: &[Member], previous: &Assignment) -> Assignment {
-        let mut free: BTreeSet<Partition> = (0..partitions).map(Partition).collect();
+        let mut free = Free(vec![true; partitions as usize]);
         let mut held: Vec<Vec<Partition>> = members.iter().map(|member| pins(member, &mut free)).collect();
         let pinned: Vec<usize> = held.iter().map(Vec::len).collect();
 
@@ -107,7 +108,7 @@ impl Assignor for Balanced {
             .iter()
             .map(|member| {
                 let before = previous.get(&member.id).into_iter().flatten();
-                before.copied().filter(|partition| free.remove(partition)).collect()
+                before.copied().filter(|partition| free.take(*partition)).collect()
             })
             .collect();
         let wanted: Vec<usize> = pinned.iter().zip(&kept).map(|(pinned, kept)| pinned + kept.len()).collect();
@@ -119,11 +120,11 @@ impl Assignor for Balanced {
                     held.push(partition);
                 } else {
                     // Beyond the share: free for members that are below theirs.
-                    free.insert(partition);
+                    free.0[partition.0 as usize] = true;
                 }
             }
         }
-        let mut free = free.into_iter();
+        let mut free = (0..partitions).map(Partition).filter(|partition| free.take(*partition));
         for (held, share) in held.iter_mut().zip(shares) {
             let missing = share - held.len();
             held.extend(free.by_ref().take(missing));
@@ -133,12 +134,22 @@ impl Assignor for Balanced {
     }
 }
 
+/// The partitions without an owner: whether each is one.
+struct Free(Vec<bool>);
+
+impl Free {
+    /// Takes a partition. Returns false if it has an owner, or does not exist.
+    fn take(&mut self, partition: Partition) -> bool {
+        self.0.get_mut(partition.0 as usize).is_some_and(std::mem::take)
+    }
+}
+
 /// Takes a member's pins out of the free partitions, and returns them.
-fn pins(member: &Member, free: &mut BTreeSet<Partition>) -> Vec<Partition> {
+fn pins(member: &Member, free: &mut Free) -> Vec<Partition> {
     let limit = member.max_partitions.map_or(usize::MAX, |most| most as usize);
     let mut pins = Vec::new();
     for partition in &member.pinned {
-        if pins.len() < limit && free.remove(partition) {
+        if pins.len() < limit && free.take(*partition) {
             pins.push(*partition);
         }
     }
@@ -152,21 +163,21 @@ fn shares(partitions: usize, members: &[Member], pinned: &[usize], wanted: &[usi
     let limit = |member: &Member| member.max_partitions.map_or(usize::MAX, |most| most as usize);
     // Members by share and then by the number of partitions that they would lose: a heap in the order in which they are
     // served.
-    let mut queue: BTreeMap<(usize, std::cmp::Reverse<usize>, usize), ()> = BTreeMap::new();
-    let place = |at: usize, share: usize| (share, std::cmp::Reverse(wanted[at].saturating_sub(share)), at);
+    let mut queue = BinaryHeap::new();
+    let place = |at: usize, share: usize| Reverse((share, Reverse(wanted[at].saturating_sub(share)), at));
     for (at, member) in members.iter().enumerate() {
         if shares[at] < limit(member) {
-            queue.insert(place(at, shares[at]), ());
+            queue.push(place(at, shares[at]));
         }
     }
     let mut left = partitions - pinned.iter().sum::<usize>();
     while left > 0 {
-        let Some(((_, _, at), ())) = queue.pop_first() else { break };
+        let Some(Reverse((_, _, at))) = queue.pop() else { break };
         shares[at] += 1;
         left -= 1;
         // A member at its limit leaves the queue. With no member left in it, the remaining partitions get no owner.
         if shares[at] < limit(&members[at]) {
-            queue.insert(place(at, shares[at]), ());
+            queue.push(place(at, shares[at]));
         }
     }
     shares

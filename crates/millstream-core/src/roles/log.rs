@@ -3,7 +3,7 @@
 //! A partition has one *log* that all groups read, and per group one *retry log* for messages that return to that group
 //! alone: retries that are due and replayed dead letters. A group reads both; no other group reads its retry log.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::id::MessageId;
 use crate::leases::Lease;
 use crate::name::GroupName;
 use crate::schedule::Due;
+use crate::sorted::SortedSet;
 use crate::topic::{Partition, Retention, TopicPartition};
 use crate::wire::{Field, Fields, UNIQUE};
 
@@ -448,8 +449,7 @@ pub trait Log: Send + Sync {
     async fn append_measured(&self, batch: &[Append]) -> Measured {
         let results = self.append(batch).await;
         let stored = batch.iter().zip(&results).filter(|(_, result)| result.is_ok());
-        let stored: BTreeSet<_> = stored.map(|(append, _)| append.topic_partition.clone()).collect();
-        let stored: Vec<_> = stored.into_iter().collect();
+        let stored: SortedSet<_> = stored.map(|(append, _)| append.topic_partition.clone()).collect();
         let lengths = self.lengths(&stored).await.unwrap_or_default();
         Measured { results, lengths: stored.into_iter().zip(lengths).collect() }
     }

@@ -88,7 +88,7 @@ impl Audit for MemoryBackend {
         };
         let done = repair(&mut state, finding, now)?;
         if done && is_lost {
-            let loss = state.losses.entry(finding.scope.clone()).or_default();
+            let loss = state.losses.get_or_default(finding.scope.clone());
             *loss = loss.and(Loss::new(0, 1, 0, Some(now)));
         }
         Ok(done)

@@ -23,7 +23,7 @@ impl Catalog for MemoryBackend {
         let deleted = state.deleted_topics.remove(&spec.name).filter(|deleted| deleted.until > now);
         let generation = deleted.map_or(0, |deleted| now.timestamp().as_millis().max(deleted.at + 1));
         let create = || spec.clone().with_generation(generation).with_dictionary(None);
-        Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
+        Ok(state.topics.get_or_insert_with(spec.name.clone(), create).clone())
     }
 
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
@@ -41,7 +41,7 @@ impl Catalog for MemoryBackend {
             );
         }
         let create = || spec.clone().with_generation(0).with_dictionary(None);
-        Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
+        Ok(state.topics.get_or_insert_with(spec.name.clone(), create).clone())
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
@@ -106,7 +106,7 @@ impl Catalog for MemoryBackend {
         let name = version.and_then(|version| DictionaryName::of(version, &dictionary));
         let why = || format!("topic {} has had too many dictionaries", topic.name);
         let name = name.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, why()).at(&topic.name))?;
-        state.dictionaries.entry(topic.name.clone()).or_default().insert(name, dictionary);
+        state.dictionaries.get_or_default(topic.name.clone()).insert(name, dictionary);
         state.topics.insert(topic.name.clone(), known.with_dictionary(Some(name)));
         Ok(name)
     }
@@ -147,7 +147,7 @@ impl Catalog for MemoryBackend {
         // Validated before anything is registered.
         Stream::default().before(start)?;
         state.deleted_groups.remove(&(topic.name.clone(), group.clone()));
-        let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
+        let new = state.topic_groups.get_or_default(topic.name.clone()).insert(group.clone());
         let mut created = GroupCreated::new(new, Vec::new());
         // The topic may have grown since the request: on new partitions the group starts at the beginning.
         let grown = state.topics.get(&topic.name).filter(|stored| stored.partitions > topic.partitions);
@@ -177,7 +177,7 @@ impl Catalog for MemoryBackend {
         let mut state = self.lock();
         state.topic(&topic_partition.topic)?;
         state.not_deleted(&topic_partition.topic, group, self.now())?;
-        state.topic_groups.entry(topic_partition.topic.clone()).or_default().insert(group.clone());
+        state.topic_groups.get_or_default(topic_partition.topic.clone()).insert(group.clone());
         let partition = state.partition(topic_partition);
         // A log that ends below `after` is not the one that `after` was read from: it was deleted since. Its entries
         // may never have been read.

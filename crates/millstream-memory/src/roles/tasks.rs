@@ -24,7 +24,7 @@ impl Tasks for MemoryBackend {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
         spec.check()?;
         let mut state = self.lock();
-        Ok(state.queues.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
+        Ok(state.queues.get_or_insert_with(spec.name.clone(), || spec.clone()).clone())
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {

@@ -1,15 +1,14 @@
 //! Claims of dead letters, and the letters that were put back.
 
-use std::collections::BTreeMap;
-
+use millstream_core::sorted::SortedMap;
 use millstream_core::{MessageId, Timestamp};
 
 /// Claims of a group's dead letters, and the letters that were put back.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LetterClaims {
-    pub(crate) claims: BTreeMap<MessageId, Claimed>,
+    pub(crate) claims: SortedMap<MessageId, Claimed>,
     /// New ids of letters that were put back, by their old ids; all expire at the same time.
-    pub(crate) imports: BTreeMap<MessageId, MessageId>,
+    pub(crate) imports: SortedMap<MessageId, MessageId>,
     pub(crate) imports_until: Timestamp,
 }
 

@@ -1,6 +1,6 @@
 //! Appends with dedup ids, over the connections of all producers, behind a look at earlier partitions.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Appender, DedupAppend, DedupAppender, DedupId, Deduplicated, Durability};
 use millstream_core::name::TopicName;
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::{Partition, TopicPartition};
 use redis::Value;
 
@@ -111,11 +112,11 @@ impl RedisBackend {
 
     /// Looks at the earlier partitions, and sets the results of entries that are there.
     async fn find_earlier(&self, batch: &[DedupAppend], results: &mut Results) {
-        let mut asked: BTreeMap<(&TopicName, Partition, Duration), Vec<usize>> = BTreeMap::new();
+        let mut asked: SortedMap<(&TopicName, Partition, Duration), Vec<usize>> = SortedMap::new();
         for (at, item) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
             let tp = &item.append.topic_partition;
             for partition in item.earlier.iter().filter(|it| **it != tp.partition) {
-                asked.entry((&tp.topic, *partition, item.window)).or_default().push(at);
+                asked.get_or_default((&tp.topic, *partition, item.window)).push(at);
             }
         }
         let looks = asked.iter().flat_map(|(place, at)| at.chunks(LOOK).map(move |at| (*place, at)));

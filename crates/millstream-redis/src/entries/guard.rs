@@ -8,7 +8,6 @@
 //! A reader without a connection of its own (see `reader_connections.rs`) waits for notices of changed keys and calls the
 //! script `read`, which looks at the fence itself.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Note, Source};
 use millstream_core::name::GroupName;
+use millstream_core::sorted::SortedMap;
 use millstream_core::wire;
 use millstream_packing::Dictionary;
 use redis::{Pipeline, Value};
@@ -348,7 +348,10 @@ impl Guard {
     }
 
     /// Reads what is settled of those of these packs that are pending.
-    pub(crate) async fn open_of(&mut self, packs: &[MessageId]) -> Result<BTreeMap<MessageId, Option<Bits>>> {
+    pub(crate) async fn open_of(
+        &mut self,
+        packs: &[MessageId],
+    ) -> Result<SortedMap<MessageId, Option<Bits>>> {
         let ask = settled::ask_open(&self.streams[0], self.group.as_str(), None, &self.settled, packs);
         settled::told_open(self.line.send(&ask).await?, &self.settled, packs)
     }

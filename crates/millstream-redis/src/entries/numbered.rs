@@ -1,12 +1,13 @@
 //! Appends of entries with numbers, over the connections of all producers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Appender, Durability, NumberedAppend, NumberedAppender, Numbering, check_window};
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use redis::Pipeline;
 
@@ -114,10 +115,10 @@ async fn looked_up(
     batch: &[NumberedAppend],
     results: &[Result<MessageId>],
 ) -> Vec<(usize, MessageId)> {
-    let mut unknown: BTreeMap<(&TopicPartition, MessageId, MessageId), Vec<usize>> = BTreeMap::new();
+    let mut unknown: SortedMap<(&TopicPartition, MessageId, MessageId), Vec<usize>> = SortedMap::new();
     for (at, (result, item)) in results.iter().zip(batch).enumerate() {
         if let Some(Between { first, last }) = result.as_ref().err().and_then(between) {
-            unknown.entry((&item.append.topic_partition, first, last)).or_default().push(at);
+            unknown.get_or_default((&item.append.topic_partition, first, last)).push(at);
         }
     }
     let mut found = Vec::new();

@@ -1,6 +1,6 @@
 //! Reader of one partition: returns everything pending first, then new entries, from log and retry log.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use millstream_core::error::{ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::wire;
 
 use crate::backend::Inner;
@@ -360,8 +361,7 @@ impl StreamReader {
     /// them since: those are left out.
     async fn go_on_with_pending(&mut self, max: usize) -> Result<Fetched> {
         self.guard.check().await?;
-        let packs: BTreeSet<MessageId> = self.rest.iter().map(|message| message.receipt.entry()).collect();
-        let packs: Vec<MessageId> = packs.into_iter().collect();
+        let packs: SortedSet<MessageId> = self.rest.iter().map(|message| message.receipt.entry()).collect();
         let open = self.guard.open_of(&packs).await?;
         self.rest.retain(|message| match open.get(&message.receipt.entry()) {
             Some(bits) => !is_settled(&message.receipt, bits.as_deref()),
@@ -380,7 +380,7 @@ impl StreamReader {
             return Ok(());
         }
         // What was handed out for the first time has no notes, and is not settled, except in the pack in which the group begins.
-        let mut settled = BTreeMap::new();
+        let mut settled = SortedMap::new();
         if fetched.pending {
             settled = self.guard.open_of(&packs).await?;
             // What has left the pending list since it was read is settled.

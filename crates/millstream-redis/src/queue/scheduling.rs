@@ -1,11 +1,11 @@
 //! Batches of messages to schedule: split into bounded script calls, with the parsers of the answers.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId, Scheduling};
+use millstream_core::sorted::SortedMap;
 use redis::Value;
 
 use crate::backend::Inner;
@@ -163,7 +163,7 @@ pub(crate) fn exactly(answer: Value, count: usize) -> Result<Vec<Value>> {
 /// with the reason.
 pub(crate) fn portions(batch: &[Scheduling]) -> (Vec<Portion<'_>>, Vec<(usize, Error)>) {
     let (mut portions, mut refused) = (Vec::<Portion<'_>>::new(), Vec::new());
-    let mut open = BTreeMap::<&Place, usize>::new();
+    let mut open = SortedMap::<&Place, usize>::new();
     for (index, message) in batch.iter().enumerate() {
         let item = match item::pack(&[], &message.fields) {
             Ok(item) => item,

@@ -1,6 +1,5 @@
 //! The members role: one cheap script per operation, and a plain wait for changes.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
 use millstream_core::name::{GroupName, MemberId, TopicName};
+use millstream_core::sorted::SortedMap;
 use redis::Value;
 
 use crate::backend::{Inner, RedisBackend};
@@ -191,8 +191,8 @@ fn pulse(answer: Value) -> Result<HeartbeatReply> {
 }
 
 /// Splits a hash into the fields that are named after members, and its version. Other fields are ignored.
-fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>)> {
-    let (mut texts, mut version) = (BTreeMap::new(), None);
+fn by_member(hash: Value) -> Result<(SortedMap<MemberId, String>, Option<Version>)> {
+    let (mut texts, mut version) = (SortedMap::new(), None);
     for (name, value) in reply::pairs(hash)? {
         let name = reply::text(name)?;
         if name == VERSION {

@@ -1,6 +1,5 @@
 //! The shared role: many consumers, each under its own name. The pending list has the owner of each entry.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,6 +10,7 @@ use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
+use millstream_core::sorted::SortedSet;
 use millstream_core::topic::{Partition, TopicPartition};
 use millstream_core::wire::Fields;
 use redis::{Pipeline, Value};
@@ -184,8 +184,7 @@ impl RedisBackend {
         for source in [Source::Log, Source::Retry] {
             let of_source = entries.iter().filter(|receipt| receipt.source == source);
             // The messages of a pack are one entry.
-            let ids: BTreeSet<_> = of_source.map(Receipt::entry).collect();
-            let ids: Vec<_> = ids.into_iter().collect();
+            let ids: SortedSet<_> = of_source.map(Receipt::entry).collect();
             let stream = self.inner.stream(&tp, &member.group, source);
             for ids in ids.chunks(EXTEND_CHUNK) {
                 let call = self.inner.scripts.extend.call([&stream]);
@@ -200,7 +199,7 @@ impl RedisBackend {
         }
         // On the connection of the lease renewals, so that it does not wait behind messages either.
         let answers = script::run(&self.inner.leases, calls).await;
-        let mut lost = BTreeSet::new();
+        let mut lost = SortedSet::new();
         for (source, answer) in sources.into_iter().zip(answers) {
             for id in reply::array(answer?)? {
                 lost.insert((source, reply::id(id)?));

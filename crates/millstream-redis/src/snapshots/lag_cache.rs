@@ -1,11 +1,11 @@
 //! Lag cache: keeps what was counted of logs, so that the next call continues from there, as long as nothing can have
 //! changed it.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
+use millstream_core::sorted::SortedMap;
 
 use crate::snapshots::look::{GroupLook, Look};
 
@@ -20,7 +20,7 @@ pub(crate) struct LagCache(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    all: BTreeMap<(String, String), (u64, Remembered)>,
+    all: SortedMap<(String, String), (u64, Remembered)>,
     uses: u64,
 }
 

@@ -1,9 +1,8 @@
 //! Partitions as text: `0-3,7`. So the assignment of a thousand members to ten thousand partitions stays short and
 //! readable.
 
-use std::collections::BTreeSet;
-
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::sorted::SortedSet;
 use millstream_core::topic::{MAX_PARTITIONS, Partition};
 
 use crate::error::unexpected;
@@ -16,7 +15,7 @@ use crate::error::unexpected;
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] for a partition that no topic can have.
 pub(crate) fn write(partitions: &[Partition]) -> Result<String> {
-    let numbers: BTreeSet<u32> = partitions.iter().map(|partition| partition.0).collect();
+    let numbers: SortedSet<u32> = partitions.iter().map(|partition| partition.0).collect();
     if let Some(largest) = numbers.last().filter(|largest| **largest >= MAX_PARTITIONS) {
         let why = format!("there is no partition {largest}, the last one possible is {}", MAX_PARTITIONS - 1);
         return Err(Error::new(ErrorKind::InvalidConfig, why));

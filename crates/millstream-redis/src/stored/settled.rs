@@ -1,12 +1,11 @@
 //! Bits of the settled messages of packs.
 
-use std::collections::BTreeMap;
-
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::Receipt;
 use millstream_core::name::GroupName;
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
@@ -61,10 +60,10 @@ pub(crate) fn told_open(
     mut answers: Vec<Value>,
     settled: &Key,
     packs: &[MessageId],
-) -> Result<BTreeMap<MessageId, Option<Bits>>> {
+) -> Result<SortedMap<MessageId, Option<Bits>>> {
     let pending = answers.split_off(1.min(answers.len()));
     let bits = told(answers, settled)?;
-    let mut open = BTreeMap::new();
+    let mut open = SortedMap::new();
     for ((id, bits), pending) in packs.iter().zip(bits).zip(pending) {
         if !reply::deliveries(pending)?.is_empty() {
             open.insert(*id, bits);

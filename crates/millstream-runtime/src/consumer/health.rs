@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::health::{ConsumerState, Health, HealthCheck, LoopHealth, LoopsCheck, TopicHealth};
+use millstream_core::sorted::SortedSet;
 use millstream_core::{ErrorKind, TopicName, TopicPartition};
 
 use crate::consumer::context::Context;
@@ -24,7 +25,7 @@ pub(in crate::consumer) fn check(context: &Arc<Context>) -> Arc<dyn HealthCheck>
 pub(in crate::consumer) fn of(context: &Context) -> Health {
     let owned = context.status.owned();
     let paused = context.pauses.partitions();
-    let partitions_of = |topic: &TopicName, all: &std::collections::BTreeSet<TopicPartition>| {
+    let partitions_of = |topic: &TopicName, all: &SortedSet<TopicPartition>| {
         all.iter().filter(|tp| tp.topic == *topic).map(|tp| tp.partition).collect()
     };
     let topics = context.status.topics().into_iter().map(|(topic, known)| {

@@ -1,7 +1,6 @@
 //! Pauses: of the whole consumer, of the whole group of a topic, or of single partitions.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{TopicName, TopicPartition};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -10,9 +9,9 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Clone, Debug, Default)]
 struct State {
     all: Option<Until>,
-    partitions: BTreeSet<TopicPartition>,
+    partitions: SortedSet<TopicPartition>,
     /// Topics that must not be read because of their group.
-    groups: BTreeMap<TopicName, Group>,
+    groups: SortedMap<TopicName, Group>,
 }
 
 /// Reason why nothing of a topic is read.
@@ -94,7 +93,7 @@ impl Pauses {
     }
 
     /// Returns the partitions that are paused individually.
-    pub(in crate::consumer) fn partitions(&self) -> BTreeSet<TopicPartition> {
+    pub(in crate::consumer) fn partitions(&self) -> SortedSet<TopicPartition> {
         self.0.borrow().partitions.clone()
     }
 

@@ -1,8 +1,6 @@
 //! Several message types in one topic, each with its handler.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::sorted::SortedMap;
 use millstream_core::{BoxError, Codec, Headers, IntoOutcome, Topic};
 
 use crate::consumer::handler::{Answer, Call, Handle, Handler, Input, Verdict, typed};
@@ -50,7 +49,7 @@ const SHOWN: usize = 64;
 #[must_use = "a router does nothing until a consumer starts with it"]
 pub struct Router {
     header: String,
-    routes: BTreeMap<String, Box<dyn Call>>,
+    routes: SortedMap<String, Box<dyn Call>>,
     otherwise: Option<Box<dyn Call>>,
     /// Reported when the consumer starts.
     problems: Vec<String>,
@@ -71,7 +70,7 @@ impl Router {
     /// Creates a router by another header, for example `ce_type` of `CloudEvents`. If a message has several of this name, the first one
     /// counts.
     pub fn by_header(header: impl Into<String>) -> Self {
-        Self { header: header.into(), routes: BTreeMap::new(), otherwise: None, problems: Vec::new() }
+        Self { header: header.into(), routes: SortedMap::new(), otherwise: None, problems: Vec::new() }
     }
 
     /// Handles messages of this type, whose payload is JSON. Any handler that [`ConsumerBuilder::start`] takes will do, also one with
@@ -105,13 +104,10 @@ impl Router {
             self.problems.push("a type of a router is empty".to_owned());
             return self;
         }
-        match self.routes.entry(kind) {
-            Entry::Occupied(it) => {
-                self.problems.push(format!("type {:?} has two handlers in a router", it.key()));
-            }
-            Entry::Vacant(it) => {
-                it.insert(typed(codec, handler));
-            }
+        if self.routes.contains_key(&kind) {
+            self.problems.push(format!("type {kind:?} has two handlers in a router"));
+        } else {
+            self.routes.insert(kind, typed(codec, handler));
         }
         self
     }
@@ -199,7 +195,7 @@ impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Router")
             .field("header", &self.header)
-            .field("types", &self.routes.keys())
+            .field("types", &self.routes.keys().collect::<Vec<_>>())
             .field("otherwise", &self.otherwise.is_some())
             .finish()
     }

@@ -1,10 +1,11 @@
 //! Status of a running consumer: the partitions it works on, and those it should own.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_core::error::Result;
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{Partition, Start, TopicName, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,10 +17,10 @@ use crate::consumer::partition::leases::entry_leases::EntryLeases;
 pub(in crate::consumer) struct Status {
     /// Number of handlers that run now.
     running: AtomicUsize,
-    topics: Mutex<BTreeMap<TopicName, TopicStatus>>,
+    topics: Mutex<SortedMap<TopicName, TopicStatus>>,
     /// Messages in flight of topics in shared mode.
-    shared: Mutex<BTreeMap<TopicName, Arc<EntryLeases>>>,
-    workers: Mutex<BTreeMap<TopicPartition, Worker>>,
+    shared: Mutex<SortedMap<TopicName, Arc<EntryLeases>>>,
+    workers: Mutex<SortedMap<TopicPartition, Worker>>,
 }
 
 /// Status of the group of one topic.
@@ -27,7 +28,7 @@ pub(in crate::consumer) struct Status {
 pub(in crate::consumer) struct TopicStatus {
     pub(in crate::consumer) members: u32,
     /// `None` until the assignment is known.
-    pub(in crate::consumer) assigned: Option<BTreeSet<Partition>>,
+    pub(in crate::consumer) assigned: Option<SortedSet<Partition>>,
 }
 
 /// A partition with a running worker.
@@ -63,7 +64,7 @@ impl Status {
 
     /// Adds a consumed topic.
     pub(in crate::consumer) fn consumes(&self, topic: &TopicName) {
-        lock(&self.topics).entry(topic.clone()).or_default();
+        lock(&self.topics).get_or_default(topic.clone());
     }
 
     /// Records the reply to a heartbeat.
@@ -71,10 +72,10 @@ impl Status {
         &self,
         topic: &TopicName,
         members: u32,
-        assigned: Option<&BTreeSet<Partition>>,
+        assigned: Option<&SortedSet<Partition>>,
     ) {
         let mut topics = lock(&self.topics);
-        let known = topics.entry(topic.clone()).or_default();
+        let known = topics.get_or_default(topic.clone());
         known.members = members;
         if let Some(assigned) = assigned
             && known.assigned.as_ref() != Some(assigned)
@@ -83,7 +84,7 @@ impl Status {
         }
     }
 
-    pub(in crate::consumer) fn topics(&self) -> BTreeMap<TopicName, TopicStatus> {
+    pub(in crate::consumer) fn topics(&self) -> SortedMap<TopicName, TopicStatus> {
         lock(&self.topics).clone()
     }
 
@@ -100,7 +101,7 @@ impl Status {
     }
 
     /// Returns the partitions with a running worker.
-    pub(in crate::consumer) fn owned(&self) -> BTreeSet<TopicPartition> {
+    pub(in crate::consumer) fn owned(&self) -> SortedSet<TopicPartition> {
         lock(&self.workers).keys().cloned().collect()
     }
 

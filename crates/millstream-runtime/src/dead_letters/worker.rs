@@ -3,7 +3,6 @@
 //! A claim covers a whole page, and is renewed while the page is worked on. No letter is started once its claim may have
 //! expired.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +14,7 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::inspect::Range;
 use millstream_core::panics::{Panicked, UserCode, discard, error_text};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{
     Backend, BoxError, Codec, DeadLetter, GroupName, Limits, MessageId, TopicName, TopicPartition,
 };
@@ -46,19 +46,19 @@ pub(super) struct DeadLetterWorker {
     /// Clock that measures the age of claims.
     clock: Arc<LeaseClock>,
     /// The last letter seen in each partition since the last sweep.
-    seen: BTreeMap<TopicPartition, MessageId>,
+    seen: SortedMap<TopicPartition, MessageId>,
     swept: Option<Instant>,
 }
 
 /// Letters of a page that are claimed and not yet settled.
 struct HeldLetters {
-    ids: Mutex<BTreeSet<MessageId>>,
+    ids: Mutex<SortedSet<MessageId>>,
     /// When the claim that is valid now was requested.
     since: Mutex<Instant>,
 }
 
 impl HeldLetters {
-    fn ids(&self) -> MutexGuard<'_, BTreeSet<MessageId>> {
+    fn ids(&self) -> MutexGuard<'_, SortedSet<MessageId>> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,7 +78,7 @@ impl DeadLetterWorker {
         counts: Arc<Counts>,
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
-        let (clock, seen, swept) = (LeaseClock::of(&backend), BTreeMap::new(), None);
+        let (clock, seen, swept) = (LeaseClock::of(&backend), SortedMap::new(), None);
         Self {
             backend,
             topic,

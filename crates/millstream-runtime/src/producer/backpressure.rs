@@ -4,7 +4,6 @@
 //! with room costs no extra request. Only a partition that was full at its last measurement, or was never measured,
 //! is queried before a send.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +14,7 @@ use millstream_core::log::{
     Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering, UniqueAppend, full,
 };
 use millstream_core::policy::Exponential;
+use millstream_core::sorted::SortedMap;
 use millstream_core::{Log, MessageId, TopicPartition};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
@@ -47,7 +47,7 @@ pub(super) struct Bounded {
     bound: Bound,
     on_full: OnFull,
     /// Last measured length of each partition.
-    lengths: Mutex<BTreeMap<TopicPartition, u64>>,
+    lengths: Mutex<SortedMap<TopicPartition, u64>>,
 }
 
 /// Returns the results of messages whose lengths could not be queried: nothing was sent, whatever the query says.
@@ -184,7 +184,7 @@ impl Bounded {
         results
     }
 
-    fn lengths(&self) -> std::sync::MutexGuard<'_, BTreeMap<TopicPartition, u64>> {
+    fn lengths(&self) -> std::sync::MutexGuard<'_, SortedMap<TopicPartition, u64>> {
         self.lengths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

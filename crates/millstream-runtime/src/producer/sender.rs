@@ -8,7 +8,7 @@
 //! Order is kept while a server is unavailable: a message that was refused is begun again only if no later one of its
 //! partition was stored meanwhile, and then with all of these, in the same order. Otherwise it fails.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use millstream_core::TopicName;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::policy::Exponential;
+use millstream_core::sorted::SortedSet;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -322,7 +323,7 @@ fn away<C: Outgoing>(result: &Result<C::Done>) -> Option<&Error> {
 /// Returns which messages of each batch can be sent again without coming behind a later one of their partition: none of
 /// these was stored, or possibly stored. The servers of a partition may be away while others are not.
 fn again<C: Outgoing>(batches: &[UnderWay<C>], answers: &[Vec<Result<C::Done>>]) -> Vec<Vec<bool>> {
-    let mut overtaken = BTreeSet::new();
+    let mut overtaken = SortedSet::new();
     let mut all: Vec<Vec<bool>> = answers.iter().map(|results| vec![false; results.len()]).collect();
     for ((batch, results), again) in batches.iter().zip(answers).zip(&mut all).rev() {
         for ((message, result), again) in batch.messages.iter().zip(results).zip(again).rev() {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::ScheduleId;
+use millstream_core::sorted::SortedMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -172,13 +173,13 @@ impl Held {
     }
 
     /// Cancels claims whose deadline has passed. Returns their number by shard.
-    pub(in crate::worker) fn expire(&self) -> BTreeMap<u32, usize> {
+    pub(in crate::worker) fn expire(&self) -> SortedMap<u32, usize> {
         let now = self.clock.now();
-        let mut expired = BTreeMap::new();
+        let mut expired = SortedMap::new();
         for claim in self.claims().by_job.values() {
             if claim.deadline <= now && !claim.cancelled.is_cancelled() {
                 claim.cancelled.cancel();
-                *expired.entry(claim.shard).or_default() += 1;
+                *expired.get_or_default(claim.shard) += 1;
             }
         }
         expired
@@ -254,10 +255,10 @@ mod tests {
         let second = held.begin(1, &id, "t2", clock.now());
         assert!(held.expire().is_empty());
         machine.suspend(Duration::from_secs(1));
-        assert_eq!(held.expire(), BTreeMap::from([(0, 1)]), "8 s after it was asked for");
+        assert_eq!(*held.expire(), [(0, 1)], "8 s after it was asked for");
         assert!(first.cancelled.is_cancelled() && !second.cancelled.is_cancelled());
         second.renewed("t2", clock.now());
         clock.add_missed(Duration::from_secs(8));
-        assert_eq!(held.expire(), BTreeMap::from([(1, 1)]), "what only the server has counted");
+        assert_eq!(*held.expire(), [(1, 1)], "what only the server has counted");
     }
 }

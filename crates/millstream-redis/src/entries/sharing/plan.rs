@@ -1,6 +1,6 @@
 //! Plans which of many streams a reader reads next, and how many entries of each.
 
-use std::collections::BTreeSet;
+use millstream_core::sorted::SortedSet;
 
 /// Request of one XREADGROUP.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(crate) struct StreamsRead {
 pub(crate) struct Plan {
     streams: usize,
     /// Streams that have more.
-    full: BTreeSet<usize>,
+    full: SortedSet<usize>,
     /// Index of the stream at which the next window begins.
     next: usize,
     /// Number of streams read in a row that returned nothing.
@@ -29,7 +29,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(streams: usize) -> Self {
-        Self { streams, full: BTreeSet::new(), next: 0, empty: 0, turn: false }
+        Self { streams, full: SortedSet::new(), next: 0, empty: 0, turn: false }
     }
 
     /// Returns whether nothing is left to read, as far as the last answers show.
@@ -102,6 +102,8 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// Simulates reads of streams that hold `left` entries each, and returns the number of reads.

@@ -3,12 +3,11 @@
 //! A deletion marks the topic or group first, then removes the leases, and removes the keys that show its existence
 //! last. So nobody restores it meanwhile, and a deletion that stopped half-way can be called again.
 
-use std::collections::BTreeSet;
-
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::name::{GroupName, TopicName};
 use millstream_core::schedule::Place;
+use millstream_core::sorted::SortedSet;
 use millstream_core::topic::{MAX_PARTITIONS, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
@@ -94,7 +93,7 @@ impl RedisBackend {
         // Only the list has the partitions of an unfinished expansion, or of a topic that lost its settings.
         let partitions = self.listed_partitions(name, known.unwrap_or(0)).await?;
         let groups = match partitions {
-            0 => BTreeSet::new(),
+            0 => SortedSet::new(),
             _ => match self.take_partitions(name, partitions, &deletion).await? {
                 Some(groups) => groups,
                 // Another caller has completed this deletion.
@@ -136,7 +135,7 @@ impl RedisBackend {
         name: &TopicName,
         partitions: u32,
         deletion: &Deletion,
-    ) -> Result<Option<BTreeSet<GroupName>>> {
+    ) -> Result<Option<SortedSet<GroupName>>> {
         let keys = &self.inner.keys;
         let mark = keys.topic_meta(name);
         let topic = TopicSpec::new(name.clone(), partitions)?;
@@ -192,7 +191,7 @@ impl RedisBackend {
     }
 
     /// Wakes all members that wait for changes of these groups: their next heartbeat reports the deletion.
-    async fn wake_members(&self, name: &TopicName, groups: &BTreeSet<GroupName>) -> Result<()> {
+    async fn wake_members(&self, name: &TopicName, groups: &SortedSet<GroupName>) -> Result<()> {
         let mut pipe = Pipeline::with_capacity(groups.len());
         for group in groups {
             let changes = self.inner.keys.changes(name, group);
@@ -208,11 +207,11 @@ impl RedisBackend {
 
     /// Returns the groups that are registered, and those that are only on a log. Registers the latter, since the logs
     /// that name them are removed next.
-    async fn all_groups(&self, name: &TopicName, all: &[TopicPartition]) -> Result<BTreeSet<GroupName>> {
+    async fn all_groups(&self, name: &TopicName, all: &[TopicPartition]) -> Result<SortedSet<GroupName>> {
         let key = self.inner.keys.topic_groups(name);
-        let mut groups: BTreeSet<GroupName> =
+        let mut groups: SortedSet<GroupName> =
             self.inner.names(&key, |name| GroupName::new(name)).await?.into_iter().collect();
-        let mut found = BTreeSet::new();
+        let mut found = SortedSet::new();
         for chunk in all.chunks(CHUNK) {
             for look in self.look_at(chunk).await? {
                 // A group with an invalid name has no keys of ours.
@@ -228,7 +227,7 @@ impl RedisBackend {
                 pipe.arg(group.as_str());
             }
             self.inner.one(&key, &pipe).await?;
-            groups.append(&mut found);
+            groups.extend(found);
         }
         Ok(groups)
     }

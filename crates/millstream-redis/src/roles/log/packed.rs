@@ -3,13 +3,12 @@
 //! A script cannot read a compressed pack. So the body of a message that is parked or becomes a dead letter is read here, before the
 //! call; the script checks in one step that the message is not settled, stores the body, and notes that it is.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use millstream_core::dead_letters::Reason;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::log::{InPack, Receipt, Settlement};
+use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
 use millstream_packing::{Unpacked, unpack_with};
@@ -31,7 +30,7 @@ const CALL: (usize, usize) = (1_000, 1 << 20);
 const PACKS: usize = 8;
 
 /// Messages of packs, by their ids. Those of a pack that is gone are missing.
-pub(super) type Bodies = BTreeMap<MessageId, Body>;
+pub(super) type Bodies = SortedMap<MessageId, Body>;
 
 /// What is stored of a message of a pack that is parked or given up.
 pub(super) enum Body {
@@ -116,14 +115,14 @@ fn body(receipt: &Receipt, pack: &Fields, read: Result<&[Fields], &String>) -> B
 #[derive(Default)]
 pub(super) struct Packed<'a> {
     /// By the ids of packs: their number of messages, and the positions of those that are settled, by their places in the batch.
-    acks: BTreeMap<MessageId, (u32, Vec<(u32, usize)>)>,
+    acks: SortedMap<MessageId, (u32, Vec<(u32, usize)>)>,
     others: Vec<(usize, &'a Receipt, InPack, &'a Settlement)>,
 }
 
 impl<'a> Packed<'a> {
     pub(super) fn add(&mut self, at: usize, receipt: &'a Receipt, pack: InPack, settlement: &'a Settlement) {
         if *settlement == Settlement::Ack {
-            let (_, acked) = self.acks.entry(receipt.entry()).or_insert_with(|| (pack.count, Vec::new()));
+            let (_, acked) = self.acks.get_or_insert_with(receipt.entry(), || (pack.count, Vec::new()));
             acked.push((pack.position(), at));
         } else {
             self.others.push((at, receipt, pack, settlement));

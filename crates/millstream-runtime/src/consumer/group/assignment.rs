@@ -1,11 +1,10 @@
 //! Calls the assignor, and falls back to the default one if the result is invalid.
 
-use std::collections::BTreeSet;
-
 use millstream_core::assignment::Balanced;
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::members::{Assignment, GroupMembers};
 use millstream_core::panics::{UserCode, catch};
+use millstream_core::sorted::SortedSet;
 use millstream_core::{Assignor, Observer, Partition};
 
 /// Returns the assignment for the group's members. If the assignor panics or returns an invalid assignment, the default
@@ -35,7 +34,7 @@ pub(in crate::consumer) fn decide(
 
 /// Returns what is wrong with an assignment. `None` if it is valid.
 fn check(assignment: &Assignment, roster: &GroupMembers) -> Option<String> {
-    let mut owned = BTreeSet::new();
+    let mut owned = SortedSet::new();
     for (id, partitions) in assignment {
         if roster.members.binary_search_by(|member| member.id.cmp(id)).is_err() {
             return Some(format!("{id} is no member"));

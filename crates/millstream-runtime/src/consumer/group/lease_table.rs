@@ -1,9 +1,9 @@
 //! Lease table: the leases of one topic that are held now, shared by the ownership loop and the lease keeper.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_core::Partition;
+use millstream_core::sorted::SortedMap;
 use tokio::sync::Notify;
 
 use crate::consumer::group::lease::LeaseGuard;
@@ -15,7 +15,7 @@ use crate::consumer::group::lease::LeaseGuard;
 #[derive(Clone, Debug, Default)]
 pub(in crate::consumer) struct LeaseTable(Arc<Shared>);
 
-type Guards = BTreeMap<(Partition, u64), Arc<LeaseGuard>>;
+type Guards = SortedMap<(Partition, u64), Arc<LeaseGuard>>;
 
 #[derive(Debug, Default)]
 struct Shared {

@@ -1,6 +1,5 @@
 //! The membership loop: sends heartbeats, receives the assignment, and decides one if nobody else has.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::members::{HeartbeatReply, Member, Version, Watch};
+use millstream_core::sorted::SortedSet;
 use millstream_core::suspension::ServerTime;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -45,7 +45,7 @@ pub(in crate::consumer) enum Target {
     /// Not known yet.
     Unknown,
     /// These partitions.
-    Own(BTreeSet<Partition>),
+    Own(SortedSet<Partition>),
     /// None any more: we have left.
     Left,
 }
@@ -223,7 +223,7 @@ impl Membership {
             Some(assigned) => {
                 self.unassigned = None;
                 let exist = |partition: &Partition| partition.0 < pulse.partitions;
-                let own: BTreeSet<_> = assigned.iter().copied().filter(exist).collect();
+                let own: SortedSet<_> = assigned.iter().copied().filter(exist).collect();
                 self.context.status.heartbeat(&self.context.topic.name, pulse.members, Some(&own));
                 self.aim(own, pulse.members);
                 None
@@ -267,7 +267,7 @@ impl Membership {
         pause
     }
 
-    fn aim(&self, own: BTreeSet<Partition>, members: u32) {
+    fn aim(&self, own: SortedSet<Partition>, members: u32) {
         let partitions = own.len();
         let target = Target::Own(own);
         let changed = self.target.send_if_modified(|before| {

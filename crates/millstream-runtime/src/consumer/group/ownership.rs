@@ -1,6 +1,6 @@
 //! The ownership loop: releases partitions that others should own, acquires ours, and runs one worker per partition.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use millstream_core::error::Result;
 use millstream_core::leases::Acquired;
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{Partition, Resource, TopicPartition};
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
@@ -39,16 +40,16 @@ pub(in crate::consumer) struct Ownership {
     table: LeaseTable,
     target: watch::Receiver<Target>,
     /// The partitions that we should own.
-    wanted: BTreeSet<Partition>,
+    wanted: SortedSet<Partition>,
     pending_acquires: PendingAcquires,
     requests: FuturesUnordered<BoxFuture<'static, Option<Answer>>>,
     workers: JoinSet<Ended>,
     /// The partition of each worker task. Needed because a task that panics returns no value.
     partitions: HashMap<task::Id, Partition>,
     /// Completed seeks whose partitions are being acquired again.
-    moved: BTreeMap<Partition, CompletedSeek>,
+    moved: SortedMap<Partition, CompletedSeek>,
     /// Partitions with a worker, including those that are being released.
-    owned: BTreeMap<Partition, Arc<LeaseGuard>>,
+    owned: SortedMap<Partition, Arc<LeaseGuard>>,
     monitor: LoopMonitor,
     /// When the consumer was asked to stop.
     stopping: Option<Instant>,
@@ -78,13 +79,13 @@ impl Ownership {
             context,
             table,
             target,
-            wanted: BTreeSet::new(),
+            wanted: SortedSet::new(),
             pending_acquires: PendingAcquires::default(),
             requests: FuturesUnordered::new(),
             workers: JoinSet::new(),
             partitions: HashMap::new(),
-            moved: BTreeMap::new(),
-            owned: BTreeMap::new(),
+            moved: SortedMap::new(),
+            owned: SortedMap::new(),
             stopping: None,
         }
     }
@@ -93,7 +94,7 @@ impl Ownership {
     pub(in crate::consumer) async fn run(mut self) {
         while self.run_once().await {}
         // We have left the group: revokes everything that is still owned.
-        self.aim(BTreeSet::new());
+        self.aim(SortedSet::new());
         let since = self.stopping.unwrap_or_else(Instant::now);
         let rest = self.context.shutdown_timeout().saturating_sub(since.elapsed());
         if timeout(rest, self.drain()).await.is_err() {
@@ -147,7 +148,7 @@ impl Ownership {
     }
 
     /// Revokes partitions that are no longer wanted, and starts to acquire the missing ones.
-    fn aim(&mut self, wanted: BTreeSet<Partition>) {
+    fn aim(&mut self, wanted: SortedSet<Partition>) {
         self.wanted = wanted;
         for (partition, guard) in &self.owned {
             if !self.wanted.contains(partition) {

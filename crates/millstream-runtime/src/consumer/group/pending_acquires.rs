@@ -1,9 +1,9 @@
 //! Pending acquires: partitions that we should own and others still hold, and the time of the next request for each.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millstream_core::Partition;
+use millstream_core::sorted::{SortedMap, SortedSet};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -19,9 +19,9 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// All partitions that are missing.
 #[derive(Debug, Default)]
 pub(in crate::consumer) struct PendingAcquires {
-    pending_acquires: BTreeMap<Partition, PendingAcquire>,
+    pending_acquires: SortedMap<Partition, PendingAcquire>,
     /// Partitions by the time of their next request.
-    due: BTreeSet<(Instant, Partition)>,
+    due: SortedSet<(Instant, Partition)>,
 }
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ struct PendingAcquire {
 impl PendingAcquires {
     /// Starts to acquire `partition` at `next`, unless it is pending already.
     pub(in crate::consumer) fn start(&mut self, partition: Partition, now: Instant, next: Instant) {
-        self.pending_acquires.entry(partition).or_insert_with(|| {
+        self.pending_acquires.get_or_insert_with(partition, || {
             self.due.insert((next, partition));
             PendingAcquire { since: now, next: Some(next), nonce: nonce() }
         });

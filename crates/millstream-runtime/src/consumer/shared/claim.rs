@@ -4,7 +4,6 @@
 //! members compute in the same way does so. Since one member may be busy, each member also checks all partitions now and
 //! then: at any time about one of them does.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use millstream_core::error::{ErrorKind, Result};
 use millstream_core::log::Fetched;
 use millstream_core::members::GroupMembers;
 use millstream_core::shared::{Claimed, consumer_of};
+use millstream_core::sorted::SortedSet;
 use millstream_core::{MemberId, Partition};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -35,7 +35,7 @@ pub(in crate::consumer) struct Claimer {
     /// Claims under way. Those at a server that gives no answer go on while others are begun anew.
     claims: FuturesUnordered<BoxFuture<'static, Ended>>,
     /// Their partitions.
-    asked: BTreeSet<Partition>,
+    asked: SortedSet<Partition>,
     /// Number of checks so far. Each begins with another portion: there may be room for the first ones only.
     checks: usize,
 }
@@ -53,7 +53,7 @@ type Ended = (Vec<Partition>, Result<Looked>);
 
 impl Claimer {
     pub(in crate::consumer) fn new(sharer: Arc<Sharer>, grown: watch::Sender<u32>) -> Self {
-        let (claims, asked) = (FuturesUnordered::new(), BTreeSet::new());
+        let (claims, asked) = (FuturesUnordered::new(), SortedSet::new());
         Self { sharer, grown, looked: Instant::now(), claims, asked, checks: 0 }
     }
 
@@ -136,7 +136,7 @@ impl Claimer {
         let first = self.checks % portions.len().max(1);
         portions.rotate_left(first);
         for partitions in portions {
-            self.asked.extend(&partitions);
+            self.asked.extend(partitions.iter().copied());
             let members = (alive.clone(), living.clone());
             self.claims.push(Box::pin(claim(sharer.clone(), partitions, members, limits)));
         }
@@ -144,7 +144,7 @@ impl Claimer {
         let mut failed = None;
         let until = Instant::now() + period;
         // Not for those of earlier rounds, whose servers give no answer.
-        let mut missing: BTreeSet<Partition> = wanted.into_iter().collect();
+        let mut missing = wanted;
         while !missing.is_empty()
             && let Ok((partitions, claimed)) = timeout_at(until, self.ended()).await
         {

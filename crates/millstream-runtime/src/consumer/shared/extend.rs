@@ -1,12 +1,12 @@
 //! The extend loop: extends all entries in flight, three times per ttl, and watches their deadlines.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use millstream_core::error::Result;
 use millstream_core::log::Receipt;
+use millstream_core::sorted::SortedSet;
 use millstream_core::{GroupName, Partition};
 use tokio::time::sleep;
 
@@ -80,7 +80,7 @@ impl Extender {
         let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
         let request = context.backend.shared()?.extend(member, partition, &receipts);
         let lost = self.sharer.answer(&[partition], within(context.renewal_timeout(), request)).await?;
-        let lost: BTreeSet<Receipt> = lost.into_iter().collect();
+        let lost: SortedSet<Receipt> = lost.into_iter().collect();
         let messages = leases.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
             let topic_partition = member.partition(partition);

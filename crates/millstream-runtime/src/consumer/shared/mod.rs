@@ -18,7 +18,6 @@ mod extend;
 mod fetch;
 mod unreadable;
 
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +29,7 @@ use millstream_core::error::Result;
 use millstream_core::members::{GroupMembers, Member};
 use millstream_core::panics::text_of;
 use millstream_core::shared::{SharedMember, consumer_of};
+use millstream_core::sorted::SortedMap;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -73,7 +73,7 @@ struct Sharer {
 }
 
 /// The inboxes of workers.
-type Inboxes = Arc<Mutex<BTreeMap<Partition, UnboundedSender<Page>>>>;
+type Inboxes = Arc<Mutex<SortedMap<Partition, UnboundedSender<Page>>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

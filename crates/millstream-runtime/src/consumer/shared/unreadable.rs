@@ -3,13 +3,13 @@
 //! No order is kept among shared entries, so what can be read is handled, and other partitions go on. Of a partition with such a pack
 //! nothing new is taken or claimed: others of the group may be able to read it.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::Partition;
 use millstream_core::error::Error;
 use millstream_core::shared::SharedMember;
+use millstream_core::sorted::SortedMap;
 use millstream_loops::LoopMonitor;
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ const UNANSWERED: Duration = Duration::from_secs(60);
 
 /// The partitions that have such packs, as far as is known.
 #[derive(Default)]
-pub(super) struct UnreadablePartitions(Mutex<BTreeMap<Partition, Unreadable>>);
+pub(super) struct UnreadablePartitions(Mutex<SortedMap<Partition, Unreadable>>);
 
 struct Unreadable {
     /// Reports the error, and that it has ended.
@@ -32,7 +32,7 @@ struct Unreadable {
 }
 
 impl UnreadablePartitions {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Partition, Unreadable>> {
+    fn lock(&self) -> MutexGuard<'_, SortedMap<Partition, Unreadable>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,12 +59,14 @@ impl UnreadablePartitions {
 
     /// Returns once whether it is time to look at one of these partitions from the beginning.
     pub(super) fn is_due(&self, partitions: &[Partition]) -> bool {
-        let (now, mut all) = (Instant::now(), self.lock());
-        let due = |(partition, known): &(&Partition, &mut Unreadable)| {
-            known.again <= now && partitions.contains(partition)
-        };
-        // Until it is found again, or gone.
-        all.iter_mut().filter(due).map(|(_, known)| known.again = now + UNANSWERED).count() > 0
+        let (now, mut all, mut is_due) = (Instant::now(), self.lock(), false);
+        for partition in partitions {
+            if let Some(known) = all.get_mut(partition).filter(|known| known.again <= now) {
+                // Until it is found again, or gone.
+                (known.again, is_due) = (now + UNANSWERED, true);
+            }
+        }
+        is_due
     }
 
     /// Records that all that is pending of these partitions was read by a reader opened at a time. What was not found since then is
@@ -75,11 +77,13 @@ impl UnreadablePartitions {
             if all.is_empty() {
                 return;
             }
-            let is_gone = |(partition, known): &(&Partition, &Unreadable)| {
-                partitions.contains(partition) && known.found < opened
-            };
-            let gone: Vec<Partition> = all.iter().filter(is_gone).map(|(partition, _)| *partition).collect();
-            gone.iter().filter_map(|partition| all.remove(partition)).collect()
+            let mut gone = Vec::new();
+            for partition in partitions {
+                if all.get(partition).is_some_and(|known| known.found < opened) {
+                    gone.extend(all.remove(partition));
+                }
+            }
+            gone
         };
         for Unreadable { monitor, .. } in gone {
             monitor.succeeded(&*context.observer);

@@ -2,11 +2,11 @@
 
 mod id_set;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_core::MessageId;
 use millstream_core::log::{Entry, Receipt, Source};
+use millstream_core::sorted::{SortedMap, SortedSet};
 
 use id_set::IdSet;
 
@@ -20,9 +20,9 @@ pub(in crate::consumer) struct InFlight {
     max_blocked: usize,
     unsettled: IdSet,
     /// Entries that were in flight and may not be settled: if they are not, they will be read again.
-    returning: BTreeSet<Receipt>,
+    returning: SortedSet<Receipt>,
     /// Unsettled entries that earlier owners held when they ended, and whether each is a poison candidate.
-    inherited: BTreeMap<Receipt, bool>,
+    inherited: SortedMap<Receipt, bool>,
     /// Number of candidates among them.
     candidates: usize,
     /// Number of entries that earlier owners held, and of candidates among them, whether they are settled by now or not.
@@ -31,7 +31,7 @@ pub(in crate::consumer) struct InFlight {
     caught_up: bool,
     /// Entries that were settled while the pending list is being read again. The list may have been read before the
     /// settlement, and then shows settled entries as pending.
-    settled_meanwhile: Option<BTreeSet<Receipt>>,
+    settled_meanwhile: Option<SortedSet<Receipt>>,
     /// The highest id of the log that was ever in flight.
     highest: MessageId,
     /// Number of entries in blocked queues. They have a limit of their own.
@@ -50,8 +50,8 @@ impl InFlight {
             at_once,
             max_blocked,
             unsettled: IdSet::default(),
-            returning: BTreeSet::new(),
-            inherited: BTreeMap::new(),
+            returning: SortedSet::new(),
+            inherited: SortedMap::new(),
             candidates: 0,
             taken_over: (0, 0),
             caught_up: false,

@@ -1,12 +1,13 @@
 //! The leases of entries of a consumer that shares its partitions. Its entries are in handlers, ready for one, or waiting to be
 //! settled; each has the time until which it is ours.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::log::{Entry, Receipt, Source};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{MessageId, Partition, wire};
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::Instant;
@@ -53,7 +54,7 @@ pub(in crate::consumer) struct EntryLeases {
 }
 
 /// Settled entries, with the digests of their fields.
-type Settled = BTreeMap<Receipt, u64>;
+type Settled = SortedMap<Receipt, u64>;
 
 #[derive(Debug, Default)]
 struct Table {
@@ -65,14 +66,14 @@ struct Table {
     /// Room for more of them.
     room: Room,
     /// The partitions whose entries under our name are being read again, with those that were settled meanwhile.
-    rewinding: BTreeMap<Partition, Settled>,
+    rewinding: SortedMap<Partition, Settled>,
     /// The partitions of which a claim is under way. What it claimed is pending under our name, so the reader may have found
     /// it there before the answer arrived.
-    claiming: BTreeMap<Partition, Settled>,
+    claiming: SortedMap<Partition, Settled>,
     /// The partitions in which an entry is pending under our name and not in flight: their reader must start over.
-    stray: BTreeSet<Partition>,
+    stray: SortedSet<Partition>,
     /// The partitions in which a claim had no answer, until their reader has started over and found what it claimed.
-    unanswered: BTreeSet<Partition>,
+    unanswered: SortedSet<Partition>,
     /// The earliest deadline when it was last looked for: the next look comes then. `None` if there was none.
     watched: Option<Instant>,
 }
@@ -171,7 +172,7 @@ impl EntryLeases {
     pub(in crate::consumer) fn begin_rewind(&self, partitions: &[Partition]) {
         let mut table = self.table();
         for partition in partitions {
-            table.rewinding.entry(*partition).or_default();
+            table.rewinding.get_or_default(*partition);
         }
         for ((partition, _), lease) in &mut table.leases {
             lease.confirmed &= !partitions.contains(partition);
@@ -194,21 +195,18 @@ impl EntryLeases {
     pub(in crate::consumer) fn end_rewind(&self, partitions: &[Partition]) -> usize {
         let mut guard = self.table();
         let table = &mut *guard;
-        let ended: BTreeSet<_> =
-            partitions.iter().filter(|partition| table.rewinding.remove(partition).is_some()).collect();
+        let mut ended: SortedSet<Partition> = partitions.iter().copied().collect();
+        ended.retain(|partition| table.rewinding.remove(partition).is_some());
         if ended.is_empty() {
             return 0;
         }
         // Unless it had no answer since the reader started over.
         table.unanswered.retain(|partition| !ended.contains(partition) || table.stray.contains(partition));
         let mut lost = 0;
-        let is_gone =
-            |partition: &Partition, lease: &LeaseState| ended.contains(partition) && !lease.confirmed;
-        let (gone, kept): (BTreeMap<_, _>, _) = std::mem::take(&mut table.leases)
-            .into_iter()
-            .partition(|((partition, _), lease)| is_gone(partition, lease));
-        table.leases = kept;
-        for (id, lease) in gone {
+        let gone = table.leases.iter().filter(|((of, _), lease)| !lease.confirmed && ended.contains(of));
+        let gone: Vec<Id> = gone.map(|(id, _)| *id).collect();
+        for id in gone {
+            let Some(lease) = table.leases.remove(&id) else { continue };
             lease.cancelled.cancel();
             lost += usize::from(!lease.decided);
             table.discount(id, &lease);
@@ -478,11 +476,11 @@ impl EntryLeases {
     }
 
     /// Returns all entries that are to be extended, by partition.
-    pub(in crate::consumer) fn all(&self) -> BTreeMap<Partition, Vec<Key>> {
-        let mut all = BTreeMap::<Partition, Vec<Key>>::new();
+    pub(in crate::consumer) fn all(&self) -> SortedMap<Partition, Vec<Key>> {
+        let mut all = SortedMap::<Partition, Vec<Key>>::new();
         for ((partition, receipt), lease) in &self.table().leases {
             let key = Key { partition: *partition, receipt: *receipt, serial: lease.serial };
-            all.entry(*partition).or_default().push(key);
+            all.get_or_default(*partition).push(key);
         }
         all
     }
@@ -506,7 +504,7 @@ impl EntryLeases {
     }
 
     /// Returns the entries of a partition that are in flight. One that is a pack is in flight as long as one of its messages is.
-    pub(in crate::consumer) fn held(&self, partition: Partition) -> BTreeSet<(Source, MessageId)> {
+    pub(in crate::consumer) fn held(&self, partition: Partition) -> SortedSet<(Source, MessageId)> {
         let table = self.table();
         let first = (partition, Receipt::new(Source::Log, MessageId::ZERO));
         let held = table.leases.range(first..).map(|(id, _)| id).take_while(|(of, _)| *of == partition);

@@ -1,8 +1,7 @@
 //! Room for the entries of a consumer that shares its partitions: how many more it may read or claim.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use millstream_core::log::{Receipt, Source};
+use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{MessageId, Partition};
 
 /// Counts what is taken of two limits: that of entries that are read, and that of entries that are claimed.
@@ -18,10 +17,10 @@ pub(in crate::consumer) struct Room {
     reads: Taken,
     claims: Taken,
     /// Number of entries of retry logs among those that were read.
-    retries: BTreeMap<Partition, usize>,
-    silent: BTreeSet<Partition>,
+    retries: SortedMap<Partition, usize>,
+    silent: SortedSet<Partition>,
     /// The partitions that are read; `None` for all.
-    open: Option<BTreeSet<Partition>>,
+    open: Option<SortedSet<Partition>>,
 }
 
 /// What is taken of one limit: entries that are held, and those that requests under way may bring.
@@ -30,9 +29,9 @@ struct Taken {
     limit: usize,
     /// Largest weight of a pack.
     heaviest: usize,
-    by_partition: BTreeMap<Partition, Load>,
+    by_partition: SortedMap<Partition, Load>,
     /// Number of messages that are held of each pack.
-    packs: BTreeMap<(Partition, MessageId), usize>,
+    packs: SortedMap<(Partition, MessageId), usize>,
 }
 
 /// What is taken by one partition, or by several.
@@ -63,7 +62,7 @@ impl Taken {
 
     fn add(&mut self, partition: Partition, messages: usize) {
         if messages > 0 {
-            let load = self.by_partition.entry(partition).or_default();
+            let load = self.by_partition.get_or_default(partition);
             *load = load.plus(Load { messages, weight: messages });
         }
     }
@@ -79,10 +78,10 @@ impl Taken {
 
     /// Counts one message of a pack, which weighs nothing if many others of it are held.
     fn add_packed(&mut self, partition: Partition, pack: MessageId) {
-        let held = self.packs.entry((partition, pack)).or_default();
+        let held = self.packs.get_or_default((partition, pack));
         *held += 1;
         let weight = usize::from(*held <= self.heaviest);
-        let load = self.by_partition.entry(partition).or_default();
+        let load = self.by_partition.get_or_default(partition);
         *load = load.plus(Load { messages: 1, weight });
     }
 
@@ -101,7 +100,7 @@ impl Taken {
     }
 
     /// Returns what is counted if the entries of silent partitions are not, up to the limit.
-    fn counted(&self, open: Option<&BTreeSet<Partition>>, silent: &BTreeSet<Partition>) -> Load {
+    fn counted(&self, open: Option<&SortedSet<Partition>>, silent: &SortedSet<Partition>) -> Load {
         let (mut all, mut there) = (Load::default(), Load::default());
         for (partition, load) in &self.by_partition {
             if open.is_some_and(|open| !open.contains(partition)) {
@@ -139,7 +138,7 @@ impl Room {
     /// Counts a message that is held.
     pub(in crate::consumer) fn hold(&mut self, claimed: bool, partition: Partition, receipt: &Receipt) {
         if !claimed && receipt.source == Source::Retry {
-            *self.retries.entry(partition).or_default() += 1;
+            *self.retries.get_or_default(partition) += 1;
         }
         match receipt.pack {
             Some(_) => self.of(claimed).add_packed(partition, receipt.entry()),
@@ -163,7 +162,7 @@ impl Room {
 
     /// Returns what is counted of one limit; with `others`, where partitions are read side by side, silent ones are not.
     fn counted(&self, claimed: bool, others: bool) -> Load {
-        let silent = if others { &self.silent } else { const { &BTreeSet::new() } };
+        let silent = if others { &self.silent } else { const { &SortedSet::new() } };
         let taken = if claimed { &self.claims } else { &self.reads };
         taken.counted(self.open.as_ref(), silent)
     }
