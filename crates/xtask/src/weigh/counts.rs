@@ -11,13 +11,14 @@ use crate::quick::members;
 use crate::run::{cargo, target};
 
 /// Packages whose crates are counted: a name, and the options of `cargo tree`.
-const PACKAGES: [(&str, &[&str]); 8] = [
+const PACKAGES: [(&str, &[&str]); 9] = [
     ("facade-none", &["millstream", "--no-default-features"]),
     ("facade-default", &["millstream"]),
     ("facade-all", &["millstream", "--all-features"]),
     // Their dependencies are those of tests, as examples of a package are.
     ("examples", &["examples"]),
     ("examples-backend", &["examples-backend"]),
+    ("examples-metrics", &["examples-metrics"]),
     ("examples-sql", &["examples-sql"]),
     ("examples-web", &["examples-web"]),
     ("cli", &["millstream-cli"]),
