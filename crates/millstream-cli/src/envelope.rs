@@ -3,6 +3,7 @@
 use anyhow::Error;
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::commands::message::sanitize;
 use crate::exit::{Interrupted, Usage};
@@ -12,10 +13,10 @@ use crate::exit::{Interrupted, Usage};
 pub(crate) const VERSION: u32 = 1;
 
 #[derive(Serialize)]
-struct DataLine<'a, T> {
+struct DataLine<'a> {
     version: u32,
     command: &'a str,
-    data: &'a T,
+    data: &'a RawValue,
 }
 
 #[derive(Serialize)]
@@ -48,6 +49,11 @@ pub(crate) struct ErrorView {
 /// # Errors
 /// If the value has no JSON form.
 pub(crate) fn data<T: Serialize>(command: &str, data: &T) -> serde_json::Result<String> {
+    data_line(command, &to_raw_value(data)?)
+}
+
+/// Apart from [`data`], which is made anew for each type.
+fn data_line(command: &str, data: &RawValue) -> serde_json::Result<String> {
     let line = serde_json::to_string(&DataLine { version: VERSION, command, data })?;
     Ok(sanitize::json(&line).into_owned())
 }

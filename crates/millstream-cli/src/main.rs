@@ -17,7 +17,9 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use commands::Command;
 use envelope::ErrorView;
@@ -59,6 +61,13 @@ stopped ends with 0 then.";
 /// omitted, and what users of the dashboard change is logged.
 const LOG_FILTER: &str = "warn,millstream_redis::risks=error,millstream_dashboard::audit=info";
 
+/// Returns the log filter: `warn,millstream_redis=debug`. It selects by target and level only: a filter that
+/// selects spans by their fields would bring an engine for regular expressions.
+fn log_filter() -> Targets {
+    let asked = std::env::var("RUST_LOG").ok().and_then(|it| it.parse().ok());
+    asked.or_else(|| LOG_FILTER.parse().ok()).unwrap_or_default()
+}
+
 /// Rewrites `millstream help topic list` to `millstream topic list --help`.
 fn expand_help(mut args: Vec<OsString>) -> Vec<OsString> {
     if args.get(1).is_some_and(|word| word == "help") {
@@ -90,13 +99,9 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error, &args),
     };
     // Errors in the background are logged when they occur, and are not part of the output.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = output::colours(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(colours)
-        .with_writer(|| log_buffer::LogWriter)
-        .init();
+    let log = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(|| log_buffer::LogWriter);
+    tracing_subscriber::registry().with(log_filter()).with(log).init();
     let output = cli.global.output();
     exit::code(run(cli, &Typed::of(&matches)), output)
 }
@@ -140,4 +145,23 @@ fn run(Cli { global, command }: Cli, typed: &Typed) -> Result<Exit, Failure> {
             Ok(ended) => Ok(ended),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::filter::LevelFilter;
+
+    use super::*;
+
+    #[test]
+    fn warnings_are_logged_and_what_is_changed_in_the_dashboard() {
+        let filter: Targets = LOG_FILTER.parse().expect("a filter");
+        let logs = |target, level: LevelFilter| {
+            level.into_level().is_some_and(|level| filter.would_enable(target, &level))
+        };
+        assert!(logs("millstream_runtime::consumer", LevelFilter::WARN));
+        assert!(!logs("millstream_runtime::consumer", LevelFilter::INFO));
+        assert!(!logs("millstream_redis::risks", LevelFilter::WARN));
+        assert!(logs("millstream_dashboard::audit", LevelFilter::INFO));
+    }
 }

@@ -60,10 +60,10 @@ impl Output {
     /// # Errors
     /// If it cannot be written; [`Closed`] if stdout is closed.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
-        if self.json {
-            return self.write(&self.line(value)?);
-        }
-        let mut text = text(value);
+        if self.json { self.write(&self.line(value)?) } else { self.write_lines(text(value)) }
+    }
+
+    fn write_lines(&self, mut text: String) -> Result<()> {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
@@ -129,11 +129,15 @@ where
     R: IntoIterator<Item = C>,
     C: Into<String>,
 {
+    table_of(titles, rows.into_iter().map(|row| row.into_iter().map(Into::into).collect()).collect())
+}
+
+fn table_of(titles: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(titles.iter().map(|title| title.trim_start_matches('>')));
     for row in rows {
-        table.add_row(row.into_iter().map(|cell| sanitize::text(Into::<String>::into(cell).as_bytes())));
+        table.add_row(row.into_iter().map(|cell| sanitize::text(cell.as_bytes())));
     }
     for (column, title) in table.column_iter_mut().zip(titles) {
         column.set_padding((0, 2));
@@ -148,7 +152,10 @@ where
 
 /// Formats names with their values, one per line.
 pub(crate) fn list<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
-    let pairs: Vec<_> = pairs.into_iter().collect();
+    list_of(&pairs.into_iter().collect::<Vec<_>>())
+}
+
+fn list_of(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines: Vec<_> = pairs
         .iter()

@@ -29,6 +29,8 @@ mod top;
 mod topic;
 mod verify;
 
+use std::pin::Pin;
+
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
@@ -78,39 +80,38 @@ impl Command {
     ///
     /// # Errors
     /// Any error of the command.
-    pub(crate) async fn run(self, global: &Global) -> Result<Exit> {
-        // Boxed, as the future would otherwise have the size of the largest one.
+    pub(crate) fn run(self, global: &Global) -> Running<'_> {
         match self {
-            Self::Topic(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Group(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Produce(it) => Box::pin(it.run(global)).await,
-            Self::Consume(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Tail(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Delayed(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Schedule(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Queue(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Lock(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Leader(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Topic(it) => connected(global, |cx| it.run(cx)),
+            Self::Group(it) => connected(global, |cx| it.run(cx)),
+            Self::Produce(it) => Box::pin(it.run(global)),
+            Self::Consume(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Tail(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Delayed(it) => connected(global, |cx| it.run(cx)),
+            Self::Schedule(it) => connected(global, |cx| it.run(cx)),
+            Self::Queue(it) => connected(global, |cx| it.run(cx)),
+            Self::Lock(it) => connected(global, |cx| it.run(cx)),
+            Self::Leader(it) => connected(global, |cx| Box::pin(it.run(cx))),
             #[cfg(feature = "dashboard")]
-            Self::Dashboard(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Dashboard(it) => connected(global, |cx| Box::pin(it.run(cx))),
             #[cfg(feature = "exporter")]
-            Self::Exporter(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Exporter(it) => connected(global, |cx| Box::pin(it.run(cx))),
             #[cfg(feature = "keda")]
-            Self::Scaler(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Scaler(it) => connected(global, |cx| Box::pin(it.run(cx))),
             #[cfg(feature = "top")]
-            Self::Top(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Lag(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Owners(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Pending(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Retries(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Memory(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Dlq(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Verify(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Doctor(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Acl(it) => it.run(global, global.output()),
-            Self::Completions(it) => it.run(global.output()),
-            Self::Man(it) => it.run(global.output()),
-            Self::Schema(it) => it.run(global.output()),
+            Self::Top(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Lag(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Owners(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Pending(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Retries(it) => connected(global, |cx| it.run(cx)),
+            Self::Memory(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Dlq(it) => connected(global, |cx| it.run(cx)),
+            Self::Verify(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Doctor(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Acl(it) => ended(it.run(global, global.output())),
+            Self::Completions(it) => ended(it.run(global.output())),
+            Self::Man(it) => ended(it.run(global.output())),
+            Self::Schema(it) => ended(it.run(global.output())),
         }
     }
 
@@ -124,6 +125,29 @@ impl Command {
             _ => Ok(()),
         }
     }
+}
+
+/// A command that runs. Its type says nothing of the command: the states of all commands would otherwise be one type, which
+/// the compiler makes and optimises as a whole.
+pub(crate) type Running<'a> = Pin<Box<dyn Future<Output = Result<Exit>> + 'a>>;
+
+/// A command that waits for its connection.
+type Connected<'a> = Box<dyn for<'c> FnOnce(&'c Context) -> Running<'c> + 'a>;
+
+/// Connects to the server, and runs a command with the connection.
+fn connected<'a>(
+    global: &'a Global,
+    run: impl for<'c> FnOnce(&'c Context) -> Running<'c> + 'a,
+) -> Running<'a> {
+    async fn open(global: &Global, run: Connected<'_>) -> Result<Exit> {
+        run(&Context::open(global).await?).await
+    }
+    Box::pin(open(global, Box::new(run)))
+}
+
+/// A command that has ended at once.
+fn ended(result: Result<Exit>) -> Running<'static> {
+    Box::pin(std::future::ready(result))
 }
 
 /// Option of all commands that change something.

@@ -8,6 +8,7 @@ pub(crate) mod verified;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +31,9 @@ const AT_ONCE: usize = 8;
 const PATIENCE: Duration = Duration::from_millis(800);
 /// Maximum number of notes of an action.
 const NOTES: usize = 20;
+
+/// What an action does.
+type Work = Pin<Box<dyn Future<Output = millstream::Result<()>> + Send>>;
 
 /// Change that a user has asked for.
 #[derive(Clone, Debug)]
@@ -235,9 +239,19 @@ impl Actions {
     /// Too many actions at a time, or a beginning that cannot be recorded: nothing was changed then.
     pub(crate) async fn run<F, Fut>(&self, user: &str, order: Order, work: F) -> Result<Arc<Action>, Refused>
     where
-        F: FnOnce(Arc<Action>) -> Fut,
+        F: FnOnce(Arc<Action>) -> Fut + Send,
         Fut: Future<Output = millstream::Result<()>> + Send + 'static,
     {
+        self.run_boxed(user, order, Box::new(|action| Box::pin(work(action)))).await
+    }
+
+    /// Apart from [`run`](Self::run), which is made anew for each kind of action.
+    async fn run_boxed(
+        &self,
+        user: &str,
+        order: Order,
+        work: Box<dyn FnOnce(Arc<Action>) -> Work + Send + '_>,
+    ) -> Result<Arc<Action>, Refused> {
         let action = self.add(user, order)?;
         let (running, work, actions) = (action.clone(), work(action.clone()), self.clone());
         let (recorded, is_recorded) = oneshot::channel();

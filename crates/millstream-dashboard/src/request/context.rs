@@ -130,7 +130,7 @@ impl Context {
     /// Too many actions at a time, or an audit log that cannot be written.
     pub(crate) async fn act<F, Fut>(&self, order: Order, work: F) -> Result<Href, Failure>
     where
-        F: FnOnce(Arc<Action>) -> Fut,
+        F: FnOnce(Arc<Action>) -> Fut + Send,
         Fut: Future<Output = millstream::Result<()>> + Send + 'static,
     {
         let action = self.app.actions.run(self.access.user(), order, work).await?;

@@ -5,6 +5,7 @@ mod refused;
 pub(crate) mod table;
 
 use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Form;
@@ -62,12 +63,22 @@ impl Route {
     }
 }
 
+// The router makes much code for each type of handler that it is given. So there is one type for each kind of route, which
+// calls the function of the route.
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+type Reader<T> = Arc<dyn Fn(Context) -> Answer<T> + Send + Sync>;
+type Changer = Arc<dyn Fn(Context, Params) -> Answer<Href> + Send + Sync>;
+
 /// Makes the handler of a page.
 pub(crate) fn page<F, Fut>(handler: F) -> MethodRouter<Arc<App>>
 where
-    F: Fn(Context) -> Fut + Clone + Send + Sync + 'static,
+    F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<Page, Failure>> + Send + 'static,
 {
+    page_of(Arc::new(move |cx| Box::pin(handler(cx))))
+}
+
+fn page_of(handler: Reader<Page>) -> MethodRouter<Arc<App>> {
     get(move |cx: Context| async move {
         let shown = match cx.once_for_all(|| handler(cx.clone())).await {
             Err(failure) if failure.status.is_client_error() && !cx.query.is_empty() => {
@@ -85,9 +96,13 @@ where
 /// Makes the handler of an answer that is no page.
 pub(crate) fn file<F, Fut>(handler: F) -> MethodRouter<Arc<App>>
 where
-    F: Fn(Context) -> Fut + Clone + Send + Sync + 'static,
+    F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<Response, Failure>> + Send + 'static,
 {
+    file_of(Arc::new(move |cx| Box::pin(handler(cx))))
+}
+
+fn file_of(handler: Reader<Response>) -> MethodRouter<Arc<App>> {
     get(move |cx: Context| async move {
         match handler(cx.clone()).await {
             Ok(response) => response,
@@ -99,7 +114,7 @@ where
 /// Makes the handler of a change without a form to fill, after which the browser is sent to another page.
 pub(crate) fn change<F, Fut>(handler: F) -> MethodRouter<Arc<App>>
 where
-    F: Fn(Context, Params) -> Fut + Clone + Send + Sync + 'static,
+    F: Fn(Context, Params) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<Href, Failure>> + Send + 'static,
 {
     change_on(|_| ready(Err(Failure::missing("it has no page"))), handler)
@@ -108,11 +123,15 @@ where
 /// Makes the handler of a change whose form is on a page: that page is shown again, with what was sent, if it is refused.
 pub(crate) fn change_on<P, Made, F, Fut>(page: P, handler: F) -> MethodRouter<Arc<App>>
 where
-    P: Fn(Context) -> Made + Clone + Send + Sync + 'static,
+    P: Fn(Context) -> Made + Send + Sync + 'static,
     Made: Future<Output = Result<Page, Failure>> + Send + 'static,
-    F: Fn(Context, Params) -> Fut + Clone + Send + Sync + 'static,
+    F: Fn(Context, Params) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<Href, Failure>> + Send + 'static,
 {
+    change_of(Arc::new(move |cx| Box::pin(page(cx))), Arc::new(move |cx, sent| Box::pin(handler(cx, sent))))
+}
+
+fn change_of(page: Reader<Page>, handler: Changer) -> MethodRouter<Arc<App>> {
     post(move |cx: Context, form: Result<Form<Vec<(String, String)>>, FormRejection>| async move {
         let Form(fields) = match form {
             Ok(form) => form,

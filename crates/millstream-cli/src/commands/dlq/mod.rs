@@ -10,13 +10,12 @@ mod replay;
 mod select;
 mod trim;
 
-use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use crate::commands::Running;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
-use crate::exit::Exit;
 
 /// Lists, shows, counts, groups by error, consumes, exports, imports, replays, purges and trims dead letters
 ///
@@ -64,18 +63,18 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Dlq {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => it.run(cx).await,
-            What::Show(it) => it.run(cx).await,
-            What::Count(it) => it.run(cx).await,
-            What::Errors(it) => it.run(cx).await,
-            What::Consume(it) => it.run(cx).await,
-            What::Export(it) => it.run(cx).await,
-            What::Import(it) => it.run(cx).await,
-            What::Replay(it) => it.run(cx).await,
-            What::Purge(it) => it.run(cx).await,
-            What::Trim(it) => it.run(cx).await,
+            What::List(it) => Box::pin(it.run(cx)),
+            What::Show(it) => Box::pin(it.run(cx)),
+            What::Count(it) => Box::pin(it.run(cx)),
+            What::Errors(it) => Box::pin(it.run(cx)),
+            What::Consume(it) => Box::pin(it.run(cx)),
+            What::Export(it) => Box::pin(it.run(cx)),
+            What::Import(it) => Box::pin(it.run(cx)),
+            What::Replay(it) => Box::pin(it.run(cx)),
+            What::Purge(it) => Box::pin(it.run(cx)),
+            What::Trim(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -10,10 +10,11 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::{ErrorKind, GroupName, TopicName};
 
+use crate::commands::Running;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::view::GroupView;
 use crate::context::Context;
-use crate::exit::{Exit, not_found};
+use crate::exit::not_found;
 
 /// Lists, describes, creates, moves, pauses and deletes consumer groups
 #[derive(Args, Debug)]
@@ -62,17 +63,17 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Group {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => it.run(cx).await,
-            What::Describe(it) => it.run(cx).await,
-            What::Create(it) => it.run(cx).await,
-            What::Reset(it) => it.run(cx).await,
-            What::Pause(it) => it.run(cx).await,
-            What::Resume(it) => it.run(cx).await,
-            What::Delete(it) => it.run(cx).await,
-            What::Pins(it) => it.run(cx).await,
-            What::Expire(it) => it.run(cx).await,
+            What::List(it) => Box::pin(it.run(cx)),
+            What::Describe(it) => Box::pin(it.run(cx)),
+            What::Create(it) => Box::pin(it.run(cx)),
+            What::Reset(it) => Box::pin(it.run(cx)),
+            What::Pause(it) => Box::pin(it.run(cx)),
+            What::Resume(it) => Box::pin(it.run(cx)),
+            What::Delete(it) => Box::pin(it.run(cx)),
+            What::Pins(it) => Box::pin(it.run(cx)),
+            What::Expire(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -10,6 +10,7 @@ use millstream::admin::LockName;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::commands::Running;
 use crate::commands::lock::view::LockView;
 use crate::commands::schemas::{Table, of};
 use crate::context::Context;
@@ -80,11 +81,11 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Lock {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => it.run(cx).await,
-            What::Show(it) => it.run(cx).await,
-            What::Release(it) => it.run(cx).await,
+            What::List(it) => Box::pin(it.run(cx)),
+            What::Show(it) => Box::pin(it.run(cx)),
+            What::Release(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -16,7 +16,6 @@ use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, Waiti
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::DryRun;
 use crate::commands::message::content::{ContentArgs, DueArgs};
 use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::delayed::Waits;
@@ -25,6 +24,7 @@ use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
 use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::commands::shared::watch::WatchArgs;
+use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
@@ -198,44 +198,51 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Queue {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List { watch } => watch.run(cx, async || list(cx).await).await,
-            What::Create(create) => create.run(cx).await,
-            What::Alter(alter) => alter.run(cx).await,
-            What::Delete(it) => it.run(cx).await,
-            What::Counts { queue, watch } => watch.run(cx, async || counts(cx, &queue).await).await,
+            What::List { watch } => Box::pin(watch.run(cx, move || Box::pin(list(cx)))),
+            What::Create(create) => Box::pin(create.run(cx)),
+            What::Alter(alter) => Box::pin(alter.run(cx)),
+            What::Delete(it) => Box::pin(it.run(cx)),
+            What::Counts { queue, watch } => {
+                Box::pin(watch.run(cx, move || Box::pin(counts(cx, queue.clone()))))
+            }
             What::Tasks { queue, limit, watch } => {
-                watch.run(cx, async || tasks(cx, &queue, limit).await).await
+                Box::pin(watch.run(cx, move || Box::pin(tasks(cx, queue.clone(), limit))))
             }
-            What::Show(it) => it.run(cx).await,
-            What::Add(add) => add.run(cx).await,
-            What::Cancel(some) => {
-                let queue = recurring::queue(cx, &some.queue).await?;
-                if !some.dry.dry_run {
-                    let what = human::of(some.ids.len() as u64, "task", "tasks");
-                    cx.confirm(&format!("Cancel {what} of {}?", some.queue))?;
-                }
-                some.each(cx, &queue, "cancelled", async |id| Ok(queue.cancel(id).await?)).await
-            }
-            What::Reschedule { some, due } => {
-                let due = due
-                    .due()
-                    .ok_or_else(|| Usage("when are they to be due? --delay or --at says it".into()))?;
-                let queue = recurring::queue(cx, &some.queue).await?;
-                some.each(cx, &queue, "rescheduled", async |id| Ok(queue.reschedule(id, due).await?)).await
-            }
-            What::Now(some) => {
-                let queue = recurring::queue(cx, &some.queue).await?;
-                some.each(cx, &queue, "due now", async |id| Ok(queue.run_now(id).await?)).await
-            }
-            What::Work(it) => it.run(cx).await,
-            What::Dead(dead) => dead.run(cx).await,
+            What::Show(it) => Box::pin(it.run(cx)),
+            What::Add(add) => Box::pin(add.run(cx)),
+            What::Cancel(some) => Box::pin(some.cancel(cx)),
+            What::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
+            What::Now(some) => Box::pin(some.run_now(cx)),
+            What::Work(it) => Box::pin(it.run(cx)),
+            What::Dead(dead) => dead.run(cx),
         }
     }
 }
 
 impl Named {
+    async fn cancel(self, cx: &Context) -> Result<Exit> {
+        let queue = recurring::queue(cx, &self.queue).await?;
+        if !self.dry.dry_run {
+            let what = human::of(self.ids.len() as u64, "task", "tasks");
+            cx.confirm(&format!("Cancel {what} of {}?", self.queue))?;
+        }
+        self.each(cx, &queue, "cancelled", async |id| Ok(queue.cancel(id).await?)).await
+    }
+
+    async fn reschedule(self, cx: &Context, due: DueArgs) -> Result<Exit> {
+        let due =
+            due.due().ok_or_else(|| Usage("when are they to be due? --delay or --at says it".into()))?;
+        let queue = recurring::queue(cx, &self.queue).await?;
+        self.each(cx, &queue, "rescheduled", async |id| Ok(queue.reschedule(id, due).await?)).await
+    }
+
+    async fn run_now(self, cx: &Context) -> Result<Exit> {
+        let queue = recurring::queue(cx, &self.queue).await?;
+        self.each(cx, &queue, "due now", async |id| Ok(queue.run_now(id).await?)).await
+    }
+
     async fn each(
         &self,
         cx: &Context,
@@ -285,8 +292,8 @@ async fn list(cx: &Context) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn counts(cx: &Context, queue: &QueueName) -> Result<Exit> {
-    let counts = Counts::of(&recurring::queue(cx, queue).await?).await?;
+async fn counts(cx: &Context, queue: QueueName) -> Result<Exit> {
+    let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
     cx.output.show(&counts, |it| {
         let pairs = [("waiting", it.waiting), ("overdue", it.overdue), ("claimed", it.claimed)];
         let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
@@ -297,8 +304,8 @@ async fn counts(cx: &Context, queue: &QueueName) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn tasks(cx: &Context, name: &QueueName, limit: usize) -> Result<Exit> {
-    let queue = recurring::queue(cx, name).await?;
+async fn tasks(cx: &Context, name: QueueName, limit: usize) -> Result<Exit> {
+    let queue = recurring::queue(cx, &name).await?;
     let waiting = queue.count().await?.waiting;
     let (mut tasks, mut last) = (Vec::new(), None);
     while tasks.len() < limit {

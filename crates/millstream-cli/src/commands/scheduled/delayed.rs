@@ -6,11 +6,11 @@ use millstream::{DelayedMessage, DelayedMessages, Partition, Timestamp, Topic, T
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::DryRun;
 use crate::commands::message::content::DueArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
+use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
@@ -146,34 +146,38 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Delayed {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List { topic, limit } => list(cx, &topic, limit).await,
-            What::Cancel(some) => {
-                let (waiting, count) = (some.waiting(cx).await?, some.ids.len() as u64);
-                if !some.dry.dry_run {
-                    let what = human::of(count, "message", "messages");
-                    cx.confirm(&format!("Cancel {what} of topic {}?", some.topic))?;
-                }
-                some.each(cx, &waiting, "cancelled", async |id| Ok(waiting.cancel(id).await?)).await
-            }
-            What::Reschedule { some, due } => {
-                let due = due
-                    .due()
-                    .ok_or_else(|| Usage("when are they to be due? --delay or --at says it".into()))?;
-                let waiting = some.waiting(cx).await?;
-                some.each(cx, &waiting, "rescheduled", async |id| Ok(waiting.reschedule(id, due).await?))
-                    .await
-            }
-            What::Now(some) => {
-                let waiting = some.waiting(cx).await?;
-                some.each(cx, &waiting, "due now", async |id| Ok(waiting.run_now(id).await?)).await
-            }
+            What::List { topic, limit } => Box::pin(list(cx, topic, limit)),
+            What::Cancel(some) => Box::pin(some.cancel(cx)),
+            What::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
+            What::Now(some) => Box::pin(some.run_now(cx)),
         }
     }
 }
 
 impl Named {
+    async fn cancel(self, cx: &Context) -> Result<Exit> {
+        let (waiting, count) = (self.waiting(cx).await?, self.ids.len() as u64);
+        if !self.dry.dry_run {
+            let what = human::of(count, "message", "messages");
+            cx.confirm(&format!("Cancel {what} of topic {}?", self.topic))?;
+        }
+        self.each(cx, &waiting, "cancelled", async |id| Ok(waiting.cancel(id).await?)).await
+    }
+
+    async fn reschedule(self, cx: &Context, due: DueArgs) -> Result<Exit> {
+        let due =
+            due.due().ok_or_else(|| Usage("when are they to be due? --delay or --at says it".into()))?;
+        let waiting = self.waiting(cx).await?;
+        self.each(cx, &waiting, "rescheduled", async |id| Ok(waiting.reschedule(id, due).await?)).await
+    }
+
+    async fn run_now(self, cx: &Context) -> Result<Exit> {
+        let waiting = self.waiting(cx).await?;
+        self.each(cx, &waiting, "due now", async |id| Ok(waiting.run_now(id).await?)).await
+    }
+
     async fn waiting(&self, cx: &Context) -> Result<DelayedMessages> {
         waiting(cx, &self.topic).await
     }
@@ -195,8 +199,8 @@ async fn waiting(cx: &Context, topic: &TopicName) -> Result<DelayedMessages> {
     Ok(cx.mq.delayed(&Topic::raw("").named(topic.as_str())).await?)
 }
 
-async fn list(cx: &Context, topic: &TopicName, limit: usize) -> Result<Exit> {
-    let waiting = waiting(cx, topic).await?;
+async fn list(cx: &Context, topic: TopicName, limit: usize) -> Result<Exit> {
+    let waiting = waiting(cx, &topic).await?;
     let count = waiting.count().await?;
     let (mut messages, mut last) = (Vec::new(), None);
     while messages.len() < limit {

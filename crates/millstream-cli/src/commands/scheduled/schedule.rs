@@ -9,13 +9,13 @@ use millstream::delay::{Missed, Placed, Recur, RecurringEntry, Rule};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::DryRun;
 use crate::commands::message::content::ContentArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::queue::dead::content;
 use crate::commands::scheduled::recurring::{Home, Shown};
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
+use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage, not_found};
 use crate::{output, parse};
@@ -279,21 +279,16 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Schedule {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(of) => list(cx, &of).await,
-            What::Show { of, id } => show(cx, &of, &id).await,
-            What::Add(add) => add.run(cx).await,
-            What::Pause(some) => some.each(cx, "paused", async |it| Ok(it.pause().await?)).await,
-            What::Resume(some) => some.each(cx, "resumed", async |it| Ok(it.resume().await?)).await,
-            What::Run(some) => some.each(cx, "due now", async |it| Ok(it.run_now().await?)).await,
-            What::Remove(some) => {
-                if !some.dry.dry_run {
-                    cx.confirm(&format!("Let {} of {} no longer recur?", some.ids.join(", "), some.of.name))?;
-                }
-                some.each(cx, "removed", async |it| Ok(it.remove().await?)).await
-            }
-            What::Next { of, ids, count } => next(cx, &of, &ids, usize::from(count)).await,
+            What::List(of) => Box::pin(list(cx, of)),
+            What::Show { of, id } => Box::pin(show(cx, of, id)),
+            What::Add(add) => Box::pin(add.run(cx)),
+            What::Pause(some) => Box::pin(some.each(cx, "paused", async |it| Ok(it.pause().await?))),
+            What::Resume(some) => Box::pin(some.each(cx, "resumed", async |it| Ok(it.resume().await?))),
+            What::Run(some) => Box::pin(some.each(cx, "due now", async |it| Ok(it.run_now().await?))),
+            What::Remove(some) => Box::pin(some.remove(cx)),
+            What::Next { of, ids, count } => Box::pin(next(cx, of, ids, usize::from(count))),
         }
     }
 }
@@ -311,8 +306,15 @@ impl Of {
 }
 
 impl Named {
+    async fn remove(self, cx: &Context) -> Result<Exit> {
+        if !self.dry.dry_run {
+            cx.confirm(&format!("Let {} of {} no longer recur?", self.ids.join(", "), self.of.name))?;
+        }
+        self.each(cx, "removed", async |it| Ok(it.remove().await?)).await
+    }
+
     async fn each(
-        &self,
+        self,
         cx: &Context,
         done: &'static str,
         act: impl AsyncFn(Recur<'_, bytes::Bytes>) -> Result<bool>,
@@ -400,7 +402,7 @@ impl Add {
     }
 }
 
-async fn list(cx: &Context, of: &Of) -> Result<Exit> {
+async fn list(cx: &Context, of: Of) -> Result<Exit> {
     let entries: Vec<_> = of.entries(cx).await?.into_iter().map(Entry::from).collect();
     cx.output.show(&entries, |entries| {
         output::table(&["id", "place", "next", "rule", "payload"], entries.iter().map(Entry::row))
@@ -408,9 +410,9 @@ async fn list(cx: &Context, of: &Of) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn show(cx: &Context, of: &Of, id: &str) -> Result<Exit> {
+async fn show(cx: &Context, of: Of, id: String) -> Result<Exit> {
     let entry = of.entries(cx).await?.into_iter().find(|entry| entry.id.as_str() == id);
-    let Some(entry) = entry else { return Err(no_rule(of, id)) };
+    let Some(entry) = entry else { return Err(no_rule(&of, &id)) };
     cx.output.show(&Entry::from(entry), Entry::story)?;
     Ok(Exit::Done)
 }
@@ -419,10 +421,10 @@ fn no_rule(of: &Of, id: &str) -> anyhow::Error {
     not_found(format!("{} has no recurring rule {id:?}", of.name))
 }
 
-async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exit> {
+async fn next(cx: &Context, of: Of, ids: Vec<String>, count: usize) -> Result<Exit> {
     let entries = of.entries(cx).await?;
     if let Some(id) = ids.iter().find(|id| !entries.iter().any(|entry| entry.id.as_str() == **id)) {
-        return Err(no_rule(of, id));
+        return Err(no_rule(&of, id));
     }
     let wanted = |entry: &&RecurringEntry| ids.is_empty() || ids.iter().any(|id| entry.id.as_str() == id);
     let (mut all, mut shown) = (Vec::new(), Vec::new());

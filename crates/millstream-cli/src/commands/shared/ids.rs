@@ -50,19 +50,28 @@ pub(crate) async fn each(
             }
         }
     }
-    cx.output.show(&outcome, |outcome| {
-        let verb = if outcome.dry_run { format!("would be {}", words.done) } else { words.done.to_owned() };
-        let lines: Vec<_> =
-            outcome.done.iter().map(|id| format!("{}: {verb}", sanitize::line(id.as_bytes()))).collect();
-        lines.join("\n")
-    })?;
-    for id in &outcome.missing {
-        cx.output.note(&format!("{}: {}", sanitize::line(id.as_bytes()), words.missing));
+    outcome.end(cx, words, failed)
+}
+
+impl Outcome {
+    /// Shows the results, and returns how the command ends.
+    fn end(&self, cx: &Context, words: Words, failed: Result<()>) -> Result<Exit> {
+        cx.output.show(self, |outcome| {
+            let verb =
+                if outcome.dry_run { format!("would be {}", words.done) } else { words.done.to_owned() };
+            let lines: Vec<_> =
+                outcome.done.iter().map(|id| format!("{}: {verb}", sanitize::line(id.as_bytes()))).collect();
+            lines.join("\n")
+        })?;
+        for id in &self.missing {
+            cx.output.note(&format!("{}: {}", sanitize::line(id.as_bytes()), words.missing));
+        }
+        failed?;
+        if !self.missing.is_empty() {
+            let missing = human::of(self.missing.len() as u64, "id", "ids");
+            let all = self.done.len() + self.missing.len();
+            return Err(not_found(format!("{missing} of {} not found", human::count(all as u64))));
+        }
+        Ok(Exit::Done)
     }
-    failed?;
-    if !outcome.missing.is_empty() {
-        let missing = human::of(outcome.missing.len() as u64, "id", "ids");
-        return Err(not_found(format!("{missing} of {} not found", human::count(ids.len() as u64))));
-    }
-    Ok(Exit::Done)
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use millstream::{Error, Timestamp};
 
+use crate::commands::Running;
 use crate::context::{self, Context, stopped};
 use crate::exit::Exit;
 use crate::{human, parse};
@@ -26,11 +27,15 @@ impl WatchArgs {
     ///
     /// # Errors
     /// Those of `show`.
-    pub(in crate::commands) async fn run(
+    pub(in crate::commands) async fn run<'a>(
         self,
         cx: &Context,
-        mut show: impl AsyncFnMut() -> Result<Exit>,
+        show: impl Fn() -> Running<'a>,
     ) -> Result<Exit> {
+        self.repeat(cx, &show).await
+    }
+
+    async fn repeat<'a>(self, cx: &Context, show: &dyn Fn() -> Running<'a>) -> Result<Exit> {
         let Some(every) = self.watch else { return show().await };
         let is_terminal = std::io::stdout().is_terminal();
         let rounds = async {

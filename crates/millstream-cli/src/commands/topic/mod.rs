@@ -6,14 +6,13 @@ mod inspect;
 mod train;
 mod trim;
 
-use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use crate::commands::Running;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::Listed;
 use crate::commands::shared::view::TopicView;
 use crate::context::Context;
-use crate::exit::Exit;
 
 /// Lists, describes, creates, changes, trims and deletes topics, and trains dictionaries of packed ones
 #[derive(Args, Debug)]
@@ -51,16 +50,16 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Topic {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => it.run(cx).await,
-            What::Describe(it) => it.run(cx).await,
-            What::Create(it) => it.run(cx).await,
-            What::Alter(it) => it.run(cx).await,
-            What::Expand(it) => it.run(cx).await,
-            What::Trim(it) => it.run(cx).await,
-            What::Train(it) => it.run(cx).await,
-            What::Delete(it) => it.run(cx).await,
+            What::List(it) => Box::pin(it.run(cx)),
+            What::Describe(it) => Box::pin(it.run(cx)),
+            What::Create(it) => Box::pin(it.run(cx)),
+            What::Alter(it) => Box::pin(it.run(cx)),
+            What::Expand(it) => Box::pin(it.run(cx)),
+            What::Trim(it) => Box::pin(it.run(cx)),
+            What::Train(it) => Box::pin(it.run(cx)),
+            What::Delete(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -14,12 +14,13 @@ use millstream::crates::core::QueueName;
 use millstream::crates::core::tasks::DeadTask;
 use millstream::delay::{DeadTaskFilter, DeadTasks};
 
+use crate::commands::Running;
 use crate::commands::scheduled::recurring;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
-use crate::exit::{Exit, Usage, not_found};
+use crate::exit::{Usage, not_found};
 
 pub(in crate::commands) use inspect::content;
 
@@ -86,16 +87,16 @@ impl Wanted {
 }
 
 impl Dead {
-    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(super) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => it.run(cx).await,
-            What::Show(it) => it.run(cx).await,
-            What::Errors(it) => it.run(cx).await,
-            What::Export(it) => it.run(cx).await,
-            What::Replay(it) => it.run(cx).await,
-            What::Edit(it) => it.run(cx).await,
-            What::Purge(it) => it.run(cx).await,
-            What::Trim(it) => it.run(cx).await,
+            What::List(it) => Box::pin(it.run(cx)),
+            What::Show(it) => Box::pin(it.run(cx)),
+            What::Errors(it) => Box::pin(it.run(cx)),
+            What::Export(it) => Box::pin(it.run(cx)),
+            What::Replay(it) => Box::pin(it.run(cx)),
+            What::Edit(it) => Box::pin(it.run(cx)),
+            What::Purge(it) => Box::pin(it.run(cx)),
+            What::Trim(it) => Box::pin(it.run(cx)),
         }
     }
 }

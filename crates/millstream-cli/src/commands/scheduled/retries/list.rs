@@ -166,7 +166,7 @@ impl Entry {
 
 impl List {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        self.watch.run(cx, async || self.show(cx).await).await
+        self.watch.run(cx, || Box::pin(self.show(cx))).await
     }
 
     async fn show(&self, cx: &Context) -> Result<Exit> {

@@ -10,11 +10,12 @@ use millstream::admin::{Filter, RetryFilter, RetryQueue};
 use millstream::crates::core::Fingerprint;
 use millstream::{MessageId, Partition, Timestamp};
 
+use crate::commands::Running;
 use crate::commands::group::Of;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
-use crate::exit::{Exit, Usage};
+use crate::exit::Usage;
 use crate::parse::{self, When};
 
 /// Lists messages that wait for a retry, makes them due now, or gives them up
@@ -48,12 +49,12 @@ pub(in crate::commands) const DATA: Table = &[
 ];
 
 impl Retries {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => it.run(cx).await,
-            What::Errors(it) => it.run(cx).await,
-            What::Now(it) => it.run(cx).await,
-            What::Kill(it) => it.run(cx).await,
+            What::List(it) => Box::pin(it.run(cx)),
+            What::Errors(it) => Box::pin(it.run(cx)),
+            What::Now(it) => Box::pin(it.run(cx)),
+            What::Kill(it) => Box::pin(it.run(cx)),
         }
     }
 }
