@@ -92,7 +92,7 @@ fn rate(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
 
 fn pace(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
     let Some((healed, end)) = digest.span(Phase::Healed) else { return };
-    let from = (healed + us(limits.recovery)).min(healed + (end - healed) / 2);
+    let from = (healed + us(limits.recovery)).min(healed + end.saturating_sub(healed) / 2);
     let meanwhile = |at: u64| (from..end).contains(&at);
     for (id, place) in digest.places.iter().enumerate() {
         let (mut confirmed, mut sent_to) = (0_usize, BTreeMap::<u32, usize>::new());

@@ -206,7 +206,6 @@ mod liveness {
             }
         }
         it = it.phase(Phase::Draining);
-        it.runs(10, "producer-1", "producer").runs(21, "worker-2", "worker");
         for number in late {
             it.handle(20, &handling(number, 5));
         }
