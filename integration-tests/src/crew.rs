@@ -234,7 +234,7 @@ impl Crew {
     /// # Panics
     /// If that takes too long.
     pub async fn settled(&mut self) {
-        self.until("all are at work", Duration::from_secs(60), |crew| {
+        self.until("all are at work", |crew| {
             let pids: Vec<u32> = crew.processes.keys().copied().collect();
             pids.iter().all(|pid| crew.ready.contains(pid))
                 && (crew.plan.kind != Kind::Exclusive || crew.terms.are_balanced(crew.plan.partitions, &pids))
@@ -247,10 +247,7 @@ impl Crew {
     /// # Panics
     /// If one does not.
     pub async fn ready(&mut self) {
-        self.until("all are ready", Duration::from_secs(60), |crew| {
-            crew.processes.keys().all(|pid| crew.ready.contains(pid))
-        })
-        .await;
+        self.until("all are ready", |crew| crew.processes.keys().all(|pid| crew.ready.contains(pid))).await;
     }
 
     /// Returns the ids of the running processes.
@@ -353,9 +350,9 @@ impl Crew {
     /// Waits until a condition holds.
     ///
     /// # Panics
-    /// If it does not hold in time.
-    pub async fn until(&mut self, what: &str, time_limit: Duration, holds: impl FnMut(&Self) -> bool) {
-        assert!(self.within(time_limit, holds).await, "never came true: {what}");
+    /// If it does not hold within [`HANG`](crate::HANG).
+    pub async fn until(&mut self, what: &str, holds: impl FnMut(&Self) -> bool) {
+        assert!(self.within(crate::HANG, holds).await, "never came true: {what}");
     }
 
     /// Returns the messages that were given up.
@@ -419,16 +416,6 @@ impl Crew {
     #[must_use]
     pub fn done_by(&self, at_us: u64) -> usize {
         self.done.values().filter(|at| **at <= at_us).count()
-    }
-
-    /// Returns the maximum number of messages done in any window of this length that begins between two times.
-    #[must_use]
-    pub fn best_window(&self, from_us: u64, to_us: u64, length: Duration) -> usize {
-        let mut times: Vec<u64> = self.done.values().copied().filter(|at| *at >= from_us).collect();
-        times.sort_unstable();
-        let length = u64::try_from(length.as_micros()).expect("small");
-        let ends = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + length).count();
-        (0..times.len()).filter(|at| times[*at] <= to_us).map(ends).max().unwrap_or(0)
     }
 
     /// Shuts all processes down in an orderly way.

@@ -1,7 +1,6 @@
 //! A topic, the member processes that consume it, and the history of both.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use millstream::{MessageId, Millstream, Namespace, Producer, Record, Topic, TopicPartition};
 use millstream_core::GroupName;
@@ -282,7 +281,7 @@ pub enum To {
 /// # Panics
 /// If the server is away.
 pub async fn raw_connection(url: &str) -> redis::aio::MultiplexedConnection {
-    let time_limit = Some(Duration::from_secs(60));
+    let time_limit = Some(crate::HANG);
     let config = redis::AsyncConnectionConfig::new();
     let config = config.set_connection_timeout(time_limit).set_response_timeout(time_limit);
     let client = redis::Client::open(url).expect("a URL");

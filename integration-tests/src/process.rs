@@ -68,9 +68,9 @@ impl Process {
     /// simply end it.
     ///
     /// # Panics
-    /// If it has not come that far within 40 s.
+    /// If it has not come that far within [`crate::HANG`].
     pub fn terminate(&self) {
-        let deadline = Instant::now() + Duration::from_secs(40);
+        let deadline = Instant::now() + crate::HANG;
         while !self.catches(Signal::TERM) {
             assert!(Instant::now() < deadline, "process {} does not start", self.pid());
             std::thread::sleep(Duration::from_millis(2));
@@ -110,9 +110,9 @@ impl Process {
     /// Waits until the process has ended by itself. Returns whether it succeeded.
     ///
     /// # Panics
-    /// If it has not ended within 40 s.
+    /// If it has not ended within [`crate::HANG`].
     pub async fn ended(&mut self) -> bool {
-        let deadline = Instant::now() + Duration::from_secs(40);
+        let deadline = Instant::now() + crate::HANG;
         loop {
             if let Some(well) = self.has_ended() {
                 return well;

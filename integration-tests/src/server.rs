@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 /// Maximum time for a server to start, to stop, or to reply to one command.
-const TIME_LIMIT: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = crate::HANG;
+/// For an answer. Shorter: some tests ask servers that are stopped.
+const ANSWER: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(2);
 
 /// Kills the server `$1` and removes its folder `$2` when the pipe breaks, which means that the process that started
@@ -295,7 +297,7 @@ impl Server {
     /// The error of the connection, or the error reply.
     pub fn try_cli(&self, command: &[&str]) -> io::Result<String> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
-        stream.set_read_timeout(Some(TIME_LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER))?;
         let mut request = format!("*{}\r\n", command.len());
         for word in command {
             request += &format!("${}\r\n{word}\r\n", word.len());

@@ -70,7 +70,7 @@ impl Plan {
             topology,
             seed,
             length: Duration::from_secs(30),
-            drain: Duration::from_secs(30),
+            drain: crate::HANG,
             ttl: Duration::from_millis(1_500),
             kinds: Vec::new(),
             targets: Vec::new(),
@@ -251,7 +251,7 @@ fn start(plan: &Plan, deployment: &Deployment, sink: &Sink) -> Result<Processes>
         true_us,
     };
     processes.start(setup("store".to_owned(), Role::Store, 0), false, None);
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + crate::HANG;
     while !plan.folder.join("store").exists() {
         anyhow::ensure!(Instant::now() < deadline, "the store does not start");
         thread::sleep(Duration::from_millis(5));
@@ -278,7 +278,7 @@ fn start(plan: &Plan, deployment: &Deployment, sink: &Sink) -> Result<Processes>
 async fn all_at_work(history: &Path) -> Result<()> {
     let mut history: History<What> = History::open(history).context("the history")?;
     let mut places = BTreeSet::new();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + crate::HANG;
     while places.len() < 3 {
         anyhow::ensure!(
             Instant::now() < deadline,

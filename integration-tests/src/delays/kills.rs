@@ -20,7 +20,7 @@ use crate::process::Process;
 use crate::server::Server;
 
 /// Time reserved per task for scheduling, so that all tasks are scheduled before the first is due.
-const LEAD: Duration = Duration::from_micros(250);
+const LEAD: Duration = Duration::from_micros(500);
 
 /// The settings of a run.
 #[derive(Clone, Copy, Debug)]

@@ -94,7 +94,7 @@ pub async fn run(course: &Load) -> Lateness {
     let server = Server::start();
     let mut scene = Fixture::begin(&server, course.engine).await;
     park(&scene, course.parked).await;
-    let lead = Duration::from_millis(1_500 + course.tasks / 4);
+    let lead = Duration::from_millis(6_000 + course.tasks / 4);
     let base = wall_ms_in(lead);
     let dues: Vec<u64> = (0..course.tasks).map(|nth| base + nth * 1_000 / course.per_second).collect();
     scene.schedule(&dues).await;
@@ -199,7 +199,7 @@ impl Fixture {
     }
 
     async fn until(&self, came: usize) {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + crate::HANG;
         while self.late.lock().expect("lock").handler_us.len() < came {
             assert!(Instant::now() < deadline, "not all came");
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream::{
     Consumer, Delivery, Event, Exponential, Millstream, Outcome, Producer, Record, Result, Topic,
@@ -14,8 +14,8 @@ use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 use serde::{Deserialize, Serialize};
 
 use super::{Engine, wall_ms_in, wall_us};
-use crate::eventually;
 use crate::server::Server;
+use crate::{HANG, eventually};
 
 const ITEMS: Topic<Item> = Topic::new("items").partitions(2);
 
@@ -82,7 +82,7 @@ impl Stage {
         }
         // Waits until an item is handled, so that every place has an owner and every connection exists.
         stage.schedule(&[Duration::from_millis(10); 20]).await;
-        stage.all_came(Duration::from_secs(30)).await;
+        stage.all_came().await;
         stage
     }
 
@@ -216,16 +216,17 @@ impl Stage {
     ///
     /// # Panics
     /// If they are not, or if one was early.
-    pub async fn all_came_but(&self, but: &[u64], within: Duration) -> Vec<i64> {
+    pub async fn all_came_but(&self, but: &[u64]) -> Vec<i64> {
         let missing = || {
             let came = self.came.lock().expect("lock");
             (0..self.next)
                 .filter(|number| !came.contains_key(number) && !but.contains(number))
                 .collect::<Vec<_>>()
         };
-        let all = eventually(async || missing().is_empty(), "all items came");
-        if tokio::time::timeout(within, all).await.is_err() {
-            panic!("after {within:?} these did not come: {:?}; told {:?}", missing(), self.told());
+        let deadline = Instant::now() + HANG;
+        while !missing().is_empty() {
+            assert!(Instant::now() < deadline, "these did not come: {:?}; told {:?}", missing(), self.told());
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let came = self.came.lock().expect("lock");
         let late: Vec<i64> = came.values().flatten().copied().collect();
@@ -237,8 +238,8 @@ impl Stage {
     ///
     /// # Panics
     /// As [`all_came_but`](Self::all_came_but).
-    pub async fn all_came(&self, within: Duration) -> Vec<i64> {
-        self.all_came_but(&[], within).await
+    pub async fn all_came(&self) -> Vec<i64> {
+        self.all_came_but(&[]).await
     }
 
     /// Returns the items that were handled more than once.
@@ -289,7 +290,7 @@ impl Stage {
     pub async fn lives_on(mut self) {
         let missing: Vec<u64> = (0..self.next).collect();
         self.schedule(&[Duration::from_millis(100); 50]).await;
-        self.all_came_but(&missing, Duration::from_secs(15)).await;
+        self.all_came_but(&missing).await;
         for consumer in self.consumers {
             consumer.shutdown().await;
         }

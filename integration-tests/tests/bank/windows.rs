@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use integration_tests::HANG;
 use integration_tests::databases::bank::{BALANCE, Dies, Strategy, Transfer, pairs};
 use integration_tests::proxy::{Proxy, Way};
 
@@ -16,7 +17,7 @@ async fn applied(strategy: Strategy, on_postgres: bool, dies: Dies) -> Result<i6
     bank.setup.dies = Some(dies);
     let mut first = bank.worker();
     bank.send(&[TRANSFER]).await?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + HANG;
     while first.is_alive() {
         ensure!(Instant::now() < deadline, "{strategy:?}: the first worker did not die at {dies:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -99,7 +100,7 @@ async fn applied_behind_a_cut_link(strategy: Strategy, on_postgres: bool) -> Res
     let link = Proxy::to(bank.redis.port());
     let mut first = bank.worker_behind(&link);
     bank.send(&[TRANSFER]).await?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + HANG;
     while !bank.setup.died.exists() {
         ensure!(Instant::now() < deadline, "{strategy:?}: the first worker did not come to its effect");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -112,7 +113,7 @@ async fn applied_behind_a_cut_link(strategy: Strategy, on_postgres: bool) -> Res
     std::fs::remove_file(&bank.setup.died)?;
     link.heal();
     // The late one is back when it has handled something of its own, or is told that it is late: both need its link.
-    let (deadline, before) = (Instant::now() + Duration::from_secs(60), link.bytes(Way::Down));
+    let (deadline, before) = (Instant::now() + HANG, link.bytes(Way::Down));
     while link.bytes(Way::Down) < before + 1_000 {
         ensure!(first.is_alive() && Instant::now() < deadline, "{strategy:?}: the first worker is not back");
         tokio::time::sleep(Duration::from_millis(5)).await;

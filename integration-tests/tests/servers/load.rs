@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use integration_tests::equipment::baseline::Echo;
 use integration_tests::eventually;
 use millstream::{ConsumerConfig, Delivery, Durability, ErrorKind, Millstream, Retention, Topic};
 use millstream_core::TopicPartition;
@@ -53,19 +52,24 @@ pub(crate) struct Load {
     consumers: Vec<millstream::Consumer>,
 }
 
-/// Messages handled in a second, and round trips that anybody makes at the same time: it differs with what else runs on the
-/// machine.
+/// Messages of a while: how many were confirmed, and how many were handled in the same seconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate {
-    messages: f64,
-    baseline: f64,
+pub(crate) struct Pace {
+    confirmed: usize,
+    handled: usize,
+    time: Duration,
 }
 
-impl Rate {
-    /// Returns which share of an earlier rate it is, on a machine that is as slow as it is now.
-    fn share_of(self, before: Self) -> f64 {
-        let slower = (self.baseline / before.baseline).min(1.0);
-        self.messages / (before.messages * slower)
+impl Pace {
+    /// Whether it is worked off as fast as it comes. That compares nothing with another moment, in which the machine may have
+    /// been faster or slower.
+    fn keeps_up(self) -> bool {
+        self.confirmed > KEYS as usize && self.handled * 5 >= self.confirmed * 4
+    }
+
+    /// Handled messages a second.
+    fn rate(self) -> f64 {
+        self.handled as f64 / self.time.as_secs_f64()
     }
 }
 
@@ -170,38 +174,41 @@ impl Load {
         self.sends == Sends::Replicated && is_replicated(key)
     }
 
-    /// Rate at which messages are handled, measured over this time; without those that wait for a replica, which the
-    /// death of a primary takes away for longer.
-    pub(crate) async fn rate(&self, time: Duration) -> Rate {
+    /// Counts messages for this time; without those that wait for a replica, which the death of a primary takes away for
+    /// longer.
+    pub(crate) async fn pace(&self, time: Duration) -> Pace {
         let count = || {
             let handled = self.handled.lock().expect("lock");
-            handled.iter().filter(|(key, _)| !self.waits(*key)).count()
+            let handled = handled.iter().filter(|(key, _)| !self.waits(*key)).count();
+            let stored = self.sent.stored.lock().expect("lock");
+            (stored.keys().filter(|(key, _)| !self.waits(*key)).count(), handled)
         };
-        let mut echo = Echo::start().await;
         let (before, begun) = (count(), Instant::now());
-        let baseline = echo.rate(time).await;
-        Rate { messages: (count() - before) as f64 / begun.elapsed().as_secs_f64(), baseline }
+        tokio::time::sleep(time).await;
+        let after = count();
+        Pace { confirmed: after.0 - before.0, handled: after.1 - before.1, time: begun.elapsed() }
     }
 
-    /// Waits until the keys that wait for no replica go on behind a change that ended now, and four fifths of `before` are
-    /// handled again; prints how long both took. Then waits for the other keys.
-    pub(crate) async fn recovers(&self, before: Rate, what: &str) {
+    /// Waits until the keys that wait for no replica go on behind a change that ended now, and are handled as fast as they are
+    /// sent; prints how long both took, and which share of the rate `before` that is. Then waits for the other keys.
+    pub(crate) async fn recovers(&self, before: Pace, what: &str) {
         let ended = Instant::now();
         self.go_on(|key| !self.waits(key), what).await;
         let went_on = ended.elapsed();
-        let mut share = 0.0;
+        let mut rate = 0.0;
         eventually(
             async || {
-                share = self.rate(Duration::from_millis(500)).await.share_of(before);
-                share >= 0.8
+                let pace = self.pace(Duration::from_secs(1)).await;
+                rate = pace.rate();
+                pace.keeps_up()
             },
-            "the rate recovers",
+            "what is sent is handled as fast",
         )
         .await;
         println!(
             "{what}: {went_on:?}; {:.0} % of {:.0}/s within {:?}",
-            100.0 * share,
-            before.messages,
+            100.0 * rate / before.rate(),
+            before.rate(),
             ended.elapsed()
         );
         self.goes_on(what).await;

@@ -120,15 +120,13 @@ pub struct Limits {
     pub early: Duration,
     /// Maximum time after it is due until a message is first handled, without a fault near. Default: 1 s.
     pub lateness: Duration,
-    /// Time after the end of the last fault until the usual rate is reached. Also the time after a fault in which
+    /// Time after the end of the last fault until what is sent is handled as fast again, and after a fault in which
     /// messages may be late. Default: 10 s.
     pub recovery: Duration,
-    /// Share of the rate of the calm phase that is reached then. Default: 0.8.
-    pub rate_share: f64,
-    /// Time over which a rate is measured. Default: 2 s.
-    pub rate_window: Duration,
-    /// Minimum number of messages in the calm phase for its rate to be compared. Default: 50.
-    pub rate_least: usize,
+    /// Share of what is confirmed after that which each place handles meanwhile. Default: a half.
+    pub pace: f64,
+    /// Minimum number of messages that are confirmed meanwhile for that to be compared. Default: 50.
+    pub pace_least: usize,
     /// Maximum duration of a handler. Default: 10 s.
     pub handler: Duration,
     /// Roles of processes that may record nothing for a whole phase. Default: none.
@@ -158,9 +156,8 @@ impl Limits {
             early: Duration::ZERO,
             lateness: Duration::from_secs(1),
             recovery: Duration::from_secs(10),
-            rate_share: 0.8,
-            rate_window: Duration::from_secs(2),
-            rate_least: 50,
+            pace: 0.5,
+            pace_least: 50,
             handler: Duration::from_secs(10),
             quiet_roles: Vec::new(),
             place: PlaceLimits::default(),

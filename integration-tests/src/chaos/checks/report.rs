@@ -138,8 +138,10 @@ pub struct Figures {
     pub rate_calm: f64,
     /// Handlers that ended, per second of the phase after the last fault.
     pub rate_healed: f64,
-    /// Time after the last fault until the usual rate was reached, in microseconds.
+    /// Time after the last fault until four fifths of the calm rate were reached, in microseconds.
     pub recovered_after_us: Option<u64>,
+    /// Share of what was confirmed after the recovery that was handled meanwhile, by place.
+    pub pace: BTreeMap<String, f64>,
 }
 
 /// Result of the checks.
@@ -206,6 +208,7 @@ impl fmt::Display for Report {
             "rate: {:.1}/s calm, {:.1}/s healed, reached after {after}",
             it.rate_calm, it.rate_healed
         )?;
+        writeln!(f, "handled of what was confirmed after the recovery: {:.2?}", it.pace)?;
         let mut by_check: BTreeMap<&str, Vec<&Violation>> = BTreeMap::new();
         for violation in &self.violations {
             by_check.entry(violation.check).or_default().push(violation);

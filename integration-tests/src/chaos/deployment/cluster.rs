@@ -12,7 +12,7 @@ use crate::server::{Builder, Server};
 
 const PRIMARIES: usize = 3;
 /// Time within which nodes agree, unless something is wrong.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = crate::HANG;
 
 struct Nodes {
     cluster: Cluster,

@@ -11,7 +11,7 @@ use crate::server::Server;
 const REPLICAS: usize = 2;
 const SENTINELS: usize = 3;
 /// Time within which servers agree, unless something is wrong.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = crate::HANG;
 
 struct Service {
     servers: Vec<Server>,

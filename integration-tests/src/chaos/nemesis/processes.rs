@@ -67,7 +67,7 @@ impl Processes {
             })
             .collect();
         let wrong = ending.iter_mut().filter_map(|(name, process)| {
-            let well = wait(process, Duration::from_secs(30));
+            let well = wait(process, crate::HANG);
             (!well).then(|| name.clone())
         });
         let wrong: Vec<String> = wrong.collect();
@@ -182,7 +182,7 @@ impl Managed {
             Kind::Leave => {
                 let fault = log.begins(kind, &name, Scope::Leaving(pid));
                 process.terminate();
-                let ended = wait(process, Duration::from_secs(30));
+                let ended = wait(process, crate::HANG);
                 if !ended {
                     process.kill();
                     gone(sink, pid);

@@ -186,7 +186,7 @@ fn cause(
             let key = keys().log(&partition(number));
             ask_all(deployment, &["XGROUP", "DESTROY", key.as_str(), OWNERS]);
             // Its owner creates it again, or the next one does. Until then it keeps nothing from being trimmed.
-            let deadline = Instant::now() + Duration::from_secs(60);
+            let deadline = Instant::now() + crate::HANG;
             while !has_group(deployment, &key) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(20));
             }

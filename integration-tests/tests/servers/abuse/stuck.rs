@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use integration_tests::eventually;
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::{Concurrency, Consumer, Delivery, Millstream, Producer, Record, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
@@ -85,7 +85,7 @@ async fn a_handler_that_never_ends_keeps_its_partition_and_nothing_else() {
 
     let began = Instant::now();
     let report = stuck.shutdown().await;
-    assert!(began.elapsed() < Duration::from_secs(30), "it hangs: {:?}", began.elapsed());
+    assert!(began.elapsed() < HANG, "it hangs: {:?}", began.elapsed());
     assert_eq!(report.acked, COUNT);
     let (next, handled) = good(&mq, "g").await;
     eventually(async || handled.load(Ordering::Relaxed) == COUNT + 500, "the next consumer has all of it")

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{What, figure};
 use integration_tests::member::{GROUP, Job, Mode, Setup};
@@ -91,7 +92,7 @@ async fn kills(messages: u64, packed: Option<u32>) {
     let (mut kills, mut in_hand, mut looked, mut settled) = (0, 0, 0, BTreeMap::new());
     let mut done = 0;
     while done < messages as usize {
-        assert!(began.elapsed() < Duration::from_secs(120), "{done} of {messages} done, {kills} kills");
+        assert!(began.elapsed() < 2 * HANG, "{done} of {messages} done, {kills} kills");
         let (pending, known) = kill_one(&mut scene).await;
         kills += 1;
         in_hand += pending;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use integration_tests::eventually;
+use integration_tests::equipment::baseline::Stalls;
+use integration_tests::history::now_us;
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::admin::InUse;
 use millstream::{
     Concurrency, Consumer, ConsumerState, Delivery, ErrorKind, GroupName, Millstream, Record, Sharing, Topic,
@@ -82,18 +84,21 @@ impl Stage {
     async fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let started = Instant::now();
         while !holds() {
-            assert!(started.elapsed() < Duration::from_secs(30), "never: {what}");
+            assert!(started.elapsed() < HANG, "never: {what}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     /// How many commands the server does in 4 s, those inside scripts included.
     async fn commands(&self) -> u64 {
+        let began = Instant::now();
         self.server.cli(&["CONFIG", "RESETSTAT"]);
         tokio::time::sleep(Duration::from_secs(4)).await;
         let info = self.server.cli(&["INFO", "stats"]);
         let count = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
-        count.and_then(|count| count.trim().parse().ok()).expect("a number")
+        let count: u64 = count.and_then(|count| count.trim().parse().ok()).expect("a number");
+        // On a busy machine it took longer.
+        (count as f64 * 4.0 / began.elapsed().as_secs_f64()) as u64
     }
 
     /// The keys that are left, but for those by which a deletion is remembered.
@@ -104,16 +109,22 @@ impl Stage {
     }
 }
 
+/// It took no longer than this and what the machine took away from everybody meanwhile. Who is not woken waits for a
+/// heartbeat.
+fn within(took: Duration, limit: Duration, stalled: Duration) {
+    assert!(took < limit + stalled, "{took:?}, of {limit:?}; the machine stood still for {stalled:?}");
+}
+
 /// Both instances end within a heartbeat, and nothing comes back.
 async fn ends(stage: &Stage, consumers: Vec<Consumer>) {
-    let started = Instant::now();
+    let (stalls, started, started_us) = (Stalls::start(), Instant::now(), now_us());
     for consumer in consumers {
-        tokio::time::timeout(Duration::from_secs(30), consumer.ended()).await.expect("it ends by itself");
+        tokio::time::timeout(HANG, consumer.ended()).await.expect("it ends by itself");
         assert_eq!(consumer.cause().expect("a cause").kind(), ErrorKind::Deleted);
         assert_eq!(consumer.health().state, ConsumerState::Deleted);
         consumer.shutdown().await;
     }
-    assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+    within(started.elapsed(), Duration::from_secs(6), stalls.since(started_us));
     assert_eq!(stage.mq.backend().catalog().topics().await.expect("topics").len(), 0);
 }
 
@@ -152,7 +163,7 @@ async fn a_topic_that_is_created_again_at_once_is_another_one() {
         stage.mq.admin().delete_topic(&topic, InUse::Force).await.expect("deleted");
         let created = catalog.create_topic(&TopicSpec::new(topic.clone(), 1).expect("a topic")).await;
         for consumer in consumers {
-            let ended = tokio::time::timeout(Duration::from_secs(30), consumer.ended());
+            let ended = tokio::time::timeout(HANG, consumer.ended());
             ended.await.expect("it ends by itself");
             assert_eq!(consumer.cause().expect("a cause").kind(), ErrorKind::Deleted);
             consumer.shutdown().await;
@@ -165,11 +176,11 @@ async fn a_topic_that_is_created_again_at_once_is_another_one() {
         stage.until("it is handled", || stage.handled() == 101).await;
         // And without another one.
         stage.mq.admin().delete_topic(&topic, InUse::Force).await.expect("deleted");
-        tokio::time::timeout(Duration::from_secs(30), consumer.ended()).await.expect("it ends by itself");
+        tokio::time::timeout(HANG, consumer.ended()).await.expect("it ends by itself");
         consumer.shutdown().await;
         let started = Instant::now();
         while producer.send(&2).await.is_ok() {
-            assert!(started.elapsed() < Duration::from_secs(30), "a producer is never refused");
+            assert!(started.elapsed() < HANG, "a producer is never refused");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(producer.send(&2).await.expect_err("deleted").kind(), ErrorKind::Deleted);
@@ -188,13 +199,13 @@ async fn a_group_that_is_deleted_by_force_stays_deleted_and_the_others_go_on() {
         stage.until("all handled", || stage.handled() == 100).await;
         let (topic, group) = names();
         stage.mq.admin().delete_group(&topic, &group, InUse::Force).await.expect("deleted");
-        let started = Instant::now();
+        let (stalls, started, started_us) = (Stalls::start(), Instant::now(), now_us());
         for consumer in consumers {
-            tokio::time::timeout(Duration::from_secs(30), consumer.ended()).await.expect("it ends by itself");
+            tokio::time::timeout(HANG, consumer.ended()).await.expect("it ends by itself");
             assert_eq!(consumer.cause().expect("a cause").kind(), ErrorKind::Deleted);
             consumer.shutdown().await;
         }
-        assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+        within(started.elapsed(), Duration::from_secs(6), stalls.since(started_us));
         let groups = stage.mq.admin().groups(&topic).await.expect("groups");
         assert_eq!(groups.iter().map(GroupName::as_str).collect::<Vec<_>>(), ["other"]);
         assert!(other.cause().is_none());
@@ -214,11 +225,11 @@ async fn a_paused_group_holds_everywhere_at_once_and_costs_nothing() {
         stage.send(100).await;
         stage.until("all handled", || stage.handled() == 100).await;
         let idle = stage.commands().await;
-        let paused = Instant::now();
+        let (stalls, paused, paused_us) = (Stalls::start(), Instant::now(), now_us());
         assert!(stage.mq.admin().pause_group(&topic, &group).await.expect("paused"));
         let is_paused = |consumer: &Consumer| consumer.health().topics[0].group_paused;
         stage.until("the pause has reached it", || is_paused(&one) && is_paused(&two)).await;
-        assert!(paused.elapsed() < Duration::from_secs(2), "{:?}", paused.elapsed());
+        within(paused.elapsed(), Duration::from_secs(2), stalls.since(paused_us));
         stage.send(100).await;
         let while_paused = stage.commands().await;
         let three = stage.start(sharing).await;
@@ -227,10 +238,10 @@ async fn a_paused_group_holds_everywhere_at_once_and_costs_nothing() {
         assert_eq!(stage.handled(), 100, "nothing is taken");
         println!("{sharing:?}: {idle} commands in 4 s while idle, {while_paused} while paused");
         assert!(while_paused <= idle + idle / 4 + 20, "{while_paused} commands in 4 s, {idle} while idle");
-        let resumed = Instant::now();
+        let (resumed, resumed_us) = (Instant::now(), now_us());
         assert!(stage.mq.admin().resume_group(&topic, &group).await.expect("resumed"));
         stage.until("all handled", || stage.handled() == 200).await;
-        assert!(resumed.elapsed() < Duration::from_secs(2), "{:?}", resumed.elapsed());
+        within(resumed.elapsed(), Duration::from_secs(2), stalls.since(resumed_us));
         for consumer in [one, two, three] {
             consumer.shutdown().await;
         }

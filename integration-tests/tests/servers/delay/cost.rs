@@ -1,6 +1,6 @@
 //! What delayed messages and tasks cost a server: CPU and memory for each, and how long others wait while many are overdue
-//! (fault 50: a step that is too large blocks everybody). The bounds of cost leave room for an unoptimised build and a busy
-//! machine; the binary `delays` measures.
+//! (fault 50: a step that is too large blocks everybody). CPU is compared with bare commands on the same server in between, as
+//! it depends on the machine; the binary `delays` measures.
 
 use std::time::Duration;
 
@@ -8,10 +8,13 @@ use integration_tests::delays::load::{catch_up, cost};
 use integration_tests::delays::{Engine, quantile, spread};
 use integration_tests::history::figure;
 
+/// How many times as much CPU as the bare commands that keep a message and append it.
+const MOST: f64 = 4.0;
+
 async fn each(engine: Engine) {
-    let cost = cost(engine, 100_000).await;
+    let cost = cost(engine, 50_000).await;
     figure("cost", &format!("{engine:?}: {cost:.2?} (µs of server CPU, bytes)"));
-    assert!(cost.schedule_us + cost.go_us <= 20.0, "{cost:?}");
+    assert!(cost.schedule_us + cost.go_us <= MOST * cost.bare_us, "{cost:?}");
     assert!(cost.bytes <= 400.0, "{cost:?}");
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use integration_tests::delays::stage::Stage;
 use integration_tests::delays::{Engine, wall_ms_in};
+use integration_tests::equipment::baseline::Stalls;
 use integration_tests::eventually;
 use integration_tests::fixture::Fixture;
 use integration_tests::history::{What, figure, now_us};
@@ -58,7 +59,7 @@ async fn out_of_memory(engine: Engine) {
         }
         assert!(held > 0, "it was there first, once");
     }
-    stage.all_came_but(&refused, MS(30_000)).await;
+    stage.all_came_but(&refused).await;
     eventually(async || left(&stage).await == 0, "nothing is left to do, still without memory").await;
     assert_eq!(stage.server.cli(&["CONFIG", "GET", "maxmemory"]), "maxmemory\n1");
     assert_eq!(stage.doubled(), Vec::<u64>::new());
@@ -112,9 +113,11 @@ async fn the_partitions_of_a_dead_owner_are_taken_over_without_memory() {
     let sent = scene.producer.send_all_delayed(records).await;
     sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let stalls = Stalls::start();
     let killed_us = scene.kill(victim);
     scene.until("all is owned again", |scene| scene.terms.are_balanced(4, &scene.pids())).await;
     let took = Duration::from_micros(now_us() - killed_us);
+    let stalled = stalls.since(killed_us);
     scene.until("everything is done", |scene| scene.done.len() as u64 == JOBS).await;
     let early = scene.history.lines.iter().filter(|line| matches!(line.what, What::Early(..))).count();
     assert_eq!(early, 0);
@@ -122,7 +125,7 @@ async fn the_partitions_of_a_dead_owner_are_taken_over_without_memory() {
         "fault",
         &format!("no memory, owner killed: all owned after {took:.2?}, {JOBS} delayed messages done"),
     );
-    assert!(took <= MS(2_000), "{took:?}, ttl 500 ms");
+    assert!(took <= MS(2_000) + stalled, "{took:?}, ttl 500 ms; the machine stood still for {stalled:?}");
     scene.at_rest().await;
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     scene.end().await;

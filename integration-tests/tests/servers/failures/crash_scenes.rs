@@ -1,9 +1,12 @@
-//! Crashes of processes among processes that go on: what it costs the others. The figures are ratios to a run without the
+//! Crashes of processes among processes that go on: what it costs the others. The figures are compared with a run without the
 //! crash at the same time.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::crew::{Bins, Crew, Kind, Plan, size};
+use integration_tests::equipment::baseline::Stalls;
 use integration_tests::history::{What, figure, now_us};
 use integration_tests::member::{End, Job, Mode};
 use integration_tests::server::Server;
@@ -18,26 +21,42 @@ fn jobs(count: u64) -> Vec<Job> {
     (0..count).map(|number| Job { work_us, ..Job::new(number) }).collect()
 }
 
-/// How long the crew takes for this many jobs when nothing happens, and the most that it does in a window.
-async fn calm(plan: Plan, instances: usize, jobs: &[Job], window: Duration) -> (Duration, usize) {
+/// How long the crew takes for this many jobs when nothing happens.
+async fn calm(plan: Plan, instances: usize, jobs: &[Job]) -> Duration {
     let server = Server::builder().appendonly(true).start();
     let mut crew = Crew::new(BINS, &server.url(), plan).await;
     crew.join(instances).await;
-    let (began, from_us) = (Instant::now(), now_us());
+    let began = Instant::now();
     crew.send(jobs).await;
-    crew.until("the calm run ends", Duration::from_secs(300), |crew| crew.done.len() == jobs.len()).await;
+    let all = crew.within(3 * HANG, |crew| crew.done.len() == jobs.len()).await;
+    assert!(all, "the calm run ends");
     let took = began.elapsed();
-    let best = crew.best_window(from_us, u64::MAX, window);
     assert!(crew.doubled().is_empty(), "nothing happened: {:?}", crew.doubled());
     crew.end().await;
-    (took, best)
+    took
+}
+
+/// The most handlers of others that ran at once after this time.
+fn most_at_once(crew: &Crew, victim: u32, from_us: u64) -> usize {
+    let mut running = BTreeSet::new();
+    let mut most = 0;
+    for line in crew.history.lines.iter().filter(|line| line.pid != victim) {
+        match &line.what {
+            What::Started(it) => _ = running.insert(it.number),
+            What::Done(it) => _ = running.remove(&it.number),
+            _ => {}
+        }
+        if line.at_us >= from_us {
+            most = most.max(running.len());
+        }
+    }
+    most
 }
 
 /// One `kill -9` among three instances. The remaining ones own all partitions, and each partition works at its own
 /// concurrency: so the remaining instances have the capacity of all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_kill_costs_its_own_messages_only() {
-    const WINDOW: Duration = Duration::from_secs(5);
     let plan = Plan::new(Kind::Exclusive, Duration::from_secs(2));
     let jobs = jobs(size(1_000, 2_000));
     let killed = async {
@@ -46,41 +65,46 @@ async fn one_kill_costs_its_own_messages_only() {
         crew.join(3).await;
         let began = Instant::now();
         crew.send(&jobs).await;
-        crew.until("it works", Duration::from_secs(60), |crew| crew.done.len() >= jobs.len() / 5).await;
+        crew.until("it works", |crew| crew.done.len() >= jobs.len() / 5).await;
         let victim = crew.pids()[fastrand::usize(0..3)];
         let theirs = crew.terms.of_process(victim);
         let killed_us = crew.kill(victim);
         let dead_us = now_us();
         let taken = |crew: &Crew| crew.terms.owners().len() == plan.partitions as usize;
-        crew.until("its partitions have new owners", Duration::from_secs(60), taken).await;
+        crew.until("its partitions have new owners", taken).await;
         let taken_us = now_us();
-        let time_limit = Duration::from_secs(jobs.len() as u64 / 64 * 2 + 30);
-        let all = crew.within(time_limit, |crew| crew.done.len() == jobs.len()).await;
+        let all = crew.within(3 * HANG, |crew| crew.done.len() == jobs.len()).await;
         let took = began.elapsed();
         (server, crew, victim, theirs, [killed_us, dead_us], taken_us, all, took)
     };
-    let ((calm, calm_best), (server, mut crew, victim, theirs, [killed_us, dead_us], taken_us, all, took)) =
-        join!(calm(plan.clone(), 3, &jobs, WINDOW), killed);
-    let last = Duration::from_secs(10) - WINDOW;
-    let best = crew.best_window(taken_us, taken_us + u64::try_from(last.as_micros()).expect("small"), WINDOW);
+    let stalls = Stalls::start();
+    let (calm, (server, mut crew, victim, theirs, [killed_us, dead_us], taken_us, all, took)) =
+        join!(calm(plan.clone(), 3, &jobs), killed);
+    let (takeover, stalled) =
+        (Duration::from_micros(taken_us - killed_us), stalls.between(killed_us, taken_us));
+    let at_once = most_at_once(&crew, victim, taken_us);
     let doubled = crew.doubled();
-    let share = best as f64 / calm_best as f64;
     figure(
         "one kill",
         &format!(
-            "{} jobs of {WORK:?}: calm {calm:.1?}, with the kill {took:.1?}{}; {:.1?} from kill to takeover of {} \
-             partitions, then {:.0}% of the calm rate within 10 s; {} handled twice",
+            "{} jobs of {WORK:?}: calm {calm:.1?}, with the kill {took:.1?}{}; {takeover:.1?} from kill to takeover of \
+             {} partitions ({stalled:.1?} of it the machine stood still), then up to {at_once} at once; {} handled twice",
             jobs.len(),
             if all { "" } else { " and not done" },
-            Duration::from_micros(taken_us - killed_us),
             theirs.len(),
-            share * 100.0,
             doubled.len()
         ),
     );
-    assert!(share >= 0.8, "{best} in {WINDOW:?} after the takeover, {calm_best} in the calm run");
+    let promised = plan.replaced_within() + stalled;
+    assert!(takeover <= promised, "new owners after {takeover:?}, {promised:?} are promised");
+    // Each partition works at its own concurrency again: with those of the victim lying idle it would be two thirds at most.
+    // The rate is a figure, as it depends on the machine.
+    let all_at_once = plan.partitions as usize * 8;
+    assert!(
+        at_once * 10 >= all_at_once * 8,
+        "{at_once} handlers at once after the takeover, of {all_at_once}"
+    );
     assert!(all, "{} of {} done after {took:?}, {calm:?} in the calm run", crew.done.len(), jobs.len());
-    assert!(took <= calm.mul_f64(1.3) + plan.ttl, "{took:?} with the kill, {calm:?} in the calm run");
     for (number, starts) in &doubled {
         assert_eq!(starts.len(), 2, "{number}: {starts:?}");
         assert_eq!(starts[0].pid, victim, "{number} was not the victim's: {starts:?}");
@@ -122,8 +146,7 @@ async fn poison(Poison { name, plan, count, work }: Poison) {
         crew.join(3).await;
         let (began, mut ends) = (Instant::now(), 0);
         crew.send(&jobs).await;
-        let time_limit =
-            work.mul_f64(count as f64) / 16 + plan.replaced_within() * 10 + Duration::from_secs(20);
+        let time_limit = 3 * HANG;
         while began.elapsed() < time_limit
             && (crew.done.len() + 1 < jobs.len() || crew.dead().await.is_empty())
         {
@@ -133,11 +156,13 @@ async fn poison(Poison { name, plan, count, work }: Poison) {
         }
         (server, crew, ends, began.elapsed())
     };
-    let ((calm, _), (server, mut crew, ends, took)) =
-        join!(calm(plan.clone(), 3, &healthy, Duration::from_secs(1)), poisoned);
+    let (stalls, began_us) = (Stalls::start(), now_us());
+    let (calm, (server, mut crew, ends, took)) = join!(calm(plan.clone(), 3, &healthy), poisoned);
+    let stalled = stalls.since(began_us);
     let dead = crew.dead().await;
     let neighbours = crew.doubled().iter().filter(|(number, _)| *number != poison).count();
-    let allowed = calm.mul_f64(1.5) + plan.replaced_within() * u32::try_from(ends).expect("small");
+    // The calm run goes on at the same time on the same machine.
+    let allowed = calm.mul_f64(1.5) + plan.replaced_within() * u32::try_from(ends).expect("small") + stalled;
     figure(
         "poison",
         &format!(

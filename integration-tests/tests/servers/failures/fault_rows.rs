@@ -16,6 +16,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::server::Server;
 use millstream::{
     Concurrency, Consumer, Delivery, Error, Event, Fixed, MessageId, Millstream, Outcome, Producer, Record,
@@ -121,7 +122,7 @@ impl Pair {
         let (confirmed, refused, failing) = (BTreeMap::new(), Vec::new(), work.failing);
         let mut pair = Self { mq, producer, consumers, handled, told, confirmed, refused, failing, next: 0 };
         pair.send(40).await;
-        pair.all_handled(MS(30_000)).await;
+        pair.all_handled().await;
         pair
     }
 
@@ -159,13 +160,13 @@ impl Pair {
     }
 
     /// Waits until all that was confirmed is handled and nothing is left to do.
-    pub(crate) async fn all_handled(&self, time_limit: Duration) {
-        self.all_handled_but(&BTreeSet::new(), time_limit).await;
+    pub(crate) async fn all_handled(&self) {
+        self.all_handled_but(&BTreeSet::new()).await;
     }
 
     /// The same, of all but those that the server has lost.
-    pub(crate) async fn all_handled_but(&self, lost: &BTreeSet<u64>, time_limit: Duration) {
-        let deadline = Instant::now() + time_limit;
+    pub(crate) async fn all_handled_but(&self, lost: &BTreeSet<u64>) {
+        let deadline = Instant::now() + HANG;
         loop {
             let missing: BTreeSet<u64> = self.missing().difference(lost).copied().collect();
             let left = match self.mq.stats(&TOPIC, "g").await {
@@ -196,7 +197,7 @@ impl Pair {
 
     /// Waits until an event occurs.
     pub(crate) async fn tells(&self, what: &str) {
-        let deadline = Instant::now() + MS(20_000);
+        let deadline = Instant::now() + HANG;
         while self.told(what) == 0 {
             assert!(Instant::now() < deadline, "{what:?} is not told: {:#?}", self.last_told());
             tokio::time::sleep(MS(10)).await;
@@ -217,13 +218,13 @@ impl Pair {
 
     /// The same, without what the server has lost.
     pub(crate) async fn lives_on_but(mut self, lost: &BTreeSet<u64>) {
-        let deadline = Instant::now() + MS(40_000);
+        let deadline = Instant::now() + HANG;
         while self.send(8).await < 8 {
             assert!(Instant::now() < deadline, "sends are refused: {:?}", self.refused.last());
             tokio::time::sleep(MS(200)).await;
         }
         assert_eq!(self.send(100).await, 100, "{:?}", self.refused.last());
-        self.all_handled_but(lost, MS(40_000)).await;
+        self.all_handled_but(lost).await;
         let most = if self.failing { 2 } else { 1 };
         for (number, calls) in &*self.handled.lock().expect("lock") {
             assert!(calls.iter().all(|call| call.attempt <= most), "{number} has used attempts: {calls:?}");

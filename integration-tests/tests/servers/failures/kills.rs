@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{Handling, What, figure};
 use integration_tests::member::{End, GROUP, Job, Setup};
@@ -73,7 +74,7 @@ async fn kills(instances: usize, kills: usize, messages: u64, packed: Option<u32
         // Kills are spread so that the last ones still meet work: a share of what is left, at random.
         let left = messages.saturating_sub(scene.done.len() as u64) / (kills - kill) as u64;
         let until = handled + 1 + random.u64(0..=left.max(1));
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + HANG;
         // The last kills may find nothing that is left: those that are given up are never done.
         while handled < until && (scene.done.len() as u64) < healthy {
             assert!(Instant::now() < deadline, "kill {kill}: nothing is handled: {handled} handled");

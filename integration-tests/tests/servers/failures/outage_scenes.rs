@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::crew::{Crew, Kind, Plan, Start};
+use integration_tests::equipment::baseline::Stalls;
 use integration_tests::history::{Line, What, figure, now_us};
 use integration_tests::member::{Job, Mode};
 use integration_tests::proxy::Proxy;
@@ -68,7 +70,7 @@ async fn six_outages(plan: Plan, away: Away) {
     crew.join(3).await;
     let jobs = jobs(800);
     crew.send(&jobs).await;
-    crew.until("it works", Duration::from_secs(30), |crew| crew.done.len() > 10).await;
+    crew.until("it works", |crew| crew.done.len() > 10).await;
     for (nth, (outage, after)) in OUTAGES.into_iter().enumerate() {
         away.for_a_while(&mut server, TTL.mul_f64(outage)).await;
         let back = Instant::now();
@@ -78,7 +80,7 @@ async fn six_outages(plan: Plan, away: Away) {
         }
         tokio::time::sleep(TTL.mul_f64(after).saturating_sub(back.elapsed())).await;
     }
-    let all = crew.within(Duration::from_secs(60), |crew| crew.done.len() == jobs.len()).await;
+    let all = crew.within(HANG, |crew| crew.done.len() == jobs.len()).await;
     let (doubled, dead) = (crew.doubled(), crew.dead().await);
     figure(
         "outages",
@@ -141,8 +143,9 @@ async fn workers_keep_their_claims_while_the_server_is_stopped() {
 /// One of three dies while the server is away.
 async fn dies_during_an_outage(plan: Plan) {
     let kind = plan.kind;
-    // A promise in wall time needs room on a machine that does other things too.
+    // Room for processes that are slower than on a machine which has nothing else to do.
     const SLACK: Duration = Duration::from_secs(4);
+    let stalls = Stalls::start();
     let mut server = Server::builder().appendonly(true).start();
     let plan = Plan { crash_limit: 3, ..plan };
     let mut crew = Crew::new(BINS, &server.url(), plan.clone()).await;
@@ -151,7 +154,7 @@ async fn dies_during_an_outage(plan: Plan) {
     let (count, running) = if kind == Kind::Exclusive { (72, 48) } else { (24, 24) };
     let jobs: Vec<Job> = (0..count).map(|number| Job { work_us: 7_000_000, ..Job::new(number) }).collect();
     crew.send(&jobs).await;
-    crew.until("all hands are full", Duration::from_secs(30), |crew| crew.starts.len() >= running).await;
+    crew.until("all hands are full", |crew| crew.starts.len() >= running).await;
     let undone = |number: &u64| !crew.done.contains_key(number);
     let running = crew.starts.iter().filter(|(number, _)| undone(number));
     let mut busy: Vec<u32> = running.map(|(_, starts)| starts[0].pid).collect();
@@ -174,8 +177,8 @@ async fn dies_during_an_outage(plan: Plan) {
         Kind::Exclusive => theirs.iter().all(|partition| crew.terms.owners().contains_key(partition)),
         Kind::Shared | Kind::Queue => of_victim.iter().all(|number| crew.starts[number].len() > 1),
     };
-    let replaced = crew.within(plan.replaced_within() + SLACK, begun_again).await;
-    let took = back.elapsed();
+    let replaced = crew.within(HANG, begun_again).await;
+    let (took, stalled) = (back.elapsed(), stalls.since(back_us));
     figure(
         "died during an outage",
         &format!(
@@ -184,8 +187,11 @@ async fn dies_during_an_outage(plan: Plan) {
             plan.replaced_within()
         ),
     );
-    assert!(replaced, "not replaced {took:?} after the server was back");
-    crew.until("all is done", Duration::from_secs(60), |crew| crew.done.len() == jobs.len()).await;
+    assert!(
+        replaced && took <= plan.replaced_within() + SLACK + stalled,
+        "replaced {took:?} after the server was back: {replaced}; the machine stood still for {stalled:?}"
+    );
+    crew.until("all is done", |crew| crew.done.len() == jobs.len()).await;
     // The others had what they had: nothing of theirs began again, and no lease of theirs went.
     let innocent = crew.doubled_for_nothing();
     assert!(innocent.is_empty(), "handled twice though nobody died: {innocent:?}");
@@ -238,7 +244,7 @@ async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
     let count = AT_ONCE * u64::from(plan.partitions);
     let jobs: Vec<Job> = (0..count).map(|number| Job { hold: [true; 2], ..Job::new(number) }).collect();
     crew.send(&jobs).await;
-    crew.until("all are begun", Duration::from_secs(30), |crew| crew.starts.len() as u64 == count).await;
+    crew.until("all are begun", |crew| crew.starts.len() as u64 == count).await;
     for round in 0..4 {
         let (cut, stays) = (round % 2, 1 - round % 2);
         let theirs: Vec<u64> = {
@@ -249,11 +255,11 @@ async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
         let lines = crew.history.lines.len();
         proxies[cut].cut();
         let taken = |crew: &Crew| crew.terms.of_process(pids[stays]).len() == plan.partitions as usize;
-        crew.until("the other one takes over", Duration::from_secs(30), taken).await;
+        crew.until("the other one takes over", taken).await;
         let begun = |crew: &Crew| {
             theirs.iter().all(|number| crew.starts[number].last().is_some_and(|it| it.pid == pids[stays]))
         };
-        let at_once = crew.within(Duration::from_secs(5), begun).await;
+        let at_once = crew.within(HANG, begun).await;
         let again =
             theirs.iter().filter(|number| crew.starts[number].last().is_some_and(|it| it.pid == pids[stays]));
         let again = again.count();
@@ -265,7 +271,7 @@ async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
         proxies[cut].heal();
         let lost = |line: &Line| line.pid == pids[cut] && matches!(line.what, What::Lost(..));
         let told = |crew: &Crew| crew.history.lines[lines..].iter().any(lost);
-        crew.until("who was cut off is told of its loss", Duration::from_secs(30), told).await;
+        crew.until("who was cut off is told of its loss", told).await;
         // It is a member again, which takes a heartbeat; not every kind reports it.
         let told = |crew: &Crew| {
             let back = |line: &Line| line.pid == pids[cut] && matches!(line.what, What::Rebalanced(2, _));
@@ -281,7 +287,7 @@ async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
         crew.processes.values().for_each(integration_tests::process::Process::release);
         crew.done.len() as u64 == count
     };
-    crew.until("all are done", Duration::from_secs(60), done).await;
+    crew.until("all are done", done).await;
     assert_eq!(crew.dead().await, [], "nobody died");
     crew.end().await;
 }

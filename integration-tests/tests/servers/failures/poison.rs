@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{What, figure, now_us};
 use integration_tests::member::{End, GROUP, Job, Mode, Setup};
@@ -24,7 +25,7 @@ struct Deaths {
 /// Keeps `instances` members alive until everything is handled or dead, and notes what was settled at each death.
 async fn keep_alive(scene: &mut Fixture, instances: usize, poisons: usize) -> Deaths {
     let mut deaths = Deaths::default();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + HANG;
     let mut alive_us = now_us();
     while scene.read().is_empty()
         || scene.done.len() < MESSAGES as usize - poisons

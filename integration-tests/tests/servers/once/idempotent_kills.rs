@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{Handling, What, figure, now_us};
 use integration_tests::member::{GROUP, Job, Mode, Setup};
@@ -90,7 +91,7 @@ async fn a_message_that_is_killed_between_its_marker_and_its_acknowledgement_is_
     let jobs: Vec<_> = (0..20).map(|number| (Job::new(number), To::Partition(0))).collect();
     scene.send(&jobs).await;
     let numbers: BTreeSet<u64> = (0..20).collect();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + HANG;
     while done(&scene, &numbers).await.len() < 20 {
         assert!(Instant::now() < deadline, "not all markers are done");
         tokio::time::sleep(Duration::from_millis(2)).await;

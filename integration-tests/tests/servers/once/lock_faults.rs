@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use integration_tests::delays::clock::Clock;
-use integration_tests::eventually;
 use integration_tests::history::figure;
 use integration_tests::proxy::{Proxy, Way};
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::lock::{AcquireError, LockName, Release};
 use millstream::{ErrorKind, Millstream};
 use millstream_core::Continuity;
@@ -72,8 +72,7 @@ async fn a_jump_of_the_servers_clock_costs_no_holder_its_lock_and_blocks_nobody(
     last = granted_to_the_dead(&mq, SECOND).await;
     clock.shift(0);
     let begun = Instant::now();
-    let next =
-        tokio::time::timeout(60 * SECOND, lock(&other).acquire()).await.expect("in time").expect("acquired");
+    let next = tokio::time::timeout(HANG, lock(&other).acquire()).await.expect("in time").expect("acquired");
     figure(
         "lock",
         &format!("a dead holder is replaced {:?} after the clock went back by an hour", begun.elapsed()),
@@ -124,7 +123,7 @@ async fn a_fence_never_repeats_after_a_fail_over_that_lost_the_last_grant() {
     front.reset();
     primary.kill();
     // The new primary does not know the grant. Its holder learns of it with its next renewal.
-    tokio::time::timeout(60 * SECOND, kept.lost()).await.expect("the loss is reported");
+    tokio::time::timeout(HANG, kept.lost()).await.expect("the loss is reported");
     assert_eq!(kept.release().await.expect("released"), Release::AlreadyLost);
     let without = lock().acquire().await.expect("acquired");
     assert!(

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use integration_tests::eventually;
 use integration_tests::history::figure;
 use integration_tests::locker::{CHECKED, Setup, Store, Work};
 use integration_tests::process::Process;
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::Millstream;
 use millstream::lock::{LockName, RedLock, RedLockError, Release};
 use millstream_core::Continuity;
@@ -94,7 +94,7 @@ async fn one_leader_acts_in_each_epoch_and_a_dead_one_is_replaced_soon() {
         processes[at].kill();
         let killed = Instant::now();
         loop {
-            match tokio::time::timeout(30 * SECOND, watch.changed()).await.expect("a new leader") {
+            match tokio::time::timeout(HANG, watch.changed()).await.expect("a new leader") {
                 Some(next) if next.epoch > leader.epoch => break,
                 _ => {}
             }

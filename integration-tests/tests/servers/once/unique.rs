@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use integration_tests::eventually;
 use integration_tests::fixture::Fixture;
 use integration_tests::history::{What, figure};
 use integration_tests::member::{End, Job, Setup};
 use integration_tests::proxy::{Proxy, Way};
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::{Delivery, ErrorKind, Millstream, Record, Topic};
 use millstream_redis::{RedisBackend, RedisConfig};
 
@@ -94,7 +94,7 @@ async fn workers_that_are_killed_leave_no_id_in_use_and_no_two_messages_at_once(
         if stored.len() >= 60 && kills >= 12 {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(120), "{} stored, {kills} kills", stored.len());
+        assert!(began.elapsed() < 2 * HANG, "{} stored, {kills} kills", stored.len());
         let end = if number % 7 == 6 { End::DeadLetter } else { End::Ack };
         let job =
             Job { work_us: 2_000, fails: u32::from(number % 3 == 1), end: [end; 2], ..Job::new(number) };

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use integration_tests::eventually;
 use integration_tests::scrape::{Scrape, get};
 use integration_tests::server::{Server as Redis, shared_url};
+use integration_tests::{HANG, eventually};
 use millstream::metrics::{Metrics, MetricsConfig, SamplerConfig, Server, ServerConfig};
 use millstream::{Consumer, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition};
 use millstream_core::keys::Keys;
@@ -73,7 +73,7 @@ impl Fixture {
 
     /// A scrape for which this holds: what the server knows comes with the next sample.
     async fn until(&self, what: &str, holds: impl Fn(&Scrape) -> bool) -> Scrape {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        let deadline = tokio::time::Instant::now() + HANG;
         loop {
             let scrape = self.scrape().await;
             if holds(&scrape) {
@@ -240,13 +240,13 @@ async fn a_scripted_run(scene: &Fixture) {
 fn times(found: &Scrape) {
     let sum = |name: &str| found.sum(name, &[("topic", "orders")]).expect("a sum");
     let handled = found.sum("millstream_handler_seconds_sum", &[("result", "acked")]).expect("a sum");
-    assert!((0.3..30.0).contains(&handled), "{handled}");
+    assert!((0.3..600.0).contains(&handled), "{handled}");
     let (whole, waited) =
         (sum("millstream_end_to_end_seconds_sum"), sum("millstream_queue_wait_seconds_sum"));
     assert!(whole > 0.3 && whole < 600.0 && waited < whole, "{whole} {waited}");
     assert!(sum("millstream_settle_seconds_count") >= 1.0 && sum("millstream_settle_seconds_sum") < 60.0);
     let late = (sum("millstream_delay_error_seconds_count"), sum("millstream_delay_error_seconds_sum"));
-    assert!(late.0 >= 1.0 && late.1 / late.0 < 5.0, "{late:?}");
+    assert!(late.0 >= 1.0 && late.1 / late.0 < 60.0, "{late:?}");
 }
 
 /// The consumer is shut down: what is sent then is the lag, exactly.

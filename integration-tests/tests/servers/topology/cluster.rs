@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use integration_tests::cluster::Cluster;
+use integration_tests::equipment::baseline::Stalls;
 use integration_tests::eventually;
+use integration_tests::history::now_us;
 use integration_tests::server::Builder;
 use millstream::admin::{Level, ServerMemory};
 use millstream::{Concurrency, Delivery, Millstream, Record, Sharing, Start, Topic};
@@ -75,14 +77,14 @@ async fn repeated_sends_are_stored_once_while_slots_move_and_connections_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_that_is_asked_for_loses_nothing() {
     let (cluster, load) = start().await;
-    let rate = load.rate(Duration::from_secs(1)).await;
+    let pace = load.pace(Duration::from_secs(1)).await;
     for change in 0..changes(3) {
         tokio::task::block_in_place(|| {
             let (_, replica) = primary(&cluster, change);
             cluster.nodes[replica].cli(&["CLUSTER", "FAILOVER"]);
             cluster.wait_primary(replica);
         });
-        load.recovers(rate, "messages of all keys, after a fail-over").await;
+        load.recovers(pace, "messages of all keys, after a fail-over").await;
     }
     load.end(&[], |log| entries(&cluster, log)).await;
 }
@@ -91,7 +93,7 @@ async fn a_fail_over_that_is_asked_for_loses_nothing() {
 async fn primaries_that_are_killed_lose_what_was_not_replicated_and_nothing_else() {
     let (mut cluster, load) = start().await;
     let mut lost = Vec::new();
-    let rate = load.rate(Duration::from_secs(1)).await;
+    let pace = load.pace(Duration::from_secs(1)).await;
     for change in 0..changes(2) {
         tokio::task::block_in_place(|| {
             let (primary, replica) = primary(&cluster, change);
@@ -99,7 +101,7 @@ async fn primaries_that_are_killed_lose_what_was_not_replicated_and_nothing_else
             lost.push(Instant::now());
             cluster.wait_primary(replica);
         });
-        load.recovers(rate, "messages of all keys, after the death of a primary").await;
+        load.recovers(pace, "messages of all keys, after the death of a primary").await;
         tokio::task::block_in_place(|| {
             for node in &mut cluster.nodes {
                 if !node.is_running() {
@@ -293,6 +295,7 @@ async fn a_frozen_node_stops_no_shared_consumer_at_the_others() {
     }
     all_of((0..u64::from(PARTITIONS)).collect()).await;
     cluster.nodes[frozen].pause();
+    let stalls = Stalls::start();
     // For more than a lease time and an answer's time, message after message.
     for round in 1..8 {
         let values: Vec<_> =
@@ -300,10 +303,14 @@ async fn a_frozen_node_stops_no_shared_consumer_at_the_others() {
         for (partition, value) in &values {
             producers[1].send(value).partition(**partition).await.expect("sent");
         }
-        let begun = Instant::now();
+        let (begun, begun_us) = (Instant::now(), now_us());
         all_of(values.into_iter().map(|(_, value)| value).collect()).await;
         // Whatever waits for the frozen node waits for its answer: for five seconds by default.
-        assert!(begun.elapsed() < Duration::from_millis(2_500), "round {round} waited for the frozen node");
+        let (took, stalled) = (begun.elapsed(), stalls.since(begun_us));
+        assert!(
+            took < Duration::from_millis(2_500) + stalled,
+            "round {round} waited for the frozen node: {took:?}; the machine stood still for {stalled:?}"
+        );
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     // They are settled too.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use integration_tests::HANG;
 use integration_tests::server::Server;
 
 use crate::load::{Load, changes};
@@ -60,7 +61,7 @@ impl Service {
     fn wait(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
-            if begun.elapsed().as_secs() >= 20 {
+            if begun.elapsed() >= HANG {
                 let views = self.servers.each_ref().map(|server| server.try_cli(&["INFO", "replication"]));
                 panic!("never came true: {what}: {views:?}, {}", self.sentinel.log());
             }
@@ -107,7 +108,7 @@ async fn the_demoted_primary_is_left() {
 async fn a_dead_primary_is_replaced() {
     let (mut service, load) = start().await;
     let mut lost = Vec::new();
-    let rate = load.rate(Duration::from_secs(1)).await;
+    let pace = load.pace(Duration::from_secs(1)).await;
     for _ in 0..changes(2) {
         tokio::task::block_in_place(|| {
             let primary = service.wait_replica();
@@ -115,7 +116,7 @@ async fn a_dead_primary_is_replaced() {
             lost.push(Instant::now());
             service.wait_primary(1 - primary);
         });
-        load.recovers(rate, "messages of all keys, after the death of the primary").await;
+        load.recovers(pace, "messages of all keys, after the death of the primary").await;
         tokio::task::block_in_place(|| {
             let primary = service.primary();
             service.servers[1 - primary].restart();

@@ -2,10 +2,11 @@
 //!
 //! **Rule.**
 //!
-//! - *rate*: at the latest `recovery` after the phase `Healed` began, handlers end at `rate_share` of the rate of the calm
-//!   phase, measured over `rate_window`, of all places together and of each. If the phase goes on for a window after that, the
-//!   mean of all is not below it either; and in its last window all are not below half of it. Calm phases with fewer than
-//!   `rate_least` messages have no rate.
+//! - *pace*: from `recovery` after the phase `Healed` began, or its middle if that is earlier, until its end, each place
+//!   handles for the first time `pace` of the number of messages that are confirmed meanwhile, or more. Both are counted in
+//!   the same seconds on the same servers, so a machine that is slower than before slows both. And in each partition to
+//!   which plain messages were sent then something is handled. Where fewer than `pace_least` are confirmed, nothing is known.
+//!   That the rest of it is handled at last is up to `conservation`.
 //! - *places*: each place to which a message was sent and confirmed in the phase `Healed` handles something in it, or
 //!   after it.
 //! - *ends*: a handler that began more than `handler` before the end of the run has ended, unless its process is gone, was
@@ -15,19 +16,24 @@
 //!   `quiet_roles`; none ended in disorder without a fault; and all did what they were asked to.
 //! - *run*: the run has reached the phase `Ended`, and each fault that is not of a process has ended by `Healed`.
 //!
-//! **Figures.** *outages*, *takeovers* and *redeliveries*: see `Figures`. They include times in which nothing was to be
+//! **Figures.** The rates of the calm phase and of `Healed`, and when four fifths of the first one were reached for two
+//! seconds: both depend on what else the machine does, so nothing follows from them. *outages*, *takeovers* and *redeliveries*: see `Figures`. They include times in which nothing was to be
 //! handled, so their maximum says little if messages are rare.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::chaos::record::{Phase, Scope, What};
 
-use super::super::digest::{Delivery, Digest, PlaceId};
+use super::super::digest::{Delivery, Digest, Known, PlaceId};
 use super::super::limits::{Limits, us};
 use super::super::report::{Report, Spread, seconds};
 
 const NAME: &str = "liveness";
-/// Step in which the window of the rate is moved, in microseconds.
+/// Share of the calm rate whose return is a figure.
+const USUAL: f64 = 0.8;
+/// Time over which it is measured, in microseconds.
+const WINDOW: u64 = 2_000_000;
+/// Step in which this window is moved, in microseconds.
 const STEP: u64 = 100_000;
 
 pub(super) fn check(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
@@ -39,6 +45,7 @@ pub(super) fn check(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
             .or_default() += 1;
     }
     rate(digest, limits, report);
+    pace(digest, limits, report);
     places(digest, report);
     ends(digest, limits, report);
     processes(digest, limits, report);
@@ -67,58 +74,72 @@ impl Ends {
     }
 }
 
+/// Figures alone: what is compared are two moments, and the machine may have been another one then.
 fn rate(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
     let (Some((calm, calm_end)), Some((healed, end))) =
         (digest.span(Phase::Calm), digest.span(Phase::Healed))
     else {
         return;
     };
-    let (window, latest) = (us(limits.rate_window), healed + us(limits.recovery));
-    let reached = |ends: &Ends, least: f64| {
-        let starts = (healed..=latest).step_by(STEP as usize).take_while(|at| at + window <= end);
-        starts.into_iter().find(|at| ends.rate(*at, at + window) >= least)
-    };
-    for (id, _) in digest.places.iter().enumerate() {
-        let ends = Ends::of(digest.deliveries.iter().filter(|delivery| delivery.place == id));
-        let least = ends.rate(calm, calm_end) * limits.rate_share;
-        if ends.count(calm, calm_end) >= limits.rate_least && reached(&ends, least).is_none() {
-            let place = digest.label(id);
-            let what = format!(
-                "{place}: within {:?} of the last fault no {:?} reached {least:.1}/s (mean {:.1}/s)",
-                limits.recovery,
-                limits.rate_window,
-                ends.rate(healed, end)
-            );
-            report.add(NAME, healed, None, what);
-        }
-    }
-
     let all = Ends::of(digest.deliveries.iter());
-    let usual = all.rate(calm, calm_end);
+    let (usual, latest) = (all.rate(calm, calm_end), healed + us(limits.recovery));
     report.figures.rate_calm = usual;
     report.figures.rate_healed = all.rate(healed, end);
-    if all.count(calm, calm_end) < limits.rate_least {
-        return;
-    }
-    let least = usual * limits.rate_share;
-    report.figures.recovered_after_us = reached(&all, least).map(|at| at - healed);
-    let (sustained, at_last) = (all.rate(latest, end), all.rate(end.saturating_sub(window), end));
-    if report.figures.recovered_after_us.is_none() {
-        let what = format!(
-            "{usual:.1}/s were handled in the calm phase; within {:?} of the last fault no {:?} reached {least:.1}/s \
-             (mean {:.1}/s)",
-            limits.recovery,
-            limits.rate_window,
-            all.rate(healed, end)
-        );
-        report.add(NAME, healed, None, what);
-    } else if end >= latest + window && sustained < least {
-        let what =
-            format!("{usual:.1}/s were handled in the calm phase, and {sustained:.1}/s after the recovery");
-        report.add(NAME, latest, None, what);
-    } else if at_last < usual / 2.0 {
-        let what = format!("{usual:.1}/s were handled in the calm phase, and {at_last:.1}/s at the end");
-        report.add(NAME, end, None, what);
+    let mut starts = (healed..=latest).step_by(STEP as usize).take_while(|at| at + WINDOW <= end);
+    let reached = starts.find(|at| all.rate(*at, at + WINDOW) >= usual * USUAL);
+    report.figures.recovered_after_us = reached.map(|at| at - healed);
+}
+
+fn pace(digest: &Digest<'_>, limits: &Limits, report: &mut Report) {
+    let Some((healed, end)) = digest.span(Phase::Healed) else { return };
+    let from = (healed + us(limits.recovery)).min(healed + end.saturating_sub(healed) / 2);
+    let meanwhile = |at: u64| (from..end).contains(&at);
+    for (id, place) in digest.places.iter().enumerate() {
+        let (mut confirmed, mut sent_to) = (0_usize, BTreeMap::<u32, usize>::new());
+        for sent in digest.messages.values().filter(|sent| sent.message.to == place.name) {
+            let Known::Stored(partition, _) = sent.known else { continue };
+            if sent.to.is_some_and(|to| meanwhile(to.us)) {
+                confirmed += 1;
+                // A delayed message does not tell its partition.
+                if sent.message.due_ms == 0 {
+                    *sent_to.entry(partition).or_default() += 1;
+                }
+            }
+        }
+        let (mut handled, mut handled_at) = (0_usize, HashSet::new());
+        for (_, of) in digest.by_message.range((id, u64::MIN)..=(id, u64::MAX)) {
+            let ends = of.iter().filter_map(|index| digest.deliveries[*index].finish);
+            handled += usize::from(ends.map(|end| end.at.us).min().is_some_and(meanwhile));
+        }
+        for delivery in digest.deliveries.iter().filter(|delivery| delivery.place == id) {
+            if delivery.finish.is_some_and(|finish| meanwhile(finish.at.us)) {
+                handled_at.insert(delivery.handling.partition);
+            }
+        }
+        if confirmed < limits.pace_least {
+            continue;
+        }
+        let share = handled as f64 / confirmed as f64;
+        let place = digest.label(id);
+        report.figures.pace.insert(place.clone(), share);
+        if share < limits.pace {
+            let what = format!(
+                "{place}: from {} on {confirmed} messages were confirmed, and {handled} were handled meanwhile: no {:.0} %",
+                seconds(from),
+                limits.pace * 100.0
+            );
+            report.add(NAME, from, None, what);
+        }
+        for (partition, sent) in sent_to {
+            if sent >= limits.pace_least && !handled_at.contains(&partition) {
+                let what = format!(
+                    "{place}, partition {partition}: from {} on {sent} messages were confirmed, and none was handled \
+                     meanwhile",
+                    seconds(from)
+                );
+                report.add(NAME, from, None, what);
+            }
+        }
     }
 }
 

@@ -16,8 +16,6 @@ fn limits() -> Limits {
         place,
         lateness: Duration::from_secs(60),
         recovery: Duration::from_secs(1),
-        rate_window: Duration::from_millis(500),
-        rate_share: 0.5,
         ..Limits::new(Duration::from_millis(TTL_MS))
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use integration_tests::eventually;
 use integration_tests::history::figure;
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::ErrorKind;
 
 use super::{MS, Pair, Work};
@@ -48,7 +48,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
     let server = restarted.await.expect("no panic");
     let loaded = began.elapsed();
     assert!(pair.told("Failing") > 0, "that is told");
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     let text = format!("LOADING for {loaded:.1?}: {} handled again", pair.doubled());
     figure("fault", &text);
     pair.lives_on().await;
@@ -63,7 +63,7 @@ async fn a_server_that_evicts_is_survived() {
     server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
     server.cli(&["CONFIG", "SET", "maxmemory", "3mb"]);
     let mut lost = 0;
-    let deadline = Instant::now() + MS(30_000);
+    let deadline = Instant::now() + HANG;
     while pair.told("GroupRestored") + pair.told("LeaseLost") + pair.told("Deleted") == 0 {
         assert!(Instant::now() < deadline, "an eviction is told: {:#?}", pair.last_told());
         for number in 0..50 {
@@ -120,7 +120,7 @@ async fn a_right_that_is_taken_away_loses_and_doubles_nothing() {
         server.cli(&["ACL", "SETUSER", "app", &format!("-{right}")]);
         pair.send(40).await;
         let before = pair.told("NOPERM") + pair.told("no permissions") + pair.told("Failing");
-        let deadline = Instant::now() + MS(10_000);
+        let deadline = Instant::now() + HANG;
         while pair.told("NOPERM") + pair.told("no permissions") + pair.told("Failing") == before
             && Instant::now() < deadline
         {
@@ -128,7 +128,7 @@ async fn a_right_that_is_taken_away_loses_and_doubles_nothing() {
         }
         tokio::time::sleep(MS(300)).await;
         server.cli(&["ACL", "SETUSER", "app", &format!("+{right}")]);
-        pair.all_handled(MS(40_000)).await;
+        pair.all_handled().await;
     }
     figure(
         "fault",

@@ -1,7 +1,6 @@
 //! A server's clock that jumps an hour ahead while everybody works: 45.
 
-use std::time::Duration;
-
+use integration_tests::HANG;
 use integration_tests::crew::{Crew, Kind, Plan};
 use integration_tests::delays::clock::Clock;
 use integration_tests::history::figure;
@@ -26,13 +25,13 @@ async fn an_hour_ahead(kind: Kind) {
     crew.send(&jobs).await;
     let (mut in_hand, mut shift) = (0, 0);
     for round in 1..=2 {
-        crew.until("it works", MS(30_000), |crew| crew.done.len() >= round * 20).await;
+        crew.until("it works", |crew| crew.done.len() >= round * 20).await;
         in_hand += crew.starts.len() - crew.done.len();
         shift += 3_600;
         clock.shift(shift);
         tokio::time::sleep(MS(500)).await;
     }
-    let all = crew.within(Duration::from_secs(60), |crew| crew.done.len() == jobs.len()).await;
+    let all = crew.within(HANG, |crew| crew.done.len() == jobs.len()).await;
     let (doubled, dead) = (crew.doubled().len(), crew.dead().await);
     let text =
         format!("an hour ahead twice, {kind:?}: {doubled} handled again of {in_hand} in hand, dead {dead:?}");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::Instant;
 
+use integration_tests::HANG;
 use integration_tests::equipment::disk::Disk;
 use integration_tests::history::figure;
 use integration_tests::proxy::Proxy;
@@ -14,7 +15,7 @@ use super::{MS, Pair, Work, clients};
 
 /// Sends until the server refuses, and checks that it was said honestly: as something that may pass.
 async fn refused(pair: &mut Pair, code: &str) {
-    let deadline = Instant::now() + MS(20_000);
+    let deadline = Instant::now() + HANG;
     while pair.refused.is_empty() {
         assert!(Instant::now() < deadline, "a full disk is noticed");
         pair.send_large(8, 2_000).await;
@@ -42,7 +43,7 @@ async fn a_full_disk_refuses_writes_and_all_goes_on_when_there_is_room() {
     let during = clients(&server);
     disk.free();
     let began = Instant::now();
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     let text = format!(
         "full disk, everysec: {} sends refused, {during} connections ({before} before), all handled {:.1?} after there was \
          room, {} handled again",
@@ -74,7 +75,7 @@ async fn a_server_that_ends_on_a_full_disk_is_waited_for_without_haste() {
     let calls = proxy.accepted() - before;
     disk.free();
     server.restart();
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     let text = format!(
         "full disk, always: {calls} calls in {time:?} for {connections} connections, {} handled again",
         pair.doubled()
@@ -104,7 +105,7 @@ async fn a_snapshot_that_fails_stops_writes_and_all_goes_on_after_one_that_does_
     let during = clients(&server);
     disk.free();
     server.cli(&["BGSAVE"]);
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     figure(
         "fault",
         &format!("no snapshot: {} sends refused, {during} connections, {before} before", pair.refused.len()),
@@ -149,7 +150,7 @@ async fn a_file_that_lost_its_end_loses_the_newest_and_repeats_what_was_settled(
     let after = |number: &u64| pair.confirmed[number].1 > ends[&pair.confirmed[number].0];
     let lost: BTreeSet<u64> = pair.confirmed.keys().filter(|number| after(number)).copied().collect();
     assert!(!lost.is_empty(), "something is lost");
-    pair.all_handled_but(&lost, MS(40_000)).await;
+    pair.all_handled_but(&lost).await;
     let never = pair.missing();
     assert!(never.is_subset(&lost), "only the end is lost: {never:?}");
     let handled = pair.handled.lock().expect("lock").clone();

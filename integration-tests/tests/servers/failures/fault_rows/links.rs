@@ -41,7 +41,7 @@ async fn a_server_that_is_full_of_clients_is_waited_for_and_connections_are_boun
     tokio::time::sleep(MS(3_000)).await;
     let calls = proxy.accepted() - calls;
     drop(others);
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     tokio::time::sleep(MS(1_000)).await;
     let after = proxy.connections();
     figure("fault", &format!("maxclients: {calls} calls in 3 s, {before} connections before, {after} after"));
@@ -50,7 +50,7 @@ async fn a_server_that_is_full_of_clients_is_waited_for_and_connections_are_boun
         proxy.reset();
         pair.send(8).await;
     }
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     tokio::time::sleep(MS(1_000)).await;
     assert!(proxy.connections() <= before + 2, "{} connections, {before} before", proxy.connections());
     pair.lives_on().await;
@@ -69,12 +69,12 @@ async fn answers_that_are_late_by_the_way_they_have_are_no_error() {
     let mut pair = Pair::begin(&proxy.url(), Work { ttl: MS(8_000), ..Work::default() }).await;
     proxy.delay(MS(300));
     pair.send(20).await;
-    pair.all_handled(MS(30_000)).await;
+    pair.all_handled().await;
     let (connections, failing) = (proxy.connections(), pair.told("Failing"));
     tokio::time::sleep(MS(9_000)).await;
     let began = Instant::now();
     pair.send(20).await;
-    pair.all_handled(MS(30_000)).await;
+    pair.all_handled().await;
     figure("fault", &format!("300 ms each way: 20 messages in {:.1?} after 9 s of silence", began.elapsed()));
     assert_eq!(pair.told("Failing"), failing, "{:#?}", pair.last_told());
     assert!(
@@ -105,7 +105,7 @@ async fn a_slow_link_full_of_messages_loses_no_lease() {
     proxy.rate(Some(RATE));
     proxy.thaw();
     let began = Instant::now();
-    pair.all_handled(MS(60_000)).await;
+    pair.all_handled().await;
     let took = began.elapsed();
     let ideal = Duration::from_secs_f64(COUNT as f64 * BYTES as f64 / RATE as f64);
     let text = format!(
@@ -135,7 +135,7 @@ async fn handlers_behind_a_dead_link_are_told_before_the_next_owner_begins() {
     // On the first delivery a handler works until it is notified; on the next owner's it ends at once.
     let jobs: Vec<Job> = (0..16).map(|number| Job { hold: [true, false], ..Job::new(number) }).collect();
     crew.send(&jobs).await;
-    crew.until("all are begun", MS(30_000), |crew| crew.starts.len() == jobs.len()).await;
+    crew.until("all are begun", |crew| crew.starts.len() == jobs.len()).await;
     let theirs: Vec<u64> = {
         let of_cut = crew.starts.iter().filter(|(_, starts)| starts[0].pid == cut);
         of_cut.map(|(number, _)| *number).collect()
@@ -144,7 +144,7 @@ async fn handlers_behind_a_dead_link_are_told_before_the_next_owner_begins() {
     proxy.freeze(Way::Up);
     proxy.freeze(Way::Down);
     let again = |crew: &Crew| theirs.iter().all(|number| crew.starts[number].len() == 2);
-    crew.until("the other one has begun them", MS(30_000), again).await;
+    crew.until("the other one has begun them", again).await;
     let lines = &crew.history.lines;
     let place = |pid: u32, number: u64, started: bool| {
         lines.iter().position(|line| {
@@ -164,7 +164,7 @@ async fn handlers_behind_a_dead_link_are_told_before_the_next_owner_begins() {
     for process in crew.processes.values() {
         process.release();
     }
-    crew.until("all are done", MS(30_000), |crew| crew.done.len() == jobs.len()).await;
+    crew.until("all are done", |crew| crew.done.len() == jobs.len()).await;
     // What a store does that refuses smaller epochs: the last word on each message is the newest owner's.
     let mut store: BTreeMap<u64, u64> = BTreeMap::new();
     for line in &crew.history.lines {

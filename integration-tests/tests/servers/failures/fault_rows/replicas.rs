@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use integration_tests::eventually;
 use integration_tests::history::figure;
 use integration_tests::proxy::{Proxy, Way};
 use integration_tests::server::Server;
+use integration_tests::{HANG, eventually};
 use millstream::{Delivery, ErrorKind, MessageId, Millstream};
 
 use super::{MS, PARTITIONS, Pair, Work};
@@ -77,7 +77,7 @@ async fn a_promoted_replica_lacks_the_newest_and_repeats_what_it_did_not_hear_of
         pair.confirmed.iter().filter(|(_, at)| gone(at)).map(|(number, _)| *number).collect()
     };
     assert!(!lost.is_empty() && lost.is_disjoint(&before), "only what came after the cut is lost: {lost:?}");
-    pair.all_handled_but(&lost, MS(40_000)).await;
+    pair.all_handled_but(&lost).await;
     let handled = pair.handled.lock().expect("lock").clone();
     let mut again = 0;
     for (number, calls) in &handled {
@@ -103,10 +103,10 @@ async fn a_primary_without_its_replica_takes_no_writes_and_that_is_said() {
     servers.primary.cli(&["CONFIG", "SET", "min-replicas-max-lag", "1"]);
     servers.primary.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     pair.send(50).await;
-    pair.all_handled(MS(20_000)).await;
+    pair.all_handled().await;
     servers.link.freeze(Way::Up);
     servers.link.freeze(Way::Down);
-    let deadline = Instant::now() + MS(20_000);
+    let deadline = Instant::now() + HANG;
     while pair.refused.is_empty() {
         assert!(Instant::now() < deadline, "writes are refused when the replica is behind");
         pair.send(10).await;
@@ -119,7 +119,7 @@ async fn a_primary_without_its_replica_takes_no_writes_and_that_is_said() {
     pair.tells("NOREPLICAS").await;
     tokio::time::sleep(MS(2_500)).await;
     servers.link.thaw();
-    pair.all_handled(MS(40_000)).await;
+    pair.all_handled().await;
     servers.primary.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     let text = format!("NOREPLICAS: {} sends refused, {} handled again", pair.refused.len(), pair.doubled());
     figure("fault", &text);
@@ -132,7 +132,7 @@ async fn a_demoted_primary_is_left_though_its_connections_stay() {
     let servers = Replicated::new().await;
     let mut pair = Pair::begin(&servers.front.url(), Work::default()).await;
     pair.send(100).await;
-    pair.all_handled(MS(20_000)).await;
+    pair.all_handled().await;
     servers.level().await;
     servers.replica.cli(&["REPLICAOF", "NO", "ONE"]);
     servers.front.lead_to(servers.replica.port());
@@ -140,7 +140,7 @@ async fn a_demoted_primary_is_left_though_its_connections_stay() {
     let began = Instant::now();
     assert_eq!(pair.send(50).await, 50, "the address is asked again: {:?}", pair.refused.last());
     let stored = began.elapsed();
-    pair.all_handled(MS(30_000)).await;
+    pair.all_handled().await;
     let text =
         format!("demoted primary: sends go on after {stored:.1?}, all handled after {:.1?}", began.elapsed());
     figure("fault", &text);
@@ -161,7 +161,7 @@ async fn readers_that_wait_survive_a_change_of_the_servers_role() {
         tokio::time::sleep(MS(300)).await;
         server.cli(&["REPLICAOF", "NO", "ONE"]);
         assert_eq!(pair.send(20).await, 20, "{:?}", pair.refused.last());
-        pair.all_handled(MS(30_000)).await;
+        pair.all_handled().await;
     }
     let text =
         format!("role changed 3 times: {} told as failing, {} again", pair.told("Failing {"), pair.doubled());
@@ -182,7 +182,7 @@ async fn nobody_works_on_a_replica() {
         Err(error) => error,
         Ok(mq) => {
             let consumer = mq.consumer(super::TOPIC, "g").start(|_: Delivery<super::Item>| async {});
-            let consumer = tokio::time::timeout(MS(10_000), consumer).await;
+            let consumer = tokio::time::timeout(HANG, consumer).await;
             match consumer {
                 Ok(Err(error)) => error,
                 Ok(Ok(consumer)) => {
@@ -198,7 +198,7 @@ async fn nobody_works_on_a_replica() {
     };
     assert!(refused.is_transient(), "{refused:?}");
     pair.send(40).await;
-    pair.all_handled(MS(20_000)).await;
+    pair.all_handled().await;
     assert_eq!((pair.told("LeaseLost"), pair.doubled()), (0, 0));
     servers.link.thaw();
     pair.lives_on().await;

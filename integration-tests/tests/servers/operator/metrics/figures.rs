@@ -18,7 +18,7 @@ impl Fixture {
         };
         let rounds =
             |scrape: &Scrape| scrape.sum("millstream_samples_total", &[("result", "ok")]).unwrap_or_default();
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + HANG;
         let found = loop {
             let scrape = self.scrape().await;
             let wrong = wrong(&scrape);

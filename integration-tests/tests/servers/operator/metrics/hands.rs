@@ -33,7 +33,7 @@ impl Gate {
 
     /// Waits until so many more have come.
     pub(super) async fn came(&self, count: u32) {
-        let came = tokio::time::timeout(Duration::from_secs(30), self.begun.acquire_many(count)).await;
+        let came = tokio::time::timeout(HANG, self.begun.acquire_many(count)).await;
         came.expect("they come").expect("open").forget();
     }
 }

@@ -99,10 +99,10 @@ async fn a_topic_that_is_half_deleted_does_not_hide_the_others() {
     assert_eq!(scene.status("/lag/users/billing").await, 404);
 
     // A server that does not answer: there is an answer nevertheless, and the same for all who ask in that second.
-    redis.cli(&["CLIENT", "PAUSE", "20000", "ALL"]);
+    redis.cli(&["CLIENT", "PAUSE", "240000", "ALL"]);
     let began = tokio::time::Instant::now();
     let all = futures_util::future::join_all((0..20).map(|_| get(address, "/lag/orders/billing"))).await;
     let statuses: BTreeSet<u16> = all.into_iter().map(|answer| answer.expect("an answer").status).collect();
     assert_eq!(statuses, [503].into());
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < HANG, "long before it goes on: {:?}", began.elapsed());
 }

