@@ -11,7 +11,7 @@ use std::{env, thread};
 use crate::server::{Builder, Server};
 
 /// Maximum time for the nodes to agree.
-const TIME_LIMIT: Duration = crate::HANG;
+const TIME_LIMIT: Duration = crate::server::HANG;
 const POLL: Duration = Duration::from_millis(20);
 /// Number of slots of every cluster.
 const SLOTS: u32 = 16_384;

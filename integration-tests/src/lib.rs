@@ -28,11 +28,9 @@ pub mod proxy;
 pub mod scrape;
 pub mod server;
 
-use std::time::{Duration, Instant};
+pub use server::HANG;
 
-/// How long anything may take before it counts as hung. It is no promise of the product: a machine that is slow, or busy with
-/// something else, has to come round within it. `crates/xtask/nextest.toml` ends tests later than that.
-pub const HANG: Duration = Duration::from_secs(120);
+use std::time::{Duration, Instant};
 
 /// Waits until a condition holds, checking it every few milliseconds.
 ///

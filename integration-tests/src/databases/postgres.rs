@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 /// Maximum time for a server to start or to stop.
-const TIME_LIMIT: Duration = crate::HANG;
+const TIME_LIMIT: Duration = crate::server::HANG;
 const POLL: Duration = Duration::from_millis(5);
 
 /// Where Debian has the programs, in a folder for each version.
