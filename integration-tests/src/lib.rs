@@ -5,7 +5,7 @@
 //! ([`history`]), and the checks of these events ([`owners`], [`order`], [`monitor`]). [`proxy`] is a link that is
 //! slow, late or cut; [`equipment::baseline`] is what times are compared with; [`delays`] tests the delay engine; [`console`] deletes data of a memory backend.
 //!
-//! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
+//! The tests themselves are in `tests/`. `cargo xtask test` says what they need, and runs them.
 
 pub mod chaos;
 pub mod cluster;

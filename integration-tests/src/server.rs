@@ -14,11 +14,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-/// Maximum time for a server to start, to stop, or to reply to one command.
 /// How long anything may take before it counts as hung. It is no promise of the product: a machine that is slow, or busy with
 /// something else, has to come round within it. `crates/xtask/nextest.toml` ends tests later than that.
 pub const HANG: Duration = Duration::from_secs(120);
 
+/// Maximum time for a server to start, to stop, or to reply to one command.
 const TIME_LIMIT: Duration = HANG;
 /// For an answer. Shorter: some tests ask servers that are stopped.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -367,7 +367,7 @@ impl Running {
         let server = match server {
             Ok(server) => server,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                panic!("redis-server not found: run `cargo xtask test`, which installs it")
+                panic!("redis-server not found: `cargo xtask test` says how to get it")
             }
             Err(error) => panic!("{}: {error}", binary.display()),
         };

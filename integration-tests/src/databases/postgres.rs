@@ -100,7 +100,7 @@ impl Postgres {
     #[must_use]
     pub fn start_with(settings: &[&str]) -> Self {
         let programs = find_programs().expect(
-            "PostgreSQL not found: run `cargo xtask test`, which installs it, or name the folder with postgres and \
+            "PostgreSQL not found: `cargo xtask test` says how to get it; or name the folder with postgres and \
              initdb in POSTGRES_BIN",
         );
         let dir = new_dir(&env::temp_dir());

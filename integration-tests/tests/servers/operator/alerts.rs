@@ -7,7 +7,7 @@ use std::process::Command;
 fn promtool(args: &[&str]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/observability");
     let output = Command::new("promtool").args(args).current_dir(folder).output();
-    let output = output.expect("promtool, which `cargo xtask test` installs, is on the search path");
+    let output = output.expect("promtool, which `cargo xtask test` asks for, is on the search path");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
 }

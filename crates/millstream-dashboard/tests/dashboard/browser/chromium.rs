@@ -63,7 +63,7 @@ impl Tab {
         command.stderr(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         let mut browser = command
             .spawn()
-            .expect("Chromium is missing: `cargo xtask test` installs it (Debian: the package chromium)");
+            .expect("Chromium is missing: `cargo xtask test` says how to get it");
         let mut lines = BufReader::new(browser.stderr.take().expect("a pipe")).lines();
         let find = async {
             while let Some(line) = lines.next_line().await.expect("text") {

@@ -20,7 +20,7 @@ fn axe() -> String {
     if !file.exists() {
         let args = ["install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"];
         let done = Command::new("npm").args(args).arg(&folder).arg(AXE).output();
-        let done = done.expect("npm is missing: `cargo xtask test` installs it (Debian: the package npm)");
+        let done = done.expect("npm is missing: `cargo xtask test` says how to get it");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
     std::fs::read_to_string(file).expect("axe-core")
