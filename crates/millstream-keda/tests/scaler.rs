@@ -23,7 +23,7 @@ use tonic::{Code, IntoRequest, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 /// Longest wait for something that has to come.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 struct Keda(Grpc<Channel>);
 
