@@ -3,7 +3,7 @@
 use std::env;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use integration_tests::console::MemoryConsole;
@@ -57,6 +57,13 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
+/// As long as a busy machine may take, and less than the waits which a case expects to end before (a minute).
+const DEADLINE: Duration = Duration::from_secs(40);
+
+fn harness_of(backend: impl Into<Backend>) -> Harness {
+    Harness::new(backend).with_deadline(DEADLINE)
+}
+
 /// A case on packed topics, on each backend.
 fn packed(case: Case) -> [Trial; 3] {
     let name = |backend: &str| format!("{backend}::{}::{}", case.role, case.name);
@@ -76,13 +83,13 @@ fn runtime() -> &'static Runtime {
 fn on_memory(case: &Case) -> Result<(), Failed> {
     let memory = MemoryBackend::new();
     let console = MemoryConsole(memory.operator());
-    Ok(runtime().block_on((case.run)(Harness::new(memory).with_operator(console)))?)
+    Ok(runtime().block_on((case.run)(harness_of(memory).with_operator(console)))?)
 }
 
 fn on_packed_memory(case: &Case) -> Result<(), Failed> {
     let memory = MemoryBackend::new();
     let console = MemoryConsole(memory.operator());
-    let harness = Harness::new(memory).with_operator(console).with_packing(Packing::new().min_messages(2));
+    let harness = harness_of(memory).with_operator(console).with_packing(Packing::new().min_messages(2));
     Ok(runtime().block_on((case.run)(harness))?)
 }
 
@@ -100,7 +107,7 @@ fn on_redis(case: &Case, shared: &'static Shared, url: fn() -> String, set: Sett
     // The servers are started here and not in `main`: listing the tests needs none.
     runtime().block_on(async {
         let (redis, console) = shared.get_or_try_init(|| connect(url, set)).await?;
-        let harness = Harness::new(redis.clone()).with_operator(console.clone());
+        let harness = harness_of(redis.clone()).with_operator(console.clone());
         Ok((case.run)(harness).await?)
     })
 }
@@ -109,7 +116,7 @@ fn on_packed(case: &Case, shared: &'static Shared, url: fn() -> String) -> Resul
     runtime().block_on(async {
         let (redis, console) = shared.get_or_try_init(|| connect(url, |config| config)).await?;
         let packing = Packing::new().min_messages(2);
-        let harness = Harness::new(redis.clone()).with_operator(console.clone()).with_packing(packing);
+        let harness = harness_of(redis.clone()).with_operator(console.clone()).with_packing(packing);
         Ok((case.run)(harness).await?)
     })
 }
@@ -128,7 +135,7 @@ fn on_sql(case: &Case, shared: &'static SharedDatabase, on_postgres: bool) -> Re
         let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let role = SqlIdempotency::new(database, format!("conformance-{}-{time:x}", std::process::id()))?;
         let backend = role.replace(Backend::from(MemoryBackend::new()));
-        Ok((case.run)(Harness::new(backend)).await?)
+        Ok((case.run)(harness_of(backend)).await?)
     })
 }
 

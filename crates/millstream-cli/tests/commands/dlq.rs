@@ -103,7 +103,7 @@ async fn handled(mq: &Millstream, group: &str, topic: Topic<Bytes>, count: usize
     let consumer = consumer.await.expect("started");
     let mut seen = Vec::new();
     for _ in 0..count {
-        let next = tokio::time::timeout(Duration::from_secs(20), told.recv()).await;
+        let next = tokio::time::timeout(Duration::from_secs(60), told.recv()).await;
         seen.push(next.expect("in time").expect("a message"));
     }
     consumer.shutdown().await;

@@ -20,7 +20,7 @@ use crate::proto::{
 use crate::{Scaler, Server};
 
 /// Longest wait for something that has to come.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 struct Keda(Grpc<Channel>);
 

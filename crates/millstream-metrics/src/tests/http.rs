@@ -133,7 +133,7 @@ async fn lag_is_told_per_group_and_for_all() {
     assert_eq!(lag["unknown"], serde_json::json!([]));
     assert!(lag["oldest_age_seconds"].as_f64().is_some_and(|age| (0.001..60.0).contains(&age)), "{lag}");
     let all = async || get(address, "/lag").await.expect("an answer").json()["groups"].clone();
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while all().await[0]["backlog"] != 8 {
         assert!(tokio::time::Instant::now() < deadline, "it is worked out again after a second");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -164,7 +164,7 @@ async fn a_scrape_has_what_the_server_knows_and_forgets_what_is_gone() {
         Scrape::parse(&answer.body)
     };
     let until = async |holds: fn(&Scrape) -> bool| {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         loop {
             let scrape = scrape().await;
             if holds(&scrape) {
@@ -187,7 +187,7 @@ async fn a_scrape_has_what_the_server_knows_and_forgets_what_is_gone() {
     );
     assert_eq!(of("millstream_oldest_age_seconds", "1"), Some(0.0));
     assert_eq!(found.sum("millstream_members", &[]), Some(0.0));
-    assert!(found.sum("millstream_sample_age_seconds", &[]) < Some(10.0));
+    assert!(found.sum("millstream_sample_age_seconds", &[]) < Some(60.0));
 
     backend.catalog().delete_topic(&spec.name).await.expect("deleted");
     let gone =

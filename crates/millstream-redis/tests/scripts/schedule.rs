@@ -22,7 +22,7 @@ use crate::server::{Bench, fetch, fields, message};
 const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 pub(crate) const HOUR: Due = Due::In(Duration::from_secs(3_600));
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) fn id(id: &str) -> ScheduleId {
     ScheduleId::new(id).expect("an id")

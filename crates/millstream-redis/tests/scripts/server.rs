@@ -30,7 +30,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(extra: &[&str]) -> Self {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let port =
                 TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
@@ -69,7 +69,7 @@ impl Server {
         let is_ready =
             || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("Ready to accept connections"));
         let mut server = Self { child, port, _dir: dir };
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while server.child.try_wait().expect("a child").is_none() && Instant::now() < deadline {
             if is_ready() && std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
                 return Some(server);

@@ -285,7 +285,7 @@ async fn nothing_is_promoted_early_and_what_lost_its_body_is_told() {
     let appended = bench.append_many(3).await;
     let mut reader = bench.reader().await;
     fetch(&mut reader, 10).await;
-    let after = Duration::from_millis(60);
+    let after = Duration::from_secs(1);
     let batch: Vec<_> = appended.iter().map(|id| (log(*id), retry(after, 2, *id))).collect();
     assert_eq!(bench.settle(&batch).await, (3, 0));
     let promoted = bench.backend.promote(&bench.lease, 200).await.expect("promoted");

@@ -144,13 +144,14 @@ async fn nothing_but_the_one_word_passes_the_fence_by() {
 
 #[tokio::test]
 async fn an_entry_wakes_one_of_those_who_wait() {
+    const WAIT: Duration = Duration::from_secs(2);
     let bench = Bench::new().await;
     let wait = |name: &'static str| {
         let reader = open(&bench, name);
         async move {
             let mut reader = reader.await;
             let started = Instant::now();
-            let read = reader.fetch(10, Duration::from_millis(600)).await.expect("fetched");
+            let read = reader.fetch(10, WAIT).await.expect("fetched");
             (read.into_iter().flat_map(|(_, it)| it.entries).count(), started.elapsed())
         }
     };
@@ -162,8 +163,8 @@ async fn an_entry_wakes_one_of_those_who_wait() {
     let mut counts = [a, b, c];
     counts.sort_unstable();
     assert_eq!(counts.map(|(count, _)| count), [0, 0, 1]);
-    assert!(counts[2].1 < Duration::from_millis(500), "at once: {counts:?}");
-    assert!(counts[0].1 >= Duration::from_millis(590), "the others wait on: {counts:?}");
+    assert!(counts[2].1 < WAIT, "before its wait was over: {counts:?}");
+    assert!(counts[0].1 + Duration::from_millis(10) >= WAIT, "the others wait on: {counts:?}");
 }
 
 #[tokio::test]
@@ -190,7 +191,7 @@ async fn what_a_dropped_or_cut_read_took_is_found() {
             bench.cmd("CLIENT KILL TYPE normal SKIPME yes").await;
         }
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while seen != sent {
         assert!(Instant::now() < deadline, "{} of {} were seen", seen.len(), sent.len());
         let Ok(read) = reader.fetch(10, Duration::from_millis(50)).await else { continue };

@@ -142,7 +142,7 @@ pub(crate) async fn life(bench: &mut Bench) {
 async fn a_task_is_claimed_when_it_is_due_and_by_one_worker() {
     let mut bench = Bench::new().await;
     life(&mut bench).await;
-    let in_a_while = Duration::from_millis(80);
+    let in_a_while = Duration::from_secs(1);
     bench.put_task("later", Due::In(in_a_while), message("later")).await;
     let early = bench.claim(&ask("w-1", 5)).await;
     assert!(early.tasks.is_empty() && early.next <= in_a_while + Duration::from_millis(1));

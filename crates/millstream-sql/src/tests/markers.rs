@@ -168,7 +168,7 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(40), wait).await.expect(what);
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect(what);
 }
 
 /// They are missing when the message is to begin, and again when its handler has succeeded.

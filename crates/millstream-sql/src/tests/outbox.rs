@@ -49,7 +49,7 @@ async fn sent(backend: &Backend, place: &Place) -> u64 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(40), wait).await.expect("rows are not sent");
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("rows are not sent");
     let place = TopicPartition::new("lines".parse().unwrap(), 0);
     backend.log().lengths(&[place]).await.unwrap()[0]
 }

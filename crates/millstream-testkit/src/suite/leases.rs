@@ -118,7 +118,7 @@ async fn the_holder_is_told_as_long_as_there_is_one(h: Harness) -> Verdict {
 }
 
 async fn a_renewed_lease_outlives_its_ttl(h: Harness) -> Verdict {
-    let ttl = Duration::from_millis(400);
+    let ttl = Duration::from_secs(1);
     let resource = resource(&h).await?;
     let lease = h.granted(&resource, ttl).await?;
     let started = Instant::now();

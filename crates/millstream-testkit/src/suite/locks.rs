@@ -162,7 +162,7 @@ async fn a_fence_that_cannot_be_counted_is_refused(h: Harness) -> Verdict {
 }
 
 async fn a_renewed_lock_outlives_its_ttl(h: Harness) -> Verdict {
-    let ttl = Duration::from_millis(400);
+    let ttl = Duration::from_secs(1);
     let held = request(&h, ttl)?;
     let grant = granted(&h, &held).await?;
     let other = another(&h, &held.name, ttl)?;
@@ -320,13 +320,16 @@ async fn a_client_that_ended_costs_less_than_a_second(h: Harness) -> Verdict {
     let started = Instant::now();
     waits(&h, &next).await?;
     loop {
+        // When it was asked: the answer, and the next question, may be late on a busy machine.
+        let asked = started.elapsed();
         match h.backend.locks()?.acquire(&next).await? {
             LockReply::Granted(_) => break,
-            LockReply::Wait(wait) => tokio::time::sleep(wait.retry_in.min(QUIET)).await,
+            LockReply::Wait(wait) => {
+                ensure!(asked < Duration::from_secs(1), "a dead client blocks the queue for {asked:?}");
+                tokio::time::sleep(wait.retry_in.min(QUIET)).await;
+            }
             other @ LockReply::TooYoung(_) => return Err(Violation::new(format!("{other:?}"))),
         }
-        let waited = started.elapsed();
-        ensure!(waited < Duration::from_secs(1), "a dead client blocks the queue for {waited:?}");
     }
     equal!(release(&h, &dead).await?, LockRelease::Absent, "the place of the dead one");
     Ok(())

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::cli::Cli;
 
 /// How long anything may take.
-const TIME_LIMIT: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// What came of a call, in bytes.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use vt100::{Parser, Screen};
 
 /// How long something may take that is waited for.
-const TIME_LIMIT: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// A terminal, and the command on it.
 pub(crate) struct Pty {

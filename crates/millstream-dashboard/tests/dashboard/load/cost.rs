@@ -107,12 +107,18 @@ impl Watched {
 async fn fifty_tabs_cost_as_much_as_one_and_five_commands_a_second() {
     let (one, fifty) = (Watched::new().await, Watched::new().await);
     one.look(1).await;
+    let began = Instant::now();
     fifty.look(50).await;
+    let looked = began.elapsed().as_secs_f64();
     let first = ["narrow", "wide"].map(|topic| (topic, one.commands(topic), fifty.commands(topic)));
+    // One reading may fall into a period whole, though its commands are those of the seconds after it.
+    let reading = |topic: &str| if topic == "wide" { 256.0 } else { 30.0 };
     for (topic, of_one, of_fifty) in first {
+        // Where the fifty took seconds, what they look at was read again, like in any seconds.
+        let again = if looked < 0.5 { 0.0 } else { 5.0 * looked + reading(topic) };
         assert!(
-            of_one > 0 && of_fifty <= of_one + of_one / 10,
-            "{topic}: {of_one} of one, {of_fifty} of fifty"
+            of_one > 0 && of_fifty as f64 <= of_one as f64 * 1.1 + again,
+            "{topic}: {of_one} of one, {of_fifty} of fifty, which took {looked:.1} s"
         );
     }
     // Tabs ask again and again, far more often than the script does.
@@ -125,8 +131,7 @@ async fn fifty_tabs_cost_as_much_as_one_and_five_commands_a_second() {
         let (of_one, of_fifty) = (one.commands(topic) - of_one, fifty.commands(topic) - of_fifty);
         let rates = [of_one, of_fifty].map(|commands| commands as f64 / time);
         println!("{topic}: {rates:.2?} commands/s of one tab and of fifty, {first:?} at the first look");
-        // One reading may fall into the period whole, though its commands are those of the seconds after it.
-        let most = if topic == "wide" { 256.0 } else { 30.0 };
+        let most = reading(topic);
         assert!(rates.iter().all(|rate| rate * time <= 5.0 * time + most), "{topic}: {rates:?} commands/s");
         assert!(of_fifty <= of_one + most as usize, "{topic}: {of_one} of one, {of_fifty} of fifty");
     }

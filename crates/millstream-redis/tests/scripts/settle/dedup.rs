@@ -24,7 +24,7 @@ fn item(tp: &TopicPartition, id: &str, payload: &str) -> DedupAppend {
 }
 
 async fn finish(appender: &mut Box<dyn DedupAppender>) -> Vec<Deduplicated> {
-    let results = timeout(Duration::from_secs(20), appender.finish()).await.expect("an answer");
+    let results = timeout(Duration::from_secs(60), appender.finish()).await.expect("an answer");
     results.into_iter().map(|result| result.expect("appended")).collect()
 }
 

@@ -13,7 +13,7 @@ use millstream_core::schedule::Schedule;
 use crate::server::{Bench, dead, fetch, grant, ids, message, retry};
 
 const NOW: Duration = Duration::ZERO;
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn log(id: MessageId) -> Receipt {
     Receipt::new(Source::Log, id)

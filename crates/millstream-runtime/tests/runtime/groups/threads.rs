@@ -42,7 +42,7 @@ fn a_consumer_whose_runtime_is_dropped_renews_nothing_any_more() {
         outside.block_on(backend.members().roster(&orders, &group)).expect("a roster").living().count() > 0
     };
     while held() || member() {
-        assert!(dropped.elapsed() < 2 * SECOND, "renewed by nobody's order");
+        assert!(dropped.elapsed() < 60 * SECOND, "renewed by nobody's order");
         std::thread::sleep(MS(5));
     }
     drop(consumer);
@@ -52,6 +52,7 @@ fn a_consumer_whose_runtime_is_dropped_renews_nothing_any_more() {
 /// has one thread, and every handler blocks it for longer than the ttl.
 #[tokio::test]
 async fn handlers_that_block_every_thread_do_not_cost_the_lease() {
+    const TTL: Duration = Duration::from_millis(1_500);
     let memory = MemoryBackend::new();
     let backend = Backend::new(memory);
     let topic = millstream_core::Topic::<u64>::new("orders").partitions(2);
@@ -70,11 +71,11 @@ async fn handlers_that_block_every_thread_do_not_cost_the_lease() {
     });
     let begun = Arc::new(AtomicUsize::new(0));
     let blocking = begun.clone();
-    let consumer = ConsumerBuilder::new(backend, topic, "g", Arc::new(told.clone())).lease_ttl(MS(800));
+    let consumer = ConsumerBuilder::new(backend, topic, "g", Arc::new(told.clone())).lease_ttl(TTL);
     let consumer = consumer
         .start(move |_: Delivery<u64>| {
             blocking.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(MS(1_600));
+            std::thread::sleep(2 * TTL);
             async {}
         })
         .await
@@ -84,7 +85,7 @@ async fn handlers_that_block_every_thread_do_not_cost_the_lease() {
     }
     watching.store(false, Ordering::Relaxed);
     let (looks, epochs) = watcher.join().expect("no panic");
-    assert!(looks > 50, "{looks}");
+    assert!(looks > 20, "{looks}");
     assert_eq!(epochs.len(), 2, "each partition was owned once, and all the time: {epochs:?}");
     assert_eq!((begun.load(Ordering::Relaxed), told.lines("LeaseLost")), (2, 0));
     consumer.shutdown().await;

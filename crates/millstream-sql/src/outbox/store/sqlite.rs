@@ -233,8 +233,8 @@ mod tests {
     use super::*;
     use crate::{Database, migrate};
 
-    /// Time to read a page of 8 rows of 1 MiB, the best of three, while this many are there.
-    async fn page_of(rows: u32) -> Duration {
+    /// Rows of 1 MiB, this many of them.
+    async fn large(rows: u32) -> (tempfile::TempDir, Arc<dyn Store>) {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}?mode=rwc", folder.path().join("test.db").display());
         let database = Database::connect(&url).await.unwrap();
@@ -244,23 +244,27 @@ mod tests {
              INSERT INTO millstream_outbox (topic, payload) SELECT 't', zeroblob(1048576) FROM s RETURNING id"
         );
         database.rows(&fill, &[], "fill").await.unwrap();
-        let limits = PageLimits { per_shard: 500, rows: 500, bytes: 8 << 20, payload: 1 << 20 };
-        let store = crate::outbox::store::open(&database);
-        let mut best = Duration::MAX;
-        for _ in 0..3 {
-            let began = Instant::now();
-            assert_eq!(store.page(&[0], limits).await.unwrap().len(), 8);
-            best = best.min(began.elapsed());
-        }
-        best
+        (folder, crate::outbox::store::open(&database))
     }
 
     #[tokio::test]
     async fn a_page_reads_the_payloads_of_its_rows_only() {
-        let (few, many) = (page_of(8).await, page_of(160).await);
+        let stores = [large(8).await, large(160).await];
+        let limits = PageLimits { per_shard: 500, rows: 500, bytes: 8 << 20, payload: 1 << 20 };
+        // The best of some, in turn: the machine may be slower for a while.
+        let mut best = [Duration::MAX; 2];
+        for _ in 0..7 {
+            for ((_, store), best) in stores.iter().zip(&mut best) {
+                let began = Instant::now();
+                assert_eq!(store.page(&[0], limits).await.unwrap().len(), 8);
+                *best = began.elapsed().min(*best);
+            }
+        }
+        let [few, many] = best;
         println!("8 rows: {few:?}, 160 rows: {many:?}");
+        // All of them would be twenty times as much.
         assert!(
-            many < few * 3,
+            many < few * 6,
             "a page takes {many:?} beside 152 rows that are not in it, and {few:?} alone"
         );
     }

@@ -80,7 +80,7 @@ async fn a_heartbeat_alone_makes_no_version(h: Harness) -> Verdict {
 
 async fn a_heartbeat_keeps_a_member_alive(h: Harness) -> Verdict {
     let club = Club::new(h, 3).await?;
-    let ttl = Duration::from_millis(400);
+    let ttl = Duration::from_secs(1);
     let ann = club.joined("ann").await?;
     let bob = club.member("bob", ttl)?;
     let first = club.join(&bob).await?;
