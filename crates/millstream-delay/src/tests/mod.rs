@@ -8,8 +8,10 @@ mod firing;
 mod outages;
 mod panics;
 mod queue;
+#[cfg(feature = "cron")]
 mod recurring;
 mod retention;
+#[cfg(feature = "cron")]
 mod rules;
 mod support;
 mod suspension;

@@ -183,7 +183,7 @@ async fn the_promoters_of_two_groups_fire_each_once_and_both_groups_read_it() {
         let promoter = Promoter::new(&backend, config.clone()).expect("valid");
         tokio::spawn(async move { promoter.run(&lease).await })
     });
-    recurring.id("beat").cron("*/10 * * * * *", "UTC").payload(&1).await.expect("put");
+    recurring.id("beat").every(SECS(10)).payload(&1).await.expect("put");
     tokio::time::sleep(SECS(601)).await;
     for lease in &leases {
         assert_eq!(log(&backend, lease).await, vec![(None, "1".to_owned()); 60], "without a key");

@@ -2,5 +2,6 @@
 
 #[cfg(feature = "redis")]
 mod connect;
+#[cfg(feature = "cron")]
 mod recurring;
 mod topics;
