@@ -1,7 +1,7 @@
 //! A map and a set as sorted vectors, for few entries: partitions, topics, members, the groups of one request.
 //!
 //! They iterate in the order of their keys as a `BTreeMap` does, and a lookup takes as many comparisons. What differs is compile
-//! time: each pair of types of a `BTreeMap` is some 10 000 lines of LLVM IR, here it is less than 1000. Adding and removing moves
+//! time: each pair of types of a `BTreeMap` is some 10 000 lines of LLVM IR, here it is some 1000. Adding and removing moves
 //! all entries behind, so what may have many thousands of them, and changes in the middle, stays a `BTreeMap`.
 //!
 //! Read access is that of a slice. For the same reason there is no sorting: `collect` and `extend` add one entry after the other.

@@ -269,8 +269,8 @@ impl Timetable {
         self.recurrences.get(id).map(|it| Recurrence::clone(it))
     }
 
-    pub(crate) fn recurrences(&self, after: Option<ScheduleId>, limit: usize) -> Vec<Recurrence> {
-        let page = self.recurrences.above(after.as_ref()).iter().take(limit);
+    pub(crate) fn recurrences(&self, after: Option<&ScheduleId>, limit: usize) -> Vec<Recurrence> {
+        let page = self.recurrences.above(after).iter().take(limit);
         page.map(|(_, it)| Recurrence::clone(it)).collect()
     }
 

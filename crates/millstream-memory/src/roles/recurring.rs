@@ -47,7 +47,9 @@ impl Recurring for MemoryBackend {
     ) -> Result<Vec<Recurrence>> {
         let state = self.lock();
         let timetable = state.peek_timetable(place);
-        Ok(timetable.map(|timetable| timetable.recurrences(after, limit.min(MAX_DUE))).unwrap_or_default())
+        Ok(timetable
+            .map(|timetable| timetable.recurrences(after.as_ref(), limit.min(MAX_DUE)))
+            .unwrap_or_default())
     }
 
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
