@@ -9,11 +9,10 @@ use millstream_core::dedup::WINDOWS;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
 use millstream_core::{Catalog, TopicName, TopicSpec};
-
+use millstream_loops::{Loops, Scope};
 use tokio::time::Instant;
 
 use super::backpressure::Bound;
-use millstream_loops::{Loops, Scope};
 
 /// Time within which all producers notice that a topic has grown: ten times the default refresh.
 const NOTICED: Duration = Duration::from_secs(600);
@@ -189,5 +188,48 @@ impl MetadataRefresh {
             }
             other => other,
         }
+    }
+}
+
+/// Whether a stored topic has the settings that a program asks for. What the backend sets is not asked for.
+fn is_as_asked(asked: &TopicSpec, stored: &TopicSpec) -> bool {
+    let same = asked.clone().with_generation(stored.generation).with_earlier(stored.earlier.clone());
+    same.with_dictionary(stored.dictionary) == *stored
+}
+
+/// Logs a warning if the stored topic, which is used, differs from the one in the program.
+pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
+    if !is_as_asked(asked, stored) {
+        tracing::warn!(
+            topic = %stored.name,
+            asked_partitions = asked.partitions,
+            partitions = stored.partitions,
+            asked_retention = %asked.retention,
+            retention = %stored.retention,
+            asked_max_length = ?asked.max_length,
+            max_length = ?stored.max_length,
+            asked_dead_letter_retention = %asked.dead_letter_retention,
+            dead_letter_retention = %stored.dead_letter_retention,
+            asked_packing = ?asked.packing,
+            packing = ?stored.packing,
+            "the topic is stored with other settings, which win"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_core::Retention;
+    use millstream_core::packing::DictionaryName;
+
+    use super::*;
+
+    #[test]
+    fn what_the_backend_sets_is_no_other_setting() {
+        let asked = TopicSpec::new("orders".parse().expect("a name"), 2).expect("valid");
+        let stored = asked.clone().with_generation(7).with_earlier(vec![1]);
+        let stored = stored.with_dictionary(Some(DictionaryName { version: 1, id: 9 }));
+        assert!(is_as_asked(&asked, &stored));
+        assert!(!is_as_asked(&asked, &stored.with_retention(Retention::Keep)));
     }
 }

@@ -42,6 +42,7 @@ use batcher::{Batcher, interrupted};
 use by_durability::ByDurability;
 use dedup::{DedupSends, unnumbered};
 use layers::{Encoded, Layers};
+pub(crate) use metadata_refresh::warn_if_other;
 use metadata_refresh::{MetadataRefresh, Partitions};
 use record::{Way, sent};
 use sink::{Outgoing, ToSchedule, full_at, packs_at_once};
@@ -499,54 +500,11 @@ impl Parts {
     }
 }
 
-/// Whether a stored topic has the settings that a program asks for. What the backend sets is not asked for.
-fn is_as_asked(asked: &TopicSpec, stored: &TopicSpec) -> bool {
-    let same = asked.clone().with_generation(stored.generation).with_earlier(stored.earlier.clone());
-    same.with_dictionary(stored.dictionary) == *stored
-}
-
-/// Logs a warning if the stored topic, which is used, differs from the one in the program.
-pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
-    if !is_as_asked(asked, stored) {
-        tracing::warn!(
-            topic = %stored.name,
-            asked_partitions = asked.partitions,
-            partitions = stored.partitions,
-            asked_retention = %asked.retention,
-            retention = %stored.retention,
-            asked_max_length = ?asked.max_length,
-            max_length = ?stored.max_length,
-            asked_dead_letter_retention = %asked.dead_letter_retention,
-            dead_letter_retention = %stored.dead_letter_retention,
-            asked_packing = ?asked.packing,
-            packing = ?stored.packing,
-            "the topic is stored with other settings, which win"
-        );
-    }
-}
-
 impl<T: std::marker::Sync> IntoFuture for ProducerBuilder<T> {
     type Output = Result<Producer<T>>;
     type IntoFuture = BoxFuture<'static, Result<Producer<T>>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.build())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use millstream_core::Retention;
-    use millstream_core::packing::DictionaryName;
-
-    use super::*;
-
-    #[test]
-    fn what_the_backend_sets_is_no_other_setting() {
-        let asked = TopicSpec::new("orders".parse().expect("a name"), 2).expect("valid");
-        let stored = asked.clone().with_generation(7).with_earlier(vec![1]);
-        let stored = stored.with_dictionary(Some(DictionaryName { version: 1, id: 9 }));
-        assert!(is_as_asked(&asked, &stored));
-        assert!(!is_as_asked(&asked, &stored.with_retention(Retention::Keep)));
     }
 }

@@ -9,7 +9,8 @@ use integration_tests::equipment::baseline::Stalls;
 use integration_tests::history::now_us;
 use integration_tests::{eventually, server::Server};
 use millstream::{
-    Concurrency, Consumer, ConsumerBuilder, Delivery, Millstream, Packing, Record, Sharing, Topic,
+    Concurrency, Consumer, ConsumerBuilder, ConsumerState, Delivery, Millstream, Packing, Record, Sharing,
+    Topic,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
@@ -227,7 +228,10 @@ async fn the_rest_of_a_pack_goes_to_others_when_its_consumer_has_ended() {
     }
     let count = |of: &Mutex<Vec<u64>>| of.lock().expect("lock").len();
     eventually(async || begun.lock().expect("lock").len() == 2, "two are being handled").await;
+    let health = a.health_check();
     let leaving = tokio::spawn(a.shutdown());
+    // Before, it would begin a third one when one of the two ends.
+    eventually(async || health.health().state == ConsumerState::Leaving, "the first one leaves").await;
     let b = start("b").await;
     gate.add_permits(1);
     eventually(async || count(&ended) == 1, "one has ended, and one goes on").await;

@@ -61,9 +61,8 @@ impl Tab {
             .args(["--remote-debugging-port=0", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]);
         command.arg(format!("--user-data-dir={}", profile.0.display())).arg("about:blank");
         command.stderr(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
-        let mut browser = command
-            .spawn()
-            .expect("Chromium is missing: `cargo xtask test` says how to get it");
+        let mut browser =
+            command.spawn().expect("Chromium is missing: `cargo xtask test` says how to get it");
         let mut lines = BufReader::new(browser.stderr.take().expect("a pipe")).lines();
         let find = async {
             while let Some(line) = lines.next_line().await.expect("text") {
