@@ -1,4 +1,4 @@
-//! Installs what the tests need: in CI as it is, elsewhere only if it is told to.
+//! Installs what the tests need: in CI as it is, elsewhere only when asked to.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, IsTerminal, Write};

@@ -271,7 +271,7 @@ async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
         proxies[cut].heal();
         let lost = |line: &Line| line.pid == pids[cut] && matches!(line.what, What::Lost(..));
         let told = |crew: &Crew| crew.history.lines[lines..].iter().any(lost);
-        crew.until("who was cut off is told of its loss", told).await;
+        crew.until("the one that was cut off learns of its loss", told).await;
         // It is a member again, which takes a heartbeat; not every kind reports it.
         let told = |crew: &Crew| {
             let back = |line: &Line| line.pid == pids[cut] && matches!(line.what, What::Rebalanced(2, _));

@@ -135,7 +135,7 @@ async fn what_a_killed_owner_had_in_hand_is_handled_again_in_time() {
     figure("takeover", &format!("{} partitions, kill -9 to new owner", quantiles(&owned)));
     assert_eq!(owned.len() as u32, SCENES as u32 * ROUNDS as u32 * PARTITIONS / 2);
     assert_eq!(handled.len() as u64, owned.len() as u64 * EACH, "each was measured");
-    let worst = all.iter().flat_map(|one| &one.own_us).max().expect("some were in hand");
+    let worst = all.iter().flat_map(|one| &one.own_us).max().expect("some were being handled");
     let worst = Duration::from_micros(*worst);
     assert!(worst <= LIMIT, "{worst:?} after the kill, {LIMIT:?} are promised");
 }
