@@ -98,7 +98,7 @@ impl Settings {
 }
 
 /// Reads the settings and applies `on_risk`: logs every risk, or fails.
-pub(crate) async fn check(line: &impl Line, on_risk: OnRisk) -> Result<()> {
+pub(crate) async fn check(line: &dyn Line, on_risk: OnRisk) -> Result<()> {
     if on_risk == OnRisk::Ignore {
         return Ok(());
     }
@@ -130,12 +130,12 @@ pub(crate) async fn check(line: &impl Line, on_risk: OnRisk) -> Result<()> {
 }
 
 /// Returns the risks of a server; empty if its settings, as far as they can be read, let it lose nothing.
-pub(crate) async fn risks(line: &impl Line) -> Result<Vec<Risk>> {
+pub(crate) async fn risks(line: &dyn Line) -> Result<Vec<Risk>> {
     Ok(read(line).await?.risks())
 }
 
 /// Reads the settings in one request. A setting that the user may not read stays unknown.
-async fn read(line: &impl Line) -> Result<Settings> {
+async fn read(line: &dyn Line) -> Result<Settings> {
     const NAMES: [&str; 5] = ["appendonly", "save", "maxmemory", "maxmemory-policy", "min-replicas-to-write"];
     const SECTIONS: [&str; 3] = ["persistence", "memory", "replication"];
     let mut pipe = Pipeline::new();

@@ -69,7 +69,7 @@ fn told_risk(risk: risks::Risk) -> inspect::Risk {
 }
 
 /// Reads all but the risks over a line.
-async fn look_at(inner: &Inner, line: &impl Line) -> Result<Server> {
+async fn look_at(inner: &Inner, line: &dyn Line) -> Result<Server> {
     let mut server = Server::default();
     clock(line, &mut server).await?;
     let mut pipe = Pipeline::with_capacity(2);
@@ -92,7 +92,7 @@ async fn look_at(inner: &Inner, line: &impl Line) -> Result<Server> {
 }
 
 /// Measures round trips, and the difference between the server's clock and ours at the middle of the shortest one.
-async fn clock(line: &impl Line, server: &mut Server) -> Result<()> {
+async fn clock(line: &dyn Line, server: &mut Server) -> Result<()> {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.cmd("TIME");
     let mut trips: Vec<(Duration, i64)> = Vec::with_capacity(TRIPS);
@@ -148,7 +148,7 @@ fn told(info: &str, server: &mut Server) {
     server.disk_ok = (!states.is_empty()).then(|| states.iter().all(|state| *state == "ok"));
 }
 
-async fn features(line: &impl Line, server: &mut Server) -> Result<()> {
+async fn features(line: &dyn Line, server: &mut Server) -> Result<()> {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.cmd("COMMAND").arg("INFO");
     for (command, _) in FEATURES {
@@ -166,7 +166,7 @@ async fn features(line: &impl Line, server: &mut Server) -> Result<()> {
 
 /// Queues every command that is needed in a transaction and discards it: the server reports the commands that this
 /// user may not use, and executes none. Unlike `ACL DRYRUN`, that needs no right of its own.
-async fn rights(inner: &Inner, line: &impl Line, server: &mut Server) -> Result<()> {
+async fn rights(inner: &Inner, line: &dyn Line, server: &mut Server) -> Result<()> {
     // One transaction for each slot: a node of a cluster refuses those of another one, whatever the rights.
     let mut slots: SortedMap<Option<u16>, (Pipeline, Vec<String>)> = SortedMap::new();
     for command in needed(&inner.keys)? {

@@ -11,7 +11,7 @@ use redis::{Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::conn::connection::{Line, is_demoted};
+use crate::conn::connection::{Answers, Line, is_demoted};
 use crate::conn::dial::Dial;
 use crate::conn::replies::wrong_type;
 use crate::conn::request::Request;
@@ -75,7 +75,7 @@ impl Bulk {
 }
 
 impl Line for Bulk {
-    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        Ok(self.weigh(pipe).await?.values)
+    fn send<'a>(&'a self, pipe: &'a Pipeline) -> Answers<'a> {
+        Box::pin(async { Ok(self.weigh(pipe).await?.values) })
     }
 }

@@ -1,10 +1,10 @@
 //! Shared connections: one for many callers.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value};
@@ -18,18 +18,26 @@ use crate::conn::replies::wrong_type;
 use crate::conn::terms::during;
 use crate::error::{Phase, no_answer, translate, unexpected};
 
+/// Answers to a request: one value per command.
+pub(crate) type Answers<'a> = BoxFuture<'a, Result<Vec<Value>>>;
+/// A result for each command of a request.
+pub(crate) type EachAnswer<'a> = BoxFuture<'a, Vec<Result<Value>>>;
+
 /// Connection that takes pipelines. The answer has one value per command; a server error is returned as a value.
-pub(crate) trait Line: Sync {
-    fn send(&self, pipe: &Pipeline) -> impl Future<Output = Result<Vec<Value>>> + Send;
+///
+/// The futures are boxed, once a request. As types of their own they would be a part of the future of every role's every
+/// method: the compiler would make all of it again for each, and prove each time that it may be sent to another thread.
+pub(crate) trait Line: Send + Sync {
+    fn send<'a>(&'a self, pipe: &'a Pipeline) -> Answers<'a>;
 
     /// Sends, and returns a result for each command: where the commands go to several servers, some of these may fail.
-    fn send_each(&self, pipe: &Pipeline) -> impl Future<Output = Vec<Result<Value>>> + Send {
-        async {
+    fn send_each<'a>(&'a self, pipe: &'a Pipeline) -> EachAnswer<'a> {
+        Box::pin(async {
             match self.send(pipe).await {
                 Ok(values) => values.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error); pipe.len()],
             }
-        }
+        })
     }
 }
 
@@ -72,12 +80,13 @@ impl Shared {
 
 impl State {
     async fn live(&self) -> Result<Live> {
-        let open = || async {
-            let (connection, gone) = self.dial.shared(self.role).await?;
-            let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
-            Ok(Live { connection, gone, opened, generation })
-        };
-        self.live.get(open).await
+        self.live.get(|| -> BoxFuture<'_, _> { Box::pin(self.open()) }).await
+    }
+
+    async fn open(&self) -> Result<Live> {
+        let (connection, gone) = self.dial.shared(self.role).await?;
+        let (opened, generation) = (Instant::now(), self.opened.fetch_add(1, Ordering::Relaxed));
+        Ok(Live { connection, gone, opened, generation })
     }
 }
 
@@ -98,8 +107,8 @@ impl Shared {
 }
 
 impl Line for Shared {
-    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        self.0.send(pipe).await
+    fn send<'a>(&'a self, pipe: &'a Pipeline) -> Answers<'a> {
+        Box::pin(self.0.send(pipe))
     }
 }
 
@@ -143,7 +152,7 @@ pub(crate) struct OnThread<L> {
     line: Arc<L>,
 }
 
-impl<L: Line + Send + 'static> OnThread<L> {
+impl<L: Line + 'static> OnThread<L> {
     pub(crate) fn new(line: L) -> Self {
         Self { thread: LeaseThread::default(), line: Arc::new(line) }
     }
@@ -159,16 +168,18 @@ impl<L: Send + Sync + 'static> OnThread<L> {
     }
 }
 
-impl<L: Line + Send + 'static> Line for OnThread<L> {
-    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+impl<L: Line + 'static> Line for OnThread<L> {
+    fn send<'a>(&'a self, pipe: &'a Pipeline) -> Answers<'a> {
         let (line, pipe) = (self.line.clone(), pipe.clone());
-        self.thread.run(async move { line.send(&pipe).await }).await
+        Box::pin(self.thread.run(async move { line.send(&pipe).await }))
     }
 
-    async fn send_each(&self, pipe: &Pipeline) -> Vec<Result<Value>> {
-        let (line, sent) = (self.line.clone(), pipe.clone());
-        let answers = self.thread.run(async move { Ok(line.send_each(&sent).await) }).await;
-        answers.unwrap_or_else(|error| vec![Err(error); pipe.len()])
+    fn send_each<'a>(&'a self, pipe: &'a Pipeline) -> EachAnswer<'a> {
+        Box::pin(async {
+            let (line, sent) = (self.line.clone(), pipe.clone());
+            let answers = self.thread.run(async move { Ok(line.send_each(&sent).await) }).await;
+            answers.unwrap_or_else(|error| vec![Err(error); pipe.len()])
+        })
     }
 }
 

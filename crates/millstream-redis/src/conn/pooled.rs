@@ -14,7 +14,7 @@ use redis::{
 };
 
 use crate::config::RedisConfig;
-use crate::conn::connection::{Line, Shared, complete, is_demoted};
+use crate::conn::connection::{Answers, Line, Shared, complete, is_demoted};
 use crate::conn::dial::Dial;
 use crate::error::{Phase, translate};
 
@@ -108,7 +108,13 @@ impl Pooled {
 }
 
 impl Line for Pooled {
-    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+    fn send<'a>(&'a self, pipe: &'a Pipeline) -> Answers<'a> {
+        Box::pin(self.sent(pipe))
+    }
+}
+
+impl Pooled {
+    async fn sent(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         // The client takes this for an error.
         if pipe.is_empty() {
             return Ok(Vec::new());

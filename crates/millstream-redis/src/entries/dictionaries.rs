@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::TopicName;
 use millstream_core::packing::{DictionaryName, MAX_DICTIONARY, PackCompression};
 use millstream_core::topic::TopicSpec;
-use millstream_core::wire::Fields;
-use millstream_packing::{Dictionary, dictionary_of};
+use millstream_packing::Dictionary;
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
@@ -61,7 +61,13 @@ impl Inner {
     ///
     /// A dictionary that cannot be read is left out: producers then pack without one, and try again when they read the topic again. Those
     /// that this process has and that the server has lost are put back, or nothing that was packed with them could be read any more.
-    pub(crate) async fn learn(&self, topic: &TopicSpec) {
+    ///
+    /// Boxed: usually there is nothing to read.
+    pub(crate) fn learn<'a>(&'a self, topic: &'a TopicSpec) -> BoxFuture<'a, ()> {
+        Box::pin(self.learned(topic))
+    }
+
+    async fn learned(&self, topic: &TopicSpec) {
         self.packings.learn(topic);
         let with = PackCompression::ZstdDictionary;
         let is_used = topic.packing.is_some_and(|packing| packing.compressed() == with);
@@ -166,14 +172,13 @@ impl Inner {
         name.ok_or_else(|| during(unexpected("no version")))
     }
 
-    /// Returns the dictionaries that are needed for these entries. Those that are not known are read; one that is not there, or no
+    /// Returns dictionaries that packs need. Those that are not known are read; one that is not there, or no
     /// dictionary, is missing in the result.
-    pub(crate) async fn dictionaries_for<'a>(
+    pub(crate) async fn dictionaries_for(
         &self,
         topic: &TopicName,
-        entries: impl Iterator<Item = &'a Fields>,
+        mut names: Vec<DictionaryName>,
     ) -> Result<Vec<Arc<Dictionary>>> {
-        let mut names: Vec<DictionaryName> = entries.filter_map(|entry| dictionary_of(entry)).collect();
         names.sort_unstable();
         names.dedup();
         let (mut dictionaries, mut unknown) = (Vec::with_capacity(names.len()), Vec::new());
@@ -184,8 +189,7 @@ impl Inner {
             }
         }
         if !unknown.is_empty() {
-            // Boxed: it is rarely needed, and its state would be in that of every reader.
-            let read = Box::pin(self.read_dictionaries(topic, &unknown)).await?;
+            let read = self.read_dictionaries(topic, &unknown).await?;
             dictionaries.extend(read.into_iter().filter_map(|read| match read {
                 Read::Usable(dictionary) => Some(dictionary),
                 Read::Missing | Read::Unusable(_) => None,
@@ -194,9 +198,16 @@ impl Inner {
         Ok(dictionaries)
     }
 
-    /// Reads dictionaries, and keeps them.
-    async fn read_dictionaries(&self, topic: &TopicName, names: &[DictionaryName]) -> Result<Vec<Read>> {
-        let stored = self.stored(topic, names).await?;
+    /// Reads dictionaries, and keeps them. Boxed: it is rare, and its state would be in that of every reader.
+    fn read_dictionaries<'a>(
+        &'a self,
+        topic: &'a TopicName,
+        names: &'a [DictionaryName],
+    ) -> BoxFuture<'a, Result<Vec<Read>>> {
+        Box::pin(async { Ok(self.kept(topic, names, self.stored(topic, names).await?)) })
+    }
+
+    fn kept(&self, topic: &TopicName, names: &[DictionaryName], stored: Vec<Stored>) -> Vec<Read> {
         let read = names.iter().zip(stored).map(|(name, stored)| {
             let bytes = match stored {
                 Stored::Nothing => return Read::Missing,
@@ -223,7 +234,7 @@ impl Inner {
                 }
             }
         });
-        Ok(read.collect())
+        read.collect()
     }
 
     /// Returns the bytes of a dictionary.

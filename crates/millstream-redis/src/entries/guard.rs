@@ -19,7 +19,7 @@ use millstream_core::log::{Entry, Note, Source};
 use millstream_core::name::GroupName;
 use millstream_core::sorted::SortedMap;
 use millstream_core::wire;
-use millstream_packing::Dictionary;
+use millstream_packing::{Dictionary, dictionary_of};
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
@@ -368,7 +368,8 @@ impl Guard {
     pub(crate) async fn dictionaries_for(&self, entries: &[Entry]) -> Result<Vec<Arc<Dictionary>>> {
         let of_log = entries.iter().filter(|entry| entry.receipt.source == Source::Log);
         let (tp, _) = self.lease.partition()?;
-        self.inner.dictionaries_for(&tp.topic, of_log.map(|entry| &entry.fields)).await
+        let needed = of_log.filter_map(|entry| dictionary_of(&entry.fields)).collect();
+        self.inner.dictionaries_for(&tp.topic, needed).await
     }
 
     /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every

@@ -274,7 +274,7 @@ impl Schedule for RedisBackend {
 }
 
 /// Reads the time of a server.
-async fn time(line: &impl Line) -> Result<Timestamp> {
+async fn time(line: &dyn Line) -> Result<Timestamp> {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.cmd("TIME");
     reply::ok(line.send(&pipe).await?.pop().unwrap_or_default()).and_then(reply::time)

@@ -30,6 +30,7 @@ use crate::scripts::script;
 use crate::scripts::times::ceil_ms;
 use crate::stored::{note, settled};
 use millstream_core::pages::{PAGE_BYTES, PageSizer, STEP_BYTES};
+use millstream_packing::dictionary_of;
 
 /// Maximum number of ids of one call of the script `extend`.
 const EXTEND_CHUNK: usize = 500;
@@ -236,8 +237,9 @@ impl RedisBackend {
         let mut open = settled::told_open(line.send(&ask).await?, &settled, &packs)?;
         claimed.entries.retain(|entry| !is_pack(entry) || open.contains_key(&entry.receipt.id));
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
-        let of_log = claimed.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
-        let dictionaries = self.inner.dictionaries_for(&member.topic, of_log).await?;
+        let of_log = claimed.entries.iter().filter(|entry| is_pack(entry));
+        let needed = of_log.filter_map(|entry| dictionary_of(&entry.fields)).collect();
+        let dictionaries = self.inner.dictionaries_for(&member.topic, needed).await?;
         let entries = std::mem::take(&mut claimed.entries);
         let Readable { mut messages, done, unreadable } = replace_readable(entries, &dictionaries, bits);
         if let Some((error, left)) = unreadable {

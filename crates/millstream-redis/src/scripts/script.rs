@@ -5,7 +5,7 @@ use millstream_core::keys::Key;
 use millstream_lua as lua;
 use redis::{Cmd, Pipeline, ServerErrorKind, ToRedisArgs, Value};
 
-use crate::conn::connection::Line;
+use crate::conn::connection::{EachAnswer, Line};
 use crate::error::answered;
 use crate::scripts::wrong_type;
 
@@ -127,7 +127,11 @@ impl Call<'_> {
 /// Makes all calls in one pipeline and returns one result per call: the server's error, or that of the connection.
 ///
 /// Calls that fail with NOSCRIPT are sent once more behind a SCRIPT LOAD, and those that still do with their source.
-pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Vec<Result<Value>> {
+pub(crate) fn run<'a>(line: &'a dyn Line, calls: Vec<Call<'a>>) -> EachAnswer<'a> {
+    Box::pin(made(line, calls))
+}
+
+async fn made(line: &dyn Line, mut calls: Vec<Call<'_>>) -> Vec<Result<Value>> {
     let mut pipe = Pipeline::with_capacity(calls.len());
     for call in &mut calls {
         call.check();
@@ -204,7 +208,7 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Vec<Resul
 }
 
 /// Makes one call.
-pub(crate) async fn run_one(line: &impl Line, call: Call<'_>) -> Result<Value> {
+pub(crate) async fn run_one(line: &dyn Line, call: Call<'_>) -> Result<Value> {
     run(line, vec![call]).await.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
 }
 

@@ -9,7 +9,7 @@ use crate::conn::replies::reply;
 
 /// Finds the keys of a script that have a wrong type, by the contract at the head of its source:
 /// `-- KEYS[1] name TYPE …`. Returns `None` if that cannot be determined, or if all types are right by now.
-pub(crate) async fn in_script(line: &impl Line, source: &str, keys: &[Key]) -> Option<Error> {
+pub(crate) async fn in_script(line: &dyn Line, source: &str, keys: &[Key]) -> Option<Error> {
     let mut pipe = Pipeline::with_capacity(keys.len());
     for key in keys {
         pipe.cmd("TYPE").arg(key.as_str());

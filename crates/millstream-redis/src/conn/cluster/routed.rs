@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, ready};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use redis::{Arg, Cmd, Pipeline, Value};
@@ -21,7 +21,7 @@ use crate::address::Address;
 use crate::conn::cluster::servers::{Cluster, Hop, Servers};
 use crate::conn::cluster::slots::slot_of;
 use crate::conn::command::key_of;
-use crate::conn::connection::Line;
+use crate::conn::connection::{Answers, EachAnswer, Line};
 use crate::conn::dial::Dial;
 use crate::error::{redirection, unexpected};
 
@@ -104,20 +104,31 @@ impl<L> Routed<L> {
     }
 }
 
-impl<L: Line + Send> Line for Routed<L> {
-    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+impl<L: Line + 'static> Line for Routed<L> {
+    fn send<'a>(&'a self, pipe: &'a Pipeline) -> Answers<'a> {
         match &self.only {
-            Some(only) => only.send(pipe).await,
-            None => self.send_each(pipe).await.into_iter().collect(),
+            Some(only) => only.send(pipe),
+            None => Box::pin(async { self.send_each(pipe).await.into_iter().collect() }),
         }
     }
 
-    async fn send_each(&self, pipe: &Pipeline) -> Vec<Result<Value>> {
+    fn send_each<'a>(&'a self, pipe: &'a Pipeline) -> EachAnswer<'a> {
         match (&self.only, self.servers.cluster()) {
-            (None, Some(cluster)) => self.spread(cluster, pipe).await,
-            (Some(only), _) => only.send_each(pipe).await,
-            (None, None) => Vec::new(),
+            (None, Some(cluster)) => Box::pin(spread(cluster, self, self.limit, pipe)),
+            (Some(only), _) => only.send_each(pipe),
+            (None, None) => Box::pin(ready(Vec::new())),
         }
+    }
+}
+
+/// The lines of a kind, whichever.
+trait LineTo: Sync {
+    fn line_to(&self, dial: &Arc<Dial>) -> Result<Arc<dyn Line>>;
+}
+
+impl<L: Line + 'static> LineTo for Routed<L> {
+    fn line_to(&self, dial: &Arc<Dial>) -> Result<Arc<dyn Line>> {
+        Ok(self.line(dial)?)
     }
 }
 
@@ -140,7 +151,7 @@ impl Part {
     }
 }
 
-impl<L: Line> Routed<L> {
+impl<L: Line + 'static> Routed<L> {
     /// Sends the same to every node of a cluster, and passes on the answer of each as it comes.
     pub(crate) async fn each(
         &self,
@@ -162,132 +173,138 @@ impl<L: Line> Routed<L> {
         join_all(answers).await;
         Ok(())
     }
+}
 
-    async fn spread(&self, cluster: &Arc<Cluster>, pipe: &Pipeline) -> Vec<Result<Value>> {
-        let commands: Vec<&Cmd> = pipe.cmd_iter().collect();
-        let slots: Vec<Option<u16>> = commands.iter().map(|cmd| key_of(cmd).map(slot_of)).collect();
-        if commands.iter().any(|cmd| is_multi(cmd)) {
-            return match self.transaction(cluster, pipe, slots.iter().find_map(|slot| *slot)).await {
-                Ok(values) => values.into_iter().map(Ok).collect(),
-                Err(error) => vec![Err(error); commands.len()],
-            };
-        }
-        let mut results: Vec<Option<Result<Value>>> = commands.iter().map(|_| None).collect();
-        let started = Instant::now();
-        let (mut rest, mut tries): (Vec<usize>, u32) = ((0..commands.len()).collect(), 0);
-        // Where the keys of commands are that have moved before their slots. Of no use to any other command.
-        let mut asked: HashMap<usize, Hop> = HashMap::new();
-        while !rest.is_empty() {
-            if let Err(error) = cluster.ready().await {
-                rest.drain(..).for_each(|at| results[at] = Some(Err(error.clone())));
-                break;
-            }
-            let parts = self.parts(cluster, (&commands, &slots), &rest, &asked, &mut results).await;
-            let answers = parts.iter().map(|part| async move {
-                match self.line(&part.dial) {
-                    Ok(line) => line.send(&part.pipe).await,
-                    Err(error) => Err(error),
-                }
-            });
-            for (part, answer) in parts.iter().zip(join_all(answers).await) {
-                place(cluster, part, answer, &mut results, &mut asked);
-            }
-            let paused = again(&mut rest, &slots, &mut results);
-            if rest.is_empty() {
-                break;
-            }
-            tries += 1;
-            if paused || tries > AT_ONCE {
-                let pause = pause(tries);
-                if started.elapsed() + pause > self.limit {
-                    break;
-                }
-                cluster.suspect();
-                sleep(pause).await;
-            }
-        }
-        let missing = || Err(unexpected("no reply"));
-        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+/// Sends each command to the server of its key. Those that nobody takes are sent again, for `limit` at most.
+async fn spread(
+    cluster: &Arc<Cluster>,
+    lines: &dyn LineTo,
+    limit: Duration,
+    pipe: &Pipeline,
+) -> Vec<Result<Value>> {
+    let commands: Vec<&Cmd> = pipe.cmd_iter().collect();
+    let slots: Vec<Option<u16>> = commands.iter().map(|cmd| key_of(cmd).map(slot_of)).collect();
+    if commands.iter().any(|cmd| is_multi(cmd)) {
+        return match transaction(cluster, lines, limit, pipe, slots.iter().find_map(|slot| *slot)).await {
+            Ok(values) => values.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error); commands.len()],
+        };
     }
-
-    /// Sends a transaction to the server of its keys. The server discards all of it if it redirects or refuses a command.
-    async fn transaction(
-        &self,
-        cluster: &Arc<Cluster>,
-        pipe: &Pipeline,
-        slot: Option<u16>,
-    ) -> Result<Vec<Value>> {
-        let (started, mut tries) = (Instant::now(), 0);
-        loop {
-            cluster.ready().await?;
-            let dial = match slot {
-                Some(slot) => Some(cluster.hop(slot)?.dial),
-                None => cluster.primaries().await?.into_iter().next(),
-            };
-            let dial = dial.ok_or_else(|| unexpected("a cluster without a primary"))?;
-            let values = self.line(&dial)?.send(pipe).await.inspect_err(|_| cluster.suspect())?;
-            tries += 1;
+    let mut results: Vec<Option<Result<Value>>> = commands.iter().map(|_| None).collect();
+    let started = Instant::now();
+    let (mut rest, mut tries): (Vec<usize>, u32) = ((0..commands.len()).collect(), 0);
+    // Where the keys of commands are that have moved before their slots. Of no use to any other command.
+    let mut asked: HashMap<usize, Hop> = HashMap::new();
+    while !rest.is_empty() {
+        if let Err(error) = cluster.ready().await {
+            rest.drain(..).for_each(|at| results[at] = Some(Err(error.clone())));
+            break;
+        }
+        let parts = parts(cluster, (&commands, &slots), &rest, &asked, &mut results).await;
+        let answers = parts.iter().map(|part| async move {
+            match lines.line_to(&part.dial) {
+                Ok(line) => line.send(&part.pipe).await,
+                Err(error) => Err(error),
+            }
+        });
+        for (part, answer) in parts.iter().zip(join_all(answers).await) {
+            place(cluster, part, answer, &mut results, &mut asked);
+        }
+        let paused = again(&mut rest, &slots, &mut results);
+        if rest.is_empty() {
+            break;
+        }
+        tries += 1;
+        if paused || tries > AT_ONCE {
             let pause = pause(tries);
-            if !values.iter().any(is_again) || started.elapsed() + pause > self.limit {
-                return Ok(values);
+            if started.elapsed() + pause > limit {
+                break;
             }
             cluster.suspect();
-            for value in &values {
-                if let Value::ServerError(error) = value
-                    && let Some(moved) = redirection(error, dial.address().as_ref())
-                {
-                    cluster.redirected(&moved);
-                }
-            }
             sleep(pause).await;
         }
     }
+    let missing = || Err(unexpected("no reply"));
+    results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+}
 
-    /// Assigns commands to servers. A command without a key goes to every server that gets another one, in its place; if
-    /// there is none, to any server.
-    async fn parts(
-        &self,
-        cluster: &Arc<Cluster>,
-        (commands, slots): (&[&Cmd], &[Option<u16>]),
-        rest: &[usize],
-        asked: &HashMap<usize, Hop>,
-        results: &mut [Option<Result<Value>>],
-    ) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
-        let mut hops = HashMap::new();
-        let new = |dial: &Arc<Dial>| Part { dial: dial.clone(), pipe: Pipeline::new(), sent: Vec::new() };
-        for at in rest {
-            let Some(slot) = slots[*at] else { continue };
-            match asked.get(at).cloned().map_or_else(|| cluster.hop(slot), Ok) {
-                Ok(hop) => {
-                    if parts.iter().all(|part| !Arc::ptr_eq(&part.dial, &hop.dial)) {
-                        parts.push(new(&hop.dial));
-                    }
-                    hops.insert(*at, hop);
-                }
-                Err(error) => results[*at] = Some(Err(error)),
+/// Sends a transaction to the server of its keys. The server discards all of it if it redirects or refuses a command.
+async fn transaction(
+    cluster: &Arc<Cluster>,
+    lines: &dyn LineTo,
+    limit: Duration,
+    pipe: &Pipeline,
+    slot: Option<u16>,
+) -> Result<Vec<Value>> {
+    let (started, mut tries) = (Instant::now(), 0);
+    loop {
+        cluster.ready().await?;
+        let dial = match slot {
+            Some(slot) => Some(cluster.hop(slot)?.dial),
+            None => cluster.primaries().await?.into_iter().next(),
+        };
+        let dial = dial.ok_or_else(|| unexpected("a cluster without a primary"))?;
+        let values = lines.line_to(&dial)?.send(pipe).await.inspect_err(|_| cluster.suspect())?;
+        tries += 1;
+        let pause = pause(tries);
+        if !values.iter().any(is_again) || started.elapsed() + pause > limit {
+            return Ok(values);
+        }
+        cluster.suspect();
+        for value in &values {
+            if let Value::ServerError(error) = value
+                && let Some(moved) = redirection(error, dial.address().as_ref())
+            {
+                cluster.redirected(&moved);
             }
         }
-        if parts.is_empty() && rest.iter().any(|at| slots[*at].is_none()) {
-            match cluster.primaries().await {
-                Ok(primaries) => parts.extend(primaries.first().map(new)),
-                Err(error) => rest.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
-            }
-        }
-        for at in rest {
-            match hops.get(at) {
-                Some(hop) => {
-                    let part = parts.iter_mut().find(|part| Arc::ptr_eq(&part.dial, &hop.dial));
-                    part.into_iter().for_each(|part| part.add(*at, commands[*at], hop.asking));
-                }
-                None if slots[*at].is_none() => {
-                    parts.iter_mut().for_each(|part| part.add(*at, commands[*at], false));
-                }
-                None => {}
-            }
-        }
-        parts
+        sleep(pause).await;
     }
+}
+
+/// Assigns commands to servers. A command without a key goes to every server that gets another one, in its place; if
+/// there is none, to any server.
+async fn parts(
+    cluster: &Arc<Cluster>,
+    (commands, slots): (&[&Cmd], &[Option<u16>]),
+    rest: &[usize],
+    asked: &HashMap<usize, Hop>,
+    results: &mut [Option<Result<Value>>],
+) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut hops = HashMap::new();
+    let new = |dial: &Arc<Dial>| Part { dial: dial.clone(), pipe: Pipeline::new(), sent: Vec::new() };
+    for at in rest {
+        let Some(slot) = slots[*at] else { continue };
+        match asked.get(at).cloned().map_or_else(|| cluster.hop(slot), Ok) {
+            Ok(hop) => {
+                if parts.iter().all(|part| !Arc::ptr_eq(&part.dial, &hop.dial)) {
+                    parts.push(new(&hop.dial));
+                }
+                hops.insert(*at, hop);
+            }
+            Err(error) => results[*at] = Some(Err(error)),
+        }
+    }
+    if parts.is_empty() && rest.iter().any(|at| slots[*at].is_none()) {
+        match cluster.primaries().await {
+            Ok(primaries) => parts.extend(primaries.first().map(new)),
+            Err(error) => rest.iter().for_each(|at| results[*at] = Some(Err(error.clone()))),
+        }
+    }
+    for at in rest {
+        match hops.get(at) {
+            Some(hop) => {
+                let part = parts.iter_mut().find(|part| Arc::ptr_eq(&part.dial, &hop.dial));
+                part.into_iter().for_each(|part| part.add(*at, commands[*at], hop.asking));
+            }
+            None if slots[*at].is_none() => {
+                parts.iter_mut().for_each(|part| part.add(*at, commands[*at], false));
+            }
+            None => {}
+        }
+    }
+    parts
 }
 
 /// Puts the answers of one server where they belong, and takes note of redirections.

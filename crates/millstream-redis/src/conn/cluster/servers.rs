@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
@@ -241,7 +242,11 @@ impl Cluster {
     }
 
     /// Reads the topology, unless it was read since then.
-    async fn refresh(&self, suspected: Instant) -> Result<()> {
+    fn refresh(&self, suspected: Instant) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.refreshed(suspected))
+    }
+
+    async fn refreshed(&self, suspected: Instant) -> Result<()> {
         // One caller reads. The others wait here and use what it has read.
         let mut reading = self.reading.lock().await;
         if reading.began.is_none_or(|began| began < suspected) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
@@ -135,9 +136,11 @@ impl Dial {
     }
 
     /// Opens a connection for a user with many requests, without the client's background task and parser.
-    pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
+    ///
+    /// Boxed, as is everything that opens a connection: it is rare, and large.
+    pub(crate) fn socket<'a>(&'a self, role: &'a str) -> BoxFuture<'a, Result<Socket>> {
         let checked = self.sentinels.is_some();
-        self.within(|| async move {
+        Box::pin(self.within(move || async move {
             let (primary, settings, terms) = self.terms().await?;
             let opening = async {
                 let stream = self.stream(primary.as_ref()).await?;
@@ -146,15 +149,15 @@ impl Dial {
             let socket = while_primary(&terms, opening).await?;
             self.confirm(primary.as_ref()).await?;
             Ok(socket)
-        })
-        .await
+        }))
     }
 
     /// Opens a connection for a blocking command. It has no response timeout of its own: the caller sets one per
     /// request.
     pub(crate) async fn waiting(&self, role: &str) -> Result<Multiplexed> {
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        self.open(ProtocolVersion::RESP2, config, role, None).await
+        let opening: BoxFuture<'_, _> = Box::pin(self.open(ProtocolVersion::RESP2, config, role, None));
+        opening.await
     }
 
     /// Opens a connection for many callers. The flag is set as soon as it is cut.
@@ -175,7 +178,8 @@ impl Dial {
         let gone = lost.gone();
         // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new connection
         // instead of failing.
-        Ok((self.open(ProtocolVersion::RESP3, config, role, Some(lost)).await?, gone))
+        let opening: BoxFuture<'_, _> = Box::pin(self.open(ProtocolVersion::RESP3, config, role, Some(lost)));
+        Ok((opening.await?, gone))
     }
 
     /// Opens a connection of the client's, over a stream of ours.

@@ -89,7 +89,7 @@ impl Sentinels {
     async fn announcements(&self) -> Result<Socket> {
         let first = self.order.lock().unwrap_or_else(PoisonError::into_inner).first().cloned();
         let sentinel = first.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no Sentinel"))?;
-        let mut socket = Box::pin(sentinel.socket("sentinel")).await?;
+        let mut socket = sentinel.socket("sentinel").await?;
         let mut request = Request::default();
         request.add(&[b"SUBSCRIBE", b"+switch-master"]);
         socket.ask(&request, Duration::ZERO, REPLY).await?;
@@ -124,8 +124,7 @@ impl Sentinels {
     }
 
     async fn ask(&self, sentinel: &Dial) -> Result<Address> {
-        // Boxed: a Sentinel is dialled as any server is.
-        let mut socket = Box::pin(sentinel.socket("sentinel")).await?;
+        let mut socket = sentinel.socket("sentinel").await?;
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
         let mut request = Request::default();

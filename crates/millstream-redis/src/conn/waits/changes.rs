@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -102,7 +103,7 @@ impl Changes {
         streams.iter().for_each(|(key, _)| _ = look.arg(key.as_str()));
         streams.iter().for_each(|(_, above)| _ = look.arg(above.to_string()));
         loop {
-            let mut live = self.live.get(|| self.open()).await?;
+            let mut live = self.live.get(|| -> BoxFuture<'_, _> { Box::pin(self.open()) }).await?;
             let mut tenure = live.connection.tenure().cloned();
             let under_way = live.connection.log_in().await;
             let limit = self.dial.response_timeout;

@@ -27,6 +27,7 @@ use crate::entries::unpacking::{Readable, add_notes, in_packs, is_pack, packs, r
 use crate::entries::weight::{add_weight, weight};
 use crate::stored::{note, settled};
 use millstream_core::pages::PageSizer;
+use millstream_packing::dictionary_of;
 
 /// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
 const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
@@ -301,8 +302,9 @@ impl StreamsReader {
         // What has left the pending list since it was read is settled.
         fetched.entries.retain(|entry| !is_pack(entry) || open.contains_key(&entry.receipt.id));
         let bits = |receipt: &Receipt| open.remove(&receipt.id).flatten();
-        let of_log = fetched.entries.iter().filter(|entry| is_pack(entry)).map(|entry| &entry.fields);
-        let dictionaries = self.inner.dictionaries_for(&self.member.topic, of_log).await?;
+        let of_log = fetched.entries.iter().filter(|entry| is_pack(entry));
+        let needed = of_log.filter_map(|entry| dictionary_of(&entry.fields)).collect();
+        let dictionaries = self.inner.dictionaries_for(&self.member.topic, needed).await?;
         let entries = std::mem::take(&mut fetched.entries);
         let Readable { mut messages, done, unreadable } = replace_readable(entries, &dictionaries, bits);
         let tp = self.member.partition(partition);

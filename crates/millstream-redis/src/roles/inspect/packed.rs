@@ -6,6 +6,7 @@ use millstream_core::inspect::{MAX_PAGE, MAX_PAGE_BYTES, Page, Pending, Range, R
 use millstream_core::log::{Receipt, Source};
 use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
+use millstream_packing::dictionary_of;
 use redis::Pipeline;
 
 use super::{is_no_group, rows_of, size};
@@ -40,8 +41,8 @@ impl RedisBackend {
             Some(entry) => entries.push(entry),
             None => {}
         }
-        let dictionaries =
-            self.inner.dictionaries_for(&tp.topic, entries.iter().map(|entry| &entry.fields)).await?;
+        let needed = entries.iter().filter_map(|entry| dictionary_of(&entry.fields)).collect();
+        let dictionaries = self.inner.dictionaries_for(&tp.topic, needed).await?;
         let mut items: Vec<Stored> = Vec::with_capacity(entries.len());
         for Stored { id, fields, .. } in entries {
             if items.len() > limit {

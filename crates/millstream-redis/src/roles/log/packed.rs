@@ -11,7 +11,7 @@ use millstream_core::log::{InPack, Receipt, Settlement};
 use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
-use millstream_packing::{Unpacked, unpack_with};
+use millstream_packing::{Unpacked, dictionary_of, unpack_with};
 use redis::Pipeline;
 
 use crate::backend::RedisBackend;
@@ -82,8 +82,10 @@ impl RedisBackend {
             for answer in self.inner.bulk.send(&pipe).await? {
                 for (id, fields) in reply::entries(answer)? {
                     let Some(fields) = fields else { continue };
-                    let dictionaries =
-                        self.inner.dictionaries_for(&tp.topic, std::iter::once(&fields)).await?;
+                    let dictionaries = self
+                        .inner
+                        .dictionaries_for(&tp.topic, dictionary_of(&fields).into_iter().collect())
+                        .await?;
                     let read = match unpack_with(&fields, |name| named(&dictionaries, name)) {
                         Ok(Unpacked::Messages(messages)) => Ok(messages),
                         Ok(Unpacked::One) => Err("the entry is no pack any more".to_owned()),
