@@ -42,13 +42,17 @@ pub enum OnRisk {
 pub struct RedisConfig {
     /// URL of the servers. No default.
     ///
-    /// - One server: `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`.
+    /// - One server: `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`, with user and
+    ///   password before the path or as `?user=…&pass=…`.
     /// - A Redis Cluster, by some of its nodes: `redis+cluster://[user:password@]host[:port][,host[:port]…]`.
     /// - The primary of a Sentinel service: `redis+sentinel://[user:password@]host[:port][,…]/service[/database]`. User
     ///   and password are those of the primary.
     ///
     /// Over TLS (feature `tls`): `rediss://`, `redis+cluster+tls://`, `redis+sentinel+tls://`. Each scheme may begin with
-    /// `valkey` instead of `redis`.
+    /// `valkey` instead of `redis`. The database may also be given as `?db=…`.
+    ///
+    /// Each part is used or refused. In user, password and service `@ : / ? # %` are percent-encoded, as `%40 %3A %2F %3F
+    /// %23 %25`.
     pub url: String,
     /// Prefix of all keys, with which tenants can share a server. Default: none.
     pub namespace: Option<Namespace>,
@@ -73,7 +77,8 @@ pub struct RedisConfig {
     /// Certificates for TLS; `None` for those of the system. Only with a URL that asks for TLS. Default: `None`.
     #[cfg(feature = "tls")]
     pub tls: Option<TlsConfig>,
-    /// Source of user and password, instead of those in the URL. Default: `None`.
+    /// Source of user and password, instead of those in the URL. The user of the URL is used if it returns none. Default:
+    /// `None`.
     pub credentials: Option<Arc<dyn CredentialsProvider>>,
     /// Source of user and password for Sentinels, if they ask for any. Default: `None`.
     pub sentinel_credentials: Option<Arc<dyn CredentialsProvider>>,
@@ -275,16 +280,17 @@ impl RedisConfig {
         problems.require(!encrypted || cfg!(feature = "tls"), || {
             "url needs TLS, which this build does not have: enable the feature `tls`".into()
         });
-        problems.require(!encrypted || !self.url.ends_with("#insecure"), || {
-            "url ends with #insecure: certificates are always checked, name a CA instead".into()
-        });
         #[cfg(feature = "tls")]
         problems.require(encrypted || self.tls.is_none(), || {
             "tls is set, and url does not ask for TLS, as rediss:// or redis+cluster+tls:// do".into()
         });
-        let (in_url, at_sentinels) = parsed.as_ref().map_or((false, false), |parsed| {
-            let in_url = parsed.info.redis_settings().password().is_some();
-            (in_url, matches!(parsed.place, Place::Sentinel(..)))
+        let (user, in_url, at_sentinels) = parsed.as_ref().map_or((false, false, false), |parsed| {
+            let settings = parsed.info.redis_settings();
+            let at_sentinels = matches!(parsed.place, Place::Sentinel(..));
+            (settings.username().is_some(), settings.password().is_some(), at_sentinels)
+        });
+        problems.require(!user || in_url || self.credentials.is_some(), || {
+            "url names a user and no password, and credentials are not set: redis://user:password@host".into()
         });
         problems.require(!in_url || self.credentials.is_none(), || {
             "credentials are set, and url has a password too: use one of them".into()
@@ -313,8 +319,9 @@ impl RedisConfig {
     pub(crate) fn redacted_url(&self) -> String {
         let (scheme, rest) = self.url.split_once("://").unwrap_or(("", &self.url));
         // A text with other characters is no scheme: a user and a password may stand in it.
-        let is_scheme = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte));
-        let scheme = if is_scheme { scheme } else { "" };
+        let is_scheme = !scheme.is_empty()
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte));
+        let scheme = if is_scheme { format!("{scheme}://") } else { String::new() };
         // A question mark or a slash may be part of an unescaped password: everything in front of the last @ of the
         // whole text is left out. Behind a question mark an @ may also be a part of the query, and then it stands in front
         // of the rest of a password.
@@ -323,10 +330,20 @@ impl RedisConfig {
         let host = match hidden {
             Some((before, _)) if before.contains('?') => "***",
             Some((_, host)) => host,
+            None if lacks_host(rest) => "***",
             None => rest,
         };
-        format!("{scheme}://{mask}{}", host.split('?').next().unwrap_or_default())
+        format!("{scheme}{mask}{}", host.split('?').next().unwrap_or_default())
     }
+}
+
+/// Whether the host is missing in front of a colon, or what is behind it is no port: it may be a password without its host.
+fn lacks_host(rest: &str) -> bool {
+    let hosts = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    hosts.split(',').filter_map(|host| host.rsplit_once(':')).any(|(host, port)| {
+        let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) || port.ends_with(']');
+        host.is_empty() || !is_port
+    })
 }
 
 impl fmt::Debug for RedisConfig {
@@ -365,6 +382,10 @@ mod tests {
             "redis:hunter2://host",
             "unix:///run/redis.sock?user=u&pass=x@hunter2",
             "redis://host/0?pass=x@hunter2&user=u",
+            "redis://ann:hunter2",
+            "redis://:hunter2/0",
+            "rediss://hunter2:hunter2/0",
+            "redis:hunter2",
         ];
         for url in urls {
             let config = RedisConfig::new(url);
@@ -377,6 +398,19 @@ mod tests {
         assert_eq!(RedisConfig::new("redis://u:p@host:1/2").redacted_url(), "redis://***@host:1/2");
         assert_eq!(RedisConfig::new("redis://host:1/2").redacted_url(), "redis://host:1/2");
         assert_eq!(RedisConfig::new("unix:///run/s?pass=p").redacted_url(), "unix:///run/s");
+        assert_eq!(
+            RedisConfig::new("redis+cluster://a,[::1],b:1").redacted_url(),
+            "redis+cluster://a,[::1],b:1"
+        );
+        assert_eq!(RedisConfig::new("localhost:6379").redacted_url(), "localhost:6379");
+    }
+
+    #[test]
+    fn a_user_alone_is_refused_unless_its_password_comes_from_elsewhere() {
+        let config = RedisConfig::new("redis://ann@h");
+        let error = config.validate().expect_err("no password").to_string();
+        assert!(error.contains("names a user and no password"), "{error}");
+        assert!(config.with_credentials(crate::Credentials::password("pw")).validate().is_ok());
     }
 
     #[test]

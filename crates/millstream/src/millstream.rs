@@ -518,41 +518,35 @@ impl Builder {
 
     async fn connected(self) -> Result<Millstream> {
         let namespace = self.namespace.clone().map(Namespace::new).transpose()?;
-        let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
-        let backend = match scheme {
-            "memory" if self.durable => {
-                let why = "a queue in memory is not durable: it ends with its process";
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
-            }
-            #[cfg(feature = "tls")]
-            "memory" if self.tls.is_some() => {
-                let why = "a queue in memory has no connection that could be encrypted";
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
-            }
-            #[cfg(feature = "redis")]
-            "memory" if self.credentials.iter().any(Option::is_some) => {
-                let why = "a queue in memory has no server that could ask for credentials";
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
-            }
-            "memory" => Backend::from(MemoryBackend::new()),
-            "redis+unix" | "unix" => self.redis(namespace).await?,
-            scheme if scheme.starts_with("redis") || scheme.starts_with("valkey") => {
-                self.redis(namespace).await?
-            }
-            other => {
-                // What has other characters is no scheme: a user and a password may stand in it.
-                let is_scheme =
-                    other.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte));
-                let shown = if is_scheme { format!(" {other:?}") } else { String::new() };
-                let message = format!(
-                    "unknown URL scheme{shown}: memory://, redis://, redis+cluster://, redis+sentinel:// and \
-                     redis+unix:// are known"
-                );
-                return Err(Error::new(ErrorKind::InvalidConfig, message));
-            }
+        let backend = match self.url.trim().split_once("://") {
+            Some(("memory", rest)) => self.memory(rest)?,
+            _ => self.redis(namespace).await?,
         };
         let observer = self.observer.unwrap_or_else(|| Arc::new(Ignore));
         Ok(Millstream::new(backend, observer))
+    }
+
+    fn memory(&self, rest: &str) -> Result<Backend> {
+        #[cfg(feature = "tls")]
+        let has_tls = self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let has_tls = false;
+        #[cfg(feature = "redis")]
+        let has_credentials = self.credentials.iter().any(Option::is_some);
+        #[cfg(not(feature = "redis"))]
+        let has_credentials = false;
+        let why = if self.durable {
+            "a queue in memory is not durable: it ends with its process"
+        } else if has_tls {
+            "a queue in memory has no connection that could be encrypted"
+        } else if has_credentials {
+            "a queue in memory has no server that could ask for credentials"
+        } else if !rest.is_empty() {
+            "the URL of a queue in memory is memory:// and nothing else: each has keys of its own"
+        } else {
+            return Ok(Backend::from(MemoryBackend::new()));
+        };
+        Err(Error::new(ErrorKind::InvalidConfig, why))
     }
 
     #[cfg(feature = "redis")]

@@ -28,14 +28,14 @@ const TYPES: [(&str, &str, &str, &str, Shown); 18] = [
     ("Topic", "`Topic::new(name)`", "crates/millstream-core/src/topic.rs", "Topic", Shown::Methods),
     (
         "Producer",
-        "`mq.producer(topic)`, whose methods have the same names",
+        "`mq.producer(topic)`, whose methods have {names}",
         "crates/millstream-runtime/src/producer/config.rs",
         "ProducerConfig",
         Shown::Fields,
     ),
     (
         "Consumer",
-        "`mq.consumer(topic, group)`, whose methods have the same names",
+        "`mq.consumer(topic, group)`, whose methods have {names}",
         "crates/millstream-runtime/src/consumer/config.rs",
         "ConsumerConfig",
         Shown::Fields,
@@ -119,6 +119,34 @@ const TYPES: [(&str, &str, &str, &str, Shown); 18] = [
         Shown::Fields,
     ),
 ];
+
+/// Builders with methods for the fields of a type: the type, and the file with the methods.
+const BUILDERS: [(&str, &str); 2] = [
+    ("ProducerConfig", "crates/millstream-runtime/src/producer/mod.rs"),
+    ("ConsumerConfig", "crates/millstream-runtime/src/consumer/builder.rs"),
+];
+
+/// Methods that have another name than the field that they set.
+const OTHER_NAMES: [(&str, &str); 2] = [("start", "start_from"), ("pinned", "pin")];
+
+/// Says which fields of a type have no method of the same name.
+fn names(config: &str, settings: &[Setting]) -> String {
+    let file = BUILDERS.iter().find(|(name, _)| *name == config).map(|(_, file)| *file);
+    let Some(source) = file.map(|file| read(file).unwrap_or_else(|| panic!("no file {file}"))) else {
+        return String::new();
+    };
+    let has = |method: &str| ["(", "<"].iter().any(|end| source.contains(&format!("pub fn {method}{end}")));
+    let others: Vec<_> = settings.iter().map(|it| it.name.as_str()).filter(|name| !has(name)).collect();
+    let others = others.iter().map(|name| match OTHER_NAMES.iter().find(|(field, _)| field == name) {
+        Some((_, method)) => {
+            assert!(has(method), "there is no method {method}");
+            format!("`{name}` (`{method}`)")
+        }
+        None => format!("`{name}` (by `config` alone)"),
+    });
+    let others = others.collect::<Vec<_>>().join(", ");
+    if others.is_empty() { "the same names".into() } else { format!("the same names, but for {others}") }
+}
 
 #[derive(Clone, Copy)]
 enum Shown {
@@ -212,6 +240,7 @@ fn page() -> String {
         let source = read(file).unwrap_or_else(|| panic!("no file {file}"));
         let settings = settings(&source, name, shown);
         assert!(!settings.is_empty(), "{file} has no settings of {name}");
+        let reached = reached.replace("{names}", &names(name, &settings));
         let what = match shown {
             Shown::Fields => "the fields of",
             Shown::Methods => "the methods of",
