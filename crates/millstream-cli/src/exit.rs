@@ -80,6 +80,11 @@ fn advice(error: &Error) -> Option<&'static str> {
         ErrorKind::Denied if text.contains("lacks a permission") => {
             Some("`millstream doctor` lists every command that this user lacks")
         }
+        // The error has the cure.
+        ErrorKind::Denied if text.contains("certificate") || text.contains("TLS session") => None,
+        ErrorKind::Denied if text.contains("ask Sentinels") => {
+            Some("--sentinel-password-file or MILLSTREAM_SENTINEL_PASSWORD sets their password")
+        }
         // Also of a connection that was open, if the password was changed meanwhile.
         ErrorKind::Denied
             if is_new || text.contains("credentials") || text.contains("asks for a password") =>
@@ -142,6 +147,10 @@ mod tests {
         assert!(of(ErrorKind::Denied, right).is_some_and(|it| it.contains("doctor")), "not the password");
         let password = "append: the server refuses these credentials";
         assert!(of(ErrorKind::Denied, password).is_some_and(|it| it.contains("MILLSTREAM_URL")));
+        let sentinel = "connect to redis+sentinel://h/s: ask Sentinels for the primary of s: the server asks for a password";
+        assert!(of(ErrorKind::Denied, sentinel).is_some_and(|it| it.contains("--sentinel-password-file")));
+        let certificate = "connect to rediss://h: the server's certificate is not trusted";
+        assert_eq!(of(ErrorKind::Denied, certificate), None, "no password helps");
         assert!(of(ErrorKind::WrongType, "read").is_some_and(|it| it.contains("verify")));
         assert_eq!(of(ErrorKind::Unavailable, "append"), None, "the address is known");
         assert_eq!(advice(&anyhow!("no server")), None);

@@ -16,8 +16,10 @@ use crate::output::Output;
 
 /// The default URL.
 const URL: &str = "redis://127.0.0.1:6379";
-/// Variable with the password.
-const PASSWORD: &str = "MILLSTREAM_PASSWORD";
+/// Names of the option with the user, the option with the file of the password, and the variable with the password.
+type Names = [&'static str; 3];
+const SERVER: Names = ["--user", "--password-file", "MILLSTREAM_PASSWORD"];
+const SENTINEL: Names = ["--sentinel-user", "--sentinel-password-file", "MILLSTREAM_SENTINEL_PASSWORD"];
 
 /// Options of all commands.
 #[derive(Args, Clone)]
@@ -27,13 +29,19 @@ pub(crate) struct Global {
     /// `redis+cluster://host[,host]`, or `redis+sentinel://host[,host]/service`. Default: `redis://127.0.0.1:6379`
     #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
     url: Option<String>,
-    /// User to log in as, unless the URL names one. Default: the server's default user
+    /// User to log in as. Default: that of the URL, or else the server's default user
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_USER")]
     user: Option<String>,
     /// File with the password, or else the variable `MILLSTREAM_PASSWORD`: neither is seen in a list of processes, as the
     /// URL is. Default: none
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_PASSWORD_FILE", value_parser = file_path())]
     password_file: Option<PathBuf>,
+    /// User to log in as at Sentinels that ask for a password. Default: their default user
+    #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_SENTINEL_USER")]
+    sentinel_user: Option<String>,
+    /// File with the password of the Sentinels, or else the variable `MILLSTREAM_SENTINEL_PASSWORD`. Default: none
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_SENTINEL_PASSWORD_FILE", value_parser = file_path())]
+    sentinel_password_file: Option<PathBuf>,
     /// Prefix of all keys, the same as in the programs that use the queue. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
@@ -55,11 +63,11 @@ pub(crate) struct Global {
     tls_server_name: Option<String>,
     #[cfg_attr(
         feature = "tls",
-        doc = "Settings file (TOML) with `url`, `user`, `password-file`, `namespace`, `tls-ca`, `tls-cert`, `tls-key` and\n`tls-server-name`"
+        doc = "Settings file (TOML) with `url`, `user`, `password-file`, `sentinel-user`, `sentinel-password-file`, `namespace`,\n`tls-ca`, `tls-cert`, `tls-key` and `tls-server-name`"
     )]
     #[cfg_attr(
         not(feature = "tls"),
-        doc = "Settings file (TOML) with `url`, `user`, `password-file` and `namespace`. `tls-ca`, `tls-cert`, `tls-key` and\n`tls-server-name` are for a command that was built with TLS, and are not used"
+        doc = "Settings file (TOML) with `url`, `user`, `password-file`, `sentinel-user`, `sentinel-password-file` and\n`namespace`. `tls-ca`, `tls-cert`, `tls-key` and `tls-server-name` are for a command that was built with TLS, and are not used"
     )]
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = file_path())]
     config: Option<PathBuf>,
@@ -82,6 +90,10 @@ struct Settings {
     user: Option<String>,
     #[serde(rename = "password-file")]
     password_file: Option<PathBuf>,
+    #[serde(rename = "sentinel-user")]
+    sentinel_user: Option<String>,
+    #[serde(rename = "sentinel-password-file")]
+    sentinel_password_file: Option<PathBuf>,
     namespace: Option<String>,
     #[serde(rename = "tls-ca")]
     tls_ca: Option<PathBuf>,
@@ -126,11 +138,13 @@ impl Global {
         };
         drops("url", &mut self.url);
         drops("user", &mut self.user);
+        drops("sentinel_user", &mut self.sentinel_user);
         drops("namespace", &mut self.namespace);
         #[cfg(feature = "tls")]
         drops("tls_server_name", &mut self.tls_server_name);
         for (id, path) in [
             ("password_file", &mut self.password_file),
+            ("sentinel_password_file", &mut self.sentinel_password_file),
             #[cfg(feature = "tls")]
             ("tls_ca", &mut self.tls_ca),
             #[cfg(feature = "tls")]
@@ -151,10 +165,6 @@ impl Global {
     pub(crate) fn builder(&self) -> Result<Builder> {
         let settings = self.settings()?;
         let url = self.url.clone().or(settings.url).unwrap_or_else(|| URL.to_owned());
-        // The URL is never printed, as it may contain a password.
-        if !url.contains("://") {
-            bail!("the URL of the queue has no scheme: redis://host:port is one");
-        }
         #[cfg(feature = "tls")]
         let builder = {
             let files = [settings.tls_ca, settings.tls_cert, settings.tls_key];
@@ -167,8 +177,21 @@ impl Global {
             let _ = (settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name);
             Millstream::at(url)
         };
-        let user = self.user.clone().or(settings.user).filter(|user| !user.is_empty());
-        let builder = self.credentials(builder, user, settings.password_file)?;
+        let user = self.user.clone().or(settings.user);
+        let file = self.password_file.clone().or(settings.password_file);
+        // Whether the URL has a password too is checked later.
+        let builder = match credentials(user, file, &SERVER)? {
+            Some(Secret::File(file)) => builder.credentials(file),
+            Some(Secret::Known(known)) => builder.credentials(known),
+            None => builder,
+        };
+        let user = self.sentinel_user.clone().or(settings.sentinel_user);
+        let file = self.sentinel_password_file.clone().or(settings.sentinel_password_file);
+        let builder = match credentials(user, file, &SENTINEL)? {
+            Some(Secret::File(file)) => builder.sentinel_credentials(file),
+            Some(Secret::Known(known)) => builder.sentinel_credentials(known),
+            None => builder,
+        };
         Ok(self.named(settings.namespace).into_iter().fold(builder, Builder::namespace))
     }
 
@@ -183,25 +206,6 @@ impl Global {
     fn named(&self, in_file: Option<String>) -> Option<String> {
         // An empty namespace means none, whatever the file contains.
         self.namespace.clone().or(in_file).filter(|namespace| !namespace.is_empty())
-    }
-
-    /// Sets the source of the password, if one is named. Whether the URL has one too is checked later.
-    fn credentials(
-        &self,
-        builder: Builder,
-        user: Option<String>,
-        in_file: Option<PathBuf>,
-    ) -> Result<Builder> {
-        let file = self.password_file.clone().or(in_file).filter(|path| !path.as_os_str().is_empty());
-        let in_variable = env::var(PASSWORD).ok().filter(|password| !password.is_empty());
-        Ok(match (file, in_variable, user) {
-            (Some(file), _, Some(user)) => builder.credentials(PasswordFile::new(file).user(user)),
-            (Some(file), _, None) => builder.credentials(PasswordFile::new(file)),
-            (None, Some(password), Some(user)) => builder.credentials(Credentials::new(user, password)),
-            (None, Some(password), None) => builder.credentials(Credentials::password(password)),
-            (None, None, Some(_)) => bail!("--user needs a password: --password-file, or {PASSWORD}"),
-            (None, None, None) => builder,
-        })
     }
 
     /// Reads the certificates. `None` if neither they nor the servers are named.
@@ -236,6 +240,27 @@ impl Global {
             Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
     }
+}
+
+/// Source of a password.
+enum Secret {
+    File(PasswordFile),
+    Known(Credentials),
+}
+
+/// Returns the source of user and password, if one is named.
+fn credentials(user: Option<String>, file: Option<PathBuf>, names: &Names) -> Result<Option<Secret>> {
+    let [user_option, file_option, variable] = names;
+    let user = user.filter(|user| !user.is_empty());
+    let file = file.filter(|path| !path.as_os_str().is_empty()).map(PasswordFile::new);
+    let password = env::var(variable).ok().filter(|password| !password.is_empty());
+    Ok(match (file, password, user) {
+        (Some(file), _, user) => Some(Secret::File(user.into_iter().fold(file, PasswordFile::user))),
+        (None, Some(password), Some(user)) => Some(Secret::Known(Credentials::new(user, password))),
+        (None, Some(password), None) => Some(Secret::Known(Credentials::password(password))),
+        (None, None, Some(_)) => bail!("{user_option} needs a password: {file_option}, or {variable}"),
+        (None, None, None) => None,
+    })
 }
 
 fn default_path() -> Option<PathBuf> {
@@ -317,6 +342,21 @@ mod tests {
         assert_eq!(help.contains("--tls-ca"), cfg!(feature = "tls"));
         assert_eq!(help.contains("are not used"), !cfg!(feature = "tls"));
         assert!(help.contains("`password-file`"), "{help}");
+    }
+
+    #[test]
+    fn sentinels_have_secrets_of_their_own() {
+        let text = "sentinel-user = \"ann\"\nsentinel-password-file = \"/run/secrets/sentinel\"\n";
+        let read = read(text, Path::new("f")).expect("settings");
+        assert_eq!(read.sentinel_user.as_deref(), Some("ann"));
+        let none = |user: Option<&str>| credentials(user.map(str::to_owned), None, &SENTINEL);
+        assert!(none(Some("")).expect("nothing is named").is_none());
+        let alone = none(Some("ann")).err().expect("no password").to_string();
+        let cure =
+            "--sentinel-user needs a password: --sentinel-password-file, or MILLSTREAM_SENTINEL_PASSWORD";
+        assert_eq!(alone, cure);
+        let file = credentials(read.sentinel_user, read.sentinel_password_file, &SENTINEL);
+        assert!(matches!(file, Ok(Some(Secret::File(_)))));
     }
 
     #[test]

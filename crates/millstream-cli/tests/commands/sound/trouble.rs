@@ -37,17 +37,79 @@ fn a_server_that_is_not_there_is_told_with_where_it_was_looked_for() {
 }
 
 #[test]
-fn a_url_that_is_none_is_told() {
-    for url in ["127.0.0.1:6379", "localhost", "user:hunter2@host"] {
-        let why = said(url, "topic list");
-        assert_eq!(why, "error: the URL of the queue has no scheme: redis://host:port is one");
+fn a_url_that_cannot_be_used_is_told_with_the_cure_and_without_a_password() {
+    for (url, why) in [
+        ("127.0.0.1:6379", "url \"127.0.0.1:6379\" cannot be used: it has no scheme: the forms are redis://"),
+        ("user:hunter2@host", "url \"***@host\" cannot be used: it has no scheme"),
+        ("http://u:hunter2@h", "url \"http://***@h\" cannot be used: the scheme is not known"),
+        ("u:hunter2@redis://h", "the scheme is not known"),
+        ("redis://", "url \"redis://\" cannot be used: the host is missing"),
+        ("redis://:p@ss/hunter2#@h:6379", "percent-encode it, / as %2F"),
+        ("'redis://:hunter2@h'", "the quotes are a part of it"),
+        ("redis://:hunter2@h?timeout=5s", "timeout is not used in a URL, db alone is"),
+        ("redis://hunter2@h", "names a user and no password"),
+        ("redis://:hunter2", "url \"redis://***\" cannot be used"),
+    ] {
+        let told = said(url, "topic list");
+        assert!(told.contains(why) && !told.contains("hunter2"), "{url}: {told}");
     }
-    let scheme = said("http://u:hunter2@h", "topic list");
-    assert!(scheme.contains("unknown URL scheme \"http\"") && !scheme.contains("hunter2"), "{scheme}");
-    let user = said("u:hunter2@redis://h", "topic list");
-    assert!(user.contains("unknown URL scheme") && !user.contains("hunter2"), "{user}");
-    let none = said("redis://", "topic list");
-    assert!(none.contains("url \"redis://\" cannot be used"), "{none}");
+}
+
+/// A database in the query is used, as it is for sockets.
+#[test]
+fn a_database_behind_a_question_mark_is_that_database() {
+    let server = Server::start();
+    let ran =
+        Ran::of(bare(&["topic", "create", "orders"]).env("MILLSTREAM_URL", format!("{}?db=5", server.url())));
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    assert_ne!(server.cli(&["-n", "5", "DBSIZE"]), "0");
+}
+
+#[test]
+fn sentinels_that_ask_for_a_password_get_theirs() {
+    let server = Server::builder().arg("--requirepass", "of-the-server").start();
+    let sentinel = Server::builder()
+        .sentinel(&[
+            &format!("sentinel monitor main 127.0.0.1 {} 1", server.port()),
+            "sentinel auth-pass main of-the-server",
+            "requirepass of-the-sentinel",
+        ])
+        .start();
+    let url = format!("redis+sentinel://:of-the-server@127.0.0.1:{}/main", sentinel.port());
+    let none = said(&url, "topic list");
+    assert!(none.contains("ask Sentinels") && none.contains("asks for a password"), "{none}");
+    let cure = "; --sentinel-password-file or MILLSTREAM_SENTINEL_PASSWORD sets their password";
+    assert!(none.ends_with(cure), "{none}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a path").to_owned()
+    };
+    let secret = path("secret", "of-the-sentinel\n");
+    let wrong = path("wrong", "hunter2\n");
+    let settings = path("config.toml", &format!("sentinel-password-file = {secret:?}\n"));
+    let ways: [(&[&str], &[(&str, &str)], i32); 6] = [
+        (&["--sentinel-password-file", &secret], &[], 0),
+        (&["--sentinel-user", "default", "--sentinel-password-file", &secret], &[], 0),
+        (&[], &[("MILLSTREAM_SENTINEL_PASSWORD_FILE", &secret)], 0),
+        (&[], &[("MILLSTREAM_SENTINEL_PASSWORD", "of-the-sentinel")], 0),
+        (&["--config", &settings], &[], 0),
+        (&["--sentinel-password-file", &wrong], &[], 1),
+    ];
+    for (args, variables, code) in ways {
+        let args: Vec<&str> = ["topic", "list"].iter().chain(args).copied().collect();
+        let ran = Ran::of(bare(&args).env("MILLSTREAM_URL", &url).envs(variables.iter().copied()));
+        assert_eq!(ran.code, code, "{args:?} {variables:?}: {ran:?}");
+        assert!(!ran.stderr.contains("hunter2"), "{ran:?}");
+    }
+    let unused = Ran::of(
+        bare(&["topic", "list"])
+            .env("MILLSTREAM_URL", server.url())
+            .env("MILLSTREAM_SENTINEL_PASSWORD", "of-the-sentinel"),
+    );
+    assert!(unused.code == 1 && unused.stderr.contains("url does not name Sentinels"), "{unused:?}");
 }
 
 #[test]
