@@ -106,7 +106,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
     Error::new(kind, format!("{what}: {}", wire::cut(&error.to_string())))
 }
 
-/// Returns what is wrong with a TLS session, if that is why a connection failed.
+/// Returns what is wrong with a TLS session and what to do, if that is why a connection failed.
 #[cfg(feature = "tls")]
 fn tls_refusal(error: &RedisError) -> Option<Error> {
     use std::{error::Error as _, io, sync::Arc};
@@ -115,30 +115,80 @@ fn tls_refusal(error: &RedisError) -> Option<Error> {
 
     let cause = error.source()?.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?;
     let cause = cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<rustls::Error>()?;
-    let (kind, what) = match cause {
-        rustls::Error::InvalidCertificate(_) => {
-            (ErrorKind::Denied, "the server's certificate is not trusted")
+    let (kind, what, cure) = match cause {
+        rustls::Error::InvalidCertificate(wrong) => {
+            (ErrorKind::Denied, "the server's certificate is not trusted", certificate_cure(wrong))
         }
         // Others may pass: a proxy sends some of them while what is behind it is away.
-        rustls::Error::AlertReceived(
+        rustls::Error::AlertReceived(alert) => match alert {
+            Alert::CertificateRequired => (ErrorKind::Denied, REFUSES_TLS, CLIENT_CERTIFICATE),
             Alert::BadCertificate
             | Alert::UnsupportedCertificate
             | Alert::CertificateRevoked
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
-            | Alert::CertificateRequired
             | Alert::UnknownCA
-            | Alert::AccessDenied
-            | Alert::HandshakeFailure
-            | Alert::ProtocolVersion
-            | Alert::InsufficientSecurity,
-        ) => (ErrorKind::Denied, "the server refuses the TLS session"),
+            | Alert::AccessDenied => (
+                ErrorKind::Denied,
+                REFUSES_TLS,
+                "it does not trust the client certificate: its CA, dates and use must suit the server",
+            ),
+            Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => (
+                ErrorKind::Denied,
+                REFUSES_TLS,
+                "it asks for a client certificate, or has neither TLS 1.2 nor 1.3 with a cipher of ours",
+            ),
+            _ => (ErrorKind::Unavailable, "the TLS session failed", ""),
+        },
         rustls::Error::InvalidMessage(_) => {
-            (ErrorKind::Unavailable, "the server does not speak TLS at this port")
+            (ErrorKind::Unavailable, "the server does not speak TLS at this port", "")
         }
-        _ => (ErrorKind::Unavailable, "the TLS session failed"),
+        _ => (ErrorKind::Unavailable, "the TLS session failed", ""),
     };
-    Some(Error::new(kind, format!("{what}: {cause}")))
+    let cure = if cure.is_empty() { String::new() } else { format!("{cure}: ") };
+    Some(Error::new(kind, format!("{what}: {cure}{cause}")))
+}
+
+/// How the verifier calls the certificate of a CA that a server shows as its own.
+#[cfg(feature = "tls")]
+pub(crate) const CA_AS_SERVER: &str = "CaUsedAsEndEntity";
+#[cfg(feature = "tls")]
+const REFUSES_TLS: &str = "the server refuses the TLS session";
+#[cfg(feature = "tls")]
+const CLIENT_CERTIFICATE: &str =
+    "it asks for a client certificate, which TlsConfig::with_client or --tls-cert and --tls-key name";
+
+/// Returns what is wrong with a certificate, and what to do.
+#[cfg(feature = "tls")]
+fn certificate_cure(wrong: &tokio_rustls::rustls::CertificateError) -> &'static str {
+    use tokio_rustls::rustls::CertificateError as Wrong;
+
+    match wrong {
+        Wrong::Expired | Wrong::ExpiredContext { .. } => {
+            "it has expired: renew it, or set the clock of this machine"
+        }
+        Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => {
+            "it is not valid yet: set the clocks of this machine and of its authority"
+        }
+        Wrong::NotValidForName | Wrong::NotValidForNameContext { .. } => {
+            "it has another name (subjectAltName; a common name does not count): use one of its names in the URL, or expect \
+             one by TlsConfig::with_server_name or --tls-server-name"
+        }
+        Wrong::UnknownIssuer | Wrong::BadSignature => {
+            "no trusted authority has signed it: name the certificate of its CA by TlsConfig::with_ca or --tls-ca"
+        }
+        Wrong::InvalidPurpose | Wrong::InvalidPurposeContext { .. } => {
+            "it is not made for servers (extendedKeyUsage serverAuth)"
+        }
+        Wrong::Other(cause) if cause.to_string().contains(CA_AS_SERVER) => {
+            "it is that of a CA: have the CA sign one for the server, or name exactly this one by TlsConfig::with_ca or \
+             --tls-ca"
+        }
+        Wrong::Other(cause) if cause.to_string().contains("UnsupportedCertVersion") => {
+            "it is of version 1, without names: make one of version 3 with a subjectAltName"
+        }
+        _ => "",
+    }
 }
 
 /// Returns the error for an answer that did not come in time.

@@ -57,6 +57,21 @@ impl Authority {
     }
 }
 
+/// Signs a certificate for a host with its own key, and with changes. It is marked as that of a CA, as `openssl req -x509` does.
+///
+/// # Panics
+/// If `name` is not a host.
+#[must_use]
+pub fn self_signed(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Signed {
+    let mut params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    change(&mut params);
+    let key = KeyPair::generate().expect("a key");
+    let certificate = params.self_signed(&key).expect("signed").pem();
+    Signed { certificate, key: key.serialize_pem() }
+}
+
 /// Writes the files of a server with this certificate into a folder of their own, as
 /// [`Builder::tls`](crate::server::Builder::tls) reads them.
 ///

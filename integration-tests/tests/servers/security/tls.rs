@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use integration_tests::cluster::Cluster;
-use integration_tests::equipment::certificates::{Authority, Signed, files};
+use integration_tests::equipment::certificates::{Authority, Signed, files, self_signed};
 use integration_tests::server::Server;
 use millstream::{Delivery, ErrorKind, Millstream, Record, TlsConfig, Topic};
-use rcgen::date_time_ymd;
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, date_time_ymd};
 
 use crate::load::{Load, log};
 
@@ -182,12 +182,74 @@ async fn what_is_not_trusted_is_refused_with_the_reason() {
     let (plain, _) = server(&ours, &ours.sign("localhost", |_| {}), "no");
     let (kind, text) = refused(&plain.url(), trusted()).await;
     assert!(kind == ErrorKind::InvalidConfig && text.contains("rediss://"), "{text}");
-    let expired = ours.sign("localhost", |params| {
-        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
-    });
-    let (_server, url) = server(&ours, &expired, "no");
-    let (kind, text) = refused(&url, trusted()).await;
-    assert!(kind == ErrorKind::Denied && text.contains("expired"), "{text}");
+}
+
+type Change = fn(&mut CertificateParams);
+
+/// In the past, or in the future.
+const PAST: Change = |params| {
+    (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+};
+const FUTURE: Change = |params| {
+    (params.not_before, params.not_after) = (date_time_ymd(2120, 1, 1), date_time_ymd(2121, 1, 1));
+};
+const FOR_CLIENTS: Change = |params| params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+const NO_NAMES: Change = |params| params.subject_alt_names.clear();
+const AS_IS: Change = |_| {};
+
+#[tokio::test]
+async fn each_certificate_that_is_refused_is_told_with_the_cause_and_the_cure() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let (from_ours, from_other) = (ours.pem(), other.pem());
+    let cases: [(&str, Change, &str, &str); 6] = [
+        ("localhost", PAST, &from_ours, "it has expired: renew it"),
+        ("localhost", FUTURE, &from_ours, "not valid yet: set the clocks"),
+        ("another.internal", AS_IS, &from_ours, "or --tls-server-name"),
+        ("localhost", NO_NAMES, &from_ours, "a common name does not count"),
+        ("localhost", AS_IS, &from_other, "or --tls-ca"),
+        ("localhost", FOR_CLIENTS, &from_ours, "not made for servers"),
+    ];
+    for (name, change, ca, cure) in cases {
+        let (_server, url) = server(&ours, &ours.sign(name, change), "no");
+        let (kind, text) = refused(&url, TlsConfig::new().with_ca(ca)).await;
+        assert_eq!(kind, ErrorKind::Denied, "{cure}: {text}");
+        assert!(text.contains("certificate is not trusted: ") && text.contains(cure), "{cure}: {text}");
+    }
+}
+
+/// As OpenSSL takes it: what `openssl req -x509` makes is the server's certificate and its own CA.
+#[tokio::test]
+async fn a_self_signed_certificate_is_trusted_if_exactly_it_is_given() {
+    let ours = Authority::new();
+    let no_ca: Change = |params| params.is_ca = IsCa::NoCa;
+    for (what, change) in [("marked as a CA", AS_IS), ("not marked", no_ca)] {
+        let signed = self_signed("localhost", change);
+        let (_server, url) = server(&ours, &signed, "no");
+        // Alone, or among others.
+        for ca in [signed.certificate.clone(), format!("{}{}", ours.pem(), signed.certificate)] {
+            let mq = Millstream::at(&url).tls(TlsConfig::new().with_ca(ca)).await.expect(what);
+            mq.producer(JOBS).await.expect("a producer").send(&1).await.expect("sent");
+        }
+    }
+    let cases: [(&str, Change, &str); 4] = [
+        ("localhost", PAST, "it has expired: renew it"),
+        ("localhost", FUTURE, "not valid yet"),
+        ("another.internal", AS_IS, "it has another name"),
+        ("localhost", NO_NAMES, "it has another name"),
+    ];
+    for (name, change, cure) in cases {
+        let signed = self_signed(name, change);
+        let (_server, url) = server(&ours, &signed, "no");
+        let (kind, text) = refused(&url, TlsConfig::new().with_ca(signed.certificate)).await;
+        assert!(kind == ErrorKind::Denied && text.contains(cure), "{cure}: {text}");
+    }
+    // Another one of the same name, and none at all.
+    let (_server, url) = server(&ours, &self_signed("localhost", AS_IS), "no");
+    let twin = self_signed("localhost", AS_IS).certificate;
+    for tls in [TlsConfig::new().with_ca(twin), TlsConfig::new().with_ca(ours.pem())] {
+        let (kind, text) = refused(&url, tls).await;
+        assert!(kind == ErrorKind::Denied && text.contains("name exactly this one by"), "{text}");
+    }
 }
 
 #[tokio::test]
@@ -208,7 +270,8 @@ async fn a_server_that_asks_for_a_certificate_gets_it() {
         let (kind, text) = refused(&url, tls).await;
         // The session is refused after the client takes it for open: the reason may be lost when the server hangs up.
         let lost = kind == ErrorKind::Unavailable;
-        assert!(lost || kind == ErrorKind::Denied && text.contains("refuses the TLS session"), "{text}");
+        let told = text.contains("refuses the TLS session") && text.contains("client certificate");
+        assert!(lost || kind == ErrorKind::Denied && told, "{text}");
     }
 }
 

@@ -7,13 +7,18 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::client::Resumption;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::ParsedCertificate;
+use tokio_rustls::rustls::{
+    self, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 
 use crate::config::TlsConfig;
+use crate::error::CA_AS_SERVER;
 
 /// Opens TLS sessions. The certificates are read once.
 #[derive(Clone)]
@@ -25,11 +30,12 @@ pub(crate) struct Tls {
 
 impl Tls {
     pub(crate) fn new(config: &TlsConfig) -> Result<Self> {
-        let mut roots = RootCertStore::empty();
+        let (mut roots, mut given) = (RootCertStore::empty(), Vec::new());
         match &config.ca {
             Some(pem) => {
-                for certificate in certificates(pem, "ca")? {
-                    roots.add(certificate).map_err(|error| invalid("ca", error))?;
+                given = certificates(pem, "ca")?;
+                for certificate in &given {
+                    roots.add(certificate.clone()).map_err(|error| invalid("ca", error))?;
                 }
             }
             None => {
@@ -45,12 +51,15 @@ impl Tls {
         // The one that the application has installed, if any. Ours is not installed: the process is not ours.
         let provider = CryptoProvider::get_default().cloned();
         let provider = provider.unwrap_or_else(|| Arc::new(ring::default_provider()));
+        let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
+        let inner = inner.map_err(|error| invalid("ca", error))?;
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| invalid("provider", error))?.with_root_certificates(roots);
+        let builder = builder.map_err(|error| invalid("provider", error))?.dangerous();
+        let builder = builder.with_custom_certificate_verifier(Arc::new(Verifier { inner, given }));
         let mut client = match &config.client {
             Some((chain, key)) => {
                 // Never with the parser's own text, which quotes the key.
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| invalid("client key", NO_PEM))?;
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| invalid("client key", NO_KEY))?;
                 let chain = certificates(chain, "client certificate")?;
                 let client = builder.with_client_auth_cert(chain, key);
                 client.map_err(|error| invalid("client certificate and key", error))?
@@ -78,11 +87,71 @@ impl Tls {
     }
 }
 
+/// The usual checks, but a self-signed certificate may be that of the server if exactly this one is given as a CA: OpenSSL
+/// takes it, and what its commands make by default is marked as a CA.
+#[derive(Debug)]
+struct Verifier {
+    inner: Arc<WebPkiServerVerifier>,
+    given: Vec<CertificateDer<'static>>,
+}
+
+impl Verifier {
+    /// Whether a certificate failed for nothing but its mark as a CA, and is one of those given. Its dates are looked at before
+    /// that mark. Should these words change, such certificates are refused.
+    fn is_given(&self, error: &rustls::Error, certificate: &CertificateDer<'_>) -> bool {
+        let rustls::Error::InvalidCertificate(CertificateError::Other(cause)) = error else { return false };
+        cause.to_string().contains(CA_AS_SERVER) && self.given.iter().any(|given| given == certificate)
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        match self.inner.verify_server_cert(certificate, intermediates, name, ocsp, now) {
+            Err(error) if self.is_given(&error, certificate) => {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}
+
 fn server_name(host: &str) -> Result<ServerName<'static>> {
     ServerName::try_from(host.to_owned()).map_err(|error| invalid("name of the server", error))
 }
 
 const NO_PEM: &str = "it is not in PEM format, or is damaged";
+const NO_KEY: &str =
+    "it is not in PEM format, is damaged, or has a passphrase, without which it must be stored";
 
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>> {
     let all: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
