@@ -128,17 +128,7 @@ fn diagnose_one(server: &Server) -> Vec<Report> {
         say(Level::Ok, "persistence", "no setting that loses messages was seen".to_owned(), "");
     }
     memory(server, &mut say);
-    if server.denied.is_empty() {
-        say(Level::Ok, "rights", "every command that is needed is allowed".to_owned(), "");
-    } else {
-        let found = format!("not allowed: {}", server.denied.join(", "));
-        say(
-            Level::Error,
-            "rights",
-            found,
-            "Allow these commands and keys (ACL SETUSER); scripts stop half-way without",
-        );
-    }
+    commands(server, &mut say);
     match server.ahead_ms {
         Some(ahead) if ahead.unsigned_abs() > SKEW_MS => {
             let found = format!("the server's clock is {ahead} ms ahead of this one");
@@ -179,10 +169,37 @@ fn diagnose_one(server: &Server) -> Vec<Report> {
         say(Level::Ok, "features", server.features.join(", "), "");
     }
     if !server.unknown.is_empty() {
-        let advice = "Allow this user to ask (+info +config|get +command|info)";
+        let advice = "Let this user ask (+info +config|get +command|info), and rename none of these commands";
         say(Level::Warn, "unknown", format!("not told: {}", server.unknown.join("; ")), advice);
     }
     reports
+}
+
+/// Advice for a server that refuses to write, by a word of its reason.
+const REFUSALS: [(&str, &str); 6] = [
+    ("OOM", "Raise maxmemory, or look for what fills it: a group that does not read, keys of others"),
+    ("MISCONF", "It cannot save: look at its log, and free or mend the disk. Clients wait meanwhile"),
+    ("READONLY", "It is a replica: connect to its primary"),
+    ("NOREPLICAS", "Bring its replicas back, or lower min-replicas-to-write. Clients wait meanwhile"),
+    ("BUSY", "A script of another client holds it up: SCRIPT KILL ends one that has not written"),
+    ("", "Look at its log. Clients wait until it writes again"),
+];
+
+fn commands(server: &Server, say: &mut impl FnMut(Level, &str, String, &str)) {
+    if let Some(why) = &server.refuses {
+        let advice = REFUSALS.iter().find(|(word, _)| why.contains(word)).map_or("", |(_, advice)| advice);
+        say(Level::Error, "writes", format!("refused: {why}"), advice);
+    }
+    if !server.missing.is_empty() {
+        let advice = "Nothing works without them: take rename-command out of its configuration, or use a service that has them";
+        say(Level::Error, "commands", format!("not there: {}", server.missing.join(", ")), advice);
+    }
+    if !server.denied.is_empty() {
+        let advice = "Allow these commands and keys (ACL SETUSER); scripts stop half-way without";
+        say(Level::Error, "rights", format!("not allowed: {}", server.denied.join(", ")), advice);
+    } else if server.refuses.is_none() && server.missing.is_empty() {
+        say(Level::Ok, "rights", "every command that is needed is allowed".to_owned(), "");
+    }
 }
 
 /// Returns a size in MiB.
@@ -264,11 +281,14 @@ mod tests {
     #[test]
     fn each_trouble_is_named_with_what_to_do() {
         type Change = fn(&mut Server);
-        let cases: [(Change, Level, &str); 13] = [
+        let cases: [(Change, Level, &str); 16] = [
             (|it| it.max_memory = Some(0), Level::Warn, "memory"),
             (|it| it.used_memory = Some(800), Level::Error, "memory"),
             (|it| it.evicted = Some(1), Level::Error, "eviction"),
             (|it| it.denied = vec!["XADD".into()], Level::Error, "rights"),
+            (|it| it.missing = vec!["EVAL".into()], Level::Error, "commands"),
+            (|it| it.refuses = Some("MISCONF Redis is configured".into()), Level::Error, "writes"),
+            (|it| it.refuses = Some("what is new".into()), Level::Error, "writes"),
             (|it| it.ahead_ms = Some(-1_001), Level::Warn, "clock"),
             (|it| it.latency = Some(Duration::from_millis(11)), Level::Warn, "latency"),
             (|it| it.role = Some("replica".into()), Level::Error, "role"),

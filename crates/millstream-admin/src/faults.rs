@@ -62,11 +62,13 @@ const REMOTE: &str = "XACKDEL lets a client run code on the server (CVE-2025-625
 const TRIM: &str =
     "with several groups, ACKED and DELREF of XADD, XTRIM and XDELEX delete the wrong entries or none";
 const RIGHTS: &str = "XREAD and XREADGROUP pass over key permissions of ACLs";
+const BLOCKED: &str = "memory is used after it was freed when clients block on one key, as readers do";
+const NAME: &str = "a certificate whose common name has a NUL logs in as another user (mutual TLS)";
 
 /// Stands for the version that mends a fault, where there is none yet.
 const OPEN: (u32, u32, u32) = (u32::MAX, 0, 0);
 
-static FAULTS: [Known; 11] = [
+static FAULTS: [Known; 19] = [
     fault(
         "redis",
         (0, 0, 0),
@@ -79,10 +81,18 @@ static FAULTS: [Known; 11] = [
     fault("redis", (8, 2, 0), (8, 2, 7), Level::Warn, TRIM, "Upgrade to 8.2.9 or newer; we do not use them"),
     fault("redis", (8, 4, 0), (8, 4, 4), Level::Warn, TRIM, "Upgrade to 8.4.6 or newer; we do not use them"),
     fault("redis", (8, 2, 0), (8, 2, 9), Level::Warn, RIGHTS, "Upgrade to 8.2.9 or newer"),
+    fault("redis", (8, 2, 0), (8, 2, 9), Level::Warn, BLOCKED, "Upgrade to 8.2.9 or newer"),
     fault("redis", (8, 4, 0), (8, 4, 6), Level::Warn, RIGHTS, "Upgrade to 8.4.6 or newer"),
+    fault("redis", (8, 4, 0), (8, 4, 6), Level::Warn, BLOCKED, "Upgrade to 8.4.6 or newer"),
     fault("redis", (8, 6, 0), (8, 6, 6), Level::Warn, RIGHTS, "Upgrade to 8.6.6 or newer"),
+    fault("redis", (8, 6, 0), (8, 6, 6), Level::Warn, BLOCKED, "Upgrade to 8.6.6 or newer"),
+    fault("redis", (8, 6, 0), (8, 6, 6), Level::Warn, NAME, "Upgrade to 8.6.6 or newer"),
     fault("redis", (8, 8, 0), (8, 8, 2), Level::Warn, RIGHTS, "Upgrade to 8.8.2 or newer"),
+    fault("redis", (8, 8, 0), (8, 8, 2), Level::Warn, BLOCKED, "Upgrade to 8.8.2 or newer"),
+    fault("redis", (8, 8, 0), (8, 8, 2), Level::Warn, NAME, "Upgrade to 8.8.2 or newer"),
     fault("redis", (8, 10, 0), (8, 10, 1), Level::Warn, RIGHTS, "Upgrade to 8.10.1 or newer"),
+    fault("redis", (8, 10, 0), (8, 10, 1), Level::Warn, BLOCKED, "Upgrade to 8.10.1 or newer"),
+    fault("redis", (8, 10, 0), (8, 10, 1), Level::Warn, NAME, "Upgrade to 8.10.1 or newer"),
     fault(
         "redis",
         (8, 6, 0),
@@ -122,8 +132,9 @@ mod tests {
     fn a_fault_is_told_up_to_the_version_that_mends_it() {
         assert_eq!(["7.0.15", "8.0.2", "8.2.9", "8.6.6", "8.10.1"].map(|it| count("redis", it)), [0; 5]);
         assert_eq!(
-            ["6.2.14", "8.2.1", "8.2.3", "8.2.8", "8.4.5"].map(|it| count("redis", it)),
-            [1, 3, 2, 1, 1]
+            ["6.2.14", "8.2.1", "8.2.3", "8.2.8", "8.4.5", "8.6.5", "8.8.1", "8.10.0"]
+                .map(|it| count("redis", it)),
+            [1, 4, 3, 2, 2, 3, 3, 3]
         );
         assert_eq!(
             ["7.2.4", "8.0.1", "9.1.2"].map(|it| count("valkey", it)),

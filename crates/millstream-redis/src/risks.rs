@@ -31,6 +31,8 @@ impl fmt::Display for Risk {
 #[derive(Clone, Debug, Default)]
 struct Settings {
     appendonly: Option<bool>,
+    /// When the append-only file is synced; unknown where only `INFO` is allowed.
+    appendfsync: Option<String>,
     /// Snapshot rules; unknown where only `INFO` is allowed.
     save: Option<String>,
     maxmemory: Option<u64>,
@@ -52,6 +54,7 @@ impl Settings {
             appendonly: set("appendonly")
                 .map(|it| it == "yes")
                 .or_else(|| told("aof_enabled").map(|it| it == "1")),
+            appendfsync: set("appendfsync"),
             save: set("save"),
             maxmemory: number(set("maxmemory").or_else(|| told("maxmemory"))),
             policy: set("maxmemory-policy").or_else(|| told("maxmemory_policy")),
@@ -77,6 +80,10 @@ impl Settings {
                 }
             };
             add("appendonly", &"no", reason);
+        } else if self.appendfsync.as_deref() == Some("no") {
+            let reason = "the system syncs the append-only file when it likes, after half a minute as a rule: a crash of the \
+                          machine loses what came since. Set `everysec`";
+            add("appendfsync", &"no", reason);
         }
         if let Some(policy) = self.policy.as_deref().filter(|policy| *policy != "noeviction")
             && self.maxmemory.is_none_or(|bytes| bytes > 0)
@@ -136,7 +143,8 @@ pub(crate) async fn risks(line: &dyn Line) -> Result<Vec<Risk>> {
 
 /// Reads the settings in one request. A setting that the user may not read stays unknown.
 async fn read(line: &dyn Line) -> Result<Settings> {
-    const NAMES: [&str; 5] = ["appendonly", "save", "maxmemory", "maxmemory-policy", "min-replicas-to-write"];
+    const NAMES: [&str; 6] =
+        ["appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy", "min-replicas-to-write"];
     const SECTIONS: [&str; 3] = ["persistence", "memory", "replication"];
     let mut pipe = Pipeline::new();
     pipe.cmd("CONFIG").arg("GET").arg(&NAMES);
@@ -182,6 +190,15 @@ mod tests {
         assert!(named(&safe, "connected_slaves:0\r\n").is_empty());
         assert_eq!(named(&[("appendonly", "no"), ("save", "")], ""), ["appendonly"]);
         assert_eq!(named(&[("appendonly", "no"), ("save", "3600 1")], ""), ["appendonly"]);
+        assert_eq!(named(&[("appendonly", "yes"), ("appendfsync", "no")], ""), ["appendfsync"]);
+        assert_eq!(
+            named(&[("appendonly", "no"), ("appendfsync", "no")], ""),
+            ["appendonly"],
+            "there is no file"
+        );
+        for policy in ["always", "everysec"] {
+            assert!(named(&[("appendonly", "yes"), ("appendfsync", policy)], "").is_empty());
+        }
         let evicts = [("maxmemory", "100"), ("maxmemory-policy", "allkeys-lru")];
         assert_eq!(named(&evicts, ""), ["maxmemory-policy"]);
         let harmless = [("maxmemory", "0"), ("maxmemory-policy", "allkeys-lru")];

@@ -1,5 +1,6 @@
 //! Server information: product and version, persistence, and the rights of this user.
 
+use std::iter;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
@@ -9,6 +10,7 @@ use millstream_core::keys::Keys;
 use millstream_core::schedule::Place;
 use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
+use millstream_core::wire;
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
@@ -106,10 +108,8 @@ async fn clock(line: &dyn Line, server: &mut Server) -> Result<()> {
                 let theirs = i64::try_from(theirs.as_millis()).unwrap_or(i64::MAX);
                 trips.push((trip, theirs - i64::try_from(ours.as_millis()).unwrap_or(i64::MAX)));
             }
-            Err(error) => {
-                server.unknown.push(format!("TIME: {error}"));
-                return Ok(());
-            }
+            // Whether it may be used is found with all other commands.
+            Err(_) => return Ok(()),
         }
     }
     // Drop the first round trip: it may have included opening the connection.
@@ -167,6 +167,18 @@ async fn features(line: &dyn Line, server: &mut Server) -> Result<()> {
 /// Queues every command that is needed in a transaction and discards it: the server reports the commands that this
 /// user may not use, and executes none. Unlike `ACL DRYRUN`, that needs no right of its own.
 async fn rights(inner: &Inner, line: &dyn Line, server: &mut Server) -> Result<()> {
+    // Without a transaction they would be executed. `EXEC` ends one that cannot be discarded, and fails otherwise.
+    let mut pipe = Pipeline::with_capacity(3);
+    for command in ["MULTI", "DISCARD", "EXEC"] {
+        pipe.cmd(command);
+    }
+    let mut answers = line.send(&pipe).await?;
+    let failed = |answer: &Value| matches!(answer, Value::ServerError(_));
+    if let Some(first) = answers.iter().take(2).position(failed) {
+        answers.truncate(first + 1);
+        refused(iter::once(Value::Nil).chain(answers), &["MULTI", "DISCARD"].map(str::to_owned), server);
+        return Ok(());
+    }
     // One transaction for each slot: a node of a cluster refuses those of another one, whatever the rights.
     let mut slots: SortedMap<Option<u16>, (Pipeline, Vec<String>)> = SortedMap::new();
     for command in needed(&inner.keys)? {
@@ -188,22 +200,30 @@ async fn rights(inner: &Inner, line: &dyn Line, server: &mut Server) -> Result<(
     Ok(())
 }
 
-/// Takes note of the commands that were not queued.
-fn refused(answers: Vec<Value>, commands: &[String], server: &mut Server) {
-    let mut other = None;
+/// Takes note of the commands that were not queued. A server looks at rights first: one that is refused for another reason is
+/// allowed.
+fn refused(answers: impl IntoIterator<Item = Value>, commands: &[String], server: &mut Server) {
     for (answer, command) in answers.into_iter().skip(1).zip(commands) {
-        if let Value::ServerError(error) = answer {
-            let error = answered(error);
-            match error.kind() {
-                ErrorKind::Denied => server.denied.push(command.clone()),
-                // Rights are looked at first: this node may be asked, and does not have the slot.
-                _ if redirect(&error).is_some() => {}
-                // Refused for another reason than rights: out of memory, a replica, a full disk.
-                _ => other = other.or(Some(format!("the right to {command}: {error}"))),
+        let Value::ServerError(error) = answer else { continue };
+        let said = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        let error = answered(error);
+        match error.kind() {
+            ErrorKind::Denied => server.denied.push(command.clone()),
+            ErrorKind::Unsupported => {
+                let name = command.split(' ').next().unwrap_or_default();
+                if !server.missing.iter().any(|missing| missing == name) {
+                    server.missing.push(name.to_owned());
+                }
             }
+            // This node may be asked, and does not have the slot.
+            _ if redirect(&error).is_some() => {}
+            ErrorKind::Unavailable | ErrorKind::Backpressure if server.refuses.is_none() => {
+                server.refuses = Some(wire::cut(said.trim_end()).to_owned());
+            }
+            ErrorKind::Unavailable | ErrorKind::Backpressure => {}
+            _ => server.unknown.push(format!("{command}: {error}")),
         }
     }
-    server.unknown.extend(other);
 }
 
 /// Returns each command that scripts and roles use, on a key of its kind.

@@ -402,7 +402,7 @@ impl Builder {
         self
     }
 
-    /// Refuses a server that may lose messages: without `appendonly`, with eviction, or with replicas while
+    /// Refuses a server that may lose messages: without `appendonly` or with `appendfsync no`, with eviction, or with replicas while
     /// `min-replicas-to-write` is 0. Default: warnings in the log. A queue in memory loses everything with its process,
     /// and is refused.
     pub fn require_durability(mut self) -> Self {

@@ -1,5 +1,6 @@
 //! `millstream doctor` and `verify`: exit code 3 if something is wrong.
 
+pub(crate) mod bad_days;
 #[cfg(all(feature = "exporter", feature = "top"))]
 pub(crate) mod damage;
 pub(crate) mod partial;
@@ -28,7 +29,8 @@ async fn the_doctor_tells_the_worst_first() {
     let cli = Cli::at(Server::builder().appendonly(true).arg("--maxmemory", "1gb").start().url());
     assert_eq!(cli.run("doctor").code, 1, "its server is gone already");
 
-    let server = Server::builder().appendonly(true).arg("--maxmemory", "1gb").start();
+    let durable = Server::builder().appendonly(true).arg("--appendfsync", "everysec");
+    let server = durable.arg("--maxmemory", "1gb").start();
     let sound = Cli::at(server.url()).json("doctor");
     let reports = sound["reports"].as_array().expect("a list");
     // The line under test may have a known fault.
@@ -49,7 +51,10 @@ async fn the_doctor_tells_the_worst_first() {
     assert!(text.stdout.starts_with("error  appendonly"), "{text:?}");
     assert!(!text.stdout.contains('\u{1b}'), "a pipe has no colours");
 
-    server.cli(&["CONFIG", "SET", "appendonly", "yes"]);
+    server.cli(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "no"]);
+    let lazy = cli.json_with(3, "doctor");
+    assert_eq!(lazy["reports"][0]["subject"], "appendfsync", "{lazy}");
+    server.cli(&["CONFIG", "SET", "appendfsync", "everysec"]);
     assert_eq!(cli.json("doctor")["sound"], true, "a warning is not an error");
     let strict = cli.json_with(3, "doctor --strict");
     let worst = strict["reports"].as_array().expect("a list").iter().find(|it| !faulty(it));

@@ -221,8 +221,12 @@ pub struct Server {
     pub disk_ok: Option<bool>,
     /// Settings with which messages can be lost.
     pub risks: Vec<Risk>,
+    /// Why it refuses to write now, in its own words; `None` if it does not. Default: `None`.
+    pub refuses: Option<String>,
     /// Required commands that this user may not use.
     pub denied: Vec<String>,
+    /// Required commands that it does not have: renamed, or left out by who runs it.
+    pub missing: Vec<String>,
     /// Optional features that the server has.
     pub features: Vec<String>,
     /// Values that could not be read, with the reasons.

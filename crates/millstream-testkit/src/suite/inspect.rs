@@ -220,6 +220,8 @@ async fn a_server_says_what_it_is(h: Harness) -> Verdict {
     let server = h.backend.inspect()?.server().await?;
     ensure!(!server.kind.is_empty(), "it has no name: {server:?}");
     ensure!(server.denied.is_empty(), "what is needed is denied: {:?}", server.denied);
+    ensure!(server.missing.is_empty(), "what is needed is missing: {:?}", server.missing);
+    ensure!(server.refuses.is_none(), "it refuses to write: {:?}", server.refuses);
     let servers = h.backend.inspect()?.servers().await?;
     ensure!(!servers.is_empty(), "there is none");
     for server in &servers {

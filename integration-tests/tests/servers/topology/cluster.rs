@@ -183,7 +183,7 @@ async fn the_doctor_reports_each_node_by_its_address() {
     for (subject, level) in [("rights", Level::Ok), ("appendonly", Level::Error), ("memory", Level::Warn)] {
         assert!(sound.is_superset(&of(subject, level)), "{subject}: {sound:?}");
     }
-    cluster.nodes[0].cli(&["CONFIG", "SET", "appendonly", "yes"]);
+    cluster.nodes[0].cli(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "everysec"]);
     cluster.nodes[1].cli(&["CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"]);
     cluster.nodes[2].cli(&["ACL", "SETUSER", "default", "-xclaim"]);
     let reports = found().await;

@@ -27,9 +27,13 @@ async fn a_server_that_forgets_is_refused_where_that_is_asked_for() {
 
 #[tokio::test]
 async fn a_server_that_keeps_what_it_is_given_is_accepted() {
-    let server = Server::start(&["--appendonly", "yes"]);
+    let server = Server::start(&["--appendonly", "yes", "--appendfsync", "everysec"]);
     assert!(risks(server.url()).await.is_empty());
     required(server.url()).await.expect("it keeps everything");
+    let lazy = Server::start(&["--appendonly", "yes", "--appendfsync", "no"]);
+    assert_eq!(risks(lazy.url()).await, ["appendfsync"]);
+    let error = required(lazy.url()).await.expect_err("the system decides");
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
 }
 
 #[tokio::test]
