@@ -141,7 +141,7 @@ impl RetryQueue {
         RetryWalk {
             queue: self.clone(),
             filter: filter.clone(),
-            limits: Limits::default(),
+            limits: Limits::NONE,
             partitions,
             after: None,
             page: MAX_PAGE,

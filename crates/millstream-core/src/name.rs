@@ -3,7 +3,8 @@
 //! The rule is the same for all names: 1 to 128 characters of `A-Z a-z 0-9 . _ -`, in the name of a lock also
 //! `: / @ + = , #`. It excludes every character with a
 //! meaning in a Redis key, a hash tag, an ACL pattern or a metrics label (`{ } : * ?`, spaces, control characters), so
-//! that no name can move a key to another slot, leave its prefix, or collide with another pair of names.
+//! that no name can move a key to another slot, leave its prefix, or collide with another pair of names. Nothing new may be named
+//! `.` or `..`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -36,6 +37,14 @@ fn check(what: &str, name: &str, also: &str) -> Result<()> {
     }
 }
 
+fn check_new(what: &str, name: &str) -> Result<()> {
+    if !matches!(name, "." | "..") {
+        return Ok(());
+    }
+    let why = format!("{what} name {name:?} is a step in a path: nothing new may have it");
+    Err(Error::new(ErrorKind::InvalidName, why))
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         name!($(#[$doc])* $name, $what, "");
@@ -53,6 +62,15 @@ macro_rules! name {
             pub fn new(name: impl AsRef<str>) -> Result<Self> {
                 check($what, name.as_ref(), $also)?;
                 Ok(Self(Arc::from(name.as_ref())))
+            }
+
+            /// Checks the name of something that does not exist yet: `.` and `..` are taken out of addresses by browsers and
+            /// proxies, as steps in a path. What has such a name already keeps it.
+            ///
+            /// # Errors
+            /// [`ErrorKind::InvalidName`] for these two.
+            pub fn check_new(&self) -> Result<()> {
+                check_new($what, &self.0)
             }
 
             /// Returns the name as text.
@@ -121,6 +139,24 @@ name!(
     "namespace"
 );
 
+impl TopicName {
+    /// Name of the topic in which dashboards record what their users do, unless they are given another one.
+    pub const AUDIT: &str = "millstream-audit";
+
+    /// Checks that messages may be sent to this topic. They may not to [`AUDIT`](Self::AUDIT): only dashboards write there, so
+    /// whoever reads it can believe it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for that topic.
+    pub fn check_target(&self) -> Result<()> {
+        if self.as_str() != Self::AUDIT {
+            return Ok(());
+        }
+        let why = format!("topic {self} is the audit log of dashboards: nothing else may be sent to it");
+        Err(Error::new(ErrorKind::InvalidName, why))
+    }
+}
+
 impl From<&TopicName> for Location {
     fn from(topic: &TopicName) -> Self {
         Self { topic: topic.0.clone(), partition: None }
@@ -144,6 +180,21 @@ mod tests {
     }
 
     #[test]
+    fn steps_of_a_path_are_names_of_nothing_new() {
+        for (name, is_new) in
+            [(".", false), ("..", false), ("...", true), (".a", true), ("a.", true), ("-", true)]
+        {
+            let checked = [
+                TopicName::new(name).expect("a name").check_new(),
+                GroupName::new(name).expect("a name").check_new(),
+                QueueName::new(name).expect("a name").check_new(),
+            ];
+            let expected = if is_new { Ok(()) } else { Err(ErrorKind::InvalidName) };
+            assert_eq!(checked.map(|it| it.map_err(|error| error.kind())), [expected; 3], "{name}");
+        }
+    }
+
+    #[test]
     fn a_lock_may_have_a_name_in_parts() {
         for good in ["invoice:42", "eu/orders", "a@b", "x=1,y=2", "a+b#c"] {
             assert_eq!(LockName::new(good).expect(good).as_str(), good);
@@ -151,6 +202,15 @@ mod tests {
         for bad in ["", "a{b}", "a b", "a*", "a?", "[a]", "a\\", "\u{fc}"] {
             let error = LockName::new(bad).expect_err(bad);
             assert_eq!(error.kind(), ErrorKind::InvalidName);
+        }
+    }
+
+    #[test]
+    fn the_audit_log_is_no_target() {
+        for (name, is_target) in [("millstream-audit", false), ("millstream-audits", true), ("audit", true)] {
+            let checked = TopicName::new(name).expect("a name").check_target();
+            let expected = if is_target { Ok(()) } else { Err(ErrorKind::InvalidName) };
+            assert_eq!(checked.map_err(|error| error.kind()), expected, "{name}");
         }
     }
 

@@ -85,8 +85,8 @@ impl Dashboard {
         Self { at_most: permission, ..self }
     }
 
-    /// Sets the function that returns what of messages is never shown, searched or exported. Texts of errors are not
-    /// redacted: they are not part of a message.
+    /// Sets the function that returns what of messages is never shown, searched or exported, nor sent to a topic where less is
+    /// hidden. Texts of errors are not redacted, but for those of messages that could not be decoded: they quote the message.
     pub fn redact(self, redact: impl Fn(Origin<'_>) -> Redaction + Send + Sync + 'static) -> Self {
         Self { redact: Box::new(redact), ..self }
     }

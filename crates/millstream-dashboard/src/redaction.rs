@@ -1,8 +1,8 @@
 //! What of messages is never shown.
 
 use bytes::Bytes;
-use millstream::TopicName;
 use millstream::crates::core::{Envelope, QueueName};
+use millstream::{DeadLetter, Reason, TopicName};
 
 /// Where a message is stored.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,7 @@ pub enum Origin<'a> {
     Queue(&'a QueueName),
 }
 
-/// Parts of messages that are never shown, searched or exported.
+/// Parts of messages that are never shown, searched or exported, nor moved to where they would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redaction {
     payload: bool,
@@ -23,7 +23,8 @@ pub struct Redaction {
 }
 
 /// Text in place of what is hidden.
-const HIDDEN: &[u8] = b"(redacted)";
+const HIDDEN: &[u8] = HIDDEN_ERROR.as_bytes();
+const HIDDEN_ERROR: &str = "(redacted)";
 
 impl Redaction {
     /// Returns a redaction that hides nothing.
@@ -85,6 +86,27 @@ impl Redaction {
         self.headers || self.named.iter().any(|named| named.eq_ignore_ascii_case(name))
     }
 
+    /// Returns whether it hides all that another one hides: what is moved from there to here stays hidden.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        (self.payload || !other.payload)
+            && (self.key || !other.key)
+            && (self.headers || !other.headers)
+            && other.named.iter().all(|name| self.hides_header(name))
+    }
+
+    /// Returns the text in place of an error with the reason `undecodable`, if there is one: codecs quote what they cannot read,
+    /// and routers the header that names the type.
+    pub(crate) fn undecodable_error(&self) -> Option<&'static str> {
+        (self.payload || self.headers || !self.named.is_empty()).then_some(HIDDEN_ERROR)
+    }
+
+    /// Replaces the error of a letter that could not be decoded.
+    pub(crate) fn conceal(&self, letter: &mut DeadLetter) {
+        if let Some(text) = self.undecodable_error().filter(|_| letter.reason == Reason::Undecodable) {
+            text.clone_into(&mut letter.error);
+        }
+    }
+
     /// Replaces what is hidden in a message.
     pub(crate) fn apply(&self, mut envelope: Envelope) -> Envelope {
         if self.is_none() {
@@ -121,5 +143,28 @@ mod tests {
         let shown = Redaction::none().key().headers().apply(message);
         assert_eq!(shown.key, Some(Bytes::from_static(HIDDEN)));
         assert_eq!(shown.headers.get_str("trace"), Some("(redacted)"));
+    }
+
+    #[test]
+    fn what_is_moved_stays_hidden_where_as_much_is_hidden() {
+        let none = Redaction::none;
+        for (target, source, covers) in [
+            (none(), none(), true),
+            (none(), none().payload(), false),
+            (none(), none().key(), false),
+            (none(), none().headers(), false),
+            (none(), none().header("token"), false),
+            (none().payload(), none(), true),
+            (none().payload(), none().payload(), true),
+            (none().payload(), none().payload().key(), false),
+            (none().key().headers(), none().payload(), false),
+            (none().headers(), none().header("token"), true),
+            (none().header("Token").header("b"), none().header("token"), true),
+            (none().header("token"), none().headers(), false),
+            (none().header("other"), none().header("token"), false),
+            (none().payload().key().headers(), none().payload().key().header("token"), true),
+        ] {
+            assert_eq!(target.covers(&source), covers, "{target:?} {source:?}");
+        }
     }
 }

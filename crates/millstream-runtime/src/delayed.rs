@@ -137,7 +137,7 @@ impl DelayedMessages {
 
 impl DelayedMessage {
     fn new(topic_partition: TopicPartition, scheduled: Scheduled) -> Self {
-        let envelope = wire::decode_body(&scheduled.fields, &Limits::default());
+        let envelope = wire::decode_body(&scheduled.fields, &Limits::NONE);
         Self { topic_partition, id: scheduled.id, due: scheduled.due, envelope }
     }
 

@@ -18,6 +18,9 @@ pub struct DeadLetterFilter {
     pub origin: Option<MessageId>,
     /// Reason why the message was given up.
     pub reason: Option<Reason>,
+    /// Text that replaces the errors of letters with the reason `undecodable` before anything is compared, and in what is
+    /// returned: codecs quote what they cannot read. Default: errors are as they are stored.
+    pub undecodable_error: Option<&'static str>,
     /// Text contained in the error of the last attempt.
     pub error: Option<String>,
     /// Fingerprint of the error of the last attempt, as [`errors`](crate::DeadLetterQueue::errors) returns it.
@@ -42,7 +45,14 @@ impl DeadLetterFilter {
     /// Returns whether all letters match.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        *self == Self { undecodable_error: self.undecodable_error, ..Self::default() }
+    }
+
+    /// Replaces the error of a letter that could not be decoded.
+    pub(super) fn conceal(&self, letter: &mut DeadLetter) {
+        if let Some(text) = self.undecodable_error.filter(|_| letter.reason == Reason::Undecodable) {
+            text.clone_into(&mut letter.error);
+        }
     }
 
     /// Returns whether a letter matches.

@@ -42,7 +42,7 @@ pub enum ReplayTo {
     Group,
     /// A topic, as a new message for all its groups.
     Topic {
-        /// Topic; it must exist.
+        /// Topic; it must exist, and [may be sent to](TopicName::check_target).
         topic: TopicName,
         /// Partition. Default: chosen by the key; without a key, round robin.
         partition: Option<Partition>,
@@ -161,6 +161,7 @@ impl Replayer {
         let target = match &replay.to {
             ReplayTo::Group => None,
             ReplayTo::Topic { topic, partition } => {
+                topic.check_target()?;
                 let spec = backend.catalog().topic(topic).await?;
                 if let Some(partition) = partition.filter(|partition| partition.0 >= spec.partitions) {
                     let message = format!("topic {topic} has no partition {partition}");
@@ -267,7 +268,7 @@ impl Replayer {
         let (mut deeds, mut refused) = (Vec::new(), Vec::new());
         for letter in letters {
             // In the retry log a pack is no pack: it would come back as it is, whether its dictionary is there again or not.
-            let decoded = wire::decode_body(&letter.body, &Limits::default());
+            let decoded = wire::decode_body(&letter.body, &Limits::NONE);
             if let Err(why @ Malformed::UnknownForm(_)) = decoded
                 && letter.body.iter().any(|(name, _)| *name == wire::PACK)
             {
@@ -421,7 +422,7 @@ fn place(topic_partition: &TopicPartition) -> String {
 
 /// Returns the fields if they form a valid message: an invalid one would become a dead letter again, with another reason.
 fn readable(fields: Fields) -> std::result::Result<Fields, String> {
-    match wire::decode_body(&fields, &Limits::default()) {
+    match wire::decode_body(&fields, &Limits::NONE) {
         Ok(_) => Ok(fields),
         Err(why) => Err(why.to_string()),
     }

@@ -73,7 +73,7 @@ impl DeadLetterWalk {
         let most = usize::try_from(limit).unwrap_or(usize::MAX);
         let merge = Merge::new(count, newest_first, most, |letter: &DeadLetter| letter.id, fetch);
         let merge = merge.sized(|letter| size(letter) + letter.error.len()).starting_with(AHEAD);
-        let (filter, limits) = (filter.clone(), Limits::default());
+        let (filter, limits) = (filter.clone(), Limits::NONE);
         Self {
             merge,
             filter,
@@ -97,7 +97,7 @@ impl DeadLetterWalk {
             if self.done || self.found.len() >= most || bytes >= MAX_PAGE_BYTES {
                 break;
             }
-            let (lane, letter) = match self.merge.next().await {
+            let (lane, mut letter) = match self.merge.next().await {
                 Ok(Some(next)) => next,
                 Ok(None) => {
                     self.done = true;
@@ -110,6 +110,7 @@ impl DeadLetterWalk {
             self.looked_at += 1;
             self.last = Some(Cursor { id: letter.id, lane });
             bytes += size(&letter);
+            self.filter.conceal(&mut letter);
             if self.filter.fits(&letter, &self.limits) {
                 self.found.push(letter);
                 self.left -= 1;

@@ -159,7 +159,7 @@ impl Admin {
         filter: &Filter,
         looks: u64,
     ) -> Result<Messages> {
-        let (mut browse, limit, limits) = (browse.clone(), browse.limit, Limits::default());
+        let (mut browse, limit, limits) = (browse.clone(), browse.limit, Limits::NONE);
         if let Some(id) = filter.id {
             browse.range.after = browse.range.after.max(id.previous());
             browse.range.before = browse.range.before.min(id.next());

@@ -142,7 +142,7 @@ impl Admin {
 /// Converts an entry of a retry log.
 fn of(stored: &Stored) -> Parked {
     let receipt = Receipt::new(Source::Retry, stored.id);
-    let decoded = wire::decode(receipt, &stored.fields, &Limits::default());
+    let decoded = wire::decode(receipt, &stored.fields, &Limits::NONE);
     Parked {
         origin: decoded.origin,
         due: stored.id.timestamp(),

@@ -107,6 +107,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// No limits, for what reads stored messages and decides nothing by their size: tools do not know the limits of the programs
+    /// that use a topic.
+    pub const NONE: Self =
+        Self { payload: usize::MAX, key: usize::MAX, headers: usize::MAX, header_bytes: usize::MAX };
+
     /// Returns the same limits with another largest payload, in bytes.
     #[must_use]
     pub const fn with_payload(mut self, bytes: usize) -> Self {
@@ -209,7 +214,7 @@ mod tests {
     /// A message that could be sent and not read would be a dead letter for every consumer.
     #[test]
     fn no_limit_allows_more_headers_than_an_entry_may_have() {
-        let raised = Limits { headers: usize::MAX, header_bytes: usize::MAX, ..Limits::default() };
+        let raised = Limits::NONE;
         let with = |count: usize| {
             (0..count)
                 .fold(Envelope::new("").with_key("k"), |message, n| message.with_header(n.to_string(), ""))

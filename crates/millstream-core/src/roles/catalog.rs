@@ -262,7 +262,8 @@ pub trait Catalog: Send + Sync {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than [`FORMAT`], or a
     /// setting is not known; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings are invalid;
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones are;
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones are, and
+    /// [`ErrorKind::InvalidName`](crate::ErrorKind::InvalidName) for a new topic [named `.` or `..`](TopicName::check_new);
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) while it is being deleted. Transient ones.
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
@@ -393,7 +394,8 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones;
-    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); [`ErrorKind::InvalidName`](crate::ErrorKind::InvalidName) for a new
+    /// group [named `.` or `..`](GroupName::check_new).
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated>;
 
     /// Deletes a group of a topic with everything that is stored for it, also a group that is on logs without being

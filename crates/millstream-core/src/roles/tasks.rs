@@ -329,7 +329,8 @@ pub trait Tasks: Send + Sync {
     /// Creates a queue unless it exists. Returns the stored settings: those of the first call win.
     ///
     /// # Errors
-    /// Those of [`QueueSpec::check`]; transient ones.
+    /// Those of [`QueueSpec::check`]; [`ErrorKind::InvalidName`](crate::ErrorKind::InvalidName) for a new queue
+    /// [named `.` or `..`](QueueName::check_new); transient ones.
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec>;
 
     /// Returns the stored settings of a queue.

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use millstream::Timestamp;
-use millstream::admin::Message;
+use millstream::admin::{Message, REPLAYED_FROM};
 use millstream::crates::core::Limits;
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +78,10 @@ impl Entry {
     /// Reads an entry. `None` for a message of another form.
     pub(crate) fn of(message: &Message) -> Option<Self> {
         let envelope = message.decode(&Limits::default()).envelope.ok()?;
+        // Earlier versions replay dead letters to any topic.
+        if envelope.headers.get(REPLAYED_FROM).is_some() {
+            return None;
+        }
         serde_json::from_slice(&envelope.payload).ok()
     }
 

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use entry::{Entry, Event};
 
 /// Name of the topic unless the host sets another.
-pub(crate) const TOPIC: &str = "millstream-audit";
+pub(crate) const TOPIC: &str = TopicName::AUDIT;
 /// Number of messages that are kept, with which the topic is created. An action is two messages.
 const KEPT: u64 = 10_000;
 /// Time limit of writing one entry: the user waits for the first one.
@@ -48,6 +48,11 @@ impl Audit {
 
     pub(crate) fn topic(&self) -> Option<&TopicName> {
         self.topic.as_ref()
+    }
+
+    /// Returns whether a topic is an audit log: this one, or that of dashboards without a name of their own for it.
+    pub(crate) fn is_log(&self, topic: &TopicName) -> bool {
+        self.topic() == Some(topic) || topic.check_target().is_err()
     }
 
     /// Returns the number of entries that this process has written: what was read before one of them is out of date.
@@ -96,7 +101,8 @@ impl Audit {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let producer = self.mq.producer(topic).refresh(None).on_full(OnFull::Reject).await?;
+        let producer =
+            self.mq.producer(topic).to_our_own_topic().refresh(None).on_full(OnFull::Reject).await?;
         let sent = producer.send(entry).key(entry.id.as_str()).await;
         producer.close().await;
         sent.map(drop)

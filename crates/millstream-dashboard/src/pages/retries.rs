@@ -50,7 +50,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         } else {
             Cell::time(parked.due)
         };
-        let [key, payload] = content(wire::decode_body(&parked.body, &Limits::default()), &hidden);
+        let [key, payload] = content(wire::decode_body(&parked.body, &Limits::NONE), &hidden);
         let mut buttons = Vec::new();
         if may && !ready {
             let on = |path| group_href(path, &topic, &group);

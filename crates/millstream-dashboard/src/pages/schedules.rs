@@ -91,7 +91,7 @@ fn rules(entries: &[RecurringEntry], change: Option<&Href>, hidden: &Redaction) 
         let then = entry.next.zip(rule).and_then(|(next, rule)| rule.next_after(next));
         let state =
             if entry.paused { Cell::toned("paused", Tone::Warn) } else { Cell::toned("active", Tone::Good) };
-        let [key, payload] = content(wire::decode_body(&entry.message, &Limits::default()), hidden);
+        let [key, payload] = content(wire::decode_body(&entry.message, &Limits::NONE), hidden);
         let button = |label: &'static str, word: &str, href: &Href| {
             Button::new(label, id.as_str(), href.clone()).with("id", id.as_str()).with("change", word)
         };

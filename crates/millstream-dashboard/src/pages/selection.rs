@@ -177,6 +177,7 @@ pub(crate) fn letters(params: &Params, hidden: &Redaction) -> Result<DeadLetterF
     Ok(DeadLetterFilter {
         partitions: partitions(params)?,
         ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),
+        undecodable_error: hidden.undecodable_error(),
         reason: params.text("reason")?.map(Reason::parse),
         error: params.text("error")?.map(str::to_owned),
         fingerprint: params.parsed("fingerprint")?,

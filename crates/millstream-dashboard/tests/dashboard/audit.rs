@@ -120,7 +120,7 @@ async fn an_action_that_cannot_be_recorded_is_refused() {
     let (topic, group) = (name("orders"), "billing".parse().expect("a name"));
     // There is room for one entry: the beginning of the first action.
     let full = Topic::<bytes::Bytes>::raw(TOPIC).max_length(1);
-    scene.mq.producer(full).await.expect("created");
+    scene.mq.producer(full).to_our_own_topic().await.expect("created");
     assert_eq!(scene.post(&format!("{BILLING}/pause"), &[]).await.status, StatusCode::SEE_OTHER);
     let paused =
         async || scene.mq.admin().group_state(&topic, &group).await.expect("its state").paused.is_some();
@@ -185,7 +185,7 @@ async fn an_export_whose_client_leaves_is_recorded_with_what_it_got() {
 async fn it_is_read_in_pages_and_what_is_no_entry_is_shown_as_such() {
     let scene = Scene::new(|| Access::admin("ann")).await;
     let topic = Topic::<bytes::Bytes>::raw(TOPIC);
-    let producer = scene.mq.producer(topic).await.expect("created");
+    let producer = scene.mq.producer(topic).to_our_own_topic().await.expect("created");
     let entry = |number: u32, event: &str| {
         let text = format!(
             r#"{{"version":1,"event":"{event}","id":"{number}","time":"","user":"user-{number}","action":"group pause"}}"#
@@ -229,7 +229,8 @@ async fn entries_that_are_not_kept_are_dropped_with_the_first_entry_of_a_process
     };
     // The topic has the retention with which the dashboard creates it.
     act(&scene.router, 0).await;
-    let producer = scene.mq.producer(Topic::<Bytes>::raw(TOPIC)).await.expect("a producer");
+    let producer =
+        scene.mq.producer(Topic::<Bytes>::raw(TOPIC)).to_our_own_topic().await.expect("a producer");
     let fill: Vec<Bytes> = (0..10_100).map(|number: u32| Bytes::from(number.to_string())).collect();
     try_join_all(fill.iter().map(|it| producer.send(it).into_future())).await.expect("sent");
     assert_eq!(length().await, 10_102);

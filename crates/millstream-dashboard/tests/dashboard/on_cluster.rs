@@ -8,6 +8,8 @@ mod audit;
 mod find;
 #[path = "forms.rs"]
 mod forms;
+#[path = "guarded/moves.rs"]
+mod moves;
 #[path = "place.rs"]
 mod place;
 #[path = "support.rs"]

@@ -10,6 +10,8 @@ mod counts;
 mod find;
 #[path = "forms.rs"]
 mod forms;
+#[path = "guarded/moves.rs"]
+mod moves;
 #[path = "place.rs"]
 mod place;
 #[path = "support.rs"]

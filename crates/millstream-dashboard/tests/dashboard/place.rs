@@ -225,7 +225,7 @@ pub(crate) async fn forge(mq: &Millstream) -> Vec<String> {
     let recurring = mq.backend().recurring().expect("it has recurring messages");
     recurring.put(&partition.into(), &rule, OnConflict::Replace).await.expect("put");
 
-    let log = mq.producer(Topic::<Bytes>::raw("millstream-audit")).await.expect("a topic");
+    let log = mq.producer(Topic::<Bytes>::raw("millstream-audit")).to_our_own_topic().await.expect("a topic");
     for event in ["begin", "stop", "end"] {
         let entry = serde_json::json!({
             "version": 1, "event": event, "id": NASTY, "time": NASTY, "user": NASTY, "action": NASTY,

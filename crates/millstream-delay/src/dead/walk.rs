@@ -5,7 +5,7 @@ use std::fmt;
 
 use millstream_core::error::Result;
 use millstream_core::tasks::DeadTask;
-use millstream_core::{Backend, Fingerprint, MessageId, QueueSpec, Shard, Timestamp};
+use millstream_core::{Backend, Fingerprint, MessageId, QueueSpec, Reason, Shard, Timestamp};
 
 use super::PAGE;
 
@@ -14,6 +14,9 @@ use super::PAGE;
 pub struct DeadTaskFilter {
     /// Ids of the tasks. Default: all.
     pub tasks: Option<BTreeSet<String>>,
+    /// Text that replaces the errors of tasks with the reason `undecodable` before anything is compared, and in what is returned:
+    /// codecs quote what they cannot read. Default: errors are as they are stored.
+    pub undecodable_error: Option<&'static str>,
     /// Text contained in the error of the last attempt.
     pub error: Option<String>,
     /// Fingerprint of the error of the last attempt, as [`DeadTasks::errors`](crate::DeadTasks::errors) returns it.
@@ -26,7 +29,7 @@ impl DeadTaskFilter {
     /// Returns whether all tasks match.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        *self == Self { undecodable_error: self.undecodable_error, ..Self::default() }
     }
 
     /// Returns whether a task matches.
@@ -72,7 +75,7 @@ impl DeadTaskWalk {
             None => role.counts(shard).await?.dead,
         };
         let page = PAGE.min(usize::try_from(left).unwrap_or(PAGE));
-        let tasks = if page == 0 { Vec::new() } else { role.dead_tasks(shard, self.after, page).await? };
+        let mut tasks = if page == 0 { Vec::new() } else { role.dead_tasks(shard, self.after, page).await? };
         self.looked_at += tasks.len() as u64;
         let left = left.saturating_sub(tasks.len() as u64);
         match tasks.last() {
@@ -81,6 +84,10 @@ impl DeadTaskWalk {
                 self.shards.pop();
                 (self.after, self.left) = (MessageId::ZERO, None);
             }
+        }
+        if let Some(text) = self.filter.undecodable_error {
+            let hidden = tasks.iter_mut().filter(|task| task.reason == Reason::Undecodable);
+            hidden.for_each(|task| text.clone_into(&mut task.error));
         }
         Ok(tasks.into_iter().filter(|task| self.filter.fits(task)).collect())
     }

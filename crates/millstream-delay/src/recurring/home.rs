@@ -79,6 +79,9 @@ impl<T> Home<'_, T> {
         rule: &Rule,
         fields: Fields,
     ) -> Result<Placed> {
+        if let Spread::Partitions(topic) = self.spread {
+            topic.name.check_target()?;
+        }
         let (home, others) = self.spread.places(self.backend, id, key).await?;
         let moved = self.found(&others, id).await?.into_iter().next().map(|(_, moved)| moved);
         for _ in 0..ROUNDS {

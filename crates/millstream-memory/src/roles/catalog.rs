@@ -19,6 +19,9 @@ impl Catalog for MemoryBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         spec.check()?;
         let mut state = self.lock();
+        if !state.topics.contains_key(&spec.name) {
+            spec.name.check_new()?;
+        }
         let now = self.now();
         let deleted = state.deleted_topics.remove(&spec.name).filter(|deleted| deleted.until > now);
         let generation = deleted.map_or(0, |deleted| now.timestamp().as_millis().max(deleted.at + 1));
@@ -146,6 +149,9 @@ impl Catalog for MemoryBackend {
         let mut state = self.lock();
         // Validated before anything is registered.
         Stream::default().before(start)?;
+        if !state.topic_groups.get(&topic.name).is_some_and(|groups| groups.contains(group)) {
+            group.check_new()?;
+        }
         state.deleted_groups.remove(&(topic.name.clone(), group.clone()));
         let new = state.topic_groups.get_or_default(topic.name.clone()).insert(group.clone());
         let mut created = GroupCreated::new(new, Vec::new());

@@ -24,6 +24,9 @@ impl Tasks for MemoryBackend {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
         spec.check()?;
         let mut state = self.lock();
+        if !state.queues.contains_key(&spec.name) {
+            spec.name.check_new()?;
+        }
         Ok(state.queues.get_or_insert_with(spec.name.clone(), || spec.clone()).clone())
     }
 

@@ -50,6 +50,10 @@ fn unknown(name: &QueueName) -> Error {
 impl Inner {
     pub(crate) async fn create_queue(&self, wanted: &QueueSpec) -> Result<QueueSpec> {
         wanted.check()?;
+        if let Err(refused) = wanted.name.check_new() {
+            let missing = |error: Error| if error.kind() == ErrorKind::NotFound { refused } else { error };
+            self.queue(&wanted.name).await.map_err(missing)?;
+        }
         let meta = self.keys.queue_meta(&wanted.name);
         // All in one script, so that no reader sees half of the settings.
         let call = self.scripts.create_queue.call([&meta]).arg(wanted.shards).arg(FORMAT);

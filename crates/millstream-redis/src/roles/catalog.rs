@@ -208,6 +208,10 @@ impl RedisBackend {
 #[async_trait]
 impl Catalog for RedisBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        if let Err(refused) = spec.name.check_new() {
+            let missing = |error: Error| if error.kind() == ErrorKind::NotFound { refused } else { error };
+            self.topic(&spec.name).await.map_err(missing)?;
+        }
         let stored = self.store_topic(spec, Mode::Create).await?;
         self.list(&stored).await
     }
@@ -320,6 +324,11 @@ impl Catalog for RedisBackend {
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
         self.inner.packings.learn(topic);
         let position = position(start)?;
+        if let Err(refused) = group.check_new()
+            && !self.groups(&topic.name).await?.contains(group)
+        {
+            return Err(refused);
+        }
         let starts = self.register(&topic.name, group, Mode::Create, &position).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();
         // Where a group was lost its position is unknown: start at 0, since reading an entry twice is better than

@@ -29,7 +29,7 @@ impl<T> fmt::Debug for Letter<T> {
 
 impl<T> Letter<T> {
     pub(super) fn read(dead: DeadLetter, codec: &dyn Codec<T>) -> Self {
-        let payload = dead.envelope(&Limits::default()).map_err(BoxError::from);
+        let payload = dead.envelope(&Limits::NONE).map_err(BoxError::from);
         Self { payload: payload.and_then(|envelope| decode(codec, &envelope.payload)), dead }
     }
 }

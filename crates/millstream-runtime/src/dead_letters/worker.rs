@@ -265,7 +265,7 @@ impl DeadLetterWorker {
         let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
         let said = async {
             // An entry that is no message has nothing for layers.
-            match dead.envelope(&Limits::default()) {
+            match dead.envelope(&Limits::NONE) {
                 Ok(envelope) if !self.layers.is_empty() => {
                     layered::call_within(&self.layers, (dead, envelope), codec, handler, &self.observer).await
                 }
@@ -273,7 +273,7 @@ impl DeadLetterWorker {
             }
         };
         let said: std::result::Result<_, BoxError> = match AssertUnwindSafe(said).catch_unwind().await {
-            Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::default()) {
+            Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::NONE) {
                 Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
                 Err(error) => Err(error.into()),
             },

@@ -312,12 +312,20 @@ pub struct ProducerBuilder<T: 'static> {
     config: ProducerConfig,
     layers: Layers,
     observer: Arc<dyn Observer>,
+    is_ours: bool,
 }
 
 impl<T> ProducerBuilder<T> {
     /// Creates a builder of a producer for `topic`, which emits its events to `observer`.
     pub fn new(backend: Backend, topic: Topic<T>, observer: Arc<dyn Observer>) -> Self {
-        Self { backend, topic, config: ProducerConfig::default(), layers: Layers::default(), observer }
+        let (config, layers) = (ProducerConfig::default(), Layers::default());
+        Self { backend, topic, config, layers, observer, is_ours: false }
+    }
+
+    /// Also sends to the topic that [`TopicName::check_target`] refuses: for the dashboard, which writes it.
+    #[doc(hidden)]
+    pub fn to_our_own_topic(self) -> Self {
+        Self { is_ours: true, ..self }
     }
 
     /// Replaces all settings.
@@ -420,13 +428,14 @@ impl<T> ProducerBuilder<T> {
     /// Creates the topic if it does not exist, and starts the producer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`], which lists every problem; [`ErrorKind::Unsupported`] for a topic with a bound on a
-    /// backend that does not know the lengths of logs; those of
+    /// [`ErrorKind::InvalidConfig`], which lists every problem, also a topic that [may not be sent to](TopicName::check_target);
+    /// [`ErrorKind::Unsupported`] for a topic with a bound on a backend that does not know the lengths of logs; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
     pub async fn build(self) -> Result<Producer<T>> {
         let codec = self.topic.codec();
-        let Self { backend, topic, config, layers, observer } = self;
-        let parts = Parts { backend, spec: topic.spec(), config, layers, observer };
+        let Self { backend, topic, config, layers, observer, is_ours } = self;
+        let spec = topic.spec();
+        let parts = Parts { backend, spec, config, layers, observer, is_ours };
         Ok(Producer { inner: parts.start().await?, codec, kind: None })
     }
 }
@@ -438,6 +447,7 @@ struct Parts {
     config: ProducerConfig,
     layers: Layers,
     observer: Arc<dyn Observer>,
+    is_ours: bool,
 }
 
 impl Parts {
@@ -448,6 +458,9 @@ impl Parts {
     async fn started(mut self) -> Result<Arc<Inner>> {
         let mut problems = Problems::new("producer");
         let spec = problems.take(self.spec);
+        if let Some(spec) = spec.as_ref().filter(|_| !self.is_ours) {
+            problems.take(spec.name.check_target());
+        }
         self.config.check(&mut problems);
         problems.finish()?;
         let Some(spec) = spec else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid topic")) };

@@ -77,6 +77,7 @@ impl Wanted {
             None => (header.clone(), None),
         });
         Ok(DeadLetterFilter {
+            undecodable_error: None,
             partitions: (!self.partition.is_empty())
                 .then(|| self.partition.iter().copied().map(Partition).collect()),
             ids: None,

@@ -7,10 +7,12 @@ use millstream::admin::{DeadLetterFilter, Replay, ReplayTo};
 use millstream::{DeadLetter, MessageId, Partition, TopicName};
 
 use super::{letter_href, open};
+use crate::access::Permission;
 use crate::actions::{Order, letters};
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::pages::selection;
+use crate::pages::topics::is_audit;
 use crate::pages::{group_href, group_page};
 use crate::paths;
 use crate::reading::counts::SAMPLE;
@@ -137,7 +139,9 @@ async fn count(cx: &Context, filter: &DeadLetterFilter) -> Result<Counted, Failu
     if filter.is_empty() {
         // The server knows their number. It is read first: what dies meanwhile is beyond it.
         let matched = queue.count().await?;
-        let (up_to, sample) = tokio::try_join!(queue.newest(), queue.list(SAMPLE))?;
+        let (up_to, mut sample) = tokio::try_join!(queue.newest(), queue.list(SAMPLE))?;
+        let hidden = cx.app.hidden_in_topic(&cx.topic()?);
+        sample.iter_mut().for_each(|letter| hidden.conceal(letter));
         return Ok(Counted { matched, so_far: None, up_to, sample });
     }
     let selected = (selection::key(&cx.query), filter);
@@ -171,6 +175,26 @@ fn selected(
     Ok((filter, Some(expected)))
 }
 
+/// Fails unless the user may send messages of a topic to another one: there they are seen by all who may see that one.
+fn check_target(cx: &Context, topic: &TopicName, target: &TopicName) -> Result<(), Failure> {
+    let refuse = |why: String| Err(Failure::forbidden(why).of("to_topic"));
+    if is_audit(cx, target) {
+        return refuse(format!("topic {target} is the audit log: nothing is sent there but its entries"));
+    }
+    if is_audit(cx, topic) {
+        return refuse(format!("entries of the audit log are not for those who may see topic {target}"));
+    }
+    if !cx.may(target, Permission::Operate) {
+        return refuse(format!("{} may not send to topic {target}", cx.access.user()));
+    }
+    if !cx.app.hidden_in_topic(target).covers(&cx.app.hidden_in_topic(topic)) {
+        return refuse(format!(
+            "parts of messages that are redacted in topic {topic} are not in topic {target}"
+        ));
+    }
+    Ok(())
+}
+
 /// Replays letters.
 pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
@@ -188,10 +212,7 @@ pub(crate) async fn replay(cx: Context, params: Params) -> Result<Href, Failure>
     }
     let mut to = ReplayTo::Group;
     if let Some(target) = params.parsed::<TopicName>("to_topic")? {
-        if !cx.may(&target, crate::access::Permission::Operate) {
-            let why = format!("{} may not send to topic {target}", cx.access.user());
-            return Err(Failure::forbidden(why).of("to_topic"));
-        }
+        check_target(&cx, &topic, &target)?;
         subject = subject.set("to_topic", target.as_str());
         to = ReplayTo::Topic { topic: target, partition: None };
     }

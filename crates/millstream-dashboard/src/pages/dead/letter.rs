@@ -33,7 +33,8 @@ fn survives_a_form(text: &str) -> bool {
 
 async fn find(cx: &Context) -> Result<DeadLetter, Failure> {
     let (partition, id) = cx.place()?;
-    let found = open(cx).await?.get(partition, id).await?;
+    let mut found = open(cx).await?.get(partition, id).await?;
+    found.iter_mut().for_each(|letter| cx.app.hidden_in_topic(&letter.topic_partition.topic).conceal(letter));
     let missing = || {
         let Partition(partition) = partition;
         Failure::missing(format!(
@@ -78,7 +79,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         ],
     ));
     page.push(Part::Table(story::attempts(&letter.history)));
-    story::content(&mut page, letter.envelope(&Limits::default()), &hidden);
+    story::content(&mut page, letter.envelope(&Limits::NONE), &hidden);
     let on = |path| group_href(path, &topic, &group);
     let mut buttons = Vec::new();
     let one = |button: Button| {
@@ -113,7 +114,7 @@ pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
     let (partition, id) = (letter.topic_partition.partition.0, letter.id.to_string());
     let mut page = group_page(format!("Edit dead letter {id}"), &topic, &group, paths::LETTER_EDIT)
         .crumb("Dead letters", group_href(paths::DEAD, &topic, &group));
-    let (payload, key) = match letter.envelope(&Limits::default()) {
+    let (payload, key) = match letter.envelope(&Limits::NONE) {
         Ok(envelope) => (envelope.payload, envelope.key),
         Err(_) => (Bytes::new(), None),
     };
@@ -167,7 +168,7 @@ pub(crate) async fn edit(cx: Context, params: Params) -> Result<Href, Failure> {
     if hidden.hides_payload() || hidden.hides_key() {
         return Err(Failure::forbidden("messages of this topic are redacted: they cannot be edited here"));
     }
-    let now = letter.envelope(&Limits::default()).ok();
+    let now = letter.envelope(&Limits::NONE).ok();
     let mut payload = params.raw("payload").ok_or_else(|| Failure::invalid("payload is missing"))?.to_owned();
     if params.raw("breaks") != Some("crlf") {
         payload = payload.replace("\r\n", "\n");

@@ -43,8 +43,9 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
     let snapshot = cx.app.reading.of_group(&topic, &group).await?;
     let total = snapshot.groups.get(&group).and_then(|it| it.stats.totals.dead);
-    let everything = (Vec::new(), &DeadLetterFilter::default());
-    let count = cx.app.reading.letters(&topic, &group, everything).await?;
+    let undecodable_error = cx.app.hidden_in_topic(&topic).undecodable_error();
+    let everything = DeadLetterFilter { undecodable_error, ..DeadLetterFilter::default() };
+    let count = cx.app.reading.letters(&topic, &group, (Vec::new(), &everything)).await?;
     let (errors, others) = (count.errors.clone().into_groups(), count.errors.others());
     let on = |path| group_href(path, &topic, &group);
     let mut page = group_page(format!("Dead letters of {group}"), &topic, &group, paths::DEAD).live();
@@ -172,7 +173,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         .iter()
         .map(|letter| {
             let (partition, id) = (letter.topic_partition.partition.0, letter.id.to_string());
-            let [key, payload] = content(letter.envelope(&Limits::default()), &hidden);
+            let [key, payload] = content(letter.envelope(&Limits::NONE), &hidden);
             vec![
                 Cell {
                     mono: true,

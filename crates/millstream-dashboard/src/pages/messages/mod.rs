@@ -89,7 +89,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
 fn row(topic: &millstream::TopicName, message: &Message, hidden: &crate::redaction::Redaction) -> Vec<Cell> {
     let (partition, id) = (message.topic_partition.partition.0, message.stored.id);
     let story = Href::of(paths::MESSAGE, &[topic.as_str(), &partition.to_string(), &id.to_string()]);
-    let [key, payload] = content(message.decode(&Limits::default()).envelope, hidden);
+    let [key, payload] = content(message.decode(&Limits::NONE).envelope, hidden);
     vec![
         Cell { mono: true, ..Cell::link(id.to_string(), story) },
         Cell::time(id.timestamp()),
@@ -117,7 +117,7 @@ pub(crate) async fn payload(cx: Context) -> Result<Response, Failure> {
     let (partition, id) = cx.place()?;
     let missing = || Failure::missing(format!("message {id} is not in the log of partition {}", partition.0));
     let message = find(&cx).await?.ok_or_else(missing)?;
-    let envelope = message.decode(&Limits::default()).envelope;
+    let envelope = message.decode(&Limits::NONE).envelope;
     let envelope = envelope.map_err(|why| Failure::invalid(format!("no message: {why}")))?;
     let name = format!("attachment; filename=\"{topic}-{}-{id}\"", partition.0);
     let headers =

@@ -70,7 +70,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     }
     page.push(Part::Table(table));
     if let Some(message) = found {
-        content(&mut page, message.decode(&Limits::default()).envelope, &hidden);
+        content(&mut page, message.decode(&Limits::NONE).envelope, &hidden);
     }
     Ok(page)
 }
@@ -137,7 +137,7 @@ async fn place(
     let redelivered = inspect.entries(&tp, &Stream::Retry(name.clone()), newest, REDELIVERIES).await?;
     for entry in redelivered.items {
         let receipt = millstream::crates::core::log::Receipt::new(Source::Retry, entry.id);
-        let decoded = wire::decode(receipt, &entry.fields, &Limits::default());
+        let decoded = wire::decode(receipt, &entry.fields, &Limits::NONE);
         if decoded.origin == id {
             let page = inspect.pending(&tp, name, Source::Retry, entry.id.previous(), 1).await?;
             let pending = page.items.into_iter().find(|it| it.id == entry.id);
@@ -175,6 +175,7 @@ async fn dead_letter(
     let filter = DeadLetterFilter {
         partitions: Some(vec![partition]),
         origin: Some(id),
+        undecodable_error: cx.app.hidden_in_topic(topic).undecodable_error(),
         // A message dies after it was appended.
         died_from: Some(id.timestamp()),
         ..DeadLetterFilter::default()

@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::pages::content;
 use crate::pages::dead::change::confirmed;
 use crate::paths;
+use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
@@ -32,9 +33,10 @@ const SHOWN: usize = 50;
 /// Maximum number of errors that are counted apart.
 const GROUPS: usize = 200;
 
-fn filter(params: &Params) -> Result<DeadTaskFilter, Failure> {
+fn filter(params: &Params, hidden: &Redaction) -> Result<DeadTaskFilter, Failure> {
     let until: Option<u64> = params.parsed("until")?;
     Ok(DeadTaskFilter {
+        undecodable_error: hidden.undecodable_error(),
         error: params.text("error")?.map(str::to_owned),
         fingerprint: params.parsed("fingerprint")?,
         until: until.map(Timestamp::from_millis),
@@ -55,8 +57,9 @@ fn with_filter(mut href: Href, params: &Params) -> Href {
 pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let name = cx.queue()?;
     let dead = open(&cx, &name).await?.dead();
+    let hidden = cx.app.hidden_in_queue(&name);
     let (began, mut groups, mut first) = (Instant::now(), ErrorGroups::new(GROUPS), Vec::new());
-    let mut walk = dead.walk(filter(&cx.query)?);
+    let mut walk = dead.walk(filter(&cx.query, &hidden)?);
     while !walk.is_done() && walk.looked_at() < LOOKS && began.elapsed() < BUDGET {
         for task in walk.run_once().await? {
             groups.add(&task.error, task.id.timestamp(), task.task.clone());
@@ -105,9 +108,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         .map(|(text, href)| (Text::from(format!("all that match: {text}")), href))
         .collect();
     page.push(Part::Table(table));
-    let hidden = cx.app.hidden_in_queue(&name);
     let rows = first.iter().map(|task| {
-        let [key, payload] = content(task.envelope(&Limits::default()), &hidden);
+        let [key, payload] = content(task.envelope(&Limits::NONE), &hidden);
         vec![
             Cell::mono(Text::short(task.task.as_str())),
             Cell::time(task.id.timestamp()),
@@ -136,7 +138,7 @@ pub(crate) async fn confirm_purge(cx: Context) -> Result<Page, Failure> {
 async fn confirm(cx: Context, path: &'static str, change: Change) -> Result<Page, Failure> {
     let name = cx.queue()?;
     let dead = open(&cx, &name).await?.dead();
-    let filter = filter(&cx.query)?;
+    let filter = filter(&cx.query, &cx.app.hidden_in_queue(&name))?;
     // What dies from now on was not counted, and is left alone. Servers of a cluster may differ by milliseconds.
     let now = cx.app.mq.backend().schedule().now().await?;
     let (began, mut count) = (Instant::now(), 0);
@@ -188,7 +190,7 @@ pub(crate) async fn purge(cx: Context, params: Params) -> Result<Href, Failure> 
 
 async fn change(cx: Context, params: Params, change: Change) -> Result<Href, Failure> {
     let name = cx.queue()?;
-    let filter = filter(&params)?;
+    let filter = filter(&params, &cx.app.hidden_in_queue(&name))?;
     let expected: String = params.needed("expected")?;
     confirmed(&params, &expected)?;
     let count: Option<u64> = match expected.as_str() {

@@ -4,7 +4,7 @@ pub(crate) mod dead;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use millstream::crates::core::QueueName;
+use millstream::crates::core::{Limits, QueueName};
 use millstream::delay::{DelayQueue, TaskCounts};
 
 use super::content;
@@ -32,7 +32,7 @@ const AT_ONCE: usize = 8;
 pub(crate) async fn open(cx: &Context, name: &QueueName) -> Result<DelayQueue<Bytes>, Failure> {
     let backend = cx.app.mq.backend();
     let spec = backend.tasks()?.queue(name).await?;
-    Ok(DelayQueue::raw(name.as_str()).shards(spec.shards).open(backend).await?)
+    Ok(DelayQueue::raw(name.as_str()).shards(spec.shards).limits(Limits::NONE).open(backend).await?)
 }
 
 pub(crate) fn queue_href(path: &str, queue: &QueueName) -> Href {

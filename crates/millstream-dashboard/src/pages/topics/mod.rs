@@ -22,7 +22,7 @@ use settings::Settings;
 
 /// Returns whether a topic is the audit log. Users of the dashboard cannot change or delete it: it records what they do.
 pub(crate) fn is_audit(cx: &Context, topic: &TopicName) -> bool {
-    cx.app.audit.topic() == Some(topic)
+    cx.app.audit.is_log(topic)
 }
 
 /// Fails for the audit log.
@@ -82,6 +82,7 @@ pub(crate) async fn create(cx: Context, params: Params) -> Result<Href, Failure>
     let spec = TopicSpec::new(name.clone(), count).map_err(|why| Failure::from(why).of("partitions"))?;
     let spec = settings.apply(spec);
     spec.check()?;
+    name.check_new().map_err(|why| Failure::from(why).of("name"))?;
     let admin = cx.admin();
     match admin.topic(&name).await {
         Ok(_) => {
