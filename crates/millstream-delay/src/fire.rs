@@ -83,14 +83,13 @@ async fn fire(
             return Ok(None);
         }
     };
-    let fired = recurring.fire(place, id, &plan.fires, expected, plan.next).await?;
-    if !fired {
+    let Some(messages) = recurring.fire(place, id, &plan.fires, expected, plan.next).await? else {
         return Ok(None);
-    }
+    };
     if plan.missed > 0 {
         tracing::warn!(%place, %id, missed = plan.missed, "missed times are skipped");
     }
-    let (messages, missed) = (plan.fires.len(), plan.missed);
+    let missed = plan.missed;
     if messages + missed > 0 {
         observer.observe(&Event::Fired { place, id, messages, missed });
     }

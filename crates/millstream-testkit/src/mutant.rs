@@ -765,6 +765,8 @@ sabotages! {
     FireIgnoresPause,
     /// A message with no further occurrence is removed.
     FireForgetsTheOver,
+    /// Occurrences are scheduled in two steps, of which the second begins with the first one again.
+    FireStartsOver,
 
     // Tasks.
     /// Creating a queue that exists returns the passed spec instead of the stored one.

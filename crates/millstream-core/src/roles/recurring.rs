@@ -99,10 +99,13 @@ pub trait Recurring: Send + Sync {
     /// As [`remove`](Self::remove).
     async fn due(&self, place: &Place) -> Result<DueRecurrences>;
 
-    /// Schedules the message of a recurrence at each of `fires` (at most [`MAX_FIRES`]) and sets its next due time, in
-    /// one step. If it is paused, or not due at `expected` any more, nothing is done and `false` is returned. The id of
-    /// each message is `<id>@<milliseconds since 1970>`; a message that waits already under it is kept. With `next` as
-    /// `None` it does not fire again, but is kept.
+    /// Schedules the message of a recurrence at each of `fires` (at most [`MAX_FIRES`], oldest first) and sets its next
+    /// due time, in one step. Returns the number of times that are done; `None` if it is paused, or not due at
+    /// `expected` any more: then nothing is done. The id of each message is `<id>@<milliseconds since 1970>`; a message
+    /// that waits already under it is kept. With `next` as `None` it does not fire again, but is kept.
+    ///
+    /// With large messages a backend may take several steps: after each it is due at the first time that is left. If
+    /// another caller goes on from there, or it is paused, fewer times are done.
     ///
     /// # Errors
     /// As [`put`](Self::put). After a lost reply, call [`due`](Self::due) again.
@@ -113,5 +116,5 @@ pub trait Recurring: Send + Sync {
         fires: &[Timestamp],
         expected: Timestamp,
         next: Option<Timestamp>,
-    ) -> Result<bool>;
+    ) -> Result<Option<usize>>;
 }

@@ -84,7 +84,7 @@ impl Recurring for Slow {
         fires: &[Timestamp],
         expected: Timestamp,
         next: Option<Timestamp>,
-    ) -> Result<bool> {
+    ) -> Result<Option<usize>> {
         self.ask(place, self.recurring.fire(place, id, fires, expected, next)).await
     }
 }

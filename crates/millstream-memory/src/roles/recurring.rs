@@ -68,7 +68,7 @@ impl Recurring for MemoryBackend {
         fires: &[Timestamp],
         expected: Timestamp,
         next: Option<Timestamp>,
-    ) -> Result<bool> {
+    ) -> Result<Option<usize>> {
         breathe().await;
         if fires.len() > MAX_FIRES {
             let message = format!("{} occurrences at once, at most {MAX_FIRES} are allowed", fires.len());
@@ -81,7 +81,7 @@ impl Recurring for MemoryBackend {
             times.push((ScheduleId::new(format!("{id}@{}", at.as_millis()))?, now.due(Due::At(*at))));
         }
         let next = next.map(|next| now.due(Due::At(next)));
-        Ok(state.change(place, |timetable| timetable.fire(id, &times, expected, next)))
+        Ok(state.change(place, |timetable| timetable.fire(id, &times, expected, next)).then_some(fires.len()))
     }
 }
 

@@ -165,25 +165,27 @@ impl Recurring for RedisBackend {
         fires: &[Timestamp],
         expected: Timestamp,
         next: Option<Timestamp>,
-    ) -> Result<bool> {
+    ) -> Result<Option<usize>> {
         if fires.len() > MAX_FIRES {
             let why = format!("{} messages of {id} at once, at most {MAX_FIRES} are allowed", fires.len());
             return Err(Error::new(ErrorKind::TooLarge, why));
         }
         let (keys, [recur, items, delay, wake]) = (&self.inner.keys, self.recur_keys(place));
         let script = &self.inner.scripts.recur_fire;
-        let fires: Vec<_> = fires.iter().map(|at| time(Some(*at))).collect();
-        let fires = fires.join(" ");
+        let (mut done, mut due) = (0, expected);
         loop {
+            let left: Vec<_> = fires[done..].iter().map(|at| time(Some(*at))).collect();
             let call =
                 script.call([&recur, &items, &delay, &keys.delay_items(place), &claims(keys, place), &wake]);
-            let call = call.args([word(place), id.as_str()]).arg(&reply::score_of(expected)[..]);
-            let call = call.arg(time(next)).arg(&fires);
-            match reply::int(script::run_one(&self.inner.messages, call).await?)? {
-                // With large bodies the script stores a part of the messages, and the recurrence stays due: call it
-                // again.
-                2 => {}
-                fired => return Ok(fired == 1),
+            let call = call.args([word(place), id.as_str()]).arg(&reply::score_of(due)[..]);
+            let call = call.arg(time(next)).arg(left.join(" "));
+            let answer = reply::int(script::run_one(&self.inner.messages, call).await?)?;
+            let Ok(stored) = usize::try_from(answer) else { return Ok((done > 0).then_some(done)) };
+            // With large bodies the script stores the first messages only, and is due at the next time.
+            done += stored;
+            match fires.get(done) {
+                Some(next) if stored > 0 => due = *next,
+                _ => return Ok(Some(done)),
             }
         }
     }

@@ -131,7 +131,7 @@ impl Recurring for Client {
         fires: &[Timestamp],
         expected: Timestamp,
         next: Option<Timestamp>,
-    ) -> Result<bool> {
+    ) -> Result<Option<usize>> {
         call!(self, Recurring, recurring?.fire(place, id, fires; expected, next))
     }
 }

@@ -85,13 +85,13 @@ impl Recurring for Fires {
         fires: &[Timestamp],
         expected: Timestamp,
         next: Option<Timestamp>,
-    ) -> Result<bool> {
+    ) -> Result<Option<usize>> {
         self.places.fires.fetch_add(1, Ordering::Relaxed);
         if self.places.full.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Backpressure, "out of memory"));
         }
         if self.places.idle.load(Ordering::Relaxed) {
-            return Ok(false);
+            return Ok(None);
         }
         self.recurring.fire(place, id, fires, expected, next).await
     }

@@ -295,10 +295,11 @@ async fn large_messages_are_scheduled_and_promoted_a_few_at_a_time() {
     assert_eq!(put.expect("kept"), Placed::New);
     bench.cmd("CONFIG RESETSTAT").await;
     let fires: Vec<_> = (1..=20).map(Timestamp::from_millis).collect();
-    assert!(bench.backend.fire(&place, &id("r"), &fires, AT(20), None).await.expect("fired"));
+    assert_eq!(bench.backend.fire(&place, &id("r"), &fires, AT(20), None).await.expect("fired"), Some(20));
     let (calls, _) = cost(&mut bench, "evalsha").await;
     assert!(calls >= 20, "{calls} calls for 20 MiB");
-    assert!(!bench.backend.fire(&place, &id("r"), &fires, AT(20), None).await.expect("answered"), "once");
+    let again = bench.backend.fire(&place, &id("r"), &fires, AT(20), None).await;
+    assert_eq!(again.expect("answered"), None, "once");
     let delay = bench.keys.delay(&place);
     assert_eq!(bench.int(&format!("ZCARD {delay}")).await, 20);
     assert_eq!(bench.backend.recurrences(&place, None, 9).await.expect("listed")[0].next, None);

@@ -8,6 +8,7 @@ use millstream_core::recurring::{MAX_FIRES, Recurrence, Recurring};
 use millstream_core::schedule::{
     Due, MAX_ID_LEN, OnConflict, Place, Placed, Schedule, ScheduleId, Scheduled, Seen,
 };
+use millstream_lua::RECUR_FIRE;
 use tokio::task::JoinSet;
 
 use crate::schedule::id;
@@ -40,7 +41,8 @@ pub(crate) async fn life(bench: &mut Bench) {
     for place in [bench.partition(), Bench::shard()] {
         bench.recur(&place, &recurrence("r", Some(5)), OnConflict::Keep).await;
         assert_eq!(bench.due(&place).await.len(), 1);
-        assert!(bench.backend.fire(&place, &id("r"), &[AT(5)], AT(5), Some(AT(6))).await.expect("fired"));
+        let fired = bench.backend.fire(&place, &id("r"), &[AT(5)], AT(5), Some(AT(6))).await.expect("fired");
+        assert_eq!(fired, Some(1));
         assert!(bench.backend.pause(&place, &id("r"), None).await.expect("paused"));
         assert!(bench.backend.pause(&place, &id("r"), Some(AT(1))).await.expect("goes on"));
         assert_eq!(bench.backend.recurrences(&place, None, 9).await.expect("listed").len(), 1);
@@ -73,10 +75,8 @@ async fn it_is_kept_replaced_or_told_paused_and_removed() {
         assert_eq!(bench.due(&place).await, [Recurrence { next: Some(AT(9)), ..other.clone() }]);
         assert!(bench.backend.pause(&place, &id("a"), None).await.expect("paused"));
         assert_eq!(bench.due(&place).await, []);
-        assert!(
-            !bench.backend.fire(&place, &id("a"), &[AT(9)], AT(9), Some(AT(10))).await.expect("answered"),
-            "paused"
-        );
+        let fired = bench.backend.fire(&place, &id("a"), &[AT(9)], AT(9), Some(AT(10))).await;
+        assert_eq!(fired.expect("answered"), None, "paused");
         let paused = Recurrence { next: Some(AT(9)), paused: true, ..other.clone() };
         assert_eq!(
             bench.backend.recurrences(&place, None, 9).await.expect("listed"),
@@ -91,7 +91,8 @@ async fn it_is_kept_replaced_or_told_paused_and_removed() {
         assert!(bench.backend.remove(&place, &id("a")).await.expect("removed"));
         assert!(!bench.backend.remove(&place, &id("a")).await.expect("answered"));
         assert!(!bench.backend.pause(&place, &id("a"), Some(AT(1))).await.expect("answered"));
-        assert!(!bench.backend.fire(&place, &id("a"), &[AT(1)], AT(1), None).await.expect("answered"));
+        let fired = bench.backend.fire(&place, &id("a"), &[AT(1)], AT(1), None).await;
+        assert_eq!(fired.expect("answered"), None);
         for key in [bench.keys.recur(&place), bench.keys.recur_items(&place)] {
             assert_eq!(bench.int(&format!("EXISTS {key}")).await, 0, "{key}");
         }
@@ -110,17 +111,13 @@ async fn firing_schedules_and_sets_the_next_time_in_one_step() {
     for place in [bench.partition(), Bench::shard()] {
         let waits = |name: &str, due| Scheduled::new(id(name), due, message("r"));
         bench.recur(&place, &recurrence("r", Some(30)), OnConflict::Keep).await;
-        assert!(
-            !bench.backend.fire(&place, &id("r"), &[AT(30)], AT(29), Some(AT(40))).await.expect("answered")
-        );
-        assert!(
-            bench
-                .backend
-                .fire(&place, &id("r"), &[AT(10), AT(20), AT(30)], AT(30), Some(AT(40)))
-                .await
-                .expect("fired")
-        );
-        assert!(!bench.backend.fire(&place, &id("r"), &[AT(30)], AT(30), Some(AT(50))).await.expect("once"));
+        let fire = async |times: &[u64], expected, next: Option<u64>| {
+            let times: Vec<_> = times.iter().copied().map(AT).collect();
+            bench.backend.fire(&place, &id("r"), &times, AT(expected), next.map(AT)).await.expect("answered")
+        };
+        assert_eq!(fire(&[30], 29, Some(40)).await, None);
+        assert_eq!(fire(&[10, 20, 30], 30, Some(40)).await, Some(3));
+        assert_eq!(fire(&[30], 30, Some(50)).await, None, "once");
         let all = bench.backend.scheduled(&place, None, 9).await.expect("a page");
         assert_eq!(all, [waits("r@10", AT(10)), waits("r@20", AT(20)), waits("r@30", AT(30))]);
         assert_eq!(bench.due(&place).await[0].next, Some(AT(40)));
@@ -141,25 +138,57 @@ async fn firing_schedules_and_sets_the_next_time_in_one_step() {
         // A body that is left of one that neither waits nor is worked on is in nobody's way.
         let items = bench.keys.delay_items(&place);
         bench.cmd(&format!("HSET {items} r@31 leftover")).await;
-        assert!(
-            bench
-                .backend
-                .fire(&place, &id("r"), &[AT(20), AT(30), AT(31)], AT(40), None)
-                .await
-                .expect("fired")
-        );
+        let fired = bench.backend.fire(&place, &id("r"), &[AT(20), AT(30), AT(31)], AT(40), None).await;
+        assert_eq!(fired.expect("fired"), Some(3));
         expected.insert(expected.len() - 1, left);
         assert_eq!(bench.backend.scheduled(&place, None, 9).await.expect("a page"), expected);
         assert_eq!(bench.due(&place).await, []);
         let over = bench.backend.recurrences(&place, None, 9).await.expect("listed");
         assert_eq!(over, [recurrence("r", None)], "over, and kept");
         assert!(bench.backend.pause(&place, &id("r"), Some(AT(7))).await.expect("goes on"));
-        assert!(
-            bench.backend.fire(&place, &id("r"), &[], AT(7), Some(AT(8))).await.expect("none was wanted")
-        );
+        let fired = bench.backend.fire(&place, &id("r"), &[], AT(7), Some(AT(8))).await;
+        assert_eq!(fired.expect("none was wanted"), Some(0));
         let error = bench.backend.fire(&place, &id("r"), &vec![AT(1); MAX_FIRES + 1], AT(8), None).await;
         assert_eq!(error.expect_err("too many").kind(), ErrorKind::TooLarge);
     }
+}
+
+/// Each client ends after one step, and another one promotes before the next begins.
+#[tokio::test]
+async fn large_messages_are_fired_once_by_clients_that_end_between_steps() {
+    let mut bench = Bench::new().await;
+    let place = bench.partition();
+    let mut large = recurrence("r", Some(1));
+    large.fields.push(("more".into(), vec![b'x'; 400 << 10].into()));
+    bench.recur(&place, &large, OnConflict::Keep).await;
+    let (keys, mut steps, mut moved) = (&bench.keys, Vec::new(), 0);
+    let delay = keys.delay(&place);
+    let keys = [
+        keys.recur(&place),
+        keys.recur_items(&place),
+        delay.clone(),
+        keys.delay_items(&place),
+        delay,
+        keys.wake(&place),
+    ];
+    while let Some(due) = bench.due(&place).await.pop().and_then(|due| due.next) {
+        let fires: Vec<_> = (due.as_millis()..=8).map(|at| at.to_string()).collect();
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(RECUR_FIRE.source).arg(keys.len());
+        for key in &keys {
+            cmd.arg(key.as_str());
+        }
+        cmd.arg("partition").arg("r").arg(due.as_millis()).arg("").arg(fires.join(" "));
+        let again = cmd.clone();
+        steps.push(cmd.query_async::<i64>(&mut bench.raw).await.expect("fired"));
+        moved += bench.backend.promote_delayed(&bench.tp, 200).await.expect("promoted").moved;
+        // A request that comes once more, or that of a client that read the same due time.
+        assert_eq!(again.query_async::<i64>(&mut bench.raw).await.expect("answered"), -1);
+    }
+    assert_eq!((steps, moved), (vec![3, 3, 2], 8));
+    let log = bench.log();
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 8);
+    assert_eq!(bench.backend.recurrences(&place, None, 9).await.expect("listed")[0].next, None, "over");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,8 +206,8 @@ async fn of_many_that_find_it_due_one_fires_it() {
                 let Some(one) = due.recurrences.first() else { return fired };
                 let next = one.next.expect("a time");
                 let after = (next < AT(200)).then_some(next.saturating_add(Duration::from_millis(1)));
-                fired +=
-                    usize::from(backend.fire(&place, &one.id, &[next], next, after).await.expect("fired"));
+                let done = backend.fire(&place, &one.id, &[next], next, after).await.expect("fired");
+                fired += done.unwrap_or(0);
             }
         });
     }
@@ -232,10 +261,8 @@ async fn what_nobody_can_fire_is_not_due_for_ever() {
     assert!(bench.backend.promote_delayed(&bench.tp, 9).await.expect("promoted").recurring);
     for name in ["a", "b"] {
         assert!(!bench.backend.pause(&place, &id(name), Some(AT(1))).await.expect("answered"), "{name}");
-        assert!(
-            !bench.backend.fire(&place, &id(name), &[AT(1)], AT(1), None).await.expect("answered"),
-            "{name}"
-        );
+        let fired = bench.backend.fire(&place, &id(name), &[AT(1)], AT(1), None).await;
+        assert_eq!(fired.expect("answered"), None, "{name}");
     }
 }
 
@@ -258,13 +285,8 @@ async fn a_recurrence_that_is_the_head_wakes() {
     assert!(!changed(&bench).await);
     assert!(bench.backend.pause(&place, &id("b"), Some(AT(far - 1))).await.expect("goes on"));
     assert!(changed(&bench).await);
-    assert!(
-        bench
-            .backend
-            .fire(&place, &id("b"), &[AT(far - 1)], AT(far - 1), Some(AT(far)))
-            .await
-            .expect("fired")
-    );
+    let fired = bench.backend.fire(&place, &id("b"), &[AT(far - 1)], AT(far - 1), Some(AT(far))).await;
+    assert_eq!(fired.expect("fired"), Some(1));
     assert!(!changed(&bench).await, "known already");
     bench.park(&place, "later", Due::At(AT(far)), OnConflict::Keep).await;
     assert!(!changed(&bench).await);
@@ -349,7 +371,7 @@ async fn what_somebody_gave_an_odd_time_fires_and_gets_on() {
         let found = bench.due(&place).await;
         assert_eq!(found[0].next, Some(AT(time)), "{odd}");
         let fired = bench.backend.fire(&place, &id("r"), &[], AT(time), Some(AT(4_000_000_000_000))).await;
-        assert!(fired.expect("an answer"), "{odd}");
+        assert_eq!(fired.expect("an answer"), Some(0), "{odd}");
         assert_eq!(bench.due(&place).await, []);
     }
 }
