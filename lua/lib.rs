@@ -474,15 +474,15 @@ script!(
 );
 script!(
     read_only
-    /// Checks one page of the waiting items of a place for contradictions.
+    /// Checks one page of the waiting items of a place, or of its recurring rules, for contradictions.
     AUDIT_PLACE, "audit", "audit_place",
-    ["delay", "delay_items", "claims", "task_states"],
+    ["delay", "delay_items", "claims", "task_states", "recur", "recur_items"],
     ["place", "check", "after", "limit"]
 );
 script!(
     /// Repairs one fault that `audit_place` has found, if it still exists.
     REPAIR_PLACE, "audit", "repair_place",
-    ["delay", "delay_items", "claims", "task_states"],
+    ["delay", "delay_items", "claims", "task_states", "recur", "recur_items"],
     ["place", "fault", "id"]
 );
 script!(

@@ -1,14 +1,16 @@
--- audit_place: checks one page of the waiting items of a place for contradictions.
+-- audit_place: checks one page of the waiting items of a place, or of its recurring rules, for contradictions.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
 -- KEYS[2] delay_items HASH bodies by id; at a shard also of claimed tasks
 -- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds; at a partition not used
 -- KEYS[4] task_states HASH state by id, of tasks that were ever claimed; at a partition not used
+-- KEYS[5] recur ZSET ids of recurring rules by next due time
+-- KEYS[6] recur_items HASH rule, pause, next time and body of recurring rules, by id
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] check 'waiting', 'claims', 'bodies' or 'states'
+-- ARGV[2] check 'waiting', 'claims', 'bodies', 'states' or 'rules'
 -- ARGV[3] after where the previous page ended, or '' to start
 -- ARGV[4] limit approximate number of items to check, up to 100
 -- returns {where to continue or '', how many were checked, findings as {fault, id, detail}}
-local delay, delay_items, claims, task_states = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local delay, delay_items, claims, task_states, recur, recur_items = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local place, check, after, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local shard, cursor, step = place == 'shard', after == '' and '0' or after, 2
 
@@ -17,6 +19,9 @@ if check == 'waiting' then
   page = redis.call('ZSCAN', delay, cursor, 'COUNT', limit)
 elseif check == 'claims' then
   page = redis.call('ZSCAN', claims, cursor, 'COUNT', limit)
+elseif check == 'rules' then
+  -- With the bodies, behind which is whether a rule is to be due.
+  page = redis.call('HSCAN', recur_items, cursor, 'COUNT', 10)
 elseif check == 'states' then
   page = redis.call('HSCAN', task_states, cursor, 'COUNT', limit)
 else
@@ -30,7 +35,15 @@ local looked, findings = 0, {}
 local function found(fault, id, detail)
   findings[#findings + 1] = { fault, id, detail }
 end
-for at = 1, #page[2], step do
+for at = 1, check == 'rules' and #page[2] or 0, step do
+  local id, readable, rule = page[2][at], pcall(cmsgpack.unpack, page[2][at + 1])
+  local next = readable and type(rule) == 'table' and #rule >= 5 and rule[2] == '0' and rule[3]
+  looked = looked + 1
+  if type(next) == 'string' and string.find(next, '^%d+$') and not redis.call('ZSCORE', recur, id) then
+    found('rule_stranded', id, 'due ' .. next)
+  end
+end
+for at = 1, check ~= 'rules' and #page[2] or 0, step do
   local id = page[2][at]
   local waits, body = redis.call('ZSCORE', delay, id), redis.call('HEXISTS', delay_items, id) == 1
   local claimed = shard and redis.call('ZSCORE', claims, id)

@@ -3,16 +3,25 @@
 -- KEYS[2] delay_items HASH bodies by id; at a shard also of claimed tasks
 -- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds; at a partition not used
 -- KEYS[4] task_states HASH state by id, of tasks that were ever claimed; at a partition not used
+-- KEYS[5] recur ZSET ids of recurring rules by next due time
+-- KEYS[6] recur_items HASH rule, pause, next time and body of recurring rules, by id
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] fault as audit_place reported it
--- ARGV[3] id of the message or task
+-- ARGV[3] id of the message, task or rule
 -- returns 1 if it did something, else 0
-local delay, delay_items, claims, task_states = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local delay, delay_items, claims, task_states, recur, recur_items = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local place, fault, id = ARGV[1], ARGV[2], ARGV[3]
 local shard = place == 'shard'
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 
+if fault == 'rule_stranded' then
+  local readable, rule = pcall(cmsgpack.unpack, redis.call('HGET', recur_items, id))
+  local next = readable and type(rule) == 'table' and #rule >= 5 and rule[2] == '0' and rule[3]
+  -- A write that is never refused comes first: a server that is out of memory then accepts the other too.
+  redis.call('ZREM', recur, '')
+  return type(next) == 'string' and string.find(next, '^%d+$') and redis.call('ZADD', recur, 'NX', next, id) or 0
+end
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('ZREM', delay, '')
 local waits, body = redis.call('ZSCORE', delay, id), redis.call('HEXISTS', delay_items, id) == 1

@@ -18,7 +18,7 @@
 -- {0, owner or '', epoch, left_ms, retry_ms, ahead, arrived, revision, server or '', now_ms}
 local lock, queue, places, changes, epoch, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, nonce, ttl_ms, continuity, above, mode, arrived, min_up_s, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-local PLACE_MS, CALL_MS, RECORD_MS, KEPT_MS = 3000, 500, 600000, 86400000
+local PLACE_MS, CALL_MS, RECORD_MS, KEPT_MS, MAX_WHOLE = 3000, 500, 600000, 86400000, 2 ^ 53
 
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -31,10 +31,17 @@ if min_up_s ~= '' then
     return { 2, tonumber(up_s or '0') }
   end
 end
+-- Text that is no number was written by another program, as was a number from which Lua counts no more one by one: a
+-- lock must not wait for it, nor epochs stand still.
+local function whole(text)
+  local number = tonumber(text or '') or 0
+  return number >= 0 and number < MAX_WHOLE and number or 0
+end
 -- Every key is read before the first is written: one of the wrong type is detected before anything is changed.
 local last = redis.call('HMGET', lock, 'owner', 'token', 'epoch', 'ttl', 'till')
-local last_token, last_ttl, till = last[2] or '', tonumber(last[4] or '') or 0, tonumber(last[5] or '') or 0
-local highest = tonumber(redis.call('GET', epoch) or '') or 0
+local last_token, last_ttl, till = last[2] or '', whole(last[4]), whole(last[5])
+local last_epoch = string.format('%.0f', whole(last[3]))
+local highest = whole(redis.call('GET', epoch))
 local gone = redis.call('ZRANGEBYSCORE', places, '-inf', now_ms, 'LIMIT', 0, 100)
 local place = redis.call('ZSCORE', queue, nonce)
 local newest = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
@@ -57,7 +64,7 @@ local function grant(number)
   return { 1, number }
 end
 if string.match(last_token, '^%d+:(.*)$') == nonce then
-  return grant(last[3])
+  return grant(last_epoch)
 end
 
 -- Only a caller that this server has answered without a gap of half a ttl takes silence for an end, and only after the
@@ -108,15 +115,17 @@ if retry_ms == 0 and not before_me then
   return granted
 end
 if retry_ms == 0 then
-  local ends = tonumber(redis.call('ZSCORE', places, first) or now)
+  -- A first one whose place was lost, or never ends, gets one that ends: else it would stay the first for ever.
+  local ends = tonumber(redis.call('ZSCORE', places, first) or 'inf')
   if ends > now + CALL_MS then
     ends = now + CALL_MS
     redis.call('ZADD', places, string.format('%.0f', ends), first)
+    redis.call('PEXPIRE', places, 2 * PLACE_MS)
     redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'next', first)
     redis.call('PEXPIRE', changes, PLACE_MS)
     newest = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
   end
-  retry_ms = ends - now + 1
+  retry_ms = math.max(ends - now, 0) + 1
 end
 local ahead = 0
 if string.find(mode, 'q') then
@@ -132,5 +141,5 @@ if string.find(mode, 'q') then
     identify()
   end
 end
-return { 0, last[1] or '', last[3] or '0', left_ms, retry_ms, ahead, string.format('%.0f', mine),
+return { 0, last[1] or '', last_epoch, left_ms, retry_ms, ahead, string.format('%.0f', mine),
   newest and newest[1] or '0-0', server, now_ms }

@@ -32,6 +32,7 @@ local first = (mine or token == '') and redis.call('ZRANGE', queue, 0, 0)[1]
 if first then
   -- It has half a second to take the lock. If it has ended, the next one is called then, and not after its whole place.
   redis.call('ZADD', places, string.format('%.0f', now + CALL_MS), first)
+  redis.call('PEXPIRE', places, 2 * PLACE_MS)
   redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'next', first)
   redis.call('PEXPIRE', changes, PLACE_MS)
 elseif mine and known then

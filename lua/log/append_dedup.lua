@@ -16,7 +16,8 @@ local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local recent = redis.call('HMGET', dedup, '', unpack(args, 3, count + 2))
 local begin, longest = string.match(recent[1] or '', '^(%d+) (%d+)$')
-begin, longest = tonumber(begin or now_ms), tonumber(longest or 0)
+-- A clock that was set back: else no hash would be replaced until it is there again.
+begin, longest = math.min(tonumber(begin or now_ms), now_ms), tonumber(longest or 0)
 -- All in the other hash was stored before 'begin'. It is of no use after the longest window that was used with it: half
 -- of the time there is one hash to look into, not two. While this hash has shorter windows alone, it has to stay.
 local kept = tonumber(string.match(redis.call('HGET', dedup_old, '') or '', ' (%d+)$'))

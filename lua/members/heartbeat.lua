@@ -17,7 +17,7 @@
 --   group was deleted, or the topic, also if it was created again
 local members, member, assignment, changes, meta, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, incarnation, ttl_ms, wishes, joining, reborn, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local MAX_DROPPED = 1000
+local MAX_DROPPED, MAX_WHOLE = 1000, 2 ^ 53
 
 local topic = redis.call('HMGET', meta, 'partitionCount', 'reborn')
 local partitions = topic[1]
@@ -34,7 +34,12 @@ local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local now, expires = string.format('%.0f', now_ms), string.format('%.0f', now_ms + tonumber(ttl_ms))
 local known = redis.call('HMGET', member, id, ':version', ':partitions')
-local said, version = known[1] or '', known[2] or '0'
+-- As if it were lost: it joins again.
+known[1] = string.match(known[1] or '', '^%S+ %d+ .+$') or false
+local said, version = known[1] or '', string.match(known[2] or '', '^%d+$') or '0'
+-- One that is no number, or that no number can follow, was written by another program: it is replaced.
+local versioned = tonumber(version) > 0 and tonumber(version) < MAX_WHOLE
+version = versioned and version or '0'
 local score = redis.call('ZSCORE', members, id)
 if joining ~= '1' and known[1] and string.match(said, '^%S*') ~= incarnation then
   return redis.error_reply('FENCED another instance has the member id')
@@ -45,8 +50,10 @@ end
 local planned = redis.call('HMGET', assignment, ':version', id)
 local last = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
 local text = incarnation .. ' ' .. ttl_ms .. ' ' .. wishes
-local changed = not score or not known[2] or known[3] ~= partitions
+local changed = not score or not versioned or known[3] ~= partitions
 changed = changed or string.match(said, ' .*') ~= string.match(text, ' .*')
+-- An assignment that no member can read was written by another program: a new one is made for a new version.
+changed = changed or planned[2] and not string.find(planned[2], '^[-%d,]*$')
 
 -- A restarted process, or a replica that became primary, is another server. The two take 8 µs of a call's 30 µs.
 local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
@@ -81,7 +88,7 @@ local revision = last and last[1] or '0-0'
 if changed then
   -- As with epochs: the clock keeps a version from repeating after its key, or the newest value, was lost. It is
   -- written before the change: stopped half-way, an assignment is computed once too often, never once too few.
-  version = string.format('%.0f', math.max((tonumber(version) or 0) + 1, now_ms))
+  version = string.format('%.0f', math.max(tonumber(version) + 1, now_ms))
   redis.call('HSET', member, ':version', version, ':partitions', partitions)
   revision = redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'version', version)
 end

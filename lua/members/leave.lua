@@ -7,6 +7,7 @@
 -- returns 1 if it was in the group, else 0
 local members, member, changes = KEYS[1], KEYS[2], KEYS[3]
 local id, incarnation = ARGV[1], ARGV[2]
+local MAX_WHOLE = 2 ^ 53
 
 local known = redis.call('HMGET', member, id, ':version')
 if not known[1] or string.match(known[1], '^%S*') ~= incarnation then
@@ -18,7 +19,8 @@ local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
 -- have been read: one of the wrong type was detected. The version is written before the change, as in heartbeat.
 redis.call('ZREM', members, '')
-local version = string.format('%.0f', math.max((tonumber(known[2] or '0') or 0) + 1, now_ms))
+local last = tonumber(string.match(known[2] or '', '^%d+$') or '0')
+local version = string.format('%.0f', math.max(last < MAX_WHOLE and last + 1 or 0, now_ms))
 redis.call('HSET', member, ':version', version)
 redis.call('ZREM', members, id)
 redis.call('HDEL', member, id)

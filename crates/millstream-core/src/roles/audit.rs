@@ -37,7 +37,7 @@ impl Scope {
         match self {
             Self::Topic(_) => &[Check::Types, Check::Catalog],
             Self::Partition(_) => {
-                &[Check::Types, Check::Groups, Check::Waiting, Check::Bodies, Check::Losses]
+                &[Check::Types, Check::Groups, Check::Waiting, Check::Bodies, Check::Rules, Check::Losses]
             }
             Self::Group(..) => &[
                 Check::Types,
@@ -52,9 +52,15 @@ impl Scope {
                 Check::Consumers,
                 Check::Losses,
             ],
-            Self::Shard(_) => {
-                &[Check::Types, Check::Waiting, Check::Claims, Check::Bodies, Check::States, Check::Losses]
-            }
+            Self::Shard(_) => &[
+                Check::Types,
+                Check::Waiting,
+                Check::Claims,
+                Check::Bodies,
+                Check::States,
+                Check::Rules,
+                Check::Losses,
+            ],
         }
     }
 }
@@ -106,6 +112,8 @@ pub enum Check {
     Bodies,
     /// States of tasks.
     States,
+    /// Recurring rules.
+    Rules,
     /// The record of what was lost. The last check of a scope, so that it has what repairs of the others found.
     Losses,
 }
@@ -131,6 +139,7 @@ impl Check {
             Self::Claims => "claims",
             Self::Bodies => "bodies",
             Self::States => "states",
+            Self::Rules => "rules",
             Self::Losses => "losses",
         }
     }
@@ -193,6 +202,8 @@ pub enum Fault {
     TaskTwice,
     /// A state is stored for a task that does not exist.
     StateStray,
+    /// A recurring rule has a next time and is not among those that become due: it would never fire.
+    RuleStranded,
 }
 
 /// Way in which a fault is repaired.
@@ -240,6 +251,7 @@ impl Fault {
             Self::BodyStranded => "body_stranded",
             Self::TaskTwice => "task_twice",
             Self::StateStray => "state_stray",
+            Self::RuleStranded => "rule_stranded",
         }
     }
 
@@ -272,7 +284,8 @@ impl Fault {
             | Self::NoteStray
             | Self::ConsumerStray
             | Self::BodyStranded
-            | Self::StateStray => Remedy::Repair,
+            | Self::StateStray
+            | Self::RuleStranded => Remedy::Repair,
         }
     }
 
@@ -346,6 +359,9 @@ impl Fault {
             Self::BodyStranded => "it is due at once",
             Self::TaskTwice => "the claim stays: the task comes back when that runs out",
             Self::StateStray => "the state is deleted",
+            Self::RuleStranded => {
+                "it is due at its next time, or at once if that has passed: its policy decides about missed times"
+            }
         }
     }
 }

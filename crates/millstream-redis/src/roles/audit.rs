@@ -111,6 +111,7 @@ fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
             Fault::BodyStranded,
             Fault::TaskTwice,
             Fault::StateStray,
+            Fault::RuleStranded,
         ];
         let fault = known.into_iter().find(|known| known.as_str() == fault);
         let fault = fault.ok_or_else(|| unexpected("a fault that is not known"))?;
@@ -179,9 +180,10 @@ impl RedisBackend {
         audited(scope, script::run_one(&self.inner.pool, call).await?)
     }
 
-    fn place_keys(&self, place: &Place) -> [Key; 4] {
+    fn place_keys(&self, place: &Place) -> [Key; 6] {
         let keys = &self.inner.keys;
-        [keys.delay(place), keys.delay_items(place), claims(keys, place), states(keys, place)]
+        let [recur, rules] = [keys.recur(place), keys.recur_items(place)];
+        [keys.delay(place), keys.delay_items(place), claims(keys, place), states(keys, place), recur, rules]
     }
 
     async fn repair_at(&self, place: &Place, finding: &Finding) -> Result<bool> {

@@ -11,10 +11,11 @@ use millstream::{Delivery, Millstream, Outcome, Start, Topic};
 use millstream_core::keys::Keys;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Entry, Source};
+use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{OnConflict, Place, ScheduleId, Scheduling, Shard};
 use millstream_core::tasks::{ClaimRequest, QueueSpec};
 use millstream_core::{
-    Backend, Due, Envelope, GroupName, History, Lease, MessageId, Reader, Resource, Settlement,
+    Backend, Due, Envelope, GroupName, History, Lease, MessageId, Reader, Resource, Settlement, Timestamp,
     TopicPartition, TopicSpec, wire,
 };
 
@@ -312,7 +313,24 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     stage.cli(&format!("ZADD {} 1 d", keys.delay(&place)));
     stage.cli(&format!("HSET {} nobody x", keys.task_states(&shard)));
     let admin = stage.mq.admin();
-    let planted = BTreeSet::from([Fault::BodyLost, Fault::BodyStranded, Fault::TaskTwice, Fault::StateStray]);
+    let rule = Recurrence {
+        id: ScheduleId::new("r").expect("an id"),
+        rule: "every 5000 anchor 0 skip".into(),
+        fields: wire::encode(&Envelope::new("1")),
+        next: Some(Timestamp::from_millis(7)),
+        paused: false,
+    };
+    let recurring = stage.backend.recurring().expect("recurring rules");
+    recurring.put(&place, &rule, OnConflict::Keep).await.expect("kept");
+    stage.cli(&format!("DEL {}", keys.recur(&place)));
+    assert_eq!(recurring.due(&place).await.expect("an answer").recurrences, []);
+    let planted = BTreeSet::from([
+        Fault::BodyLost,
+        Fault::BodyStranded,
+        Fault::TaskTwice,
+        Fault::StateStray,
+        Fault::RuleStranded,
+    ]);
     assert_eq!(faults(&admin.verify_queue(&spec.name, LOOK).await.expect("verified")), planted);
     let repaired = admin.verify_queue(&spec.name, REPAIR).await.expect("verified");
     let recorded = &planted | &BTreeSet::from([Fault::EntriesLost]);
@@ -321,6 +339,7 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     assert_eq!((verified.verdicts.len(), verified.is_sound(), verified.lost().pending), (1, false, 1));
     let waiting = stage.backend.schedule().scheduled(&place, None, 10).await.expect("listed");
     assert_eq!(waiting.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["a", "c"]);
+    assert_eq!(recurring.due(&place).await.expect("an answer").recurrences, [rule], "it fires again");
 }
 
 #[tokio::test]
