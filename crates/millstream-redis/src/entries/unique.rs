@@ -13,6 +13,7 @@ use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
+use crate::conn::appends::check_fields;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::scripts::script;
@@ -60,9 +61,9 @@ impl RedisBackend {
     pub(crate) async fn append_unless_held(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
         let mut results: Results = batch.iter().map(|_| None).collect();
         for (result, item) in results.iter_mut().zip(batch) {
-            if item.append.fields.is_empty() {
-                *result = Some(Err(Error::new(ErrorKind::Encode, "an entry needs at least one field")));
-            }
+            // The field of the id is in front of them.
+            let fields = item.append.fields.len();
+            *result = check_fields(if fields == 0 { 0 } else { fields + 1 }).err().map(Err);
         }
         let looks = batch.iter().enumerate().flat_map(|(at, item)| {
             let TopicPartition { topic, partition } = &item.append.topic_partition;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::error::{Error, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
 use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
 use millstream_core::topic::TopicPartition;
 
+use crate::conn::appends::check_fields;
 use crate::conn::appends::part::Part;
 use crate::conn::appends::script::Script;
 use crate::conn::replies::resp::{Head, Replies};
@@ -22,8 +23,6 @@ use crate::error::unexpected;
 /// Maximum number of entries of one call of the script, which passes them to commands at once, and its approximate maximum of
 /// bytes (1 MiB): the server works on it without a break.
 const CALL: (usize, usize) = (250, 1 << 20);
-/// Maximum number of fields of an entry: the script passes its names and values to a command at once.
-const FIELDS: usize = 3_000;
 
 /// Short form of a dedup id, by which the server keeps it: at most 16 bytes.
 ///
@@ -225,14 +224,7 @@ impl Call {
 /// Checks what the server would refuse, or accept although others would not.
 pub(crate) fn check(append: &Append, window: Duration) -> Result<()> {
     check_window(window)?;
-    match append.fields.len() {
-        0 => Err(Error::new(ErrorKind::Encode, "an entry needs at least one field")),
-        1..=FIELDS => Ok(()),
-        fields => {
-            let why = format!("an entry with {fields} fields, {FIELDS} are allowed with a dedup id");
-            Err(Error::new(ErrorKind::TooLarge, why))
-        }
-    }
+    check_fields(append.fields.len())
 }
 
 pub(crate) fn size(append: &Append) -> usize {

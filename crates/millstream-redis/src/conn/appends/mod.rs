@@ -9,3 +9,21 @@ pub(crate) mod numbered;
 pub(crate) mod packed;
 pub(crate) mod part;
 pub(crate) mod script;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::wire::MAX_BODY_FIELDS;
+
+/// Checks the number of fields of an entry that a script appends: it passes their names and values to a command at once. Readers
+/// take an entry with more fields for no message.
+pub(crate) fn check_fields(fields: usize) -> Result<()> {
+    match fields {
+        0 => Err(Error::new(ErrorKind::Encode, "an entry needs at least one field")),
+        1..=MAX_BODY_FIELDS => Ok(()),
+        _ => {
+            let why = format!(
+                "an entry with {fields} fields, at most {MAX_BODY_FIELDS} are allowed with an id or number"
+            );
+            Err(Error::new(ErrorKind::TooLarge, why))
+        }
+    }
+}

@@ -14,6 +14,7 @@ use millstream_core::keys::{Key, Keys};
 use millstream_core::log::{Append, Numbering};
 use millstream_core::topic::TopicPartition;
 
+use crate::conn::appends::check_fields;
 use crate::conn::appends::part::Part;
 use crate::conn::replies::resp::{Head, Replies};
 use crate::conn::request::{Digits, Request};
@@ -22,8 +23,6 @@ use crate::error::unexpected;
 /// Maximum number of entries of a transaction, and its approximate maximum of bytes (1 MiB): the server executes it without
 /// a break.
 const CALL: (usize, usize) = (500, 1 << 20);
-/// Maximum number of fields of an entry: a script receives its names and values at once.
-const FIELDS: usize = 3_000;
 
 /// Whose numbers a batch has, and what it takes to append with them.
 pub(crate) struct Numbers {
@@ -72,17 +71,9 @@ impl Calls {
         let mut refused = Vec::new();
         let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
         for (at, (append, number)) in entries.enumerate() {
-            match append.fields.len() {
-                0 => {
-                    refused.push((at, Error::new(ErrorKind::Encode, "an entry needs at least one field")));
-                    continue;
-                }
-                1..=FIELDS => {}
-                fields => {
-                    let why = format!("an entry with {fields} fields, {FIELDS} are allowed with a number");
-                    refused.push((at, Error::new(ErrorKind::TooLarge, why)));
-                    continue;
-                }
+            if let Err(error) = check_fields(append.fields.len()) {
+                refused.push((at, error));
+                continue;
             }
             let bytes: usize = append.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
             let tp = &append.topic_partition;

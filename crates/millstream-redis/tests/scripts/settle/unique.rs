@@ -5,12 +5,13 @@ pub(crate) mod refused;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use millstream_core::error::{Error, ErrorKind};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Append, DedupId, Deduplicated, Log, Settlement, UniqueAppend};
 use millstream_core::name::GroupName;
 use millstream_core::schedule::Schedule;
 use millstream_core::topic::TopicPartition;
-use millstream_core::wire::Fields;
+use millstream_core::wire::{Fields, MAX_BODY_FIELDS};
 use redis::Value;
 
 use crate::server::{Bench, fetch, message, retry};
@@ -200,22 +201,26 @@ async fn bodies_of_a_mebibyte_are_stored_whole_and_looked_at_in_parts() {
     stored(&bench, "large 0").await;
 }
 
-/// More values than a script can copy one by one are packed when they are retried.
+/// More values than a script can copy one by one are packed when they are retried. Only another program appends so many.
 #[tokio::test]
 async fn a_packed_redelivery_keeps_its_id_in_use() {
-    let bench = Bench::new().await;
-    let fields: Fields =
+    let mut bench = Bench::new().await;
+    let mut fields: Fields =
         (0..3_500).map(|n| (Bytes::from(format!("h:{n}")), Bytes::from_static(b"x"))).collect();
-    let batch = [item(&bench.tp, "many", [message("x"), fields].concat())];
-    let first = bench.backend.append_unique(&batch).await.remove(0).expect("sent");
+    fields.insert(0, ("mq:unique".into(), "many".into()));
+    let (first, unique) = (bench.append(fields).await, bench.keys.unique(&bench.tp));
+    let mut record = redis::cmd("HSET");
+    record.arg(unique.as_str()).arg("many").arg(format!("{first} 7"));
+    record.exec_async(&mut bench.raw).await.expect("noted");
+    is_in_use(&bench, "many", first).await;
     let mut reader = bench.reader().await;
     let mut entries = fetch(&mut reader, 1).await.entries;
     entries.extend(fetch(&mut reader, 1).await.entries);
-    assert_eq!(bench.settle(&[(entries[0].receipt, retry(Duration::ZERO, 2, first.id))]).await, (1, 0));
-    is_in_use(&bench, "many", first.id).await;
+    assert_eq!(bench.settle(&[(entries[0].receipt, retry(Duration::ZERO, 2, first))]).await, (1, 0));
+    is_in_use(&bench, "many", first).await;
     tokio::time::sleep(Duration::from_millis(3)).await;
     assert_eq!(bench.backend.promote(&bench.lease, 9).await.expect("promoted").moved, 1);
-    is_in_use(&bench, "many", first.id).await;
+    is_in_use(&bench, "many", first).await;
     settle_all(&bench).await;
     stored(&bench, "many").await;
 }
@@ -348,4 +353,31 @@ async fn senders_clean_when_there_are_many_more_records_than_before() {
     stored(&bench, "new").await;
     let left = bench.int(&format!("HLEN {unique}")).await;
     assert!(left < 500, "{left} of 3,000 records of entries that are gone");
+}
+
+/// The script passes all names and values to one command: one entry too many would end it behind the first ones, which then
+/// have no records.
+#[tokio::test]
+async fn an_entry_with_too_many_fields_is_refused_and_the_others_are_stored() {
+    let mut bench = Bench::new().await;
+    let many = |count| -> Fields {
+        (0..count).map(|n| (Bytes::from(format!("f{n}")), Bytes::from_static(b"x"))).collect()
+    };
+    // With the field of the id there is one more.
+    let fields = [1, MAX_BODY_FIELDS - 1, MAX_BODY_FIELDS, 5_000, 1];
+    let batch: Vec<_> =
+        fields.iter().enumerate().map(|(n, count)| item(&bench.tp, &format!("u{n}"), many(*count))).collect();
+    let results = bench.backend.append_unique(&batch).await;
+    let refused: Vec<_> = results.iter().map(|result| result.as_ref().err().map(Error::kind)).collect();
+    let too_large = Some(ErrorKind::TooLarge);
+    assert_eq!(refused, [None, None, too_large, too_large, None]);
+    let log = bench.log();
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 3);
+    // Sent again, those that are stored are recognised.
+    let again = bench.backend.append_unique(&batch).await;
+    for at in [0, 1, 4] {
+        let (first, second) = (results[at].as_ref().expect("stored"), again[at].as_ref().expect("known"));
+        assert_eq!((first.id, second.is_duplicate), (second.id, false));
+    }
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 3);
 }
