@@ -326,16 +326,20 @@ impl Keys {
     }
 
     /// Returns patterns of all keys of a topic, for rules that limit what a user may touch. Names contain no character
-    /// that has a meaning in a pattern, and a key has one hash tag: no other topic has a key that matches.
+    /// that has a meaning in a pattern, and a key has one hash tag: no other topic has a key that matches, nor has a delay
+    /// queue, which may have the same name.
     #[must_use]
     pub fn patterns_of(&self, topic: &TopicName) -> Vec<Key> {
-        vec![
+        let whole = ["topic", "group", "members", "member", "assignment", "changes"];
+        let whole = whole.map(|family| self.key(format_args!("streaming:mq:{family}:{{{topic}}}:*")));
+        let mut patterns = vec![
             self.key(format_args!("stream:topic:{{{topic}:p:*")),
             self.key(format_args!("streaming:mq:*{{{topic}:p:*")),
-            self.key(format_args!("streaming:mq:*{{{topic}}}*")),
             self.key(format_args!("streaming:mq:marker:{{{topic}:m:*}}")),
             self.topics(),
-        ]
+        ];
+        patterns.extend(whole);
+        patterns
     }
 
     /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
@@ -613,6 +617,41 @@ mod tests {
         let shop = Keys::within(&"shop".parse().expect("name"));
         let prefixed: Vec<_> = all(&shop).iter().map(Key::to_string).collect();
         assert_eq!(prefixed, golden.map(|key| format!("shop:{key}")));
+    }
+
+    /// Whether a key matches a pattern whose only special character is `*`.
+    fn matches(pattern: &str, key: &str) -> bool {
+        match pattern.split_once('*') {
+            None => pattern == key,
+            Some((start, rest)) => {
+                key.strip_prefix(start).is_some_and(|key| (0..=key.len()).any(|at| matches(rest, &key[at..])))
+            }
+        }
+    }
+
+    #[test]
+    fn the_patterns_of_a_topic_match_its_keys_and_no_others() {
+        let shop = Keys::within(&"shop".parse().expect("name"));
+        let (orders, queue): (TopicName, QueueName) =
+            ("orders".parse().expect("name"), "orders".parse().expect("name"));
+        let tp = TopicPartition::new(orders.clone(), 0);
+        let mut known = all(&shop);
+        known.extend([shop.packs(&tp), shop.settled(&tp, &"billing".parse().expect("name"))]);
+        for key in known {
+            let its = key.as_str().contains("{orders") || key == shop.topics();
+            let found =
+                shop.patterns_of(&orders).iter().any(|pattern| matches(pattern.as_str(), key.as_str()));
+            assert_eq!(found, its, "{key}");
+        }
+        let shard = Shard::new(queue.clone(), 0);
+        let place = Place::from(shard.clone());
+        let of_queue =
+            [shop.queue_meta(&queue), shop.delay(&place), shop.claims(&shard), shop.dead_tasks(&shard)];
+        for key in of_queue {
+            let pattern =
+                shop.patterns_of(&orders).into_iter().find(|pattern| matches(pattern.as_str(), key.as_str()));
+            assert_eq!(pattern, None, "a delay queue of the same name has {key}");
+        }
     }
 
     #[test]
