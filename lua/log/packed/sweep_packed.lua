@@ -66,6 +66,12 @@ local function is_pending(id)
   local rows = redis.pcall('XPENDING', log, group, id, id, 1)
   return not rows.err and #rows > 0
 end
+-- Whether a pending pack that `packs` does not know, since another program has deleted it there, may hold a message: it
+-- has the same milliseconds then.
+local function may_be_held(id)
+  local rows = redis.call('XPENDING', log, group, id, '+', 1)
+  return rows[1] and string.match(rows[1][1], '^%d+') == string.match(id, '^%d+')
+end
 local function is_set(bits, place)
   local byte = string.byte(bits, math.floor(place / 8) + 1)
   return byte ~= nil and bit.band(byte, bit.lshift(1, place % 8)) ~= 0
@@ -101,7 +107,8 @@ for at = 1, #sample, 2 do
     if holder == id and all_set(bits, count) then
       whole[#whole + 1], bits_gone[#bits_gone + 1] = id, id
     end
-  elseif holder ~= id or wide(id) <= read_up_to then
+  elseif not wide(id) or wide(id) <= read_up_to or holder ~= id and not redis.pcall('XRANGE', log, id, id)[1] then
+    -- Read, or neither in `packs` nor in the log.
     bits_gone[#bits_gone + 1] = id
   end
 end
@@ -112,7 +119,7 @@ for _, name in ipairs(first_id == '' and any_held and redis.call('HRANDFIELD', h
   if id and #id <= 41 and wide(id) <= read_up_to then
     local pack, _, place = pack_of(id)
     local settled_bits = pack and any_settled and redis.call('HGET', settled, pack) or ''
-    if not is_pending(pack or id) or pack and is_set(settled_bits, place) then
+    if not is_pending(pack or id) and (pack or not may_be_held(id)) or pack and is_set(settled_bits, place) then
       notes_gone[#notes_gone + 1] = name
     end
   end

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::Continuity;
+use millstream_core::audit::{Audit, Check, Fault, Finding, Scope};
 use millstream_core::catalog::Start;
 use millstream_core::log::{Fetched, Log, Note, Receipt, Settlement};
 use millstream_core::shared::{Shared, SharedMember};
@@ -115,6 +116,33 @@ async fn nothing_is_kept_of_a_deleted_pack_that_a_consumer_extends_or_claims() {
         claim(&bench, &b).await;
         assert_eq!(noted(&mut bench).await, (0, 0), "extended: {extends}");
     }
+}
+
+/// Another program has deleted the list of packs, and a producer begins it anew.
+#[tokio::test]
+async fn what_is_noted_stays_if_nobody_knows_the_packs_any_more() {
+    let mut bench = packed().await;
+    let packs = bench.keys.packs(&bench.tp);
+    let pending = begun(&bench).await;
+    let unread = bench.append_many(10).await;
+    bench.cmd(&format!("DEL {packs}")).await;
+    bench.append_many(10).await;
+    assert_eq!(bench.int(&format!("XLEN {packs}")).await, 1);
+    // Bits of a pack that is unread, as a group has them that begins inside of it.
+    let settled = bench.keys.settled(&bench.tp, &bench.group);
+    bench.cmd(&format!("HSET {settled} {} \x01", unread[9])).await;
+    adopt(&bench).await;
+    assert_eq!(noted(&mut bench).await, (2, 1));
+    let scope = Scope::Group(bench.tp.clone(), bench.group.clone());
+    let audited = bench.backend.audit(&scope, Check::Notes, None).await.expect("audited");
+    assert_eq!((audited.looked_at, audited.findings), (1, vec![]));
+    let stray = Finding::new(Fault::NoteStray, &scope, format!("log:{}", pending[5].id), "not pending");
+    assert!(!bench.backend.repair(&stray).await.expect("looked at"));
+    bench.lease = bench.take_over().await;
+    let again = everything(&bench).await.entries;
+    assert_eq!(receipts(&again[..9]), pending[1..]);
+    assert!(again[4].note.is_some(), "its note was kept");
+    assert_eq!(again[9].receipt.id, unread[1], "what was noted as settled is not read");
 }
 
 /// The bits of the pack in which a group begins are there before it is read.
