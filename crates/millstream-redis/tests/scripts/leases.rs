@@ -1,6 +1,7 @@
 //! acquire, renew, release: who owns, and what a clock that went back may not do.
 
 pub(crate) mod continuity;
+mod pairs;
 
 use std::time::Duration;
 
