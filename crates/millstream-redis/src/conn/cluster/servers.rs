@@ -54,7 +54,7 @@ pub(crate) struct Cluster {
 #[derive(Default)]
 struct State {
     topology: Topology,
-    /// One for each address ever seen: connections are compared by it.
+    /// One for each address of a primary, and of a former one while anything uses it: connections are compared by it.
     dials: HashMap<Address, Reached>,
     /// Nodes that were named by redirections lately. Others may learn of them later.
     redirected: HashMap<Address, Instant>,
@@ -62,7 +62,7 @@ struct State {
     suspected: Option<Instant>,
 }
 
-/// A node that was ever named.
+/// A node that was named.
 struct Reached {
     dial: Arc<Dial>,
     /// Name of its certificate. A redirection does not give it, the topology does.
@@ -142,6 +142,25 @@ impl Servers {
             Self::One(dial) => dial.response_timeout,
             Self::Cluster(cluster) => cluster.template.response_timeout,
         }
+    }
+}
+
+impl State {
+    /// Takes a topology that was read. Connections to nodes that have ceased to be primaries end, and their dials go with the
+    /// last one who uses them: a cluster whose nodes get new addresses would collect them.
+    fn learn(&mut self, topology: Topology) {
+        let before = std::mem::replace(&mut self.topology, topology);
+        self.redirected.retain(|_, at| at.elapsed() < INTERVAL);
+        let State { topology, redirected, dials, .. } = self;
+        let stays = |address: &Address| {
+            topology.primaries().iter().any(|it| it.address == *address) || redirected.contains_key(address)
+        };
+        for node in before.primaries() {
+            if let Some(reached) = dials.get(&node.address).filter(|_| !stays(&node.address)) {
+                reached.number.send_modify(|number| *number += 1);
+            }
+        }
+        dials.retain(|address, reached| Arc::strong_count(&reached.dial) > 1 || stays(address));
     }
 }
 
@@ -264,15 +283,7 @@ impl Cluster {
                     if state.suspected.is_some_and(|suspected| suspected <= began) {
                         state.suspected = None;
                     }
-                    let before = std::mem::replace(&mut state.topology, topology);
-                    state.redirected.retain(|_, at| at.elapsed() < INTERVAL);
-                    for node in before.primaries() {
-                        let still = state.topology.primaries().iter().any(|it| it.address == node.address);
-                        let still = still || state.redirected.contains_key(&node.address);
-                        if let Some(reached) = state.dials.get(&node.address).filter(|_| !still) {
-                            reached.number.send_modify(|number| *number += 1);
-                        }
-                    }
+                    state.learn(topology);
                 }
                 Err(error) => reading.failed = Some(error),
             }
@@ -364,4 +375,41 @@ async fn slots(socket: &mut Socket, address: &Address) -> Result<(Topology, bool
     // A user without the right to ask goes without the answer.
     let joined = !reply::text(info).is_ok_and(|info| info.contains("cluster_state:fail"));
     Ok((topology, joined))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(port: u16) -> Address {
+        Address::new("127.0.0.1", port)
+    }
+
+    fn topology(port: u16) -> Topology {
+        let mut topology = Topology::default();
+        topology.moved(0, node(port));
+        topology
+    }
+
+    #[test]
+    fn the_dial_of_a_node_that_has_left_goes_with_the_last_one_who_uses_it() {
+        let config = RedisConfig::new("redis+cluster://127.0.0.1:7000");
+        let Ok(Servers::Cluster(cluster)) = Servers::new(&config) else { panic!("it is a cluster") };
+        let (reach, learn) =
+            (|port| cluster.asked(&node(port)).dial, |port| cluster.state().learn(topology(port)));
+        let used = reach(1);
+        for port in 2..1_000 {
+            learn(port);
+            reach(port);
+        }
+        let known = cluster.state().dials.len();
+        assert!(known <= 3, "{known} dials of 999 nodes");
+        assert!(Arc::ptr_eq(&used, &reach(1)), "connections are compared by it");
+        drop(used);
+        learn(999);
+        assert!(!cluster.state().dials.contains_key(&node(1)));
+        let used = reach(999);
+        learn(999);
+        assert!(Arc::ptr_eq(&used, &reach(999)), "a primary stays");
+    }
 }
