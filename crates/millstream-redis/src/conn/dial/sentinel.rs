@@ -1,11 +1,14 @@
 //! Sentinels: which server is the primary of a service now.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::address::Address;
 use crate::conn::dial::Dial;
@@ -23,10 +26,16 @@ const REPLY: Duration = Duration::from_secs(1);
 /// Time after which the Sentinels are asked again: an announcement may be missed.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The Sentinels that watch a service. Those that answered last are asked first.
+/// The Sentinels that watch a service.
+///
+/// One that is cut off from the others names the former primary, which is cut off with it, and what is written there is lost. So
+/// more than half of them are asked, and the newest answer counts. Where fewer answer, that of those which do counts: a service
+/// whose Sentinels are down goes on.
 pub(crate) struct Sentinels {
     service: Arc<str>,
-    order: Mutex<Vec<Arc<Dial>>>,
+    all: Vec<Arc<Dial>>,
+    /// Number of the one to ask or to listen to next, counted on for ever.
+    next: AtomicUsize,
     /// The primary as it was last named, and the time of the question.
     named: Mutex<Option<(Address, Instant)>>,
     /// Number of the primary: another one for each change.
@@ -38,7 +47,8 @@ impl Sentinels {
     pub(crate) fn new(sentinels: Vec<Arc<Dial>>, service: Arc<str>) -> Self {
         Self {
             service,
-            order: Mutex::new(sentinels),
+            all: sentinels,
+            next: AtomicUsize::new(0),
             named: Mutex::default(),
             number: watch::Sender::new(0),
             watch: OneTask::default(),
@@ -87,8 +97,7 @@ impl Sentinels {
 
     /// Subscribes to the changes that a Sentinel announces. It tells all services apart by names, and so do we: by asking.
     async fn announcements(&self) -> Result<Socket> {
-        let first = self.order.lock().unwrap_or_else(PoisonError::into_inner).first().cloned();
-        let sentinel = first.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no Sentinel"))?;
+        let sentinel = self.turn().ok_or_else(none)?;
         let mut socket = sentinel.socket("sentinel").await?;
         let mut request = Request::default();
         request.add(&[b"SUBSCRIBE", b"+switch-master"]);
@@ -96,21 +105,42 @@ impl Sentinels {
         Ok(socket)
     }
 
-    /// Asks one Sentinel after the other for the address of the primary.
+    /// Returns one Sentinel after the other.
+    fn turn(&self) -> Option<&Arc<Dial>> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        self.all.get(turn.checked_rem(self.all.len())?)
+    }
+
+    /// Asks one of the Sentinels, and if it does not name the primary that is known, more than half of them.
+    async fn check(&self) -> Result<()> {
+        let sentinel = self.turn().ok_or_else(none)?;
+        let answer = timeout(REPLY_TIMEOUT, self.ask(sentinel)).await;
+        let same = |named: &Address| {
+            let known = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+            known.as_ref().is_some_and(|(known, _)| known == named)
+        };
+        match answer {
+            Ok(Ok((_, named))) if same(&named) => Ok(()),
+            _ => self.primary().await.map(drop),
+        }
+    }
+
+    /// Asks the Sentinels for the address of the primary, until more than half have answered.
     async fn primary(&self) -> Result<Address> {
-        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut failed = None;
-        for (at, sentinel) in order.iter().enumerate() {
-            let asked = Instant::now();
-            match tokio::time::timeout(REPLY_TIMEOUT, self.ask(sentinel)).await {
-                Ok(Ok(primary)) => {
-                    self.name(&primary, asked);
-                    if at > 0 {
-                        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-                        order.retain(|other| !Arc::ptr_eq(other, sentinel));
-                        order.insert(0, sentinel.clone());
+        let asked = Instant::now();
+        let answers = self.all.iter().map(|sentinel| timeout(REPLY_TIMEOUT, self.ask(sentinel)));
+        let mut answers: FuturesUnordered<_> = answers.collect();
+        let (mut newest, mut answered, mut failed): (Option<(u64, Address)>, usize, _) = (None, 0, None);
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(Ok((epoch, primary))) => {
+                    answered += 1;
+                    if newest.as_ref().is_none_or(|(newest, _)| epoch > *newest) {
+                        newest = Some((epoch, primary));
                     }
-                    return Ok(primary);
+                    if 2 * answered > self.all.len() {
+                        break;
+                    }
                 }
                 Ok(Err(error)) => failed = Some(error),
                 Err(_) => {
@@ -119,26 +149,45 @@ impl Sentinels {
                 }
             }
         }
-        let failed = failed.unwrap_or_else(|| Error::new(ErrorKind::InvalidConfig, "there is no Sentinel"));
-        Err(failed.during(format_args!("ask Sentinels for the primary of {}", self.service)))
+        let Some((_, primary)) = newest else {
+            let failed = failed.unwrap_or_else(none);
+            return Err(failed.during(format_args!("ask Sentinels for the primary of {}", self.service)));
+        };
+        self.name(&primary, asked);
+        Ok(primary)
     }
 
-    async fn ask(&self, sentinel: &Dial) -> Result<Address> {
+    /// Asks a Sentinel for the address of the primary, and the number of the fail-over that made it one.
+    async fn ask(&self, sentinel: &Dial) -> Result<(u64, Address)> {
         let mut socket = sentinel.socket("sentinel").await?;
-        let mut pipe = Pipeline::with_capacity(1);
+        let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
+        pipe.cmd("SENTINEL").arg("MASTER").arg(&*self.service);
         let mut request = Request::default();
         request.add_pipeline(&pipe);
         socket.ask(&request, Duration::ZERO, REPLY).await.map_err(unchanged)?;
-        let answer = socket.replies().next()?.value()?;
+        let mut replies = socket.replies();
+        let (answer, state) = (replies.next()?.value()?, replies.next()?.value()?);
         if answer == Value::Nil {
             return Err(Error::new(ErrorKind::Unavailable, "the Sentinel does not know the service"));
         }
         let [host, port] = reply::tuple(reply::ok(answer)?)?;
         let (host, port) = (reply::text(host)?, reply::text(port)?);
         let port = port.parse().map_err(|_| unexpected(format_args!("port {port:?}")))?;
-        Ok(Address::new(&host, port))
+        Ok((epoch(state), Address::new(&host, port)))
     }
+}
+
+fn none() -> Error {
+    Error::new(ErrorKind::InvalidConfig, "there is no Sentinel")
+}
+
+/// Returns the number of the fail-over that made the primary, from the state of the service; 0 if this user may not read it.
+fn epoch(state: Value) -> u64 {
+    let fields = reply::ok(state).and_then(reply::pairs).unwrap_or_default();
+    let mut fields = fields.into_iter().filter_map(|(name, value)| Some((reply::text(name).ok()?, value)));
+    let value = fields.find_map(|(name, value)| (name == "config-epoch").then_some(value));
+    value.and_then(|value| reply::text(value).ok()?.parse().ok()).unwrap_or(0)
 }
 
 /// Asks for the primary when a Sentinel announces a change, and every [`INTERVAL`].
@@ -149,7 +198,7 @@ async fn follow(sentinels: Weak<Sentinels>) {
         if announcements.is_none() {
             announcements = sentinels.announcements().await.ok();
         }
-        if let Err(error) = sentinels.primary().await {
+        if let Err(error) = sentinels.check().await {
             tracing::debug!(%error, "the primary is not known");
         }
         drop(sentinels);
@@ -160,5 +209,93 @@ async fn follow(sentinels: Weak<Sentinels>) {
             },
             None => tokio::time::sleep(INTERVAL).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::RedisConfig;
+
+    /// A Sentinel that names a primary by its port, and the fail-over that made it one. Without an epoch it hangs.
+    async fn sentinel(primary: u16, epoch: Option<u64>) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut stream = BufReader::new(stream);
+                    while let Some(words) = command(&mut stream).await {
+                        let Some(epoch) = epoch else { std::future::pending().await };
+                        let answer = match &words[..] {
+                            [_, word, _] if word == "MASTER" => {
+                                let epoch = epoch.to_string();
+                                format!("*2\r\n$12\r\nconfig-epoch\r\n${}\r\n{epoch}\r\n", epoch.len())
+                            }
+                            [_, word, _] if word == "GET-MASTER-ADDR-BY-NAME" => {
+                                format!("*2\r\n$9\r\n127.0.0.1\r\n$4\r\n{primary}\r\n")
+                            }
+                            _ => "+OK\r\n".to_owned(),
+                        };
+                        stream.write_all(answer.as_bytes()).await.expect("written");
+                    }
+                });
+            }
+        });
+        port
+    }
+
+    async fn command(stream: &mut (impl AsyncBufReadExt + Unpin)) -> Option<Vec<String>> {
+        let mut words = Vec::new();
+        let mut count = number(stream).await?;
+        while count > 0 {
+            let mut word = vec![0; number(stream).await? + 2];
+            stream.read_exact(&mut word).await.ok()?;
+            words.push(String::from_utf8_lossy(&word[..word.len() - 2]).into_owned());
+            count -= 1;
+        }
+        Some(words)
+    }
+
+    /// Reads a line like `*3` or `$7`.
+    async fn number(stream: &mut (impl AsyncBufReadExt + Unpin)) -> Option<usize> {
+        let mut line = String::new();
+        stream.read_line(&mut line).await.ok()?;
+        line.get(1..)?.trim().parse().ok()
+    }
+
+    async fn named(ports: &[u16]) -> Arc<Sentinels> {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let url = format!("redis+sentinel://{}/main", hosts.join(","));
+        let (dial, _) = Dial::new(&RedisConfig::new(url)).expect("valid");
+        dial.sentinels.expect("Sentinels")
+    }
+
+    #[tokio::test]
+    async fn one_that_is_cut_off_from_the_others_is_not_believed() {
+        let stale = sentinel(7001, Some(3)).await;
+        let [new, other] = [sentinel(7002, Some(4)).await, sentinel(7002, Some(4)).await];
+        for order in [[stale, new, other], [new, stale, other], [new, other, stale]] {
+            let sentinels = named(&order).await;
+            for _ in 0..10 {
+                let (primary, _) = sentinels.primary_and_tenure().await.expect("named");
+                assert_eq!(primary.port, 7002, "{order:?}");
+                // Whoever is asked in the meantime.
+                sentinels.check().await.expect("asked");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn where_most_give_no_answer_the_others_count() {
+        let [one, two, alive] =
+            [sentinel(7001, None).await, sentinel(7001, None).await, sentinel(7003, Some(9)).await];
+        let (primary, _) = named(&[one, two, alive]).await.primary_and_tenure().await.expect("named");
+        assert_eq!(primary.port, 7003);
+        let error = named(&[one, two]).await.primary_and_tenure().await.map(drop).expect_err("nobody");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
     }
 }
