@@ -1,6 +1,7 @@
 //! Batch: the messages of one request, and the callers that wait for the results.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -60,8 +61,8 @@ impl<C: Outgoing> Batch<C> {
         self.replies.push(reply);
     }
 
-    /// Closes the batch, so that it can be sent.
-    pub(super) fn close(self) -> UnderWay<C> {
+    /// Closes the batch, so that it can be sent. `missed` is the time that the runtime's clock has not counted so far.
+    pub(super) fn close(self, missed: Duration) -> UnderWay<C> {
         let messages = Arc::new(self.messages);
         UnderWay {
             whole: messages.clone(),
@@ -70,6 +71,7 @@ impl<C: Outgoing> Batch<C> {
             replies: self.replies,
             _rooms: self.rooms,
             deadline: self.deadline.unwrap_or_else(Instant::now),
+            missed,
         }
     }
 }
@@ -86,9 +88,21 @@ pub(super) struct UnderWay<C: Outgoing> {
     /// Released after all results are delivered.
     _rooms: Vec<OwnedSemaphorePermit>,
     pub(super) deadline: Instant,
+    /// Time that the runtime's clock had not counted when it was closed, since the machine was suspended.
+    missed: Duration,
 }
 
 impl<C: Outgoing> UnderWay<C> {
+    /// Whether its time is over at `now`, or was while the machine was suspended: the clock has not counted `missed` so far.
+    pub(super) fn is_over(&self, now: Instant, missed: Duration) -> bool {
+        now + missed.saturating_sub(self.missed) >= self.deadline
+    }
+
+    /// Whether an attempt has failed for some of its messages.
+    pub(super) fn is_tried(&self) -> bool {
+        self.partly.is_some()
+    }
+
     /// Begins the request at the sink, unless the batch is empty: then there is nothing to wait for.
     pub(super) fn send(&self, sink: &mut dyn Sink<C>) {
         if !self.messages.is_empty() {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use millstream_core::TopicName;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
+use millstream_loops::LeaseClock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -86,8 +87,20 @@ impl<C: Outgoing> Batcher<C> {
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
     ) -> Self {
+        Self::start_by(sink, topic, config, observer, None)
+    }
+
+    /// Same as [`start`](Self::start), for messages that are sent again when their answer is lost: the clock counts the time for
+    /// which the machine is suspended.
+    pub(super) fn start_by(
+        sink: impl Sink<C> + 'static,
+        topic: TopicName,
+        config: &ProducerConfig,
+        observer: Arc<dyn Observer>,
+        clock: Option<Arc<LeaseClock>>,
+    ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
-        let sender = Sender::new(Box::new(sink), topic, observer, inbox, config);
+        let sender = Sender::new(Box::new(sink), topic, observer, inbox, config, clock);
         let (running, ended) = watch::channel(());
         tokio::spawn(async move {
             sender.run().await;

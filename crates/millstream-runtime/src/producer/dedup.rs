@@ -14,6 +14,7 @@ use millstream_core::log::{
 };
 use millstream_core::wire::Fields;
 use millstream_core::{Backend, Capability, Durability, MessageId, Partition, TopicName};
+use millstream_loops::LeaseClock;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -75,7 +76,7 @@ impl DedupSends {
                 bounded: self.bounded(),
                 in_turn: VecDeque::new(),
             };
-            Batcher::start(sink, self.topic.clone(), &self.config, self.observer.clone())
+            self.start(sink)
         })
     }
 
@@ -93,7 +94,7 @@ impl DedupSends {
                 bounded: self.bounded(),
                 in_turn: InTurn(VecDeque::new()),
             };
-            Batcher::start(sink, self.topic.clone(), &self.config, self.observer.clone())
+            self.start(sink)
         })
     }
 
@@ -103,14 +104,12 @@ impl DedupSends {
     /// As [`by_id`](Self::by_id).
     pub(super) fn by_unique(&self, durability: Durability) -> Result<Arc<Batcher<UniqueAppend>>> {
         self.check(durability, Capability::Unique)?;
-        self.by_unique.batcher(|| {
-            Batcher::start(
-                ToLogUnique::new(self.bounded()),
-                self.topic.clone(),
-                &self.config,
-                self.observer.clone(),
-            )
-        })
+        self.by_unique.batcher(|| self.start(ToLogUnique::new(self.bounded())))
+    }
+
+    fn start<C: Outgoing>(&self, sink: impl Sink<C> + 'static) -> Batcher<C> {
+        let (topic, observer) = (self.topic.clone(), self.observer.clone());
+        Batcher::start_by(sink, topic, &self.config, observer, Some(LeaseClock::of(&self.backend)))
     }
 
     fn check(&self, durability: Durability, capability: Capability) -> Result<()> {

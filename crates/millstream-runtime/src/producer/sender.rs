@@ -17,6 +17,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::policy::Exponential;
 use millstream_core::sorted::SortedSet;
+use millstream_loops::LeaseClock;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -51,6 +52,9 @@ pub(super) struct Sender<C: Outgoing> {
     /// Error of the last such attempt.
     away: Option<Error>,
     closing: Vec<oneshot::Sender<()>>,
+    /// Clock that counts the time for which the machine is suspended, where messages are sent again whose answer was lost. The
+    /// server remembers them for a window, and goes on meanwhile: what is sent again behind it is stored twice.
+    clock: Option<Arc<LeaseClock>>,
 }
 
 impl<C: Outgoing> Sender<C> {
@@ -60,6 +64,7 @@ impl<C: Outgoing> Sender<C> {
         observer: Arc<dyn Observer>,
         inbox: mpsc::UnboundedReceiver<Command<C>>,
         config: &ProducerConfig,
+        clock: Option<Arc<LeaseClock>>,
     ) -> Self {
         Self {
             sink,
@@ -77,6 +82,7 @@ impl<C: Outgoing> Sender<C> {
             failures: 0,
             away: None,
             closing: Vec::new(),
+            clock,
         }
     }
 
@@ -100,6 +106,12 @@ impl<C: Outgoing> Sender<C> {
         if self.begun == 0
             && let Some(oldest) = self.under_way.front()
         {
+            if self.is_too_late(oldest) {
+                let late = || Error::new(ErrorKind::Unavailable, "not sent again, its time is over");
+                let results = oldest.messages.iter().map(|_| Err(late())).collect();
+                self.tell(results);
+                return true;
+            }
             oldest.send(&mut *self.sink);
             self.begun = 1;
         }
@@ -136,7 +148,19 @@ impl<C: Outgoing> Sender<C> {
                 self.number += 1;
             }
         }
-        batch.close()
+        batch.close(self.missed())
+    }
+
+    /// Returns the time that the runtime's clock has not counted so far.
+    fn missed(&self) -> Duration {
+        let Some(clock) = &self.clock else { return Duration::ZERO };
+        let now = Instant::now();
+        clock.at(now).saturating_duration_since(now)
+    }
+
+    /// Whether the time of a batch is over that has been tried: the server may remember no more what it has stored of it.
+    fn is_too_late(&self, batch: &UnderWay<C>) -> bool {
+        C::IS_REPEATABLE && batch.is_tried() && batch.is_over(Instant::now(), self.missed())
     }
 
     fn is_full(&self) -> bool {
@@ -203,10 +227,10 @@ impl<C: Outgoing> Sender<C> {
             return self.begin_all();
         }
         let pause = pauses.delay(self.failures, fastrand::u64(..));
-        let until = Instant::now() + pause;
+        let (until, missed) = (Instant::now() + pause, self.missed());
         let mut kept = VecDeque::new();
         for ((mut batch, results), again) in tried.into_iter().zip(answers).zip(again) {
-            let open = again.contains(&true) && until < batch.deadline;
+            let open = again.contains(&true) && !batch.is_over(until, missed);
             // What stays behind an open batch must not answer a flush before that one ends.
             if open || (batch.is_flush() && !kept.is_empty()) {
                 let none = vec![false; again.len()];
@@ -217,7 +241,7 @@ impl<C: Outgoing> Sender<C> {
             }
         }
         if kept.is_empty() {
-            while let Some(oldest) = self.under_way.front().filter(|batch| until >= batch.deadline) {
+            while let Some(oldest) = self.under_way.front().filter(|batch| batch.is_over(until, missed)) {
                 let results = self.not_tried(oldest).unwrap_or_default();
                 self.tell(results);
             }
@@ -227,12 +251,15 @@ impl<C: Outgoing> Sender<C> {
         sleep(pause).await;
     }
 
-    /// Begins all batches that the sink has not begun yet, in order.
+    /// Begins all batches that the sink has not begun yet, in order, up to one whose time is over.
     fn begin_all(&mut self) {
-        for batch in self.under_way.iter().skip(self.begun) {
+        while let Some(batch) = self.under_way.get(self.begun) {
+            if self.is_too_late(batch) {
+                return;
+            }
             batch.send(&mut *self.sink);
+            self.begun += 1;
         }
-        self.begun = self.under_way.len();
     }
 
     /// Returns results for a batch whose deadline has passed before its first attempt, while the server is

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::support::*;
 use millstream_core::{Capability, Durability, ErrorKind, Topic, TopicPartition};
+use millstream_memory::SuspendableClock;
 use millstream_runtime::{OnFull, ProducerBuilder, Record};
 use millstream_testkit::chaos::{Chaos, Faults};
 
@@ -83,6 +84,34 @@ async fn an_unconfirmed_send_is_repeated_by_the_caller() {
     chaos.heal();
     assert!(producer.send(&1).dedup("x").await.expect("sent").is_duplicate);
     assert_eq!(length(&bench, 3).await, 1);
+}
+
+/// The server forgets the message meanwhile, so it would be stored again. The machine is suspended while an answer is awaited, and
+/// while the producer pauses.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_sent_again_behind_a_suspension_that_is_longer_than_its_time() {
+    let minute = Duration::from_secs(60);
+    for (at, idempotent) in (0..40).flat_map(|at| [(at, true), (at, false)]) {
+        let (bench, machine) = (bench(), SuspendableClock::new());
+        let chaos = Chaos::new(bench.backend.clone(), 7);
+        let client = chaos.client();
+        let backend = client.backend().with_boot_clock(machine.clone());
+        let producer = ProducerBuilder::new(backend, MANY, std::sync::Arc::new(bench.told.clone()));
+        let producer = producer.idempotent(idempotent).delivery_timeout(minute).dedup_window(2 * minute);
+        let producer = producer.await.expect("a producer");
+        // Each of them takes two seconds.
+        client.suffer(&Faults::none().lost_replies(1.0));
+        let sending = tokio::spawn(async move {
+            let send = producer.send(&1);
+            if idempotent { send.await } else { send.dedup("x").await }
+        });
+        tokio::time::sleep(MS(5_000 + 100 * at)).await;
+        machine.suspend(3 * minute);
+        chaos.heal();
+        let sent = sending.await.expect("no panic").expect_err("nobody knows whether it is stored");
+        assert_eq!(sent.kind(), ErrorKind::Unconfirmed, "{at}: {sent}");
+        assert_eq!(length(&bench, 3).await, 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -154,7 +154,7 @@ impl OutboxRelayBuilder {
         let name = uuid::Uuid::new_v4().simple().to_string();
         let (stop, stopped) = watch::channel(false);
         let observer = Careful::over(observer);
-        let run = Run::new(store, backend.log().clone(), known, config, observer, name.clone(), stopped);
+        let run = Run::new(store, &backend, known, config, observer, name.clone(), stopped);
         Ok(OutboxRelay { stop, task: Some(tokio::spawn(run.run())), name })
     }
 }

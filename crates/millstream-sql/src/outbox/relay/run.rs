@@ -11,8 +11,8 @@ use std::time::Duration;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, DedupAppend, Deduplicated, full};
-use millstream_core::{Log, TopicName, TopicPartition, wire};
-use millstream_loops::{LoopMonitor, Scope, catch_panic};
+use millstream_core::{Backend, Log, TopicName, TopicPartition, wire};
+use millstream_loops::{LeaseClock, LoopMonitor, Scope, catch_panic};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -79,8 +79,12 @@ pub(super) struct Run {
     me: String,
     stopped: watch::Receiver<bool>,
     grants: Vec<Grant>,
-    /// Until then the leases are valid for certain. Counted from before the renewal, by this process's clock.
+    /// Until then the leases are valid for certain. Counted from before the renewal, by a clock that counts the time for which the
+    /// machine is suspended.
     valid_until: Instant,
+    clock: Arc<LeaseClock>,
+    /// Time that the runtime's clock had not counted at the last renewal.
+    missed: Duration,
     answers: Answers,
     renew_at: Instant,
     promote_at: Instant,
@@ -100,17 +104,17 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn new(
         store: Arc<dyn Store>,
-        log: Arc<dyn Log>,
+        backend: &Backend,
         topics: Topics,
         config: OutboxRelayConfig,
         observer: Arc<dyn Observer>,
         me: String,
         stopped: watch::Receiver<bool>,
     ) -> Self {
-        let now = Instant::now();
+        let (now, clock) = (Instant::now(), LeaseClock::of(backend));
         Self {
             store,
-            log,
+            log: backend.log().clone(),
             topics,
             config,
             observer,
@@ -118,7 +122,9 @@ impl Run {
             me,
             stopped,
             grants: Vec::new(),
-            valid_until: now,
+            valid_until: clock.now(),
+            clock,
+            missed: Duration::ZERO,
             answers: Answers::default(),
             renew_at: now,
             promote_at: now,
@@ -194,7 +200,7 @@ impl Run {
         busy.sort_unstable();
         busy.dedup();
         self.busy_shards = busy.len().max(1);
-        if Instant::now() >= self.valid_until {
+        if self.clock.now() >= self.valid_until {
             // Another relay may have the shards by now. The same epoch proves that none had a shard since the page was read.
             let before = self.grants.clone();
             self.renew().await?;
@@ -232,12 +238,15 @@ impl Run {
 
     /// Renews the leases and moves towards an even share.
     async fn renew(&mut self) -> Result<()> {
-        let (ttl, asked) = (self.config.ttl, Instant::now());
+        let (ttl, asked, began) = (self.config.ttl, self.clock.now(), Instant::now());
+        // That answers came without a break is not known of the time for which the machine was suspended.
+        let missed = asked.saturating_duration_since(began);
+        let is_gap = missed.saturating_sub(std::mem::replace(&mut self.missed, missed)) > ttl / 2;
         let shares = self.answers.to(self.store.renew(&self.me, ttl)).await?;
         let mine = shares.leases.iter().filter(|it| it.holder.as_deref() == Some(&*self.me));
         self.grants = mine.map(|it| Grant { shard: it.shard, epoch: it.epoch }).collect();
         self.valid_until = asked + ttl;
-        if asked.elapsed() > ttl {
+        if is_gap || self.clock.now() > self.valid_until {
             self.answers.restart();
         }
         let change = share::change(&self.me, &shares, self.answers.last_for(ttl));
@@ -253,7 +262,7 @@ impl Run {
             shares.leases.iter().filter(|it| it.holder.is_some() && it.holder.as_deref() != Some(&*self.me));
         let next_end = others.map(|it| it.expires_in + Duration::from_millis(2)).min();
         let soon = next_end.map_or(ttl / 3, |end| end.min(ttl / 3)).max(Duration::from_millis(20));
-        self.renew_at = asked + soon;
+        self.renew_at = began + soon;
         Ok(())
     }
 
@@ -355,6 +364,12 @@ impl Run {
 
     /// Appends messages. Returns an error of those that wait, and whether the servers are away.
     async fn append(&mut self, messages: &[&Planned]) -> (Option<Error>, bool) {
+        if self.clock.now() >= self.valid_until + self.config.window {
+            // The machine was suspended since the page was read: another relay may have stored these rows, and the server remembers
+            // them no more. They are read again, if they are there.
+            self.held_rows += messages.len();
+            return (None, true);
+        }
         let batch: Vec<DedupAppend> = messages.iter().map(|it| it.append.clone()).collect();
         let mut results = self.log.append_dedup(&batch).await.into_iter();
         let mut counts: BTreeMap<&TopicPartition, (usize, usize)> = BTreeMap::new();

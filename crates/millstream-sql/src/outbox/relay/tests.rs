@@ -1,5 +1,6 @@
 //! Relays whose way to the database is slow or cut. The database is SQLite.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use millstream_core::error::Result;
 use millstream_core::event::Ignore;
 use millstream_core::{Backend, Topic, TopicPartition};
-use millstream_memory::MemoryBackend;
+use millstream_memory::{MemoryBackend, SuspendableClock};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -33,6 +34,8 @@ struct Link {
     cut_at_settle: Mutex<Vec<watch::Sender<bool>>>,
     /// Number of renewals that were answered.
     renewals: watch::Sender<u32>,
+    /// Whether it is cut behind the next page that has rows.
+    cut_behind_page: AtomicBool,
 }
 
 impl Link {
@@ -43,6 +46,7 @@ impl Link {
             page_takes: Duration::ZERO,
             cut_at_settle: Mutex::default(),
             renewals: watch::Sender::new(0),
+            cut_behind_page: AtomicBool::new(false),
         }
     }
 
@@ -82,7 +86,12 @@ impl Store for Link {
     async fn page(&self, shards: &[i16], limits: PageLimits) -> Result<Vec<StoredRow>> {
         self.passes().await;
         tokio::time::sleep(self.page_takes).await;
-        self.inner.page(shards, limits).await
+        let rows = self.inner.page(shards, limits).await?;
+        if !rows.is_empty() && self.cut_behind_page.swap(false, Ordering::Relaxed) {
+            self.is_cut.send_replace(true);
+            self.passes().await;
+        }
+        Ok(rows)
     }
 
     async fn settle(
@@ -132,8 +141,8 @@ impl Scene {
         let mut topics = Topics::new(catalog, config.partitioner.clone(), config.window);
         topics.declare(&LINES.spec().expect("it works")).await.expect("it works");
         let (stop, stopped) = watch::channel(false);
-        let log = self.backend.log().clone();
-        let run = Run::new(link.clone(), log, topics, config.clone(), Arc::new(Ignore), name.into(), stopped);
+        let (backend, observer) = (&self.backend, Arc::new(Ignore));
+        let run = Run::new(link.clone(), backend, topics, config.clone(), observer, name.into(), stopped);
         tokio::spawn(run.run());
         stop
     }
@@ -203,4 +212,32 @@ async fn what_was_stored_before_a_long_outage_is_not_stored_again() {
     until(&b.renewals, |count| *count >= before + 2).await;
     a.is_cut.send_replace(false);
     assert_eq!(scene.sent().await, 20);
+}
+
+/// The machine is suspended between a page and its append. Meanwhile another relay sends the rows, and the window ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_was_read_before_a_suspension_is_not_sent_behind_it() {
+    let machine = SuspendableClock::new();
+    let mut scene = Scene::new().await;
+    scene.backend = scene.backend.with_boot_clock(machine.clone());
+    let config = OutboxRelayConfig::default();
+    let a = Arc::new(Link { cut_behind_page: AtomicBool::new(true), ..Link::to(&scene.database) });
+    let _a = scene.relay("a", &a, &config).await;
+    scene.write(20).await;
+    until(&a.is_cut, |is_cut| *is_cut).await;
+    machine.suspend(2 * config.window);
+    let mut tx = scene.database.begin().await.expect("it works");
+    tx.conn()
+        .script(
+            "UPDATE millstream_outbox_leases SET holder = 'b', epoch = epoch + 1; DELETE FROM millstream_outbox",
+            "take over",
+        )
+        .await
+        .expect("it works");
+    tx.commit().await.expect("it works");
+    let before = *a.renewals.borrow();
+    a.is_cut.send_replace(false);
+    // It knows by then whose the rows are.
+    until(&a.renewals, |count| *count > before).await;
+    assert_eq!(scene.sent().await, 0);
 }
