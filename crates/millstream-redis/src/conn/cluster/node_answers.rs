@@ -27,16 +27,13 @@ struct Node {
 }
 
 impl Node {
-    fn with(&mut self, ttl: Duration) {
-        if self.known.iter().all(|known| known.ttl() != ttl) {
+    fn with(&mut self, ttl: Duration) -> &Continuity {
+        let known = self.known.iter().position(|known| known.ttl() == ttl);
+        let at = known.unwrap_or_else(|| {
             self.known.push(Continuity::new(ttl));
-        }
-    }
-
-    /// Whether it was asked so long ago that what is known of it is of no use. Its address may have gone with it.
-    fn is_over(&self) -> bool {
-        let longest = self.known.iter().map(Continuity::ttl).max().unwrap_or_default();
-        self.asked.is_none_or(|asked| asked.elapsed() > longest)
+            self.known.len() - 1
+        });
+        &self.known[at]
     }
 }
 
@@ -48,14 +45,13 @@ impl NodeAnswers {
     /// Returns the continuity of a node that stands for that of the caller, `asked`: with its ttl, and no longer. The one
     /// of the caller counts only if it is of a server that is known, and not old.
     pub(crate) fn of(&self, node: &Address, asked: &Continuity) -> Continuity {
-        let nodes = self.nodes();
+        let mut nodes = self.nodes();
         let Some((server, until)) = asked.last() else { return Continuity::new(asked.ttl()) };
         let of_server = |node: &Node| {
             node.known.iter().find_map(|known| known.last().filter(|it| it.0 == server).map(|it| it.1))
         };
         let last = nodes.values().find_map(of_server);
-        let own = nodes.get(node).and_then(|node| node.known.iter().find(|own| own.ttl() == asked.ttl()));
-        let own = own.cloned().unwrap_or_else(|| Continuity::new(asked.ttl()));
+        let own = nodes.entry(node.clone()).or_default().with(asked.ttl()).clone();
         match last {
             _ if own.last().is_some_and(|(own, _)| own == server) => asked.clone(),
             Some(last) if last.saturating_duration_since(until) < asked.ttl() / 2 => {
@@ -69,9 +65,6 @@ impl NodeAnswers {
     /// was recorded: then the caller asks the [`question`].
     pub(crate) fn begin_question(&self, node: &Address, ttl: Duration) -> bool {
         let mut nodes = self.nodes();
-        if !nodes.contains_key(node) {
-            nodes.retain(|_, node| !node.is_over());
-        }
         let node = nodes.entry(node.clone()).or_default();
         node.with(ttl);
         let due = node.asked.is_none_or(|asked| asked.elapsed() >= ttl / 6);
@@ -97,7 +90,7 @@ impl NodeAnswers {
             _ => UNNAMED.to_owned(),
         };
         let mut nodes = self.nodes();
-        let Some(node) = nodes.get_mut(node) else { return };
+        let node = nodes.entry(node.clone()).or_default();
         if node.newest.is_none_or(|newest| newest < asked) {
             node.newest = Some(asked);
             node.known.iter_mut().for_each(|known| known.advance(&server, now));
@@ -119,19 +112,6 @@ mod tests {
     use millstream_core::Timestamp;
 
     use super::*;
-
-    #[test]
-    fn nodes_that_are_asked_no_more_are_forgotten() {
-        let answers = NodeAnswers::default();
-        let ttl = Duration::from_nanos(1);
-        for port in 1..1_000 {
-            assert!(answers.begin_question(&Address::new("a", port), ttl));
-        }
-        assert!(answers.nodes().len() < 10, "{}", answers.nodes().len());
-        assert!(answers.begin_question(&Address::new("a", 1), Duration::from_secs(60)));
-        assert!(answers.begin_question(&Address::new("a", 2), ttl));
-        assert!(answers.nodes().contains_key(&Address::new("a", 1)), "it may be asked again");
-    }
 
     #[test]
     fn each_node_has_its_own() {
