@@ -197,6 +197,14 @@ pub(super) async fn finish(
     Ok(())
 }
 
+/// Deletes the marker that this transaction has written.
+pub(super) async fn withdraw(conn: &mut Conn<'_>, inbox: &Inbox, operation: &Operation) -> Result<()> {
+    let scope = inbox.scope(operation);
+    let args = [Arg::Text(&scope), Arg::Bytes(operation.id())];
+    let sql = "DELETE FROM millstream_inbox WHERE scope = $1 AND id = $2 RETURNING 1";
+    conn.rows(sql, &args, "withdraw an operation").await.map(drop)
+}
+
 /// A checked time in whole milliseconds.
 pub(crate) fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::idempotency::Operation;
-use millstream_core::{BatchOutcome, Delivered, IntoOutcome, Outcome};
+use millstream_core::{BatchOutcome, Delivered, IntoBatchOutcome, IntoOutcome, Outcome};
 
 use super::{Inbox, Once, OnceError, fence_of};
 use crate::database::Tx;
@@ -129,20 +129,25 @@ impl Inbox {
         }
     }
 
-    /// Wraps a handler of batches: it gets the messages that were not handled before, and one transaction for all of them. It is
-    /// not called if there is none. Its outcome is for all of them and for those that were handled before; otherwise as
-    /// [`handler`](Self::handler). A message that names no operation, for instance because it lacks the header, becomes a dead
-    /// letter by itself, and the others are handled.
-    pub fn batch_handler<B, D, F, Fut>(
+    /// Wraps a handler of batches: it gets the messages that were not handled before, as the `Batch` that it would get without an
+    /// inbox or as a `Vec`, and one transaction for all of them. It is not called if there is none.
+    ///
+    /// It returns what any handler of batches may. One outcome is for all. With one for each message, the statements are committed
+    /// together with the markers of the acknowledged messages, and the others have their own outcomes: the handler must not have
+    /// written anything for these. If none is acknowledged, all is rolled back. Messages that were handled before are
+    /// acknowledged. A message that names no operation, for instance because it lacks the header, becomes a dead letter by itself,
+    /// and the others are handled. Otherwise as [`handler`](Self::handler).
+    pub fn batch_handler<B, D, I, F, Fut>(
         &self,
         handler: F,
-    ) -> impl Fn(B) -> BoxFuture<'static, BatchOutcome> + Send + Sync + use<B, D, F, Fut>
+    ) -> impl Fn(B) -> BoxFuture<'static, BatchOutcome> + Send + Sync + use<B, D, I, F, Fut>
     where
         B: IntoIterator<Item = D> + Send + 'static,
         D: Delivered + Send + 'static,
-        F: Fn(Vec<D>, Tx) -> Fut + Send + Sync + 'static,
+        I: FromIterator<D>,
+        F: Fn(I, Tx) -> Fut + Send + Sync + 'static,
         Fut: Future + Send + 'static,
-        Fut::Output: IntoOutcome,
+        Fut::Output: IntoBatchOutcome,
     {
         let shared = Arc::new((self.clone(), handler));
         move |batch: B| {
@@ -151,40 +156,107 @@ impl Inbox {
             Box::pin(async move {
                 let (inbox, handler) = &*shared;
                 let Named { deliveries, operations, unnamed } = named(&inbox.id, deliveries);
-                let others = inbox.batch(handler, deliveries, &operations).await;
-                match unnamed.iter().any(Option::is_some) {
-                    true => BatchOutcome::Except { own: unnamed, others },
-                    false => BatchOutcome::All(others),
-                }
+                let calls = |fresh: Vec<D>, tx| {
+                    let messages = fresh.len();
+                    let running = handler(fresh.into_iter().collect(), tx);
+                    async move { Answers::of(running.await.into_batch_outcome(), messages) }
+                };
+                inbox.batch(calls, deliveries, &operations).await.beside(unnamed)
             })
         }
     }
 
     /// Handles those messages of a batch that have an operation.
-    async fn batch<D, F, Fut>(&self, handler: &F, deliveries: Vec<D>, operations: &[Operation]) -> Outcome
+    async fn batch<D, F, Fut>(&self, handler: F, deliveries: Vec<D>, operations: &[Operation]) -> Answers
     where
         D: Delivered,
-        F: Fn(Vec<D>, Tx) -> Fut,
-        Fut: Future,
-        Fut::Output: IntoOutcome,
+        F: FnOnce(Vec<D>, Tx) -> Fut,
+        Fut: Future<Output = Answers>,
     {
         // A batch is of one partition, and of one owner.
         let fence = match deliveries.first().map(|it| fence_of(it)).transpose() {
             Ok(Some(fence)) => fence,
-            Ok(None) => return Outcome::Ack,
-            Err(error) => return Outcome::retry(error),
+            Ok(None) => return Answers::all(Outcome::Ack),
+            Err(error) => return Answers::all(Outcome::retry(error)),
         };
         let mut called = false;
         let work = |tx, fresh: Vec<usize>| {
             called = true;
-            let mut fresh = fresh.into_iter().peekable();
+            let mut next = fresh.iter().copied().peekable();
             let new = deliveries.into_iter().enumerate();
-            let new = new.filter(|(at, _)| fresh.next_if_eq(at).is_some()).map(|(_, it)| it).collect();
+            let new = new.filter(|(at, _)| next.next_if_eq(at).is_some()).map(|(_, it)| it).collect();
             let running = handler(new, tx);
-            async { acknowledged(running.await) }
+            async move {
+                let answers = running.await.of_those(&fresh, operations.len());
+                if fresh.iter().any(|at| answers.is_acked(*at)) { Ok(answers) } else { Err(answers) }
+            }
         };
-        let done = self.once_all(operations, fence.as_ref(), work).await;
-        outcome_of(done, called)
+        let undone = |answers: &Answers| (0..operations.len()).filter(|at| !answers.is_acked(*at)).collect();
+        match self.once_some(operations, fence.as_ref(), work, undone).await {
+            Ok(Once::First((_, answers))) | Err(OnceError::Work(answers)) => answers,
+            Ok(Once::Duplicate(_)) => Answers::all(Outcome::Ack),
+            Err(OnceError::Store(error)) => Answers::all(not_stored(error, called)),
+        }
+    }
+}
+
+/// Outcomes of the messages of a batch: some have their own, and all others one together.
+struct Answers {
+    own: Vec<Option<Outcome>>,
+    others: Outcome,
+}
+
+impl Answers {
+    fn all(others: Outcome) -> Self {
+        Self { own: Vec::new(), others }
+    }
+
+    fn of(said: BatchOutcome, messages: usize) -> Self {
+        let (outcomes, answers) = match said {
+            BatchOutcome::All(others) => return Self::all(others),
+            BatchOutcome::Each(each) => {
+                (each.len(), Self { own: each.into_iter().map(Some).collect(), others: Outcome::Ack })
+            }
+            BatchOutcome::Except { own, others } => (own.len(), Self { own, others }),
+        };
+        if outcomes == messages {
+            return answers;
+        }
+        Self::all(Outcome::retry(format!("the handler gave {outcomes} outcomes for {messages} messages")))
+    }
+
+    /// Returns the outcomes of a whole batch, if these are those of the messages at `places`; the rest is acknowledged.
+    fn of_those(self, places: &[usize], messages: usize) -> Self {
+        if self.own.is_empty() && places.len() == messages {
+            return self;
+        }
+        let Self { own, others } = self;
+        let mut all: Vec<Option<Outcome>> = (0..messages).map(|_| Some(Outcome::Ack)).collect();
+        for at in places {
+            all[*at] = None;
+        }
+        for (at, outcome) in places.iter().zip(own) {
+            all[*at] = outcome;
+        }
+        Self { own: all, others }
+    }
+
+    fn is_acked(&self, at: usize) -> bool {
+        let outcome = self.own.get(at).and_then(Option::as_ref).unwrap_or(&self.others);
+        matches!(outcome, Outcome::Ack)
+    }
+
+    /// Returns the outcomes of a batch, in which messages without an operation have outcomes of their own.
+    fn beside(mut self, unnamed: Vec<Option<Outcome>>) -> BatchOutcome {
+        if matches!(self.others, Outcome::Ack) && (0..self.own.len()).all(|at| self.is_acked(at)) {
+            self.own = Vec::new();
+        }
+        if self.own.is_empty() && unnamed.iter().all(Option::is_none) {
+            return BatchOutcome::All(self.others);
+        }
+        let mut named = self.own.into_iter();
+        let own = unnamed.into_iter().map(|own| own.or_else(|| named.next().flatten())).collect();
+        BatchOutcome::Except { own, others: self.others }
     }
 }
 
@@ -225,13 +297,17 @@ fn outcome_of<R>(done: Result<Once<R>, OnceError<NotDone>>, called: bool) -> Out
     match done {
         Ok(Once::First(_) | Once::Duplicate(_)) => Outcome::Ack,
         Err(OnceError::Work(NotDone(outcome))) => outcome,
-        Err(OnceError::Store(error)) if !called && waits(&error) => {
-            tracing::warn!(%error, "the inbox is not available: the message comes back as the same attempt");
-            // Spread, so that a database that comes back is not met by all at once.
-            Outcome::snooze(LATER + LATER.mul_f64(fastrand::f64()))
-        }
-        Err(OnceError::Store(error)) => Outcome::retry(error),
+        Err(OnceError::Store(error)) => not_stored(error, called),
     }
+}
+
+fn not_stored(error: Error, called: bool) -> Outcome {
+    if called || !waits(&error) {
+        return Outcome::retry(error);
+    }
+    tracing::warn!(%error, "the inbox is not available: the message comes back as the same attempt");
+    // Spread, so that a database that comes back is not met by all at once.
+    Outcome::snooze(LATER + LATER.mul_f64(fastrand::f64()))
 }
 
 /// Whether an error concerns all messages, and not this one alone: the database is away, or somebody has to repair it.

@@ -187,6 +187,22 @@ impl Inbox {
         F: FnOnce(Tx, Vec<usize>) -> Fut,
         Fut: Future<Output = Result<R, E>>,
     {
+        self.once_some(operations, fence, work, |_| Vec::new()).await
+    }
+
+    /// Does the same, but for operations that the work did not do: `undone` returns their positions in `operations`, and their
+    /// markers are not committed.
+    pub(super) async fn once_some<F, Fut, R, E>(
+        &self,
+        operations: &[Operation],
+        fence: Option<&Fence>,
+        work: F,
+        undone: impl FnOnce(&R) -> Vec<usize>,
+    ) -> Result<Once<(Vec<usize>, R)>, OnceError<E>>
+    where
+        F: FnOnce(Tx, Vec<usize>) -> Fut,
+        Fut: Future<Output = Result<R, E>>,
+    {
         let mut tx = self.database.begin().await?;
         let claimed = match claims::many(&mut tx.conn(), self, operations, fence, Some(self.idle)).await {
             Ok(claimed) => claimed,
@@ -218,12 +234,19 @@ impl Inbox {
             let why = "a batch keeps no result: its operations may come again one by one";
             return Err(Error::new(ErrorKind::InvalidConfig, why).into());
         }
-        match self.permits(&mut tx, fence).await {
-            Ok(()) => {}
-            Err(error) => {
-                tx.rollback().await;
-                return Err(error.into());
+        let undone = undone(&value);
+        let mut last = Ok(());
+        for at in undone {
+            if last.is_ok() {
+                last = claims::withdraw(&mut tx.conn(), self, &operations[at]).await;
             }
+        }
+        if last.is_ok() {
+            last = self.permits(&mut tx, fence).await;
+        }
+        if let Err(error) = last {
+            tx.rollback().await;
+            return Err(error.into());
         }
         self.commit(tx, fence).await?;
         Ok(Once::First((fresh, value)))

@@ -17,6 +17,7 @@ on_both!(
     in_shared_mode_there_is_no_fence,
     a_header_names_the_operation,
     a_batch_gets_the_new_ones,
+    of_a_batch_with_an_outcome_for_each_the_acknowledged_are_committed,
     a_message_without_the_header_fails_alone,
     without_tables_messages_come_back_as_the_same_attempt,
 );
@@ -149,6 +150,57 @@ async fn a_batch_gets_the_new_ones(place: Place) {
     assert_eq!(*seen.lock().unwrap(), [[1, 3]]);
 }
 
+async fn of_a_batch_with_an_outcome_for_each_the_acknowledged_are_committed(place: Place) {
+    let inbox = place.inbox();
+    let (one, _) = counting(&inbox);
+    assert!(is_ack(&one(Delivery::new(1, 5)).await), "it is done before the batch comes");
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let batch = {
+        let seen = seen.clone();
+        inbox.batch_handler(move |new: Vec<Delivery>, mut tx: Tx| {
+            let numbers: Vec<_> = new.iter().map(Delivery::origin_ms).collect();
+            seen.lock().unwrap().push(numbers.clone());
+            async move {
+                let mut outcomes = Vec::new();
+                for number in numbers {
+                    // Odd ones fail at first, and nothing is written for them.
+                    let fails = number % 2 == 1;
+                    if !fails {
+                        effect(&mut tx, "each").await;
+                    }
+                    outcomes.push(if fails { Outcome::retry(Closed(7)) } else { Outcome::Ack });
+                }
+                outcomes
+            }
+        })
+    };
+    let messages =
+        |numbers: &[u64]| numbers.iter().map(|number| Delivery::new(*number, 5)).collect::<Vec<_>>();
+    let acked = |outcome: &BatchOutcome, at: usize| match outcome {
+        BatchOutcome::Except { own, others } => is_ack(own[at].as_ref().unwrap_or(others)),
+        BatchOutcome::All(outcome) => is_ack(outcome),
+        BatchOutcome::Each(each) => is_ack(&each[at]),
+    };
+    let said = batch(messages(&[1, 2, 3, 4])).await;
+    assert_eq!([0, 1, 2, 3].map(|at| acked(&said, at)), [true, true, false, true], "{said:?}");
+    assert_eq!(place.effects("each").await, 2);
+    // What was not acknowledged is new again, and the rest is not; if none is acknowledged, nothing is committed.
+    let said = batch(messages(&[1, 2, 3, 4, 6])).await;
+    assert_eq!([0, 1, 2, 3, 4].map(|at| acked(&said, at)), [true, true, false, true, true], "{said:?}");
+    let said = batch(messages(&[2, 3, 5])).await;
+    assert_eq!([0, 1, 2].map(|at| acked(&said, at)), [true, false, false], "{said:?}");
+    assert_eq!(*seen.lock().unwrap(), [vec![2, 3, 4], vec![3, 6], vec![3, 5]]);
+    assert_eq!(place.effects("each").await, 3);
+    // A wrong number of outcomes is a failure of all that were new, and nothing is committed.
+    let wrong = inbox.batch_handler(|_: Vec<Delivery>, mut tx: Tx| async move {
+        effect(&mut tx, "each").await;
+        vec![Outcome::Ack]
+    });
+    let said = wrong(messages(&[2, 7, 8])).await;
+    assert_eq!([0, 1, 2].map(|at| acked(&said, at)), [true, false, false], "{said:?}");
+    assert_eq!(place.effects("each").await, 3);
+}
+
 async fn a_message_without_the_header_fails_alone(place: Place) {
     let inbox = place.builder().by_header("payment").build().unwrap();
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -185,10 +237,10 @@ async fn a_message_without_the_header_fails_alone(place: Place) {
         }
         other => panic!("{other:?}"),
     }
-    // The error of the handler stays as it is for those that it got.
+    // The error of the handler stays as it is for those that it got; what was handled before is acknowledged.
     match batch(vec![Delivery::new(2, 5), with(9, "p-9"), with(1, "p-1")]).await {
         BatchOutcome::Except { own, others: Outcome::Retry(error) } => {
-            assert!(matches!(own[..], [Some(Outcome::DeadLetter(_)), None, None]), "{own:?}");
+            assert!(matches!(own[..], [Some(Outcome::DeadLetter(_)), None, Some(Outcome::Ack)]), "{own:?}");
             assert!(error.is::<Closed>(), "{error}");
         }
         other => panic!("{other:?}"),
