@@ -75,4 +75,4 @@ pub use timestamp::Timestamp;
 pub use topic::packing;
 pub use topic::{Partition, Retention, Topic, TopicChange, TopicPartition, TopicSpec};
 pub use trace::TraceContext;
-pub use upkeep::Upkeep;
+pub use upkeep::{RebalanceListener, Upkeep};

@@ -16,10 +16,9 @@ use bytes::Bytes;
 use crate::codec::Codec;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::event::{Event, Observer};
-use crate::message::dead_letter::Reason;
 use crate::partition::Partition;
 use crate::partitioner::Partitioner;
-use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, RetryPolicy, Verdict};
+use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, GivenUp, RetryPolicy, Verdict};
 
 pub use crate::user_code::{Panicked, UserCode, catch, text_of};
 
@@ -111,6 +110,18 @@ pub struct Policies<'a> {
 }
 
 impl Policies<'_> {
+    /// Returns whether a policy needs the messages that it decides about. One that panics gets them.
+    #[must_use]
+    pub fn need_message(&self) -> bool {
+        let needs = catch(UserCode::RetryPolicy, || self.retry.needs_message()).and_then(|retry| {
+            Ok(retry || catch(UserCode::DeadLetterPolicy, || self.dead_letters.needs_message())?)
+        });
+        needs.unwrap_or_else(|panicked| {
+            self.observer.observe(&panicked.event());
+            true
+        })
+    }
+
     /// Returns the decision about `failure`, whose text is `error`. If the policy panics, the default one decides, so
     /// that the number of attempts stays bounded, and the panic is added to the text.
     pub fn decide(&self, failure: &Failure<'_>, error: &mut String) -> Decision {
@@ -123,8 +134,8 @@ impl Policies<'_> {
 
     /// Returns whether a message is kept. It is kept if the policy panics.
     #[must_use]
-    pub fn judge(&self, reason: &Reason, attempts: u32, error: &str) -> Verdict {
-        let judged = catch(UserCode::DeadLetterPolicy, || self.dead_letters.judge(reason, attempts, error));
+    pub fn judge(&self, given_up: &GivenUp<'_>) -> Verdict {
+        let judged = catch(UserCode::DeadLetterPolicy, || self.dead_letters.judge(given_up));
         judged.unwrap_or_else(|panicked| {
             self.observer.observe(&panicked.event());
             Verdict::Keep
@@ -190,6 +201,7 @@ mod tests {
 
     use super::*;
     use crate::event::Ignore;
+    use crate::message::dead_letter::Reason;
     use crate::policy::{FailureKind, Keep, Never};
 
     #[derive(Debug)]
@@ -230,7 +242,7 @@ mod tests {
     }
 
     impl DeadLetterPolicy for Broken {
-        fn judge(&self, _: &Reason, _: u32, _: &str) -> Verdict {
+        fn judge(&self, _: &GivenUp<'_>) -> Verdict {
             panic!("no verdict")
         }
     }
@@ -269,7 +281,7 @@ mod tests {
         let failure = Failure::new(10, FailureKind::Error, &*error, 0);
         assert_eq!(policies.decide(&failure, &mut text), Decision::GiveUp, "the default's last attempt");
         assert!(text.ends_with("(the retry policy panicked: no decision)"), "{text}");
-        assert_eq!(policies.judge(&Reason::Exhausted, 10, &text), Verdict::Keep);
+        assert_eq!(policies.judge(&GivenUp::new(&Reason::Exhausted, 10, &text)), Verdict::Keep);
         for code in [UserCode::ErrorText, UserCode::RetryPolicy, UserCode::DeadLetterPolicy] {
             assert_eq!(counts.of(code), 1, "{code:?}");
         }

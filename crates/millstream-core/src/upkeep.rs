@@ -1,4 +1,4 @@
-//! Upkeep: background work for an owned partition, done by its owner.
+//! Work of the owner of a partition beside its messages: upkeep in the background, and hooks when partitions come and go.
 
 use std::fmt;
 use std::future::Future;
@@ -9,6 +9,7 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::leases::Lease;
+use crate::topic::TopicPartition;
 
 /// Condition under which upkeep is run before it is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,5 +53,34 @@ pub trait Upkeep: fmt::Debug + Send + Sync {
     fn sleep(&self, time: Duration) -> Option<Sleep> {
         let _ = time;
         None
+    }
+}
+
+/// Hooks that a consumer awaits when it gets a partition and when it gives one up: to load what belongs to the partition, and to
+/// save it before the next owner begins.
+///
+/// Each hook may take one ttl of the lease, and is dropped then; so is one that runs when the lease is lost, and when handlers are
+/// given up at the end of a shutdown. Hooks of different partitions run at the same time. A panic is reported, and work goes on.
+///
+/// A seek releases the partition and acquires it again, so its hooks are called too. A hook must not wait for a seek of its own
+/// partition.
+#[async_trait]
+pub trait RebalanceListener: fmt::Debug + Send + Sync {
+    /// Called when this instance owns the partition, before its first message is read. `epoch` grows with each owner: a store
+    /// that compares it accepts no write of an owner after those of a later one. Default: does nothing.
+    async fn acquired(&self, topic_partition: &TopicPartition, epoch: u64) {
+        let _ = (topic_partition, epoch);
+    }
+
+    /// Called before the partition is released: its handlers have ended, what they handled is settled, and no other instance
+    /// has the partition. Default: does nothing.
+    async fn before_release(&self, topic_partition: &TopicPartition, epoch: u64) {
+        let _ = (topic_partition, epoch);
+    }
+
+    /// Called after the lease was lost: another instance may own the partition already, and handlers may still run here.
+    /// Default: does nothing.
+    async fn after_loss(&self, topic_partition: &TopicPartition, epoch: u64) {
+        let _ = (topic_partition, epoch);
     }
 }

@@ -30,11 +30,13 @@ pub enum UserCode {
     Upkeep,
     /// A health check: it is left out.
     HealthCheck,
+    /// A hook of a rebalance listener: work goes on as if it had ended.
+    RebalanceListener,
 }
 
 impl UserCode {
     /// All variants.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Handler,
         Self::RetryPolicy,
         Self::DeadLetterPolicy,
@@ -45,6 +47,7 @@ impl UserCode {
         Self::Observer,
         Self::Upkeep,
         Self::HealthCheck,
+        Self::RebalanceListener,
     ];
 
     /// Returns the word for it in metrics and logs.
@@ -61,6 +64,7 @@ impl UserCode {
             Self::Observer => "observer",
             Self::Upkeep => "upkeep",
             Self::HealthCheck => "health_check",
+            Self::RebalanceListener => "rebalance_listener",
         }
     }
 
@@ -76,6 +80,7 @@ impl UserCode {
             Self::Observer => "observer",
             Self::Upkeep => "upkeep",
             Self::HealthCheck => "health check",
+            Self::RebalanceListener => "rebalance listener",
         }
     }
 }

@@ -30,7 +30,7 @@ pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,
-    ProducerLayer, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,
+    ProducerLayer, QualifiedSend, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,
 };
 pub use report::Report;
 

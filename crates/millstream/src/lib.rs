@@ -25,8 +25,8 @@ pub use millstream_runtime::{
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
     IntoDeadLetterOutcome, Letter, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
-    ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, Router, SendDelayed, SendFuture, Sent,
-    Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
+    ProducerConfig, Pulled, Puller, QualifiedSend, Record, Report, RetryOrder, Router, SendDelayed,
+    SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]
@@ -131,9 +131,23 @@ pub mod test {
     pub use millstream_runtime::test::*;
 }
 
-/// Policies of retries: what a [`RetryPolicy`] is asked, and what it answers.
+/// Policies of failed messages: what a [`RetryPolicy`] and a [`DeadLetterPolicy`] are asked, and what they answer.
 pub mod policy {
-    pub use millstream_core::policy::{Decision, Failure, FailureKind};
+    pub use millstream_core::policy::{
+        Decision, Failure, FailureKind, GivenUp, MessageRetry, Notes, PerMessage, RETRY_HEADER, Verdict,
+    };
+}
+
+/// Background work for owned partitions: [`ConsumerBuilder::upkeep`] adds one of your own.
+pub mod upkeep {
+    pub use millstream_core::leases::Lease;
+    pub use millstream_core::upkeep::{RebalanceListener, Sleep, Trigger, Upkeep};
+}
+
+/// Assignment of partitions to members: [`ConsumerBuilder::assignor`] sets a strategy of your own.
+pub mod assignment {
+    pub use millstream_core::MemberId;
+    pub use millstream_core::assignment::{Assignment, Assignor, Balanced, Member};
 }
 
 /// Partitioners: they choose the partition of a message.

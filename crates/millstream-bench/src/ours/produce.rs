@@ -153,10 +153,10 @@ async fn send_each(
                 if let Some(key) = key_of(n, keys) {
                     send = send.key(key);
                 }
-                if let Some(ids) = ids {
-                    send = send.dedup(format!("{ids:032x}-{n}"));
-                }
-                send.await?;
+                match ids {
+                    Some(ids) => send.dedup(format!("{ids:032x}-{n}")).await?,
+                    None => send.await?,
+                };
             }
             anyhow::Ok(())
         }));

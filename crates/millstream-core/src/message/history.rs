@@ -10,6 +10,57 @@ pub const MAX_FAILURES: usize = 10;
 /// Longest text of a failure in a history, in bytes; the newest one is also kept at full length beside it.
 pub const MAX_TEXT_LEN: usize = 120;
 
+/// The most notes that a dead letter has.
+pub const MAX_NOTES: usize = 16;
+
+/// Longest name and value of a note, in bytes.
+const MAX_NOTE: (usize, usize) = (64, 512);
+
+/// Name of the note that says where a letter is to be replayed to.
+const REPLAY_TO: &str = "replay-to";
+
+/// What a [`DeadLetterPolicy`](crate::DeadLetterPolicy) notes of a message that it keeps: names with values, for operators.
+///
+/// On the wire a note is a line of the history, `@<name> <value>`, before the failures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes(Vec<(String, String)>);
+
+impl Notes {
+    /// Creates an empty list of notes.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds a note. A name is cut at 64 bytes, and spaces in it are replaced; a value becomes one line, cut at 512 bytes. Notes
+    /// beyond 16 are dropped.
+    #[must_use]
+    pub fn note(mut self, name: &str, value: &str) -> Self {
+        if self.0.len() < MAX_NOTES {
+            let name = cut(name, MAX_NOTE.0).replace(char::is_whitespace, "_");
+            self.0.push((if name.is_empty() { "_".into() } else { name }, cut(value, MAX_NOTE.1)));
+        }
+        self
+    }
+
+    /// Names the topic that the letter is to be replayed to, for replays that follow that.
+    #[must_use]
+    pub fn replay_to(self, topic: &str) -> Self {
+        self.note(REPLAY_TO, topic)
+    }
+
+    /// Returns the value of the first note of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// Returns all notes, in the order in which they were added.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+}
+
 /// Attempt that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
@@ -21,12 +72,16 @@ pub struct Failed {
     pub error: String,
 }
 
-/// The failures of a message, oldest first; at most [`MAX_FAILURES`].
+/// The failures of a message, oldest first; at most [`MAX_FAILURES`]. Of a dead letter, also the [notes](Notes).
 ///
 /// On the wire a failure is a line, `<at> <attempt> <error>`. The client sends the newest one without its time, which the
 /// server's script adds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct History(Vec<Failed>);
+pub struct History {
+    failures: Vec<Failed>,
+    /// Boxed, since only letters have some.
+    notes: Option<Box<Notes>>,
+}
 
 impl History {
     /// Parses the wire form. Invalid lines are skipped.
@@ -34,6 +89,11 @@ impl History {
     pub fn parse(text: &str) -> Self {
         let mut history = Self::default();
         for line in text.lines() {
+            if let Some((name, value)) = line.strip_prefix('@').and_then(|note| note.split_once(' ')) {
+                let notes = history.notes.take().map_or_else(Notes::default, |notes| *notes);
+                history.notes = Some(Box::new(notes.note(name, value)));
+                continue;
+            }
             let mut words = line.splitn(3, ' ');
             let at = words.next().and_then(|word| word.parse().ok()).map(Timestamp::from_millis);
             let attempt = words.next().and_then(|word| word.parse().ok());
@@ -47,31 +107,50 @@ impl History {
     /// Returns the failures, oldest first.
     #[must_use]
     pub fn failures(&self) -> &[Failed] {
-        &self.0
+        &self.failures
+    }
+
+    /// Returns the notes of a dead letter.
+    #[must_use]
+    pub fn notes(&self) -> &Notes {
+        static NONE: Notes = Notes::new();
+        self.notes.as_deref().unwrap_or(&NONE)
+    }
+
+    /// Returns the name of the topic that a dead letter is to be replayed to, if its policy has noted one.
+    #[must_use]
+    pub fn replay_to(&self) -> Option<&str> {
+        self.notes().get(REPLAY_TO)
+    }
+
+    /// Returns the same history with these notes in place of others.
+    #[must_use]
+    pub fn with_notes(self, notes: Notes) -> Self {
+        Self { notes: (!notes.0.is_empty()).then(|| Box::new(notes)), ..self }
     }
 
     /// Returns the time at which the first attempt failed, by the server's clock.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {
-        self.0.first().map(|failed| failed.at)
+        self.failures.first().map(|failed| failed.at)
     }
 
     /// Whether no attempt has failed yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.failures.is_empty()
     }
 
     /// Adds a failure. The first one stays; the oldest of the others is dropped if there are too many.
     pub fn push(&mut self, failed: Failed) {
         self.make_room();
-        self.0.push(failed);
+        self.failures.push(failed);
     }
 
     /// Whether nothing is to be added for this attempt: there was none (0), or its failure is included.
     #[must_use]
     pub fn tells_of(&self, attempt: u32) -> bool {
-        attempt == 0 || self.0.last().is_some_and(|newest| newest.attempt >= attempt)
+        attempt == 0 || self.failures.last().is_some_and(|newest| newest.attempt >= attempt)
     }
 
     /// Adds the failure of an attempt, unless it is [included](Self::tells_of), also with an empty text.
@@ -106,9 +185,9 @@ impl History {
     }
 
     fn make_room(&mut self) {
-        while self.0.len() >= MAX_FAILURES {
+        while self.failures.len() >= MAX_FAILURES {
             // Not the first one: `since` returns its time.
-            self.0.remove(1);
+            self.failures.remove(1);
         }
     }
 }
@@ -120,8 +199,13 @@ pub fn line(attempt: u32, error: &str) -> String {
 }
 
 fn one_line(error: &str) -> String {
-    let mut text: String = error.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    while text.len() > MAX_TEXT_LEN {
+    cut(error, MAX_TEXT_LEN)
+}
+
+/// Returns the text in one line, with at most this many bytes.
+fn cut(text: &str, most: usize) -> String {
+    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    while text.len() > most {
         text.pop();
     }
     text
@@ -130,9 +214,14 @@ fn one_line(error: &str) -> String {
 /// Writes the wire form.
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (nth, Failed { at, attempt, error }) in self.0.iter().enumerate() {
-            let between = if nth == 0 { "" } else { "\n" };
+        let mut between = "";
+        for (name, value) in self.notes().iter() {
+            write!(f, "{between}@{name} {value}")?;
+            between = "\n";
+        }
+        for Failed { at, attempt, error } in &self.failures {
             write!(f, "{between}{} {attempt} {error}", at.as_millis())?;
+            between = "\n";
         }
         Ok(())
     }
@@ -182,6 +271,24 @@ mod tests {
             assert_eq!((History::parse(&text), history.failures().len()), (history.clone(), len));
         }
         assert_eq!(history.to_string(), "5 1 no\n7 3 no");
+    }
+
+    #[test]
+    fn notes_read_back_beside_failures_that_a_script_adds() {
+        let notes = Notes::new().note("tenant of\tours", "acme\n@x y").replay_to("orders.slow");
+        let mut history = History::default().with_notes(notes.clone());
+        history.push(failed(1));
+        let (kept, line) = history.adding(2, "no");
+        let back = History::parse(&format!("{kept}77 {line}"));
+        assert_eq!((back.notes(), back.failures().len(), back.replay_to()), (&notes, 2, Some("orders.slow")));
+        assert_eq!(notes.get("tenant_of_ours"), Some("acme @x y"));
+        let alone = History::default().with_notes(notes.clone());
+        let (kept, line) = alone.adding(1, "no");
+        assert_eq!(History::parse(&format!("{kept}77 {line}")).failures().len(), 1);
+        let many = (0..99).fold(Notes::new(), |notes, _| notes.note("", &"é".repeat(999)));
+        assert!(many.iter().count() == MAX_NOTES && many.iter().all(|it| it == ("_", &*"é".repeat(256))));
+        let long = History::default().with_notes(many);
+        assert_eq!(History::parse(&long.to_string()), long);
     }
 
     proptest! {

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::envelope::Envelope;
+
 /// Kind of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -34,6 +36,9 @@ pub struct Failure<'a> {
     pub elapsed: Duration,
     /// Delay that the handler asked for, if it did and the delay is known.
     pub wish: Option<Duration>,
+    /// The message as it is stored: key, headers and payload, before layers and codec. `None` for policies that
+    /// [do not need it](RetryPolicy::needs_message).
+    pub message: Option<&'a Envelope>,
     /// Random number: the only source of jitter, so that a policy stays a pure function.
     pub entropy: u64,
 }
@@ -42,7 +47,7 @@ impl<'a> Failure<'a> {
     /// Creates the failure of attempt `attempt`, as the first failure of its message.
     #[must_use]
     pub fn new(attempt: u32, kind: FailureKind, error: &'a (dyn StdError + 'static), entropy: u64) -> Self {
-        Self { attempt, kind, error, elapsed: Duration::ZERO, wish: None, entropy }
+        Self { attempt, kind, error, elapsed: Duration::ZERO, wish: None, message: None, entropy }
     }
 
     /// Returns the same failure, with the first one this long ago.
@@ -55,6 +60,12 @@ impl<'a> Failure<'a> {
     #[must_use]
     pub fn wishing(self, wish: Option<Duration>) -> Self {
         Self { wish, ..self }
+    }
+
+    /// Returns the same failure, of this message.
+    #[must_use]
+    pub fn of(self, message: Option<&'a Envelope>) -> Self {
+        Self { message, ..self }
     }
 }
 
@@ -89,6 +100,12 @@ pub trait RetryPolicy: fmt::Debug + Send + Sync {
     /// What has to be remembered for as long as a message can come back is checked against it.
     fn longest(&self) -> Option<Duration> {
         None
+    }
+
+    /// Whether [`Failure::message`] is needed. Then each message is kept until its handler has ended, which costs a little for
+    /// each. Default: false.
+    fn needs_message(&self) -> bool {
+        false
     }
 }
 
@@ -346,6 +363,10 @@ impl RetryPolicy for Within {
     fn longest(&self) -> Option<Duration> {
         Some(self.policy.longest().map_or(self.total, |inner| inner.min(self.total)))
     }
+
+    fn needs_message(&self) -> bool {
+        self.policy.needs_message()
+    }
 }
 
 type Test = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
@@ -366,13 +387,14 @@ type Test = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
 pub struct ByError {
     rules: Vec<(Arc<Test>, Arc<dyn RetryPolicy>)>,
     otherwise: Arc<dyn RetryPolicy>,
+    with_message: bool,
 }
 
 impl ByError {
     /// Creates a choice with `policy` for every error without a rule.
     #[must_use]
     pub fn otherwise(policy: impl RetryPolicy + 'static) -> Self {
-        Self { rules: Vec::new(), otherwise: Arc::new(policy) }
+        Self { rules: Vec::new(), otherwise: Arc::new(policy), with_message: false }
     }
 
     /// Adds `policy` for errors of type `E`, at any depth of the chain of sources.
@@ -390,6 +412,12 @@ impl ByError {
     ) -> Self {
         self.rules.push((Arc::new(test), Arc::new(policy)));
         self
+    }
+
+    /// Lets tests see [`Failure::message`], for rules by key or header.
+    #[must_use]
+    pub fn with_message(self) -> Self {
+        Self { with_message: true, ..self }
     }
 }
 
@@ -421,6 +449,11 @@ impl RetryPolicy for ByError {
         let mut all = self.rules.iter().map(|(_, policy)| policy).chain([&self.otherwise]);
         // A message can fail by one rule after the other, but each attempt counts for all of them.
         all.try_fold(Duration::ZERO, |longest, policy| Some(longest.max(policy.longest()?)))
+    }
+
+    fn needs_message(&self) -> bool {
+        let mut all = self.rules.iter().map(|(_, policy)| policy).chain([&self.otherwise]);
+        self.with_message || all.any(|policy| policy.needs_message())
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use millstream_core::event::Event;
 use millstream_core::panics::UserCode;
-use millstream_core::policy::{Decision, Failure, Fixed, RetryPolicy, Verdict};
+use millstream_core::policy::{Decision, Failure, Fixed, GivenUp, RetryPolicy, Verdict};
 use millstream_core::schedule::{Due, OnConflict, Scheduling};
 use millstream_core::tasks::ClaimRequest;
 use millstream_core::{
-    BoxError, Codec, Continuity, DeadLetterPolicy, Envelope, ErrorKind, Outcome, Place, Reason, Shard,
-    TopicSpec, wire,
+    BoxError, Codec, Continuity, DeadLetterPolicy, Envelope, ErrorKind, Outcome, Place, Shard, TopicSpec,
+    wire,
 };
 
 use crate::tests::support::link::Link;
@@ -28,7 +28,7 @@ impl RetryPolicy for Broken {
 }
 
 impl DeadLetterPolicy for Broken {
-    fn judge(&self, _: &Reason, _: u32, _: &str) -> Verdict {
+    fn judge(&self, _: &GivenUp<'_>) -> Verdict {
         panic!("a policy panics")
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Context {
     pub(super) limits: Limits,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) handler: Box<Call>,
+    /// Whether a policy needs tasks that failed.
+    pub(super) policies_need_message: bool,
     /// Name of this worker, unique to this start.
     pub(super) name: String,
     pub(super) sleep: Sleep,
@@ -62,7 +64,14 @@ impl Context {
         observer: Arc<dyn Observer>,
         handler: Box<Call>,
     ) -> Self {
+        let observer = Careful::over(observer);
         Self {
+            policies_need_message: Policies {
+                retry: &*config.retry,
+                dead_letters: &*config.dead_letters,
+                observer: &*observer,
+            }
+            .need_message(),
             name: format!("{}-{}", config.label, Uuid::new_v4().simple()),
             sleep: Sleep::beside(&backend),
             permits: Arc::new(Semaphore::new(config.concurrency)),
@@ -83,7 +92,7 @@ impl Context {
             shards,
             config,
             limits,
-            observer: Careful::over(observer),
+            observer,
             handler,
         }
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use millstream_core::event::{Event, Handled};
 use millstream_core::panics::{Policies, UserCode};
-use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
+use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
 use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict;
-use millstream_core::{BoxError, History, Outcome, Reason, Timestamp, wire};
+use millstream_core::{BoxError, Envelope, History, Outcome, Reason, Shard, Timestamp, wire};
 
 /// Result of working on a task, before policies are applied.
 #[derive(Debug)]
@@ -38,6 +38,9 @@ pub(super) struct Attempt<'a> {
     pub(super) now: Timestamp,
     /// Source of jitter.
     pub(super) entropy: u64,
+    pub(super) shard: &'a Shard,
+    /// The task's message, if a policy needs it and it could be read.
+    pub(super) message: Option<&'a Envelope>,
 }
 
 /// Panic as an error, so that policies can inspect it.
@@ -119,6 +122,7 @@ fn failed(
     });
     let failure =
         Failure::new(attempt.number, kind, &**error, attempt.entropy).since(elapsed).wishing(wished);
+    let failure = failure.of(attempt.message);
     let mut text = policies.text_of(error);
     match policies.decide(&failure, &mut text) {
         Decision::RetryAfter(after) => {
@@ -141,11 +145,12 @@ fn give_up(
 ) -> (Verdict, Handled) {
     let mut error = error;
     error.truncate(wire::cut(&error).len());
-    match policies.judge(&reason, attempts, &error) {
-        Judgement::Keep => {
-            let history = attempt.history.clone();
-            (Verdict::Dead { reason, attempts, error, history }, Handled::Dead)
-        }
-        Judgement::Discard => (Verdict::Complete, Handled::Discarded),
-    }
+    let Shard { queue, shard, .. } = attempt.shard;
+    let given_up = GivenUp::new(&reason, attempts, &error).of(queue.as_str(), *shard);
+    let history = match policies.judge(&given_up.with_message(attempt.message)) {
+        Judgement::Discard => return (Verdict::Complete, Handled::Discarded),
+        Judgement::KeepWith(notes) => attempt.history.clone().with_notes(notes),
+        _ => attempt.history.clone(),
+    };
+    (Verdict::Dead { reason, attempts, error, history }, Handled::Dead)
 }

@@ -77,6 +77,13 @@ impl<T> IntoIterator for Batch<T> {
     }
 }
 
+/// A part of a batch is one, too.
+impl<T> FromIterator<Delivery<T>> for Batch<T> {
+    fn from_iter<I: IntoIterator<Item = Delivery<T>>>(deliveries: I) -> Self {
+        Self(deliveries.into_iter().collect())
+    }
+}
+
 impl<'a, T> IntoIterator for &'a Batch<T> {
     type Item = &'a Delivery<T>;
     type IntoIter = std::slice::Iter<'a, Delivery<T>>;

@@ -8,9 +8,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Observer};
+use millstream_core::retention::{REPLAYS_WITHIN, Remembered};
 use millstream_core::{
     Assignor, Backend, Capability, Codec, DeadLetterPolicy, GroupName, IntoCheck, IntoOutcome, MemberId,
-    MessageId, Partition, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
+    MessageId, Partition, RebalanceListener, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
 };
 
 use crate::consumer::check::{self, CheckCall};
@@ -23,7 +24,7 @@ use crate::consumer::markers::keeper::MarkerTable;
 use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing};
 use crate::delivery::Delivery;
 use crate::panics::CarefulUpkeep;
-use crate::producer::warn_if_other;
+use crate::producer::{Producer, warn_if_other};
 use crate::report::Report;
 
 /// Builder of a [`Consumer`]. All settings are checked at once when it starts.
@@ -41,6 +42,8 @@ pub struct ConsumerBuilder<T: 'static> {
     also: Vec<(TopicSpec, Handler)>,
     /// The outermost first.
     layers: Vec<Arc<dyn Layer>>,
+    /// Topics to which the handlers send, and how long what they send is recognised there.
+    sends: Vec<(String, Remembered)>,
     /// Errors of the parts that were passed in. They are reported when the consumer starts.
     problems: Vec<Error>,
 }
@@ -56,7 +59,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         let group = group.into();
         let config = ConsumerConfig::default();
         let (upkeep, also, layers, problems) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { backend, topic, group, config, check: None, observer, upkeep, also, layers, problems }
+        let (check, sends) = (None, Vec::new());
+        Self { backend, topic, group, config, check, observer, upkeep, also, layers, sends, problems }
     }
 
     /// Adds a topic with a handler of its own to the same consumer. Group, settings and limits are shared.
@@ -159,6 +163,25 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
+    /// Checks, when the consumer starts, that what its handlers send with this producer [once for a
+    /// delivery](crate::SendFuture::once_for) is recognised for as long as the delivery can come again: by the retry policy, and
+    /// as a dead letter that is replayed. The producer's [window](crate::ProducerBuilder::dedup_window), 5 minutes by default,
+    /// is refused if it is shorter.
+    ///
+    /// `replays_within` is the time after its death within which a dead letter is replayed at the latest, as you operate it.
+    /// `None`: the age up to which the topic keeps dead letters; where that is unlimited, a day is assumed and a warning is logged.
+    pub fn sends_to<U>(
+        mut self,
+        producer: &Producer<U>,
+        replays_within: impl Into<Option<Duration>>,
+    ) -> Self {
+        let (topic, retention) = producer.dedup_window();
+        let remembered =
+            Remembered { retention, retries_within: None, replays_within: replays_within.into() };
+        self.sends.push((format!("dedup_window of the producer for {topic}"), remembered));
+        self
+    }
+
     /// Adds a [`Layer`] inside of those that were added before, for the handlers of all topics. Not for handlers of batches.
     pub fn layer(mut self, layer: impl Layer) -> Self {
         self.layers.push(Arc::new(layer));
@@ -257,6 +280,12 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
+    /// Sets hooks that are awaited when partitions come and go. Default: none.
+    pub fn on_rebalance(mut self, listener: impl RebalanceListener + 'static) -> Self {
+        self.config.on_rebalance = Some(Arc::new(listener));
+        self
+    }
+
     /// Sets the name that is displayed as the owner of a partition. Default: `consumer`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.config.label = label.into();
@@ -302,7 +331,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// [`Catalog::create_group`](millstream_core::Catalog::create_group).
     pub async fn start<F, Fut>(self, handler: F) -> Result<Consumer>
     where
-        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -312,8 +341,9 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
 
     /// Starts the consumer with a handler of any kind.
     pub(in crate::consumer) fn launch(self, handler: Handler) -> BoxFuture<'static, Result<Consumer>> {
-        let Self { backend, topic, group, config, check, observer, upkeep, also, layers, problems } = self;
-        let parts = Parts { backend, group, config, check, observer, upkeep, also, layers, problems };
+        let Self { backend, topic, group, config, check, observer, upkeep, also, layers, sends, problems } =
+            self;
+        let parts = Parts { backend, group, config, check, observer, upkeep, also, layers, sends, problems };
         parts.start(topic.spec(), handler)
     }
 
@@ -335,7 +365,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// id](Self::member_id); [`ErrorKind::Deleted`] if a topic, or the group on it, was deleted meanwhile.
     pub async fn run_until<F, Fut>(self, shutdown: impl Future<Output = ()>, handler: F) -> Result<Report>
     where
-        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -348,7 +378,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// Those of [`run_until`](Self::run_until).
     pub async fn run<F, Fut>(self, handler: F) -> Result<Report>
     where
-        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -366,6 +396,7 @@ struct Parts {
     upkeep: Vec<Arc<dyn Upkeep>>,
     also: Vec<(TopicSpec, Handler)>,
     layers: Vec<Arc<dyn Layer>>,
+    sends: Vec<(String, Remembered)>,
     problems: Vec<Error>,
 }
 
@@ -389,6 +420,10 @@ impl Parts {
         if let Some(idempotent) = &self.config.idempotent {
             let topics = spec.iter().chain(self.also.iter().map(|(spec, _)| spec));
             idempotent.check(&*self.config.retry, topics, &mut problems);
+        }
+        for (what, remembered) in &self.sends {
+            let topics = spec.iter().chain(self.also.iter().map(|(spec, _)| spec));
+            remembered.check(what, Some(&*self.config.retry), topics, &mut problems);
         }
         for problem in std::mem::take(&mut self.problems) {
             let _: Option<()> = problems.take(Err(problem));
@@ -421,7 +456,7 @@ impl Parts {
         for (spec, handler) in routes {
             let topic = context.backend.catalog().create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
-            check_stored(&context, &topic)?;
+            check_stored(&context, &topic, &self.sends)?;
             join(&context, &topic).await?;
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
             let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
@@ -452,13 +487,21 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
 }
 
 /// Checks what the consumer needs for the settings of the stored topic, which may differ from those in the program.
-fn check_stored(context: &Context, topic: &TopicSpec) -> Result<()> {
+fn check_stored(context: &Context, topic: &TopicSpec, sends: &[(String, Remembered)]) -> Result<()> {
     if !topic.dead_letter_retention.is_keep() {
         context.backend.require(Capability::DeadLetters)?;
         context.backend.require(Capability::TrimDeadLetters)?;
     }
-    let Some(idempotent) = &context.config.idempotent else { return Ok(()) };
     let mut problems = Problems::new("consumer");
+    for (what, remembered) in sends {
+        remembered.check(what, Some(&*context.config.retry), std::iter::once(topic), &mut problems);
+        if remembered.assumes_replays(topic) {
+            tracing::warn!(topic = %topic.name, what, retention = ?remembered.retention, assumed = ?REPLAYS_WITHIN,
+                "the topic keeps dead letters without a limit of time: what is sent for one that is replayed after the window \
+                 is sent twice. Limit their age (dead_letter_retention), or state replays_within");
+        }
+    }
+    let Some(idempotent) = &context.config.idempotent else { return problems.finish() };
     idempotent.check(&*context.config.retry, std::iter::once(topic), &mut problems);
     problems.finish()?;
     idempotent.warn_if_assumed(topic);

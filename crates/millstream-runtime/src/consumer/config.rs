@@ -7,7 +7,9 @@ use crate::consumer::idempotent::Idempotent;
 use millstream_core::assignment::Balanced;
 use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
-use millstream_core::{Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RetryPolicy, Start};
+use millstream_core::{
+    Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RebalanceListener, RetryPolicy, Start,
+};
 
 /// Shortest [`max_wait`](ConsumerConfig::max_wait): a server waits for whole milliseconds, and a reader that waits for less
 /// sends one request after the other.
@@ -134,6 +136,8 @@ pub struct ConsumerConfig {
     pub idempotent: Option<Idempotent>,
     /// Policy that decides whether a message that is given up is kept. Default: [`Keep`].
     pub dead_letters: Arc<dyn DeadLetterPolicy>,
+    /// Hooks that are awaited when partitions come and go. Not with [`Sharing::Shared`]. Default: none.
+    pub on_rebalance: Option<Arc<dyn RebalanceListener>>,
 }
 
 impl Default for ConsumerConfig {
@@ -161,6 +165,7 @@ impl Default for ConsumerConfig {
             retry: Arc::new(Exponential::default()),
             idempotent: None,
             dead_letters: Arc::new(Keep),
+            on_rebalance: None,
         }
     }
 }
@@ -182,6 +187,9 @@ impl ConsumerConfig {
         let unordered = matches!(self.concurrency, Concurrency::Unordered(_));
         problems.require(unordered || self.sharing != Sharing::Shared, || {
             "sharing Shared goes with concurrency Unordered(n) only: there is no order to keep".into()
+        });
+        problems.require(self.on_rebalance.is_none() || self.sharing != Sharing::Shared, || {
+            "a rebalance listener goes with sharing Exclusive only: no partition comes or goes".into()
         });
         let (Concurrency::PerKey(at_once) | Concurrency::Unordered(at_once)) = self.concurrency else {
             self.check_rest(problems);

@@ -38,6 +38,8 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) loops: Loops,
     pub(in crate::consumer) pauses: Pauses,
     pub(in crate::consumer) counts: Counts,
+    /// Whether a policy needs messages that failed.
+    pub(in crate::consumer) policies_need_message: bool,
     /// Limits shared by all partitions.
     pub(in crate::consumer) limiter: Limiter,
     /// Thread for renewals and heartbeats.
@@ -80,6 +82,12 @@ impl Context {
             control: ControlThread::of(&backend),
             lease_clock: LeaseClock::of(&backend),
             limiter: Limiter::new(config.max_handlers),
+            policies_need_message: Policies {
+                retry: &*config.retry,
+                dead_letters: &*config.dead_letters,
+                observer: &*event_sink,
+            }
+            .need_message(),
             backend,
             group,
             config,
@@ -225,9 +233,9 @@ impl Subscription {
     }
 
     /// Whether a message may start again after it was passed to the handler, so that a copy has to be kept: it failed and
-    /// waits in its place, or was not handled because its lease was uncertain.
+    /// waits in its place, or was not handled because its lease was uncertain. A policy may need the message, too.
     pub(in crate::consumer) fn keeps_messages(&self) -> bool {
-        self.config.retry_order != RetryOrder::Skip || self.handler.declines()
+        self.config.retry_order != RetryOrder::Skip || self.handler.declines() || self.policies_need_message
     }
 
     /// Returns a new, empty in-flight set.

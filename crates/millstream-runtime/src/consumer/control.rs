@@ -23,6 +23,13 @@ impl Consumer {
         self.context.pause(Until::Resumed);
     }
 
+    /// [Pauses](Self::pause) the whole consumer, and waits until no handler runs. From then on none starts until it is resumed. A
+    /// pulled message counts as a running handler until it is settled. Cancel safe: it stays paused.
+    pub async fn pause_and_wait(&self) {
+        self.context.pause(Until::Resumed);
+        self.context.status.quiet().await;
+    }
+
     /// Pauses the whole consumer for this long, or until [`resume`](Self::resume). A later call replaces the time.
     pub fn pause_for(&self, time: Duration) {
         // A time beyond the range of the clock means no end.

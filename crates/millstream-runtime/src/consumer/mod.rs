@@ -27,6 +27,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
+use millstream_core::schedule::Place;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -146,7 +147,8 @@ impl Consumer {
     }
 
     /// Waits until its group has nothing left to do in its topics: nothing unread, nothing in flight, and no retry that is parked, even if it
-    /// is due in an hour. For tests and for jobs that end. Delayed messages that are not due are not waited for.
+    /// is due in an hour. For tests and for jobs that end. Delayed messages that are not due are not waited for:
+    /// [`wait_idle_with_delayed`](Self::wait_idle_with_delayed) does.
     ///
     /// It asks the backend every 20 ms at first and every second later, and believes two answers in a row between which nothing was handled
     /// here, so it is not deceived by handlers that send to the same topics. Those of other instances of the group may deceive it.
@@ -156,6 +158,19 @@ impl Consumer {
     /// The error for which the consumer ended by itself; [`Closed`](ErrorKind::Closed) if it was stopped;
     /// [`Unsupported`](ErrorKind::Unsupported) if the backend does not count. While the backend cannot be reached, it waits.
     pub async fn wait_idle(&self) -> Result<()> {
+        self.wait_until_idle(false).await
+    }
+
+    /// Does the same as [`wait_idle`](Self::wait_idle), and waits for delayed messages of its topics too: until none waits for its time.
+    /// Recurring rules are not waited for, since they never end.
+    ///
+    /// # Errors
+    /// As [`wait_idle`](Self::wait_idle); [`Unsupported`](ErrorKind::Unsupported) if the backend does not list delayed messages.
+    pub async fn wait_idle_with_delayed(&self) -> Result<()> {
+        self.wait_until_idle(true).await
+    }
+
+    async fn wait_until_idle(&self, delayed: bool) -> Result<()> {
         let (mut pause, mut idle) = (IDLE_PAUSE, None);
         loop {
             self.context.check()?;
@@ -165,7 +180,7 @@ impl Consumer {
                     "the consumer was stopped while something was left",
                 ));
             }
-            let is_idle = match self.has_nothing_left().await {
+            let is_idle = match self.has_nothing_left(delayed).await {
                 Err(error) if error.is_transient() => false,
                 other => other?,
             };
@@ -183,10 +198,16 @@ impl Consumer {
         }
     }
 
-    async fn has_nothing_left(&self) -> Result<bool> {
-        let catalog = self.context.backend.catalog();
+    async fn has_nothing_left(&self, delayed: bool) -> Result<bool> {
+        let (catalog, schedule) = (self.context.backend.catalog(), self.context.backend.schedule());
         for topic in self.context.status.topics().keys() {
             let topic = catalog.topic(topic).await?;
+            // Before the log: a message that moves there meanwhile is found in one of both.
+            for partition in topic.iter().filter(|_| delayed) {
+                if schedule.waiting(&Place::Partition(partition)).await?.total > 0 {
+                    return Ok(false);
+                }
+            }
             let stats = catalog.stats(&topic, &self.context.group).await?;
             if stats.iter().any(|it| it.lag != Some(0) || it.pending > 0 || it.retrying > 0) {
                 return Ok(false);

@@ -1,13 +1,13 @@
 //! Status of a running consumer: the partitions it works on, and those it should own.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_core::error::Result;
 use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{Partition, Start, TopicName, TopicPartition};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::consumer::partition::in_flight::InFlightGauge;
 use crate::consumer::partition::leases::entry_leases::EntryLeases;
@@ -17,6 +17,10 @@ use crate::consumer::partition::leases::entry_leases::EntryLeases;
 pub(in crate::consumer) struct Status {
     /// Number of handlers that run now.
     running: AtomicUsize,
+    /// Number of tasks that were started with messages and have not ended: also of those in which no handler runs yet.
+    tasks: AtomicUsize,
+    /// Notified when the last of them ends.
+    quiet: Notify,
     topics: Mutex<SortedMap<TopicName, TopicStatus>>,
     /// Messages in flight of topics in shared mode.
     shared: Mutex<SortedMap<TopicName, Arc<EntryLeases>>>,
@@ -60,6 +64,26 @@ impl Status {
 
     pub(in crate::consumer) fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
+    }
+
+    /// Counts a task with messages until the returned value is dropped. Whoever starts one checks after this that nothing is
+    /// paused: then [`quiet`](Self::quiet) misses none that starts later.
+    pub(in crate::consumer) fn task(self: &Arc<Self>) -> RunningTask {
+        self.tasks.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        RunningTask(self.clone())
+    }
+
+    /// Waits until no task with messages runs.
+    pub(in crate::consumer) async fn quiet(&self) {
+        fence(Ordering::SeqCst);
+        loop {
+            let quiet = self.quiet.notified();
+            if self.tasks.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            quiet.await;
+        }
     }
 
     /// Adds a consumed topic.
@@ -146,6 +170,17 @@ pub(in crate::consumer) struct RunningHandler<'a>(&'a AtomicUsize);
 impl Drop for RunningHandler<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Guard that counts a task with messages.
+pub(in crate::consumer) struct RunningTask(Arc<Status>);
+
+impl Drop for RunningTask {
+    fn drop(&mut self) {
+        if self.0.tasks.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.quiet.notify_waiters();
+        }
     }
 }
 

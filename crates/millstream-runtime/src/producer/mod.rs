@@ -35,7 +35,7 @@ use config::MAX_BATCH;
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use layers::{AsyncProducerLayer, ProducerLayer};
-pub use record::{Record, SendFuture, Sent, TYPE_HEADER};
+pub use record::{QualifiedSend, Record, SendFuture, Sent, TYPE_HEADER};
 
 use backpressure::Bound;
 use batcher::{Batcher, interrupted};
@@ -264,6 +264,11 @@ impl<T> Producer<T> {
     #[must_use]
     pub fn partitions(&self) -> u32 {
         self.inner.partitions.count().get()
+    }
+
+    /// Returns the topic, and how long dedup ids count.
+    pub(crate) fn dedup_window(&self) -> (&TopicName, Duration) {
+        (&self.inner.topic, self.inner.config.dedup_window)
     }
 
     fn durability_of(&self, record: &Record<'_, T>) -> Durability {

@@ -7,8 +7,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::codec::Json;
+use millstream_core::dedup::MAX_DEDUP_ID_LEN;
 use millstream_core::log::{Append, DedupAppend, Deduplicated, UniqueAppend};
-use millstream_core::{Codec, Durability, Envelope, Error, ErrorKind, MessageId, Partition, Result};
+use millstream_core::policy::{MessageRetry, RETRY_HEADER};
+use millstream_core::{
+    Codec, Delivered, Durability, Envelope, Error, ErrorKind, GroupName, MessageId, Partition, Result,
+    TopicPartition,
+};
 
 use super::dedup::unnumbered;
 use super::layers::Encoded;
@@ -71,6 +76,13 @@ impl<'a, T> Record<'a, T> {
         self
     }
 
+    /// Sets the retry policy of this message, for consumers whose policy is a
+    /// [`PerMessage`](millstream_core::policy::PerMessage): a header.
+    #[must_use]
+    pub fn retry(self, policy: MessageRetry) -> Self {
+        self.header(RETRY_HEADER, policy.to_string())
+    }
+
     /// Sets the partition, regardless of the key.
     #[must_use]
     pub fn partition(mut self, partition: u32) -> Self {
@@ -87,9 +99,7 @@ impl<'a, T> Record<'a, T> {
         self.durability = Some(durability);
         self
     }
-}
 
-impl<T> Record<'_, T> {
     /// Sets an id of 1 to 128 bytes by which this send is recognised when it is repeated: see [`SendFuture::dedup`].
     #[must_use]
     pub fn dedup(mut self, id: impl AsRef<[u8]>) -> Self {
@@ -105,11 +115,87 @@ impl<T> Record<'_, T> {
         self
     }
 
+    /// Sets a dedup id that names a delivery and a number: see [`SendFuture::once_for`].
+    #[must_use]
+    pub fn once_for(self, delivery: &impl Delivered, nth: u32) -> Self {
+        self.dedup(id_for(delivery.topic_partition(), delivery.group(), delivery.origin(), nth))
+    }
+
     /// Stores at most one message with this id in a window: see [`SendFuture::throttle`].
     #[must_use]
     pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> Self {
         self.window = Some(window);
         self.dedup(id)
+    }
+}
+
+/// Send of a message with an id, or with a durability of its own, which starts when it is awaited.
+///
+/// The type has no method for what does not go together: a second id, a durability beside an id, and a delay, whose message has an
+/// id of its own kind.
+///
+/// ```
+/// # use millstream_runtime::Producer;
+/// # async fn example(orders: Producer<u64>) -> millstream_core::Result<()> {
+/// orders.send(&7).dedup("order-7").key("k").await?;
+/// orders.send(&7).delay(std::time::Duration::from_secs(60)).id("order-7").await?;
+/// # Ok(()) }
+/// ```
+/// ```compile_fail,E0599
+/// # use millstream_runtime::Producer;
+/// # async fn example(orders: Producer<u64>) -> millstream_core::Result<()> {
+/// orders.send(&7).dedup("order-7").delay(std::time::Duration::from_secs(60)).await?;
+/// # Ok(()) }
+/// ```
+/// ```compile_fail,E0599
+/// # use millstream_runtime::Producer;
+/// # async fn example(orders: Producer<u64>) -> millstream_core::Result<()> {
+/// orders.send(&7).unique("order-7").dedup("order-7").await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a send does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct QualifiedSend<'a, T: 'static>(SendFuture<'a, T>);
+
+impl<'a, T> SendFuture<'a, T> {
+    fn qualified(self, with: impl FnOnce(Record<'a, T>) -> Record<'a, T>) -> QualifiedSend<'a, T> {
+        QualifiedSend(SendFuture { record: with(self.record), ..self })
+    }
+}
+
+impl<T> QualifiedSend<'_, T> {
+    /// Sets the key: messages with the same key go to the same partition and keep their order.
+    pub fn key(self, key: impl AsRef<[u8]>) -> Self {
+        Self(self.0.key(key))
+    }
+
+    /// Appends a header.
+    pub fn header(self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
+        Self(self.0.header(name, value))
+    }
+
+    /// Sets the retry policy of this message: see [`Record::retry`].
+    pub fn retry(self, policy: MessageRetry) -> Self {
+        Self(self.0.retry(policy))
+    }
+
+    /// Sets the partition, regardless of the key.
+    pub fn partition(self, partition: u32) -> Self {
+        Self(self.0.partition(partition))
+    }
+
+    /// Limits how long the send waits: see [`SendFuture::timeout`].
+    pub fn timeout(self, limit: Duration) -> Self {
+        Self(self.0.timeout(limit))
+    }
+}
+
+impl<'a, T: Sync> IntoFuture for QualifiedSend<'a, T> {
+    type Output = Result<Sent>;
+    type IntoFuture = BoxFuture<'a, Result<Sent>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.0.into_future()
     }
 }
 
@@ -148,7 +234,7 @@ pub struct SendFuture<'a, T: 'static> {
     pub(super) limit: Option<Duration>,
 }
 
-impl<T> SendFuture<'_, T> {
+impl<'a, T> SendFuture<'a, T> {
     /// Limits how long the send waits, counted from when it is first polled, below the
     /// [`delivery_timeout`](super::ProducerBuilder::delivery_timeout) of the producer. For one send that a user waits for; a producer whose
     /// sends are all like that has a shorter `delivery_timeout`, which also ends the attempts. Default: no other limit.
@@ -189,6 +275,11 @@ impl<T> SendFuture<'_, T> {
         self
     }
 
+    /// Sets the retry policy of this message: see [`Record::retry`].
+    pub fn retry(self, policy: MessageRetry) -> Self {
+        self.header(RETRY_HEADER, policy.to_string())
+    }
+
     /// Sets the partition, regardless of the key.
     pub fn partition(mut self, partition: u32) -> Self {
         self.record = self.record.partition(partition);
@@ -201,13 +292,12 @@ impl<T> SendFuture<'_, T> {
     /// Of the awaited future: [`ErrorKind::Unconfirmed`](millstream_core::ErrorKind::Unconfirmed) if it was stored and not
     /// confirmed in time, [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) if the backend or its server
     /// cannot confirm it: then nothing was stored.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.record = self.record.durability(durability);
-        self
+    pub fn durability(self, durability: Durability) -> QualifiedSend<'a, T> {
+        self.qualified(|record| record.durability(durability))
     }
 }
 
-impl<T> SendFuture<'_, T> {
+impl<'a, T> SendFuture<'a, T> {
     /// Sets an id of 1 to 128 bytes by which this send is recognised when it is repeated: a second send with the same id,
     /// within the [window](super::ProducerBuilder::dedup_window) of the first one, stores nothing and returns the place of the
     /// first. So a send that failed as [`ErrorKind::Unconfirmed`](millstream_core::ErrorKind::Unconfirmed) can be repeated, also by
@@ -224,11 +314,37 @@ impl<T> SendFuture<'_, T> {
     /// # Errors
     /// Of the awaited future: [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) and
     /// [`ErrorKind::TooLarge`](millstream_core::ErrorKind::TooLarge) for an id that is empty or too long;
-    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) with a durability of more than `Stored`, for a delayed
-    /// message, which has an id of its own kind, and for a backend that cannot recognise repetitions.
-    pub fn dedup(mut self, id: impl AsRef<[u8]>) -> Self {
-        self.record = self.record.dedup(id);
-        self
+    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) if the producer's durability is more than `Stored`, and for a backend
+    /// that cannot recognise repetitions.
+    pub fn dedup(self, id: impl AsRef<[u8]>) -> QualifiedSend<'a, T> {
+        self.qualified(|record| record.dedup(id))
+    }
+
+    /// Stores the message once for a message that is handled, however often that is handled: by a [dedup id](Self::dedup) that names
+    /// its topic, partition and id, its group, and `nth`, the number of this send among those of the handler to this topic. So a
+    /// handler that reads one topic and sends to another one has its effect once, as long as the window of this producer covers
+    /// the time in which the delivery can come again: [`ConsumerBuilder::sends_to`](crate::ConsumerBuilder::sends_to) checks that.
+    ///
+    /// The handler must send to the same partition each time: with the same key, or with the same `partition`.
+    ///
+    /// ```
+    /// # use millstream_core::Result;
+    /// # use millstream_runtime::{Consumer, ConsumerBuilder, Delivery, Producer};
+    /// # async fn example(orders: ConsumerBuilder<u64>, bills: Producer<u64>) -> Result<Consumer> {
+    /// orders
+    ///     .sends_to(&bills, None)
+    ///     .start(move |order: Delivery<u64>| {
+    ///         let bills = bills.clone();
+    ///         async move { bills.send(&(order.payload * 100)).once_for(&order, 0).await.map(drop) }
+    ///     })
+    ///     .await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`dedup`](Self::dedup).
+    pub fn once_for(self, delivery: &impl Delivered, nth: u32) -> QualifiedSend<'a, T> {
+        self.qualified(|record| record.once_for(delivery, nth))
     }
 
     /// Stores at most one message with this id in a window: the first one wins. Others within `window` of it, by the server's
@@ -242,13 +358,12 @@ impl<T> SendFuture<'_, T> {
     /// # Errors
     /// Of the awaited future: [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) unless the window is within
     /// [`WINDOWS`](millstream_core::dedup::WINDOWS), and those of [`dedup`](Self::dedup).
-    pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> Self {
-        self.record = self.record.throttle(id, window);
-        self
+    pub fn throttle(self, id: impl AsRef<[u8]>, window: Duration) -> QualifiedSend<'a, T> {
+        self.qualified(|record| record.throttle(id, window))
     }
 }
 
-impl<T> SendFuture<'_, T> {
+impl<'a, T> SendFuture<'a, T> {
     /// Sets an id of 1 to 128 bytes with which no second message is stored while one has still to be settled: the send then stores
     /// nothing and returns the place of that one, with [`Sent::is_duplicate`]. Use it for work that is to be done once for all that
     /// ask for it until it is done: `producer.send(&job).unique("rebuild-index:42")`.
@@ -268,16 +383,13 @@ impl<T> SendFuture<'_, T> {
     /// stored if the first one is settled by then.
     ///
     /// # Errors
-    /// Of the awaited future: [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) together with a
-    /// [dedup id](Self::dedup) or [throttle](Self::throttle);
-    /// [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) and
+    /// Of the awaited future: [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) and
     /// [`ErrorKind::TooLarge`](millstream_core::ErrorKind::TooLarge) for an id that is empty or too long;
-    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) with a durability of more than `Stored`, for a delayed
-    /// message, and for a backend without unique ids; [`ErrorKind::Denied`](millstream_core::ErrorKind::Denied) for a user of the
+    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) if the producer's durability is more than `Stored`, and for a
+    /// backend without unique ids; [`ErrorKind::Denied`](millstream_core::ErrorKind::Denied) for a user of the
     /// server who has only the rights of a producer without them.
-    pub fn unique(mut self, id: impl AsRef<[u8]>) -> Self {
-        self.record = self.record.unique(id);
-        self
+    pub fn unique(self, id: impl AsRef<[u8]>) -> QualifiedSend<'a, T> {
+        self.qualified(|record| record.unique(id))
     }
 }
 
@@ -415,6 +527,21 @@ impl Inner {
         Ok(())
     }
 }
+
+/// Returns the dedup id of the message that a handler sends for a delivery.
+fn id_for(topic_partition: &TopicPartition, group: &GroupName, origin: MessageId, nth: u32) -> String {
+    let TopicPartition { topic, partition } = topic_partition;
+    let mut names = format!("{topic}/{group}");
+    if names.len() > MAX_NAMES {
+        // FNV-1a of 128 bits: there is no room for two long names.
+        let fold = |sum: u128, byte| (sum ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+        names = format!("{:032x}", names.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, fold));
+    }
+    format!("{names}/{partition}/{origin}/{nth}")
+}
+
+/// Longest names of topic and group in a dedup id, in bytes: with the numbers behind them it has at most 128.
+const MAX_NAMES: usize = MAX_DEDUP_ID_LEN - 64;
 
 /// Returns the place of a message with a dedup id or unique id.
 pub(super) fn sent(done: Deduplicated) -> Sent {

@@ -4,10 +4,12 @@ pub(crate) mod batch;
 pub(crate) mod checks;
 pub(crate) mod dispatch;
 pub(crate) mod faults;
+pub(crate) mod forwards;
 pub(crate) mod idempotent;
 pub(crate) mod layers;
 pub(crate) mod order;
 pub(crate) mod panics;
+pub(crate) mod policies;
 pub(crate) mod pull;
 pub(crate) mod retries;
 

@@ -4,6 +4,7 @@ pub(crate) mod deleted;
 pub(crate) mod faults;
 pub(crate) mod lost;
 pub(crate) mod pause;
+pub(crate) mod rebalance;
 pub(crate) mod refused;
 pub(crate) mod scale;
 pub(crate) mod threads;

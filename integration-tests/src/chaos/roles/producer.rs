@@ -113,9 +113,12 @@ impl Sender {
         self.begin(number, ORDERS, Some(key), 0, fate, safe);
         let job = Job::new(number, 0, fate, work_ms);
         let durability = if waits { Durability::Replicated(replicas) } else { Durability::Stored };
-        let send = self.producer.send(&job).key(key.to_string()).durability(durability);
-        // A quarter is sent by an id, so that a lost answer is repeated, and stored once.
-        let sent = if key.is_multiple_of(4) { send.dedup(number.to_string()).await } else { send.await };
+        let send = self.producer.send(&job).key(key.to_string());
+        // A quarter is sent by an id, so that a lost answer is repeated, and stored once. None of these waits.
+        let sent = match key.is_multiple_of(4) {
+            true => send.dedup(number.to_string()).await,
+            false => send.durability(durability).await,
+        };
         let sent = sent.map(|sent| Outcome::Stored { partition: sent.partition.0, id: sent.id.to_string() });
         self.end(number, sent);
     }

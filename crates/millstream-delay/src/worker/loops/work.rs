@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::panics::discard;
 use millstream_core::tasks::{ClaimedTask, Verdict};
-use millstream_core::{Outcome, ScheduleId, Shard, Timestamp, wire};
+use millstream_core::{Envelope, Outcome, ScheduleId, Shard, Timestamp, wire};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -54,16 +54,16 @@ impl Job {
             }
         }
         let started = Instant::now();
-        let said = match self.input(&context) {
-            Ok(input) => (context.handler)(input, context.kill.clone()).await,
-            Err(said) => said,
+        let (said, message) = match self.input(&context) {
+            Ok((input, message)) => ((context.handler)(input, context.kill.clone()).await, message),
+            Err(said) => (said, None),
         };
-        self.end(&context, said, started.elapsed());
+        self.end(&context, said, started.elapsed(), message.as_ref());
     }
 
     /// Hands the task back without having begun, since the worker is shutting down.
     pub(in crate::worker) fn hand_back(self, context: &Context) {
-        self.end(context, Said::Unfinished, Duration::ZERO);
+        self.end(context, Said::Unfinished, Duration::ZERO, None);
     }
 
     /// Checks whether the handler may begin. It may not if another worker may have the task, since the claim's answer
@@ -117,14 +117,16 @@ impl Job {
         }
     }
 
-    /// Builds the handler's input; an invalid message is settled without a handler.
-    fn input(&mut self, context: &Context) -> Result<Input, Said> {
+    /// Builds the handler's input, and a copy of the message if a policy needs it; an invalid message is settled without a
+    /// handler.
+    fn input(&mut self, context: &Context) -> Result<(Input, Option<Envelope>), Said> {
         let fields = std::mem::take(&mut self.task.fields);
         if fields.is_empty() {
             return Err(Said::Orphan);
         }
         let envelope = wire::decode_body(&fields, &context.limits);
         let envelope = envelope.map_err(|why| Said::Malformed(why.to_string()))?;
+        let message = context.policies_need_message.then(|| envelope.clone());
         let task = &self.task;
         let about = About {
             id: task.id.clone(),
@@ -139,14 +141,15 @@ impl Job {
             headers: envelope.headers,
             cancelled: self.holding.cancelled.clone(),
         };
-        Ok(Input { about, payload: envelope.payload, again: task.crashes > 0 || task.attempt > 1 })
+        let again = task.crashes > 0 || task.attempt > 1;
+        Ok((Input { about, payload: envelope.payload, again }, message))
     }
 
     fn late(&self) -> Duration {
         self.now.saturating_duration_since(self.task.due)
     }
 
-    fn end(self, context: &Context, said: Said, elapsed: Duration) {
+    fn end(self, context: &Context, said: Said, elapsed: Duration, message: Option<&Envelope>) {
         let late = self.late();
         let Self { task, shard, now, holding, permit, settlements } = self;
         let attempt = Attempt {
@@ -154,6 +157,8 @@ impl Job {
             history: &task.history,
             now: now.saturating_add(elapsed),
             entropy: fastrand::u64(..),
+            shard: &shard,
+            message,
         };
         let (verdict, handled) = decide(&said, &attempt, &context.policies());
         let verdict = match (verdict, handled, context.config.done_window) {

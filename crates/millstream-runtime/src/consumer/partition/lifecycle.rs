@@ -18,6 +18,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::membership::within;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::{self, Triggers};
+use crate::consumer::partition::hooks::{Moment, tell};
 use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
 use crate::consumer::partition::upkeep;
 use crate::consumer::partition::worker::PartitionWorker;
@@ -80,6 +81,7 @@ pub(in crate::consumer) async fn run(
         next.extend(std::mem::take(&mut moved.waiting));
         moved.answer();
     }
+    tell(&context, &guard, Moment::Acquired).await;
     let mut triggers;
     loop {
         // A session can be ended for a seek while the lease goes on.
@@ -107,6 +109,7 @@ pub(in crate::consumer) async fn run(
             break;
         }
         if let Some(Seek { start, answer }) = seek {
+            tell(&context, &guard, Moment::BeforeRelease).await;
             match run_seek(&context, &guard, &worked.in_flight, start).await {
                 Ok(()) => {
                     // The lease ends here, so requests that arrived meanwhile are passed on to the next worker of the
@@ -118,7 +121,10 @@ pub(in crate::consumer) async fn run(
                     return Ended::Anew(Some(CompletedSeek { answer, waiting: next.into() }));
                 }
                 // The caller may have stopped waiting.
-                Err(error) => drop(answer.send(Err(error))),
+                Err(error) => {
+                    drop(answer.send(Err(error)));
+                    tell(&context, &guard, Moment::Acquired).await;
+                }
             }
         }
         worked = Worked::nothing(&context);
@@ -129,6 +135,7 @@ pub(in crate::consumer) async fn run(
     if !guard.is_dropped() {
         if !guard.lost().is_cancelled() {
             maintenance::finish(&context, &guard, &triggers).await;
+            tell(&context, &guard, Moment::BeforeRelease).await;
         }
         if guard.lost().is_cancelled() {
             // It may have been lost behind the session: while seeks were done, or in the last upkeep.
@@ -137,6 +144,8 @@ pub(in crate::consumer) async fn run(
             }
             return Ended::Over;
         }
+    } else {
+        tell(&context, &guard, Moment::AfterLoss).await;
     }
     let lease = guard.lease();
     // The ends before ours stay recorded for the next owner unless every message that was pending then is settled.
@@ -226,6 +235,7 @@ pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
 async fn lost(context: &Context, guard: &LeaseGuard) {
     emit(context, guard, Change::LeaseLost);
     withdraw_end(context, guard.lease()).await;
+    tell(context, guard, Moment::AfterLoss).await;
 }
 
 /// Withdraws the recorded end of this owner: it lost its lease to a network cut or a pause, and is alive.

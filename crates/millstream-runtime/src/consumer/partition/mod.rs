@@ -2,6 +2,7 @@
 
 pub(in crate::consumer) mod dispatch;
 pub(in crate::consumer) mod handle;
+pub(in crate::consumer) mod hooks;
 pub(in crate::consumer) mod in_flight;
 pub(in crate::consumer) mod leases;
 pub(in crate::consumer) mod lifecycle;

@@ -372,3 +372,35 @@ async fn what_does_not_go_together_is_said() {
     let resource = Resource::partition(partition(), "g".parse().expect("name"));
     assert!(bench.backend.leases().holder(&resource).await.expect("holder").is_none());
 }
+
+/// As the guide says: a topic for urgent work with a consumer of its own.
+#[tokio::test(start_paused = true)]
+async fn urgent_messages_with_a_consumer_of_their_own_wait_for_no_ordinary_one() {
+    let bench = bench();
+    produce(&bench, 200).await;
+    let stuck = Arc::new(tokio::sync::Semaphore::new(0));
+    let holds = stuck.clone();
+    let ordinary = bench.consumer(NUMBERS, "g").max_handlers(1).start(move |_: Delivery<u64>| {
+        let holds = holds.clone();
+        async move { holds.acquire().await.expect("open").forget() }
+    });
+    let ordinary = ordinary.await.expect("started");
+    const URGENT: Topic<u64> = Topic::new("urgent").partitions(1);
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let urgent = bench.consumer(URGENT, "g").max_handlers(1).start(move |delivery: Delivery<u64>| {
+        note(&noted, &delivery);
+        async {}
+    });
+    let urgent = urgent.await.expect("started");
+    let producer = bench.producer(URGENT).await;
+    for number in 0..50 {
+        producer.send(&number).await.expect("sent");
+    }
+    urgent.wait_idle().await.expect("idle");
+    assert_eq!((count(&seen), ordinary.report().acked), (50, 0));
+    urgent.shutdown().await;
+    stuck.add_permits(200);
+    ordinary.wait_idle().await.expect("idle");
+    ordinary.shutdown().await;
+}

@@ -13,11 +13,11 @@ use millstream_core::assignment::Assignor;
 use millstream_core::inspect::Range;
 use millstream_core::log::Append;
 use millstream_core::members::{Assignment, Member};
-use millstream_core::policy::{Decision, Failure, Fixed, Keep, RetryPolicy, Verdict};
+use millstream_core::policy::{Decision, Failure, Fixed, GivenUp, Keep, RetryPolicy, Verdict};
 use millstream_core::upkeep::{Sleep, Trigger};
 use millstream_core::{
     BoxError, Codec, DeadLetterPolicy, Envelope, ErrorKind, Event, Lease, Observer, Outcome, Partition,
-    Partitioner, Reason, Result, Topic, Upkeep, wire,
+    Partitioner, Result, Topic, Upkeep, wire,
 };
 use millstream_runtime::{
     Batch, Concurrency, Consumer, ConsumerBuilder, DeadLetterConsumerBuilder, DeadLetterOutcome, Delivery,
@@ -35,7 +35,7 @@ impl RetryPolicy for Broken {
 }
 
 impl DeadLetterPolicy for Broken {
-    fn judge(&self, _: &Reason, _: u32, _: &str) -> Verdict {
+    fn judge(&self, _: &GivenUp<'_>) -> Verdict {
         panic!("no verdict")
     }
 }

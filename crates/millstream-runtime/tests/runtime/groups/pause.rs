@@ -1,5 +1,7 @@
 //! A group that is paused as a whole: all its members hold, and who comes later, until somebody says otherwise.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::support::*;
@@ -136,4 +138,61 @@ async fn what_runs_ends_and_is_settled() {
     pause(&bench, false).await;
     until(&seen, 4).await;
     consumer.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_is_waited_for_is_known_to_all_that_can_know_it() {
+    for mode in MODES {
+        let bench = bench();
+        let seen = Seen::default();
+        let (one, two) = (start(&bench, mode, &seen).await, start(&bench, mode, &seen).await);
+        produce(&bench, 1).await;
+        until(&seen, 1).await;
+        let ((topic, group), admin) = (names(), millstream_admin::Admin::new(bench.backend.clone()));
+        let waits = admin.pause_group_and_wait(&topic, &group, 10 * TTL).await.expect("paused");
+        assert_eq!(waits, []);
+        for consumer in [&one, &two] {
+            assert!(consumer.health().topics[0].group_paused);
+        }
+        produce(&bench, 5).await;
+        sleep(3 * TTL).await;
+        assert_eq!(count(&seen), 1, "nothing starts");
+        admin.resume_group(&topic, &group).await.expect("resumed");
+        until(&seen, 6).await;
+        one.shutdown().await;
+        two.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_paused_is_quiet_when_its_pause_returns() {
+    for mode in MODES {
+        let bench = bench();
+        let (running, seen) = (Arc::new(AtomicUsize::new(0)), Seen::default());
+        let handler = {
+            let (running, seen) = (running.clone(), seen.clone());
+            move |delivery: Delivery<u64>| {
+                let (running, seen) = (running.clone(), seen.clone());
+                async move {
+                    running.fetch_add(1, Ordering::SeqCst);
+                    sleep(MS(3)).await;
+                    note(&seen, &delivery);
+                    running.fetch_sub(1, Ordering::SeqCst);
+                }
+            }
+        };
+        let builder = mode(bench.consumer(NUMBERS, "g").lease_ttl(TTL));
+        let consumer = builder.start(handler).await.expect("started");
+        produce(&bench, 60).await;
+        until(&seen, 5).await;
+        consumer.pause_and_wait().await;
+        let (quiet, ended) = (running.load(Ordering::SeqCst), count(&seen));
+        assert_eq!(quiet, 0);
+        sleep(3 * TTL).await;
+        assert_eq!((running.load(Ordering::SeqCst), count(&seen)), (0, ended), "and stays so");
+        assert!(ended < 60, "it was paused in the middle");
+        consumer.resume();
+        until(&seen, 60).await;
+        consumer.shutdown().await;
+    }
 }

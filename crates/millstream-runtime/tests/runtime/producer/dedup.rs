@@ -181,10 +181,11 @@ async fn what_cannot_be_recognised_is_refused() {
     let kind = |error: millstream_core::Error| error.kind();
     assert_eq!(producer.send(&1).dedup("").await.map_err(kind), Err(ErrorKind::InvalidName));
     assert_eq!(producer.send(&1).dedup([0; 129]).await.map_err(kind), Err(ErrorKind::TooLarge));
-    let durable = producer.send(&1).dedup("a").durability(Durability::Fsynced).await;
-    assert_eq!(durable.map_err(kind), Err(ErrorKind::Unsupported));
-    let delayed = producer.send(&1).dedup("a").delay(MS(1)).await;
+    // Records of one list are of one type: there the order is checked when they are sent.
+    let delayed = producer.send_all_delayed([Record::new(&1).dedup("a").delay(MS(1))]).await.remove(0);
     assert_eq!(delayed.map_err(kind).map(|_| ()), Err(ErrorKind::Unsupported));
+    let both = producer.send_all([Record::new(&1).dedup("a").unique("a")]).await.remove(0);
+    assert_eq!(both.map_err(kind).map(|_| ()), Err(ErrorKind::InvalidConfig));
     assert_eq!(length(&bench, 3).await, 0);
     let build = |builder: ProducerBuilder<u64>| async { builder.await.map(|_| ()).map_err(kind) };
     assert_eq!(

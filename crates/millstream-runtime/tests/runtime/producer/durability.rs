@@ -197,8 +197,11 @@ async fn what_cannot_be_given_is_refused() {
     let producer: Producer<u64> = builder(&backend).await.expect("a producer");
     let none = Durability::Replicated(0);
     assert_eq!(kind(producer.send(&1).durability(none).await), Some(ErrorKind::InvalidConfig));
-    let later = producer.send(&1).durability(REPLICATED).delay(Duration::from_secs(1)).await;
+    let durable: Producer<u64> = builder(&backend).durability(REPLICATED).await.expect("a producer");
+    let later = durable.send(&1).delay(Duration::from_secs(1)).await;
     assert_eq!(kind(later), Some(ErrorKind::Unsupported), "delayed messages are only stored");
+    assert_eq!(kind(durable.send(&1).dedup("a").await), Some(ErrorKind::Unsupported));
+    assert_eq!(kind(durable.send(&1).unique("a").await), Some(ErrorKind::Unsupported));
     producer.send(&1).delay(Duration::from_secs(1)).await.expect("scheduled");
     assert_eq!(stored(&backend).await, 0);
     producer.close().await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::*;
-use millstream_core::{Capability, Durability, ErrorKind, Outcome, Topic, TopicPartition};
+use millstream_core::{Capability, ErrorKind, Outcome, Topic, TopicPartition};
 use millstream_runtime::{Delivery, ProducerBuilder, Record, Sent};
 use millstream_testkit::chaos::{Chaos, Faults};
 
@@ -114,13 +114,6 @@ async fn what_cannot_be_unique_is_refused() {
     let kind = |error: millstream_core::Error| error.kind();
     assert_eq!(producer.send(&1).unique("").await.map_err(kind), Err(ErrorKind::InvalidName));
     assert_eq!(producer.send(&1).unique([0; 129]).await.map_err(kind), Err(ErrorKind::TooLarge));
-    assert_eq!(producer.send(&1).unique("a").dedup("a").await.map_err(kind), Err(ErrorKind::InvalidConfig));
-    let throttled = producer.send(&1).throttle("a", Duration::from_secs(1)).unique("a").await;
-    assert_eq!(throttled.map_err(kind), Err(ErrorKind::InvalidConfig));
-    let durable = producer.send(&1).unique("a").durability(Durability::Fsynced).await;
-    assert_eq!(durable.map_err(kind), Err(ErrorKind::Unsupported));
-    let delayed = producer.send(&1).unique("a").delay(MS(1)).await;
-    assert_eq!(delayed.map_err(kind).map(|_| ()), Err(ErrorKind::Unsupported));
     assert_eq!(length(&bench, 3).await, 0);
     let lacking = bench.backend.clone().without(Capability::Unique);
     let lacking =

@@ -7,8 +7,10 @@ use millstream_core::event::{Event, Handled};
 use millstream_core::log::Note;
 pub(in crate::consumer) use millstream_core::panics::Policies;
 use millstream_core::panics::UserCode;
-use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
-use millstream_core::{BoxError, Due, History, MessageId, Outcome, Reason, Settlement, wire};
+use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
+use millstream_core::{
+    BoxError, Due, Envelope, History, MessageId, Outcome, Reason, Settlement, TopicPartition, wire,
+};
 
 use crate::consumer::handler::Verdict;
 
@@ -29,6 +31,9 @@ pub(in crate::consumer) struct Attempt<'a> {
     pub(in crate::consumer) entropy: u64,
     /// Name of the noter, if the message waits in place for its next attempt; `None` if it is parked.
     pub(in crate::consumer) in_place: Option<&'a str>,
+    pub(in crate::consumer) topic_partition: &'a TopicPartition,
+    /// The message, if a policy needs it and the entry is one.
+    pub(in crate::consumer) message: Option<&'a Envelope>,
 }
 
 impl Attempt<'_> {
@@ -140,7 +145,7 @@ fn failed(
         Due::At(at) => attempt.now.map(|now| Duration::from_millis(at.as_millis().saturating_sub(now))),
     });
     let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy);
-    let failure = failure.since(attempt.elapsed).wishing(delay);
+    let failure = failure.since(attempt.elapsed).wishing(delay).of(attempt.message);
     let mut text = policies.text_of(error);
     match policies.decide(&failure, &mut text) {
         Decision::RetryAfter(after) => {
@@ -173,16 +178,21 @@ fn give_up(
 ) -> Decided {
     let mut error = error;
     error.truncate(wire::cut(&error).len());
-    match policies.judge(&reason, attempts, &error) {
-        Judgement::Keep => {
-            let (origin, history) = (attempt.origin, attempt.history.clone());
-            let letter = Settlement::DeadLetter { reason, attempts, origin, error, history };
-            Decided::new(letter, Handled::Dead)
-        }
+    let TopicPartition { topic, partition } = attempt.topic_partition;
+    let given_up = GivenUp::new(&reason, attempts, &error).of(topic.as_str(), partition.0);
+    let history = match policies.judge(&given_up.with_message(attempt.message)) {
         Judgement::Discard => {
-            Decided { settlement: Settlement::Ack, handled: Handled::Discarded, dropped: Some(error) }
+            return Decided {
+                settlement: Settlement::Ack,
+                handled: Handled::Discarded,
+                dropped: Some(error),
+            };
         }
-    }
+        Judgement::KeepWith(notes) => attempt.history.clone().with_notes(notes),
+        _ => attempt.history.clone(),
+    };
+    let letter = Settlement::DeadLetter { reason, attempts, origin: attempt.origin, error, history };
+    Decided::new(letter, Handled::Dead)
 }
 
 #[cfg(test)]
@@ -201,8 +211,22 @@ mod tests {
     fn attempt(number: u32) -> Attempt<'static> {
         static NONE: LazyLock<History> = LazyLock::new(History::default);
         let (origin, elapsed) = (MessageId::new(1, 2), Duration::ZERO);
-        let (last_error, now, in_place) = (None, None, None);
-        Attempt { number, origin, last_error, history: &NONE, elapsed, now, entropy: 0, in_place }
+        static PLACE: LazyLock<TopicPartition> =
+            LazyLock::new(|| TopicPartition::new("flights".parse().expect("a name"), 2));
+        let (last_error, now, in_place, message) = (None, None, None, None);
+        let (history, topic_partition) = (&*NONE, &*PLACE);
+        Attempt {
+            number,
+            origin,
+            last_error,
+            history,
+            elapsed,
+            now,
+            entropy: 0,
+            in_place,
+            topic_partition,
+            message,
+        }
     }
 
     fn decided(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> (Settlement, Handled) {

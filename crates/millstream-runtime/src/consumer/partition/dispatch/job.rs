@@ -109,7 +109,13 @@ impl Job {
         clock.unwrap_or_else(|| self.receipt.id.ms.saturating_add(since_read()))
     }
 
-    fn attempt<'a>(&'a self, clock: &ServerClock, in_place: Option<&'a str>) -> Attempt<'a> {
+    fn attempt<'a>(
+        &'a self,
+        clock: &ServerClock,
+        in_place: Option<&'a str>,
+        topic_partition: &'a TopicPartition,
+        message: Option<&'a Envelope>,
+    ) -> Attempt<'a> {
         let now = clock.now();
         let elapsed =
             self.history().since().map_or(0, |since| self.now(now).saturating_sub(since.as_millis()));
@@ -122,6 +128,8 @@ impl Job {
             now,
             entropy: fastrand::u64(..),
             in_place,
+            topic_partition,
+            message,
         }
     }
 
@@ -134,7 +142,9 @@ impl Job {
         clock: &ServerClock,
         in_place: bool,
     ) -> (Settlement, Handled) {
-        let attempt = || self.attempt(clock, in_place.then_some(&*context.incarnation));
+        let message = self.envelope.as_ref().ok().filter(|_| context.policies_need_message);
+        let in_place = in_place.then_some(&*context.incarnation);
+        let attempt = || self.attempt(clock, in_place, topic_partition, message);
         let decided = decide(verdict, attempt, &context.policies());
         let (handled, cause) = (decided.handled, verdict.cause());
         // Without a failure the settlement has the error of an earlier attempt. The text of a codec, and what is said of a

@@ -356,6 +356,11 @@ impl Dispatcher {
 
     /// Passes jobs to a task.
     fn start(&mut self, unit: Unit, permits: Permits, settler: &mut Settler) {
+        let task = self.context.status.task();
+        if self.pause.is_on() {
+            // Since a moment ago, and somebody may wait for the end of what runs.
+            return unit.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
+        }
         let Sorted { live: mut unit, uncertain, gone } = self.handles.give(unit);
         uncertain.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
         for (ticket, job) in gone {
@@ -380,7 +385,7 @@ impl Dispatcher {
             let row = Row::new(context, guard.clone(), self.pause.clone(), unit, self.early.0.clone());
             self.running.spawn(async move {
                 let unit = row.run().await;
-                drop(permits);
+                drop((permits, task));
                 unit
             });
             return;
@@ -395,7 +400,7 @@ impl Dispatcher {
                 let elapsed = started.elapsed();
                 unit.iter_mut().for_each(|(_, job)| job.elapsed = elapsed);
             }
-            drop(permits);
+            drop((permits, task));
             unit
         });
     }
