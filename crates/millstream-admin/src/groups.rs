@@ -1,12 +1,18 @@
 //! Groups as a whole: creating, pausing and deleting them, and finding those that are no longer used.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millstream_core::assignment::Member;
 use millstream_core::catalog::{GroupCreated, GroupState, PartitionStats, Pin};
-use millstream_core::{Error, ErrorKind, GroupName, Result, Start, TopicName, TopicSpec};
+use millstream_core::{Error, ErrorKind, GroupName, MemberId, Result, Start, TopicName, TopicSpec};
+use tokio::time::Instant;
 
 use crate::Admin;
 use crate::topics::InUse;
+
+/// Pause between two questions whether the members of a group know that it is paused.
+const PAUSE_POLL: Duration = Duration::from_millis(100);
 
 /// Group that has not been read with for a long time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +86,43 @@ impl Admin {
     /// being deleted; transient ones.
     pub async fn pause_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         self.backend.catalog().set_paused(topic, group, true).await
+    }
+
+    /// [Pauses](Self::pause_group) a group, and waits until all its living members know it: from then on no handler of it starts,
+    /// while running ones end. Returns the members that are not known to know it when `patience` is over; empty if all do.
+    ///
+    /// A member knows it for certain once it has sent another heartbeat behind the one that was answered with the pause. That
+    /// takes up to two thirds of the lease's ttl. The group stays paused whatever is returned.
+    ///
+    /// # Errors
+    /// Same as [`pause_group`](Self::pause_group), also after the pause was stored.
+    pub async fn pause_group_and_wait(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        patience: Duration,
+    ) -> Result<Vec<MemberId>> {
+        self.pause_group(topic, group).await?;
+        let paused = Instant::now();
+        // Earliest times of the first heartbeats that were answered with the pause.
+        let mut told: BTreeMap<MemberId, Instant> = BTreeMap::new();
+        loop {
+            let asked = Instant::now();
+            let roster = self.backend.members().roster(topic, group).await?;
+            let mut knows = |member: &Member| {
+                let ago = roster.last_heartbeats.get(&member.id).copied().unwrap_or(Duration::MAX);
+                let Some(at) = asked.checked_sub(ago).filter(|at| *at > paused) else { return false };
+                let first = *told.entry(member.id.clone()).or_insert(at);
+                // Answers take different times; two heartbeats are a third of the ttl apart, unless something changes.
+                at > first + member.ttl / 6
+            };
+            let waits: Vec<MemberId> =
+                roster.living().filter(|member| !knows(member)).map(|member| member.id.clone()).collect();
+            if waits.is_empty() || paused.elapsed() >= patience {
+                return Ok(waits);
+            }
+            tokio::time::sleep(PAUSE_POLL.min(patience.saturating_sub(paused.elapsed()))).await;
+        }
     }
 
     /// Ends the pause of a group. Returns whether it was paused. Members continue as soon as they receive the change,

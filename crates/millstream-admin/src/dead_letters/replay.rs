@@ -47,6 +47,9 @@ pub enum ReplayTo {
         /// Partition. Default: chosen by the key; without a key, round robin.
         partition: Option<Partition>,
     },
+    /// The topic that the letter's policy has [noted](millstream_core::history::Notes::replay_to), as a new message; the group
+    /// if it has noted none. A letter whose topic does not exist is refused.
+    Noted,
 }
 
 /// Settings of a replay.
@@ -135,8 +138,8 @@ pub struct Replayer {
     group: GroupName,
     replay: Replay,
     walk: DeadLetterWalk,
-    /// Target topic; `None` for a replay to the group.
-    target: Option<TopicSpec>,
+    /// Target topics by name; `None` if there is no such topic.
+    targets: BTreeMap<String, Option<TopicSpec>>,
     by_key: ByKey,
     /// Name in its claims, unique to this replayer.
     by: String,
@@ -158,23 +161,21 @@ impl Replayer {
         progress: ProgressSink,
     ) -> Result<Self> {
         replay.check()?;
-        let target = match &replay.to {
-            ReplayTo::Group => None,
-            ReplayTo::Topic { topic, partition } => {
-                topic.check_target()?;
-                let spec = backend.catalog().topic(topic).await?;
-                if let Some(partition) = partition.filter(|partition| partition.0 >= spec.partitions) {
-                    let message = format!("topic {topic} has no partition {partition}");
-                    return Err(Error::new(ErrorKind::NotFound, message));
-                }
-                Some(spec)
+        let mut targets = BTreeMap::new();
+        if let ReplayTo::Topic { topic, partition } = &replay.to {
+            topic.check_target()?;
+            let spec = backend.catalog().topic(topic).await?;
+            if let Some(partition) = partition.filter(|partition| partition.0 >= spec.partitions) {
+                let message = format!("topic {topic} has no partition {partition}");
+                return Err(Error::new(ErrorKind::NotFound, message));
             }
-        };
+            targets.insert(topic.to_string(), Some(spec));
+        }
         Ok(Self {
             backend,
             group,
             walk,
-            target,
+            targets,
             by_key: ByKey::new(),
             by: format!("replay-{:032x}", fastrand::u128(..)),
             pace: Pace::new(replay.rate),
@@ -202,17 +203,55 @@ impl Replayer {
                 self.pace.spend(self.batch.len(), now);
             }
         }
-        let mut partitions: BTreeMap<TopicPartition, Vec<DeadLetter>> = BTreeMap::new();
+        let mut ways: BTreeMap<(TopicPartition, Option<String>), Vec<DeadLetter>> = BTreeMap::new();
         for letter in &self.batch {
-            partitions.entry(letter.topic_partition.clone()).or_default().push(letter.clone());
+            let to = match &self.replay.to {
+                ReplayTo::Group => None,
+                ReplayTo::Topic { topic, .. } => Some(topic.as_str()),
+                ReplayTo::Noted => letter.history.replay_to(),
+            };
+            let way = (letter.topic_partition.clone(), to.map(str::to_owned));
+            ways.entry(way).or_default().push(letter.clone());
         }
-        for (topic_partition, letters) in partitions {
-            match self.target.clone() {
-                None => self.send_back(&topic_partition, &letters).await?,
+        for ((topic_partition, to), letters) in ways {
+            let Some(to) = to else {
+                self.send_back(&topic_partition, &letters).await?;
+                continue;
+            };
+            match self.target(&to).await? {
                 Some(target) => self.send_elsewhere(&topic_partition, &letters, &target).await?,
+                None => {
+                    for letter in &letters {
+                        self.replayed.refuse(
+                            letter,
+                            format!("its note names the topic {to:?}, which does not exist or is ours alone"),
+                        );
+                    }
+                    let came = Came { done: 0, passed_over: 0, refused: letters.len() };
+                    self.progress.tell(&topic_partition, LetterWork::Replay, came);
+                    self.finished(&letters);
+                }
             }
         }
         Ok(())
+    }
+
+    /// Returns the topic of this name. `None` if there is none.
+    async fn target(&mut self, name: &str) -> Result<Option<TopicSpec>> {
+        if let Some(known) = self.targets.get(name) {
+            return Ok(known.clone());
+        }
+        // Of our own topics none is a target.
+        let topic = name.parse::<TopicName>().and_then(|topic| topic.check_target().map(|()| topic));
+        let spec = match topic {
+            Err(_) => None,
+            Ok(topic) => match self.backend.catalog().topic(&topic).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                found => Some(found?),
+            },
+        };
+        self.targets.insert(name.to_owned(), spec.clone());
+        Ok(spec)
     }
 
     /// Returns whether letters were sent to a topic and are not deleted yet, because of an error. Whoever ends early calls
