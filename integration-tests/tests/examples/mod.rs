@@ -56,3 +56,14 @@ async fn a_codec_and_a_layer_refuse_what_is_wrong() {
     let expected = r#"100 readings, on average 24.75 degrees; dead letters: ["rejected", "undecodable"]"#;
     assert_eq!(run("codec").await.trim(), expected);
 }
+
+#[tokio::test]
+async fn policies_of_ones_own_decide() {
+    let expected = r#"dead letters by tenant: {"acme": (3, None), "initech": (1, Some("visits.slow"))}"#;
+    assert_eq!(run("policies").await.trim(), expected);
+}
+
+#[tokio::test]
+async fn tasks_have_their_effect_once_in_five_ways() {
+    assert!(run("once").await.starts_with("200 tasks in five ways, each had its effect once\n"));
+}
