@@ -6,6 +6,7 @@ pub(crate) mod dedup;
 pub(crate) mod delayed;
 pub(crate) mod durability;
 pub(crate) mod layers;
+pub(crate) mod trimming;
 pub(crate) mod unique;
 
 use std::time::Duration;

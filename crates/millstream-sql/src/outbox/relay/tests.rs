@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::error::Result;
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Topic, TopicPartition};
+use millstream_core::{Backend, Retention, Topic, TopicPartition};
 use millstream_memory::MemoryBackend;
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::OutboxRelayConfig;
 use super::run::Run;
 use super::topics::Topics;
+use super::trimming::Trims;
 use crate::outbox::row::{RowName, StoredRow};
 use crate::outbox::store::{self, Failed, Grant, PageLimits, Sample, Shares, Store};
 use crate::{Database, Outbox, migrate};
@@ -129,11 +130,12 @@ impl Scene {
     /// Starts a relay, which runs until the returned value is dropped.
     async fn relay(&self, name: &str, link: &Arc<Link>, config: &OutboxRelayConfig) -> watch::Sender<bool> {
         let catalog = self.backend.catalog().clone();
-        let mut topics = Topics::new(catalog, config.partitioner.clone(), config.window);
+        let mut topics = Topics::new(catalog.clone(), config.partitioner.clone(), config.window);
         topics.declare(&LINES.spec().expect("it works")).await.expect("it works");
         let (stop, stopped) = watch::channel(false);
         let log = self.backend.log().clone();
-        let run = Run::new(link.clone(), log, topics, config.clone(), Arc::new(Ignore), name.into(), stopped);
+        let known = (topics, Trims::new(log.clone(), catalog, Arc::new(Ignore)));
+        let run = Run::new(link.clone(), log, known, config.clone(), Arc::new(Ignore), name.into(), stopped);
         tokio::spawn(run.run());
         stop
     }
@@ -203,4 +205,16 @@ async fn what_was_stored_before_a_long_outage_is_not_stored_again() {
     until(&b.renewals, |count| *count >= before + 2).await;
     a.is_cut.send_replace(false);
     assert_eq!(scene.sent().await, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lossy_retention_holds_without_a_consumer() {
+    let scene = Scene::new().await;
+    let lossy = LINES.retention(Retention::Length(5)).spec().expect("it works");
+    scene.backend.catalog().create_topic(&lossy).await.expect("it works");
+    let link = Arc::new(Link::to(&scene.database));
+    let _relay = scene.relay("a", &link, &OutboxRelayConfig::default()).await;
+    scene.write(20).await;
+    scene.sent().await;
+    eventually(async || scene.sent().await == 5).await;
 }
