@@ -3,13 +3,14 @@
 -- KEYS[2] log STREAM the partition's log
 -- KEYS[3] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
 -- KEYS[4] settled... HASH what a group that is named has settled of pending packs
--- ARGV[1] token of the lease
+-- ARGV[1] token of the lease; or 'turn' or 'operator' of a client without one, whose KEYS[1] is trimmed: a STRING that
+--   exists for a second after a turn
 -- ARGV[2] limit maximum number of entries to drop
--- ARGV[3] rule 'consumed', 'consumed-after', 'age' or 'length'
--- ARGV[4] figure of the rule: milliseconds, messages, or 0
+-- ARGV[3] rule 'consumed', 'consumed-after', 'age', 'length' or 'below'
+-- ARGV[4] figure of the rule: milliseconds, messages, an id, or 0
 -- ARGV[5] groups... the names of the groups of KEYS[4], or '' if there are none
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, without those
---   that a named group has settled; or the error FENCED
+--   that a named group has settled; {0, 2} if another client had the turn; or the error FENCED
 local fence, log, packs = KEYS[1], KEYS[2], KEYS[3]
 local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local keys, names = KEYS, ARGV
@@ -20,8 +21,15 @@ local MAX_COST, PAGE = 20000, 200
 local MAX_SKIP_COST, MAX_SKIP_BYTES = 10000, 1048576
 -- Dropping unsettled entries: numbers of entries, of steps up to a pending one, and of pending ones of all groups.
 local MAX_LOST, MAX_STEPS, MAX_PENDING = 1000, 100, 5000
-limit, figure = tonumber(limit), tonumber(figure)
-if redis.call('HGET', fence, 'token') ~= token then
+-- How long a turn lasts.
+local TURN_MS = 1000
+limit = tonumber(limit)
+if token == 'turn' then
+  -- A server that is out of memory refuses it, and needs the trim all the more.
+  if not redis.pcall('SET', fence, '1', 'PX', TURN_MS, 'NX') then
+    return { 0, 2 }
+  end
+elseif token ~= 'operator' and redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
 end
 if redis.call('EXISTS', log) == 0 then
@@ -55,6 +63,15 @@ end
 local function more_gone()
   local oldest = newest and first()
   return newest and more_up_to(oldest and '(' .. oldest or '+') or 0
+end
+local below = rule == 'below' and wide(figure)
+figure = tonumber(figure) or 0
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
+-- Most calls find nothing to drop, and then cost nothing for each group.
+if rule == 'age' and (first() or old) >= old or rule == 'length' and not newest and redis.call('XLEN', log) <= figure then
+  return { 0, 0 }
 end
 local gone_before = more_gone()
 -- Returns how many messages of a pack a group has not settled. ONES: how many bits are set in half a byte.
@@ -147,10 +164,7 @@ for _ = 1, math.ceil(MAX_SKIP_COST / (#groups + 100)) do
 end
 
 -- What the rule drops: the entries below `cut`, `room` of them at most.
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
-local cut, room = watermark, limit
+local cut, room = below or watermark, limit
 if rule == 'consumed-after' then
   cut = watermark and watermark < old and watermark or watermark and old
 elseif rule == 'age' then

@@ -157,9 +157,10 @@ impl Case {
         let (stage, side) = plain.as_ref().map_or((stage, side), |plain| (plain, Side::Ours));
         let measured = match (self, side) {
             // What is stored once is compared with plain sends, which are compared with the bare client by themselves.
-            // So is what passes a layer.
-            (Self::Produce(it), Side::Bare) if it.dedup || it.ids || it.async_layer.is_some() => {
-                let plain = Produce { dedup: false, ids: false, async_layer: None, ..it.clone() };
+            // So is what passes a layer, and what a lossy retention drops.
+            (Self::Produce(it), Side::Bare) if it.is_beside_plain() => {
+                let plain =
+                    Produce { dedup: false, ids: false, length: None, async_layer: None, ..it.clone() };
                 if it.tasks > 0 {
                     ours::awaiting(stage, &plain).await
                 } else {

@@ -68,6 +68,8 @@ capabilities! {
     Dedup: "log", "deduplication of sends", ["Log::append_dedup", "Log::append_numbered"];
     /// To store no second entry with an id while the first one has still to be settled.
     Unique: "log", "unique ids of messages", ["Log::append_unique"];
+    /// To drop entries of a log without a lease; needed where a lossy retention is to hold without consumers.
+    UnleasedTrim: "log", "trimming without a lease", ["Log::trim_unleased"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
     /// and messages that kill processes are not detected.
     Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];

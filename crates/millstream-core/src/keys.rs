@@ -83,6 +83,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:packs:{}", Tag(tp)))
     }
 
+    /// String with a ttl: exists for a second after a client without a lease had its turn to trim the log.
+    #[must_use]
+    pub fn trimmed(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:trimmed:{}", Tag(tp)))
+    }
+
     /// Hash: the settled messages of a group's pending packs, by the ids of the packs.
     #[must_use]
     pub fn settled(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -358,11 +364,14 @@ impl Keys {
     }
 
     /// Returns patterns of the keys of a topic that sending with unique ids or packed messages needs beside those
-    /// [to send](Self::patterns_to_send): records of ids, the retries of all groups, and packs.
+    /// [to send](Self::patterns_to_send): records of ids, the retries of all groups, and packs; and those that a producer needs to
+    /// trim.
     #[must_use]
     pub fn patterns_to_send_unique(&self, topic: &TopicName) -> Vec<Key> {
         vec![
             self.key(format_args!("streaming:mq:packs:{{{topic}:p:*}}")),
+            self.key(format_args!("streaming:mq:settled:{{{topic}:p:*}}:*")),
+            self.key(format_args!("streaming:mq:trimmed:{{{topic}:p:*}}")),
             self.key(format_args!("streaming:mq:unique:{{{topic}:p:*}}")),
             self.key(format_args!("streaming:mq:unique:retry:{{{topic}:p:*}}:*")),
             self.key(format_args!("streaming:mq:retry:{{{topic}:p:*}}:*")),
@@ -539,6 +548,7 @@ mod tests {
             keys.unique_retry(&tp, &group),
             keys.finished(&shard),
             keys.numbered(&tp, 0x1f, 7),
+            keys.trimmed(&tp),
         ]
     }
 
@@ -611,6 +621,7 @@ mod tests {
             "streaming:mq:unique:retry:{orders:p:3}:billing",
             "streaming:mq:finished:{mails:q:1}",
             "streaming:mq:numbered:{orders:p:3}:0000000000000000000000000000001f-7",
+            "streaming:mq:trimmed:{orders:p:3}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

@@ -280,7 +280,7 @@ impl TopicChange {
         Self { retention: None, max_length: None, dead_letter_retention: None, packing: None }
     }
 
-    /// Changes the retention. Running consumers apply it within a minute.
+    /// Changes the retention. Running consumers and producers apply it within a minute.
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = Some(retention);
         self

@@ -223,6 +223,24 @@ impl LoopMonitor {
         observer.observe(&Event::Recovered { operation, topic_partition: scope.partition() });
     }
 
+    /// Records that a round had nothing to do, which does not prove that the server answers: a loop that has failed recovers when
+    /// the loop `witness` of the same [`Loops`] has succeeded since.
+    pub fn had_nothing_to_do(&self, witness: &str, observer: &dyn Observer) {
+        let mut state = lock(&self.state);
+        state.due = None;
+        if state.failures == 0 {
+            state.last = Instant::now();
+            return;
+        }
+        let failed_at = state.last;
+        drop(state);
+        let has_answered =
+            |it: &LoopState| it.operation == witness && it.failing.is_none() && it.last > failed_at;
+        if self.loops.states().iter().any(has_answered) {
+            self.succeeded(observer);
+        }
+    }
+
     /// Records that a round failed, logs it, emits [`Event::Failing`], and returns the pause before the next round:
     /// 50 ms to 2 s for a transient error, 1 s to 10 s for one that needs a repair. The pause has jitter, so that
     /// many loops do not try again at the same time.
@@ -301,6 +319,27 @@ mod tests {
         monitor.idle();
         tokio::time::advance(Duration::from_secs(3_600)).await;
         assert!(!loops.states()[0].stalled);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn having_nothing_to_do_is_no_recovery_until_another_loop_was_answered() {
+        let loops = Loops::default();
+        let (monitor, heart) = (loops.monitor("renew", topic()), loops.monitor("heartbeat", topic()));
+        heart.succeeded(&Ignore);
+        let step = Duration::from_secs(1);
+        let is_failing = || loops.states()[0].failing.is_some();
+        tokio::time::advance(step).await;
+        let away = Error::new(ErrorKind::Unavailable, "away");
+        let _ = monitor.failed(&away, &Ignore);
+        monitor.had_nothing_to_do("heartbeat", &Ignore);
+        assert!(is_failing(), "the other one was answered before");
+        tokio::time::advance(step).await;
+        let _ = heart.failed(&away, &Ignore);
+        monitor.had_nothing_to_do("heartbeat", &Ignore);
+        assert!(is_failing(), "the other one fails too");
+        heart.succeeded(&Ignore);
+        monitor.had_nothing_to_do("heartbeat", &Ignore);
+        assert!(!is_failing());
     }
 
     #[tokio::test(start_paused = true)]

@@ -98,6 +98,8 @@ pub(crate) struct Partition {
     pub(crate) unique: UniqueIds,
     /// Number of times that a message was scheduled that is due before all waiting ones.
     pub(crate) heads: u64,
+    /// Time of the last trim in turn.
+    pub(crate) trimmed: Option<Timestamp>,
 }
 
 /// State of a group in one partition.

@@ -2,10 +2,35 @@
 
 use std::time::Duration;
 
-use millstream_core::log::{Lost, Trimmed};
+use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
 use millstream_core::{Error, ErrorKind, MessageId, Result, Retention, Timestamp};
 
 use crate::state::Partition;
+
+/// Time after a turn in which nobody else has one.
+const TURN: Duration = Duration::from_secs(1);
+
+/// Trims for a client without a lease.
+pub(crate) fn trim_unleased(
+    partition: &mut Partition,
+    rule: UnleasedTrim,
+    now: Timestamp,
+) -> Result<Trimmed> {
+    match rule {
+        UnleasedTrim::OncePerSecond(retention) => {
+            if partition.trimmed.is_some_and(|at| at > now.saturating_sub(TURN)) {
+                let mut trimmed = Trimmed::default();
+                trimmed.skipped = true;
+                return Ok(trimmed);
+            }
+            partition.trimmed = Some(now);
+            trim(partition, retention, now)
+        }
+        UnleasedTrim::Now(retention) => trim(partition, retention, now),
+        UnleasedTrim::Below(id) => Ok(drop_below(partition, id, true)),
+        other => Err(Error::new(ErrorKind::Unsupported, format!("unsupported rule {other:?}"))),
+    }
+}
 
 pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timestamp) -> Result<Trimmed> {
     let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
@@ -21,15 +46,16 @@ pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timesta
             return Err(Error::new(ErrorKind::Unsupported, format!("unsupported retention {other:?}")));
         }
     };
-    let mut trimmed = Trimmed::default();
-    let Some(cut) = cut else { return Ok(trimmed) };
+    Ok(cut.map_or_else(Trimmed::default, |cut| drop_below(partition, cut, retention.is_lossy())))
+}
+
+fn drop_below(partition: &mut Partition, cut: MessageId, is_lossy: bool) -> Trimmed {
     // A pack stays until all of it may go.
     let cut = *partition.log.packs.around(cut).start();
-    if retention.is_lossy() {
-        trimmed.lost = lost(partition, cut);
-    }
-    trimmed.dropped = partition.log.drop_below(cut);
-    Ok(trimmed)
+    let lost = if is_lossy { lost(partition, cut) } else { Vec::new() };
+    let mut trimmed = Trimmed::new(partition.log.drop_below(cut));
+    trimmed.lost = lost;
+    trimmed
 }
 
 fn lost(partition: &Partition, cut: MessageId) -> Vec<Lost> {

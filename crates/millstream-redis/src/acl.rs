@@ -13,7 +13,8 @@ pub enum Access {
     Producer,
     /// Sends messages as a producer does, also with [unique ids](millstream_core::unique): whether a message is settled shows
     /// in the log and in the retries of all groups, so it may read and write both. A producer of [packed](millstream_core::packing) topics
-    /// needs these rights, too: a pack gets an id that has room before it, which shows in the log.
+    /// needs these rights, too: a pack gets an id that has room before it, which shows in the log. So does a producer that is to trim its
+    /// topic by a lossy [retention](millstream_core::Retention).
     UniqueProducer,
     /// Handles messages, with retries, dead letters and upkeep. Includes what a producer may do.
     Worker,
@@ -140,8 +141,9 @@ const SENDING: &[&lua::Script] = &[
     &lua::RECUR_PAUSE,
 ];
 
-/// Scripts of a producer with unique ids, or of packed topics, beside those. They read logs.
-const SENDING_UNIQUE: &[&lua::Script] = &[&lua::APPEND_UNIQUE, &lua::APPEND_PACKED, &lua::LENGTH_PACKED];
+/// Scripts of a producer with unique ids, or of packed topics, beside those, and to trim. They read logs.
+const SENDING_UNIQUE: &[&lua::Script] =
+    &[&lua::APPEND_UNIQUE, &lua::APPEND_PACKED, &lua::LENGTH_PACKED, &lua::MISSING_PACKED, &lua::TRIM];
 
 /// What a user of locks uses without a script.
 const LOCKS: &[&str] = &["eval", "evalsha", "hget", "hmget", "xread"];

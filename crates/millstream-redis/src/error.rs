@@ -89,7 +89,12 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
                 None => error,
             };
         }
-        ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
+        ErrorKind::Unavailable if error.detail().is_some_and(|text| text.contains(MAX_CLIENTS)) => {
+            "the server takes no more connections"
+        }
+        ErrorKind::Unavailable if phase == Phase::Connecting && error.code().is_none() => {
+            "the server cannot be reached"
+        }
         ErrorKind::Unavailable => "the server cannot serve now",
         ErrorKind::Unconfirmed => "no answer came, the request may or may not have been done",
         // The server's own text is about the refused command, not about the password.
@@ -97,6 +102,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
             return Error::new(kind, "the server asks for a password, and none was given");
         }
         ErrorKind::Denied if error.code() == Some("NOPERM") => "this user lacks a permission",
+        ErrorKind::Denied if error.code() == Some("DENIED") => "the server refuses this connection",
         ErrorKind::Denied => "the server refuses these credentials",
         ErrorKind::Unsupported => "the server lacks a required feature",
         ErrorKind::InvalidConfig => "the connection settings cannot be used",
@@ -217,6 +223,9 @@ pub(crate) fn unexpected(what: impl fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("unexpected answer of the server: {}", wire::cut(&what)))
 }
 
+/// Words of the error of a server that has as many connections as it takes, among those of other causes under `ERR`.
+const MAX_CLIENTS: &str = "max number of clients";
+
 fn classify(error: &RedisError, phase: Phase) -> ErrorKind {
     if let Some(code) = error.code() {
         return by_code(code, error.detail().unwrap_or_default());
@@ -247,7 +256,8 @@ fn known(code: &str) -> Option<ErrorKind> {
         // somebody reads with our lease.
         "MOVED" | "ASK" | "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY"
         | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" | "READER" => ErrorKind::Unavailable,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
+        // A server in protected mode says DENIED.
+        "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" => ErrorKind::Denied,
         "NOPROTO" => ErrorKind::Unsupported,
         _ => return None,
     })
@@ -268,7 +278,7 @@ fn by_code(code: &str, detail: &str) -> ErrorKind {
     let says = |text: &str| detail.contains(text);
     if says("unknown command") || says("nknown subcommand") || says("unknown redis command") {
         ErrorKind::Unsupported
-    } else if says("max number of clients") {
+    } else if says(MAX_CLIENTS) {
         ErrorKind::Unavailable
     } else if says("can't run this command") || says("can't access at least one of the keys") {
         ErrorKind::Denied
@@ -355,6 +365,11 @@ mod tests {
             ("UNBLOCKED the stream key no longer exists", ErrorKind::Unavailable),
             ("NOSCRIPT No matching script. Please use EVAL.", ErrorKind::Unavailable),
             ("ERR max number of clients reached", ErrorKind::Unavailable),
+            ("ERR max number of clients + cluster connections reached", ErrorKind::Unavailable),
+            (
+                "DENIED Redis is running in protected mode because protected mode is enabled",
+                ErrorKind::Denied,
+            ),
             ("NOAUTH Authentication required.", ErrorKind::Denied),
             ("WRONGPASS invalid username-password pair or user is disabled.", ErrorKind::Denied),
             ("NOPERM this user has no permissions to run the 'xadd' command", ErrorKind::Denied),

@@ -41,7 +41,7 @@ pub struct DeadLetterConfig {
     pub leave_for: Duration,
     /// Maximum number of letters of a partition that are handled at once. Default: 1.
     pub concurrency: usize,
-    /// Time limit for handlers to end at a shutdown. Default: 30 s.
+    /// Time limit for handlers to end at a shutdown. Default: 25 s.
     pub shutdown_timeout: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Default for DeadLetterConfig {
             hold: Duration::from_secs(30),
             leave_for: Duration::from_secs(60 * 60),
             concurrency: 1,
-            shutdown_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(25),
         }
     }
 }
@@ -224,7 +224,12 @@ impl DeadLetterConsumer {
             match tokio::time::timeout(self.timeout, &mut task).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::error!(%error, "the dead-letter consumer ended abnormally"),
-                Err(_) => task.abort(),
+                Err(_) => {
+                    tracing::warn!(
+                        "handlers of dead letters did not end in time: their letters are handled again"
+                    );
+                    task.abort();
+                }
             }
         }
         self.counts.report()

@@ -12,6 +12,7 @@ mod calls;
 
 mod panics;
 mod report;
+mod trimming;
 
 pub mod extract;
 pub mod test;

@@ -24,6 +24,8 @@ pub struct Report {
     pub checked: u64,
     /// Messages that were read and not settled when their partition was released or lost: the next owner gets them first.
     pub handed_back: u64,
+    /// Those of them that were left because the shutdown timeout was over: they are handled again.
+    pub unsettled: u64,
 }
 
 /// The counters behind a [`Report`].
@@ -37,6 +39,7 @@ pub(crate) struct Counts {
     pub(crate) duplicates: AtomicU64,
     pub(crate) checked: AtomicU64,
     pub(crate) handed_back: AtomicU64,
+    pub(crate) unsettled: AtomicU64,
 }
 
 impl Counts {
@@ -69,6 +72,7 @@ impl Counts {
             duplicates: get(&self.duplicates),
             checked: get(&self.checked),
             handed_back: get(&self.handed_back),
+            unsettled: get(&self.unsettled),
         }
     }
 }

@@ -59,6 +59,8 @@ struct Memo {
     taken: HashMap<(TopicPartition, MessageId), GroupName>,
     /// The id up to which entries are trimmed.
     trimmed: HashMap<TopicPartition, MessageId>,
+    /// Partitions of which a client had the turn to trim.
+    turns: HashSet<TopicPartition>,
     /// The position at which a group starts again with its next fetch.
     rewound: HashMap<(TopicPartition, GroupName), MessageId>,
     /// Entries that were promoted once.
@@ -107,6 +109,7 @@ impl Mutant {
             Self::LengthsUnsupported => Capability::Lengths,
             Self::DedupUnsupported => Capability::Dedup,
             Self::UniqueUnsupported => Capability::Unique,
+            Self::UnleasedTrimUnsupported => Capability::UnleasedTrim,
             Self::DurabilityUnsupported => Capability::Durability,
             Self::TrimDeadLettersUnsupported => Capability::TrimDeadLetters,
             Self::TrimDeadTasksUnsupported => Capability::TrimDeadTasks,

@@ -239,6 +239,18 @@ sabotages! {
     TrimIgnoresAge,
     /// A trim by length keeps one entry too many.
     TrimKeepsOneMore,
+    /// A trim without a lease does nothing.
+    UnleasedTrimForgotten,
+    /// Trims without a lease have no turns.
+    UnleasedTrimAnytime,
+    /// After the first turn nobody has another one.
+    UnleasedTrimOnce,
+    /// A trim without a lease drops what is old enough, whether the retention protects it or not.
+    UnleasedTrimDropsUnsettled,
+    /// A trim up to an id drops the entry with that id, too.
+    TrimBelowIncludesTheId,
+    /// A trim up to an id keeps what is not settled.
+    TrimBelowKeepsUnsettled,
     /// The entries that a trim has lost are not reported.
     LossUntold,
     /// Pending entries are counted as unread.
@@ -955,6 +967,8 @@ sabotages! {
     TrimDeadTasksUnsupported,
     /// It claims unique ids, and answers that it is unsupported.
     UniqueUnsupported,
+    /// As [`SeekUnsupported`](Self::SeekUnsupported).
+    UnleasedTrimUnsupported,
     /// It claims deleting queues, and answers that it is unsupported.
     DeleteQueueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.

@@ -233,7 +233,7 @@ impl Scenario {
         };
         // Who leaves gives handlers up that take too long, and cannot settle while the server is away.
         let has = |trouble| self.troubles.contains(&trouble);
-        let patient = self.slow < self.shutdown_timeout && !has(Trouble::Outages);
+        let patient = self.slow < self.shutdown_timeout * 3 / 4 && !has(Trouble::Outages);
         let dies = self.actions.iter().any(|(_, action)| matches!(action, Action::Kill(_)));
         (patient || !has(Trouble::Leaves)) && !dies && self.troubles.iter().all(harmless)
     }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::event::LetterWork;
-use millstream_core::log::Append;
+use millstream_core::log::{Append, full};
 use millstream_core::partitioner::{ByKey, Partitioner};
 use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
-    Backend, DeadLetter, Error, ErrorKind, GroupName, Limits, MessageId, Partition, Result, TopicName,
-    TopicPartition, TopicSpec,
+    Backend, Capability, DeadLetter, Error, ErrorKind, GroupName, Limits, MessageId, Partition, Result,
+    TopicName, TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
 
@@ -31,6 +31,8 @@ pub const REPLAYED_REASON: &str = "millstream-replayed-reason";
 
 /// Maximum number of letters in one step.
 const STEP: usize = 100;
+/// Pause while the target has no room, and the time after which that is an error: the default time limit of a send.
+const FULL: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// Maximum number of refused letters for which the reason is kept.
 const TOLD: usize = 100;
 
@@ -146,6 +148,8 @@ pub struct Replayer {
     pace: Pace,
     /// Letters that were read and are not processed yet.
     batch: Vec<DeadLetter>,
+    /// Since when the target has had no room for any letter.
+    full_since: Option<Instant>,
     /// Letters that were sent to a topic and are not deleted yet.
     sent: Vec<(TopicPartition, MessageId)>,
     replayed: Replayed,
@@ -169,6 +173,9 @@ impl Replayer {
                 let message = format!("topic {topic} has no partition {partition}");
                 return Err(Error::new(ErrorKind::NotFound, message));
             }
+            if spec.max_length.is_some() {
+                backend.require(Capability::Lengths)?;
+            }
             targets.insert(topic.to_string(), Some(spec));
         }
         Ok(Self {
@@ -181,6 +188,7 @@ impl Replayer {
             pace: Pace::new(replay.rate),
             replay,
             batch: Vec::new(),
+            full_since: None,
             sent: Vec::new(),
             replayed: Replayed::default(),
             progress,
@@ -188,11 +196,11 @@ impl Replayer {
     }
 
     /// Runs one step: as many letters as the rate allows, at most 100. [`wait`](Self::wait) returns when to run the
-    /// next one.
+    /// next one. A target with a [bound](millstream_core::TopicSpec::max_length) gets as many as it has room for.
     ///
     /// # Errors
     /// Transient ones: the next call continues where this one ended. A message that was sent to a topic without an
-    /// answer is then sent again, so it may be there twice.
+    /// answer is then sent again, so it may be there twice. [`ErrorKind::Backpressure`] if the target has had no room for 30 s.
     pub async fn run_once(&mut self) -> Result<()> {
         self.delete_sent().await?;
         let now = Instant::now();
@@ -286,7 +294,11 @@ impl Replayer {
     /// Returns how long to wait before the next step, to keep to the rate.
     #[must_use]
     pub fn wait(&self) -> Duration {
-        if self.batch.is_empty() { self.pace.wait(Instant::now()) } else { Duration::ZERO }
+        match self.full_since {
+            Some(_) => FULL.0,
+            None if self.batch.is_empty() => self.pace.wait(Instant::now()),
+            None => Duration::ZERO,
+        }
     }
 
     /// Returns whether nothing is left to do.
@@ -344,6 +356,15 @@ impl Replayer {
         letters: &[DeadLetter],
         target: &TopicSpec,
     ) -> Result<()> {
+        let mut messages: Vec<_> =
+            letters.iter().map(|letter| (letter, self.message(letter, target))).collect();
+        if let Some(bound) = target.max_length {
+            self.leave_what_has_no_room(&mut messages, bound).await?;
+        }
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let letters: Vec<DeadLetter> = messages.iter().map(|(letter, _)| (*letter).clone()).collect();
         let claim = Claim { by: self.by.clone(), hold: self.replay.hold, left_too: true };
         let began = Instant::now();
         let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
@@ -354,8 +375,8 @@ impl Replayer {
             return Ok(());
         }
         let (mut mine, mut appends, mut free) = (Vec::new(), Vec::new(), Vec::new());
-        for letter in letters.iter().filter(|letter| claimed.contains(&letter.id)) {
-            match self.message(letter, target) {
+        for (letter, message) in messages.into_iter().filter(|(letter, _)| claimed.contains(&letter.id)) {
+            match message {
                 Ok(append) => {
                     mine.push(letter.id);
                     appends.push(append);
@@ -395,6 +416,46 @@ impl Replayer {
         }
         deleted?;
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Takes out the messages whose partition has no room: their letters stay for a later step.
+    async fn leave_what_has_no_room(
+        &mut self,
+        messages: &mut Vec<(&DeadLetter, std::result::Result<Append, String>)>,
+        bound: u64,
+    ) -> Result<()> {
+        let mut rooms: BTreeMap<TopicPartition, u64> = BTreeMap::new();
+        for append in messages.iter().filter_map(|(_, message)| message.as_ref().ok()) {
+            rooms.insert(append.topic_partition.clone(), 0);
+        }
+        let partitions: Vec<_> = rooms.keys().cloned().collect();
+        for (room, length) in rooms.values_mut().zip(self.backend.log().lengths(&partitions).await?) {
+            *room = bound.saturating_sub(length);
+        }
+        let mut is_full = None;
+        messages.retain(|(_, message)| {
+            let Ok(append) = message else { return true };
+            match rooms.get_mut(&append.topic_partition) {
+                Some(room @ 1..) => {
+                    *room -= 1;
+                    true
+                }
+                _ => {
+                    is_full = Some(append.topic_partition.clone());
+                    false
+                }
+            }
+        });
+        match is_full {
+            Some(tp) if messages.is_empty() => {
+                let since = *self.full_since.get_or_insert_with(Instant::now);
+                if since.elapsed() < FULL.1 { Ok(()) } else { Err(full(&tp, bound)) }
+            }
+            _ => {
+                self.full_since = None;
+                Ok(())
+            }
+        }
     }
 
     /// Deletes the letters that were sent, before any others are sent: so only a crash can cause a second copy.

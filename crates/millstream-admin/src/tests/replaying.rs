@@ -8,7 +8,7 @@ use millstream_core::inspect::{Range, Stream};
 use millstream_core::log::{Receipt, Source};
 use millstream_core::wire::{self, Decoded};
 use millstream_core::{
-    Backend, DeadLetter, Envelope, ErrorKind, Limits, MessageId, Partition, TopicPartition,
+    Backend, DeadLetter, Envelope, ErrorKind, Limits, MessageId, Partition, TopicChange, TopicPartition,
 };
 use millstream_memory::MemoryBackend;
 use millstream_testkit::chaos::{Chaos, Client, Faults, Role};
@@ -393,4 +393,32 @@ async fn whatever_fails_nothing_is_lost() {
         doubles += copies.values().filter(|copies| **copies > 1).count();
     }
     assert!(doubles > 0, "answers of appends were lost: those cannot but be sent again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_with_a_bound_gets_no_more_than_it_has_room_for() {
+    let grave = Grave::new(30).await;
+    let target = "repairs".parse().expect("a name");
+    let bound = TopicChange::new().max_length(2);
+    grave.backend.catalog().alter_topic(&target, &bound).await.expect("altered");
+    let mut replayer = grave.letters.replayer(&everything(), elsewhere()).await.expect("a replayer");
+    let began = Instant::now();
+    let full = replayer.run().await.expect_err("it is full, and nobody reads it");
+    assert_eq!(full.kind(), ErrorKind::Backpressure, "{full}");
+    assert!(began.elapsed() >= Duration::from_secs(30), "it waited for room: {:?}", began.elapsed());
+    let sent = u64::from(2 * PARTITIONS);
+    assert_eq!((replayer.replayed().replayed, grave.sent().await.len() as u64), (sent, sent));
+    assert_eq!(replayer.replayed().replayed + grave.count().await, 30);
+    // With room it goes on, and no letter is sent twice.
+    let admin = Admin::new(grave.backend.clone());
+    let mut copies = grave.copies().await;
+    while !replayer.is_done() {
+        admin.trim_topic_below(&target, None, MessageId::MAX).await.expect("trimmed");
+        while replayer.run_once().await.is_ok() && !replayer.is_done() && grave.sent().await.is_empty() {
+            tokio::time::sleep(replayer.wait()).await;
+        }
+        assert!(grave.sent().await.len() as u64 <= sent);
+        copies.extend(grave.copies().await);
+    }
+    assert_eq!((copies.len(), replayer.replayed().replayed), (27, 27));
 }

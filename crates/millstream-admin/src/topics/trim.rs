@@ -3,17 +3,13 @@
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::catalog::{PartitionStats, Pin};
 use millstream_core::inspect::MAX_PAGE;
-use millstream_core::log::{Lost, Source, Trimmed};
+use millstream_core::log::{Lost, Source, Trimmed, UnleasedTrim};
 use millstream_core::{
-    Capability, Error, ErrorKind, GroupName, Lease, MessageId, Partition, Place, Result, Retention, Start,
-    TopicName, TopicPartition,
+    Capability, Error, ErrorKind, GroupName, MessageId, Partition, Place, Result, Retention, Start,
+    TopicName, TopicPartition, TopicSpec,
 };
 
 use crate::Admin;
-use crate::reset::{acquire, release};
-
-/// Owner name of the leases during a trim, visible to users.
-const OWNER: &str = "trim";
 
 /// Number of partitions that are read at once.
 const AT_ONCE: usize = 8;
@@ -64,74 +60,55 @@ pub struct PartitionTrimmed {
     pub dropped: u64,
     /// Dropped entries that groups had not settled, in the order of the groups' names.
     pub lost: Vec<Lost>,
-    /// A group with consumers, if each group has some: nothing was done, since the consumers of a topic trim it by
-    /// themselves, at least once a minute.
-    pub in_use_by: Option<GroupName>,
 }
 
 impl Admin {
-    /// Drops the log entries of a topic that a retention does not keep: usually that of the topic, which its running
-    /// consumers apply by themselves. A topic whose consumers are stopped needs this. It is the trim that consumers run,
-    /// under the lease of a group without consumers, one partition after the other; that lease is held meanwhile.
+    /// Drops the log entries of a topic that a retention does not keep: usually that of the topic, which its running consumers
+    /// and producers apply by themselves. It needs no group and no lease.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::InvalidConfig`] for one without groups, where
-    /// there is no lease; those of [`Log::trim`](millstream_core::Log::trim). Entries that were dropped before the error
-    /// stay dropped, and the call can be repeated.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; those of
+    /// [`Log::trim_unleased`](millstream_core::Log::trim_unleased). Entries that were dropped before the error stay dropped, and
+    /// the call can be repeated.
     pub async fn trim_topic(&self, topic: &TopicName, retention: Retention) -> Result<Vec<PartitionTrimmed>> {
+        self.trim_by(topic, None, UnleasedTrim::Now(retention)).await
+    }
+
+    /// Drops the log entries with ids below `id`, of one partition or all, **whether groups have settled them or not**.
+    ///
+    /// # Errors
+    /// As [`trim_topic`](Self::trim_topic); [`ErrorKind::NotFound`] also for a partition that
+    /// does not exist.
+    pub async fn trim_topic_below(
+        &self,
+        topic: &TopicName,
+        partition: Option<Partition>,
+        id: MessageId,
+    ) -> Result<Vec<PartitionTrimmed>> {
+        self.trim_by(topic, partition, UnleasedTrim::Below(id)).await
+    }
+
+    async fn trim_by(
+        &self,
+        topic: &TopicName,
+        partition: Option<Partition>,
+        rule: UnleasedTrim,
+    ) -> Result<Vec<PartitionTrimmed>> {
         let spec = self.backend.catalog().topic(topic).await?;
-        let groups = self.backend.catalog().groups(topic).await?;
-        if groups.is_empty() {
-            let why = format!("topic {topic} has no group, and so nobody may trim it: create a group first");
-            return Err(Error::new(ErrorKind::InvalidConfig, why).at(topic));
-        }
-        // A lease that has expired may still be renewed by consumers that could not reach the server for a while.
-        let (mut free, mut used) = (Vec::new(), None);
-        for group in groups {
-            if self.backend.members().roster(topic, &group).await?.living().next().is_none() {
-                free.push(group);
-            } else {
-                used = used.or(Some(group));
-            }
-        }
         let mut all = Vec::new();
-        for topic_partition in spec.iter() {
-            all.push(self.trim_partition(&topic_partition, &free, used.as_ref(), retention).await?);
+        for topic_partition in partitions(&spec, partition)? {
+            let Trimmed { dropped, lost, .. } = self.trim_all(&topic_partition, rule).await?;
+            let partition = topic_partition.partition;
+            all.push(PartitionTrimmed { partition, dropped: dropped as u64, lost });
         }
         Ok(all)
     }
 
-    async fn trim_partition(
-        &self,
-        topic_partition: &TopicPartition,
-        free: &[GroupName],
-        used: Option<&GroupName>,
-        retention: Retention,
-    ) -> Result<PartitionTrimmed> {
-        let partition = topic_partition.partition;
-        let mut in_use_by = used.cloned();
-        for group in free {
-            let lease = match acquire(&self.backend, topic_partition.clone(), group, OWNER).await {
-                Ok(lease) => lease,
-                Err(error) if error.kind() == ErrorKind::Fenced => {
-                    in_use_by = in_use_by.or(Some(group.clone()));
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let trimmed = self.trim_all(&lease, retention).await;
-            release(&self.backend, &lease).await;
-            let Trimmed { dropped, lost, .. } = trimmed?;
-            return Ok(PartitionTrimmed { partition, dropped: dropped as u64, lost, in_use_by: None });
-        }
-        Ok(PartitionTrimmed { partition, dropped: 0, lost: Vec::new(), in_use_by })
-    }
-
     /// Trims until nothing is left to drop.
-    async fn trim_all(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+    async fn trim_all(&self, tp: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
         let mut all = Trimmed::default();
         for _ in 0..CALLS {
-            let Trimmed { dropped, lost, more, .. } = self.backend.log().trim(lease, retention).await?;
+            let Trimmed { dropped, lost, more, .. } = self.backend.log().trim_unleased(tp, rule).await?;
             all.dropped += dropped;
             for lost in lost {
                 match all.lost.iter_mut().find(|known| known.group == lost.group) {
@@ -150,16 +127,38 @@ impl Admin {
         Ok(all)
     }
 
-    /// Returns the entries of each partition that [`trim_topic`](Self::trim_topic) would drop at the moment, whoever owns
-    /// it. Nothing is changed.
+    /// Returns the entries of each partition that [`trim_topic`](Self::trim_topic) would drop at the moment. Nothing is changed.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::Unsupported`] for a backend that cannot count
-    /// entries; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist;
+    /// [`ErrorKind::Unsupported`] for a backend that cannot count entries; transient ones.
     pub async fn trim_topic_preview(
         &self,
         topic: &TopicName,
         retention: Retention,
+    ) -> Result<Vec<TrimPreview>> {
+        self.preview(topic, None, UnleasedTrim::Now(retention)).await
+    }
+
+    /// Returns the entries of each partition that [`trim_topic_below`](Self::trim_topic_below) would drop at the moment. Nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// As [`trim_topic_preview`](Self::trim_topic_preview).
+    pub async fn trim_topic_below_preview(
+        &self,
+        topic: &TopicName,
+        partition: Option<Partition>,
+        id: MessageId,
+    ) -> Result<Vec<TrimPreview>> {
+        self.preview(topic, partition, UnleasedTrim::Below(id)).await
+    }
+
+    async fn preview(
+        &self,
+        topic: &TopicName,
+        partition: Option<Partition>,
+        rule: UnleasedTrim,
     ) -> Result<Vec<TrimPreview>> {
         for needed in [Capability::Lengths, Capability::Count, Capability::Pins, Capability::Stats] {
             self.backend.require(needed)?;
@@ -172,7 +171,7 @@ impl Admin {
             let stats = catalog.stats(&spec, &group).await?;
             groups.push((group, stats));
         }
-        let partitions: Vec<_> = spec.iter().collect();
+        let partitions = partitions(&spec, partition)?;
         let lengths = self.backend.log().lengths(&partitions).await?;
         let previews = partitions.into_iter().zip(lengths).map(|(tp, length)| {
             let (groups, pins) = (&groups, &pins);
@@ -183,7 +182,7 @@ impl Admin {
                 let groups: Vec<_> =
                     groups.iter().filter_map(|(group, stats)| Some((group.clone(), of(stats)?))).collect();
                 let pin = pins.iter().find(|pin| pin.partition == tp.partition);
-                self.preview_partition(&tp, length, &groups, pin, retention).await
+                self.preview_partition(&tp, length, &groups, pin, rule).await
             }
         });
         stream::iter(previews).buffered(AT_ONCE).try_collect().await
@@ -195,7 +194,7 @@ impl Admin {
         length: u64,
         groups: &[(GroupName, PartitionStats)],
         pin: Option<&Pin>,
-        retention: Retention,
+        rule: UnleasedTrim,
     ) -> Result<TrimPreview> {
         let mut preview = TrimPreview { partition: tp.partition, length, dropped: 0, lost: Vec::new() };
         let now = self.backend.schedule().now_at(&Place::from(tp.clone())).await?;
@@ -203,14 +202,19 @@ impl Admin {
         // Where nothing is pinned, every group has settled everything.
         let has_groups = groups.iter().any(|(_, stats)| stats.position.is_some());
         let settled = has_groups.then(|| pin.map_or(MessageId::MAX, |pin| pin.watermark));
-        let cut = match retention {
-            Retention::Consumed => settled,
-            Retention::ConsumedAfter(age) => settled.map(|settled| settled.min(old(age))),
-            Retention::Age(age) => Some(old(age)),
-            Retention::Length(entries) => {
+        let cut = match rule {
+            UnleasedTrim::Below(id) => Some(id),
+            UnleasedTrim::Now(Retention::Consumed) => settled,
+            UnleasedTrim::Now(Retention::ConsumedAfter(age)) => settled.map(|settled| settled.min(old(age))),
+            UnleasedTrim::Now(Retention::Age(age)) => Some(old(age)),
+            UnleasedTrim::Now(Retention::Length(entries)) => {
                 preview.dropped = length.saturating_sub(entries);
                 if preview.dropped > 0 {
-                    preview.lost = groups.iter().filter_map(|of| lost_of_length(of, entries)).collect();
+                    for (group, stats) in groups {
+                        preview
+                            .lost
+                            .extend(self.lost_of_oldest(tp, group, stats, preview.dropped, entries).await?);
+                    }
                 }
                 None
             }
@@ -221,7 +225,7 @@ impl Admin {
             MessageId::MAX => length,
             cut => self.count(tp, Start::Earliest, cut).await?.min(length),
         };
-        if retention.is_lossy() && preview.dropped > 0 {
+        if rule.is_lossy() && preview.dropped > 0 {
             for (group, stats) in groups {
                 preview.lost.extend(self.lost_below(tp, group, stats, cut).await?);
             }
@@ -256,14 +260,59 @@ impl Admin {
         let none = unread == Some(0) && pending == Some(0);
         Ok((!none).then(|| LostPreview { group: group.clone(), unread, pending }))
     }
+
+    /// Returns the entries that a group has not settled among the oldest `dropped`, those that are not the newest `entries`, if
+    /// there are any.
+    async fn lost_of_oldest(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        stats: &PartitionStats,
+        dropped: u64,
+        entries: u64,
+    ) -> Result<Option<LostPreview>> {
+        if stats.position.is_none() {
+            return Ok(None);
+        }
+        let unread = stats.lag.map(|lag| lag.saturating_sub(entries));
+        let pending =
+            if stats.pending > 0 { self.pending_of_oldest(tp, group, dropped).await? } else { Some(0) };
+        let none = unread == Some(0) && pending == Some(0);
+        Ok((!none).then(|| LostPreview { group: group.clone(), unread, pending }))
+    }
+
+    /// Counts a group's pending entries among the oldest `dropped`: each step counts the entries up to one of them, of a range
+    /// that has half as many as the one before.
+    async fn pending_of_oldest(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        dropped: u64,
+    ) -> Result<Option<u64>> {
+        let page = self.backend.inspect()?.pending(tp, group, Source::Log, MessageId::ZERO, MAX_PAGE).await?;
+        let (mut low, mut high) = (0, page.items.len());
+        let (mut start, mut before) = (Start::Earliest, 0);
+        while low < high {
+            let middle = low.midpoint(high);
+            let id = page.items[middle].id;
+            let counted = self.backend.catalog().count(tp, start, Some(id), TrimPreview::LIMIT).await?;
+            match before + counted {
+                beyond if beyond > dropped => high = middle,
+                _ if counted >= TrimPreview::LIMIT => return Ok(None),
+                up_to => (low, start, before) = (middle + 1, Start::After(id), up_to),
+            }
+        }
+        Ok((low < page.items.len() || !page.more).then_some(low as u64))
+    }
 }
 
-/// Returns the entries that a group has not settled among those that are not the newest `entries`, if there are any.
-fn lost_of_length((group, stats): &(GroupName, PartitionStats), entries: u64) -> Option<LostPreview> {
-    stats.position?;
-    let unread = stats.lag.map(|lag| lag.saturating_sub(entries));
-    // Which of the pending entries are among the newest is not known.
-    let pending = if stats.pending == 0 { Some(0) } else { None };
-    let none = unread == Some(0) && pending == Some(0);
-    (!none).then(|| LostPreview { group: group.clone(), unread, pending })
+/// Returns the partitions of a topic, or one of them.
+fn partitions(spec: &TopicSpec, one: Option<Partition>) -> Result<Vec<TopicPartition>> {
+    let all = spec.iter().filter(|tp| one.is_none_or(|one| tp.partition == one));
+    let all: Vec<_> = all.collect();
+    if let (Some(one), true) = (one, all.is_empty()) {
+        let why = format!("topic {} has no partition {one}", spec.name);
+        return Err(Error::new(ErrorKind::NotFound, why).at(&spec.name));
+    }
+    Ok(all)
 }

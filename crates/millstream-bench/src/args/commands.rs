@@ -105,9 +105,20 @@ pub(crate) struct Produce {
     /// Gives each message a dedup id. The baseline is the same producer with plain sends.
     #[arg(long, conflicts_with = "dedup")]
     pub(crate) ids: bool,
+    /// The topic keeps this many messages of a partition, and the producer drops the others. The baseline is the same producer
+    /// with a topic that drops nothing.
+    #[arg(long, value_name = "N", conflicts_with_all = ["dedup", "ids"], value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) length: Option<u64>,
     /// Sends through an asynchronous layer. The baseline is the same producer without it.
-    #[arg(long, value_enum, value_name = "WAY", conflicts_with_all = ["dedup", "ids"])]
+    #[arg(long, value_enum, value_name = "WAY", conflicts_with_all = ["dedup", "ids", "length"])]
     pub(crate) async_layer: Option<AsyncLayer>,
+}
+
+impl Produce {
+    /// Whether it is compared with the same producer and plain sends.
+    pub(crate) fn is_beside_plain(&self) -> bool {
+        self.dedup || self.ids || self.length.is_some() || self.async_layer.is_some()
+    }
 }
 
 /// An asynchronous layer of a producer that changes nothing.

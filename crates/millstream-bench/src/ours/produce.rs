@@ -8,7 +8,7 @@ use bytes::Bytes;
 use millstream::admin::{InUse, Training};
 use millstream::codec::BoxError;
 use millstream::layer::AsyncProducerLayer;
-use millstream::{Envelope, Millstream, Producer, Record, Topic};
+use millstream::{Envelope, Millstream, Producer, Record, Retention, Topic};
 
 use super::{PORTION, topic};
 use crate::args::{AsyncLayer, Packed, Produce, Spread};
@@ -18,7 +18,7 @@ use crate::work::{Payloads, key_of};
 /// Sends in bulk.
 pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
-    let topic = topic(of.spread, false);
+    let topic = topic_of(of);
     give_dictionary(&mq, &topic, stage, of.spread).await?;
     let producer = producer(&mq, topic, of).await?;
     let (messages, chunk) = (of.messages.messages, of.chunk.into());
@@ -26,6 +26,15 @@ pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let meter = stage.meter().await?;
     send_all(&producer, &payloads, messages, chunk, of.spread.keys, ids_of_a_run(of)).await?;
     meter.stop(of.messages.messages).await
+}
+
+/// Returns the topic, with a lossy retention if one is measured.
+fn topic_of(of: &Produce) -> Topic<Bytes> {
+    let topic = topic(of.spread, false);
+    match of.length {
+        Some(messages) => topic.retention(Retention::Length(messages)),
+        None => topic,
+    }
 }
 
 async fn producer(mq: &Millstream, topic: Topic<Bytes>, of: &Produce) -> Result<Producer<Bytes>> {
@@ -125,7 +134,7 @@ async fn send_all(
 /// Runs many tasks that share a producer. Each sends one message at a time and awaits every reply.
 pub(crate) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
-    let topic = topic(of.spread, false);
+    let topic = topic_of(of);
     give_dictionary(&mq, &topic, stage, of.spread).await?;
     let producer = producer(&mq, topic, of).await?;
     let messages = of.messages.messages;

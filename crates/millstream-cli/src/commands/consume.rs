@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
+use crate::commands::StopWithin;
 use crate::commands::exec::Exec;
 use crate::commands::message::View;
 use crate::commands::message::format::FormatArgs;
@@ -33,18 +34,12 @@ const PAUSE_CHECK: Duration = Duration::from_secs(2);
 /// Maximum number of messages that are read ahead per partition: the default of consumers.
 const PREFETCH: u32 = 512;
 
-/// Maximum time of running commands after the first signal. The second signal ends them.
-const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
-
-/// Maximum time for the last settlements at the end.
-const SHUTDOWN: Duration = Duration::from_secs(30);
-
 /// Handles messages as a member of a group: prints them, or runs a command for each
 ///
 /// A message is acknowledged when it has been printed, or when its command has exited with 0. Other members of the
 /// group receive other messages; if this one dies, they receive its remaining messages. The command runs until it is
-/// stopped; then it completes the messages that it has begun, and returns the others. A second signal does not wait for
-/// commands. If it is stopped before --limit or --until-empty is reached, the exit code is 130.
+/// stopped; then it completes the messages that it has begun, for up to --shutdown-timeout, and returns the others. A second
+/// signal does not wait for commands. If it is stopped before --limit or --until-empty is reached, the exit code is 130.
 ///
 /// With --exec the shell runs the command for each message. Its stdin is the payload, and its environment contains
 /// `MILLSTREAM_TOPIC`, `MILLSTREAM_GROUP`, `MILLSTREAM_PARTITION`, `MILLSTREAM_ID`, `MILLSTREAM_TIME_MS`,
@@ -108,6 +103,8 @@ pub(crate) struct Consume {
     #[arg(long, value_name = "NAME")]
     member_id: Option<String>,
     #[command(flatten)]
+    stop: StopWithin,
+    #[command(flatten)]
     format: FormatArgs,
 }
 
@@ -133,7 +130,11 @@ pub(in crate::commands) const DATA: Table = &[("consume", of::<View>())];
 
 impl Consume {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
-        let is_new = !cx.admin().groups(&self.topic).await.is_ok_and(|groups| groups.contains(&self.group));
+        // Unless it is certain, nothing is said.
+        let is_new = match cx.admin().groups(&self.topic).await {
+            Ok(groups) => !groups.contains(&self.group),
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        };
         let builder = self.consumer(cx).await?;
         // Before the consumer starts, which creates a deleted log again.
         emptiness::note(cx, &self.topic, None).await;
@@ -194,7 +195,7 @@ impl Consume {
             1 => consumer,
             several => consumer.concurrency(Concurrency::PerKey(several)),
         }
-        .shutdown_timeout(UNTIL_THE_SECOND_SIGNAL))
+        .shutdown_timeout(self.stop.shutdown_timeout))
     }
 
     /// Prints messages, each before it is acknowledged. Returns whether a signal ended it.
@@ -231,8 +232,8 @@ impl Consume {
             }
         };
         match ended {
-            Ended::Done => Ok((shut_down(puller).await?, false)),
-            Ended::Stopped => Ok((shut_down(puller).await?, true)),
+            Ended::Done => Ok((self.shut_down(puller).await?, false)),
+            Ended::Stopped => Ok((self.shut_down(puller).await?, true)),
             Ended::Failed(error, unprinted) => {
                 // The unprinted message stays pending during the shutdown, and the next owner receives it first.
                 puller.shutdown_within(Duration::ZERO).await;
@@ -315,14 +316,19 @@ impl Consume {
         tokio::select! {
             biased;
             () = async { while running.join_next().await.is_some() {} } => {}
-            again = again => {
-                again?;
+            over = async {
+                tokio::select! {
+                    again = again => again,
+                    () = self.stop.commands_are_over() => Ok(()),
+                }
+            } => {
+                over?;
                 // They are killed and their messages snoozed, which does not count as a failed attempt.
                 cut.send_replace(true);
                 while running.join_next().await.is_some() {}
             }
         }
-        let report = shut_down(puller).await?;
+        let report = self.shut_down(puller).await?;
         match ended {
             Ended::Done => Ok((report, false)),
             Ended::Stopped => Ok((report, true)),
@@ -360,21 +366,23 @@ impl Consume {
             other => other.map(|_| false).context("cannot determine whether anything is left"),
         }
     }
-}
 
-/// Shuts down within [`SHUTDOWN`], unless another signal arrives.
-async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
-    tokio::select! {
-        biased;
-        report = puller.shutdown() => Ok(report),
-        stopped = context::stopped() => {
-            stopped?;
-            Err(Interrupted.into())
+    /// Shuts down within the time limit, unless another signal arrives.
+    async fn shut_down(&self, puller: Puller<Bytes>) -> Result<Report> {
+        let report = tokio::select! {
+            biased;
+            report = puller.shutdown() => report,
+            stopped = context::stopped() => {
+                stopped?;
+                return Err(Interrupted.into());
+            }
+        };
+        if report.unsettled > 0 {
+            let left = human::of(report.unsettled, "message", "messages");
+            let limit = human::duration(self.stop.shutdown_timeout);
+            bail!("{left} could not be settled within {limit}: they will be handled again");
         }
-        () = tokio::time::sleep(SHUTDOWN) => {
-            let limit = human::duration(SHUTDOWN);
-            bail!("the last messages could not be settled within {limit}: they will be handled again")
-        }
+        Ok(report)
     }
 }
 

@@ -30,6 +30,7 @@ mod topic;
 mod verify;
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -148,6 +149,22 @@ fn connected<'a>(
 /// A command that has ended at once.
 fn ended(result: Result<Exit>) -> Running<'static> {
     Box::pin(std::future::ready(result))
+}
+
+/// How long a stop may take.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct StopWithin {
+    /// Maximum time of a stop after a signal. Commands that still run after seven tenths of it are killed, and what they had begun is
+    /// handed back
+    #[arg(long, value_name = "TIME", value_parser = crate::parse::duration, default_value = "25s")]
+    pub(crate) shutdown_timeout: Duration,
+}
+
+impl StopWithin {
+    /// Waits until running commands have had their time. It is over before that of handlers is: they have four fifths.
+    pub(crate) async fn commands_are_over(self) {
+        tokio::time::sleep(self.shutdown_timeout * 7 / 10).await;
+    }
 }
 
 /// Option of all commands that change something.

@@ -246,13 +246,39 @@ pub struct Trimmed {
     pub lost: Vec<Lost>,
     /// Whether it stopped before everything was dropped that could be: call again.
     pub more: bool,
+    /// Whether nothing was done, since it was another client's [turn](UnleasedTrim::OncePerSecond).
+    pub skipped: bool,
 }
 
 impl Trimmed {
     /// Creates the result of a trim that dropped this many entries, lost none, and has nothing left to drop.
     #[must_use]
     pub fn new(dropped: usize) -> Self {
-        Self { dropped, lost: Vec::new(), more: false }
+        Self { dropped, ..Self::default() }
+    }
+}
+
+/// Rule of a trim [without a lease](Log::trim_unleased).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnleasedTrim {
+    /// Drops what the retention drops, unless a client has had its turn within the last second: for producers, of which there
+    /// may be many.
+    OncePerSecond(Retention),
+    /// Drops what the retention drops: for operators.
+    Now(Retention),
+    /// Drops all entries below this id, **whether they were read or not**: for operators. The loss is counted per group.
+    Below(MessageId),
+}
+
+impl UnleasedTrim {
+    /// Whether it may drop entries that a group has not settled.
+    #[must_use]
+    pub const fn is_lossy(self) -> bool {
+        match self {
+            Self::OncePerSecond(retention) | Self::Now(retention) => retention.is_lossy(),
+            Self::Below(_) => true,
+        }
     }
 }
 
@@ -298,8 +324,8 @@ impl Measured {
 ///
 /// Required are [`append`](Log::append), [`reader`](Log::reader), [`settle`](Log::settle) and [`trim`](Log::trim).
 ///
-/// [`append`](Log::append), [`append_measured`](Log::append_measured), [`appender`](Log::appender) and
-/// [`lengths`](Log::lengths) need no lease. Everything else needs the partition's lease. Once another owner was granted
+/// [`append`](Log::append), [`append_measured`](Log::append_measured), [`appender`](Log::appender),
+/// [`trim_unleased`](Log::trim_unleased) and [`lengths`](Log::lengths) need no lease. Everything else needs the partition's lease. Once another owner was granted
 /// it, such a call fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) and has no effect.
 #[async_trait]
 pub trait Log: Send + Sync {
@@ -439,6 +465,19 @@ pub trait Log: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error.
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed>;
+
+    /// Drops entries of the log as [`trim`](Self::trim) does, without a lease: for producers of a topic that no consumer reads,
+    /// and for operators. What groups have not settled is protected by the same rules. Each call does a bounded amount of work: see
+    /// [`Trimmed::more`].
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::Denied`](crate::ErrorKind::Denied) for a producer without the right to trim.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::UnleasedTrim`](crate::Capability::UnleasedTrim).
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        let _ = (topic_partition, rule);
+        Err(unsupported("Log::trim_unleased"))
+    }
 
     /// Appends entries as [`append`](Self::append) does, and returns in the same request the number of entries in the log
     /// of each partition of the batch afterwards. A partition is left out if nothing was appended to it, since its length

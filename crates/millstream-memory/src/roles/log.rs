@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
     Append, Appender, DedupAppend, Deduplicated, Durability, Entry, Fetched, InTurn, Log, Measured, Reader,
-    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend, check_window,
+    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend, UnleasedTrim, check_window,
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -21,7 +21,7 @@ use crate::backend::breathe;
 use crate::clock::Now;
 use crate::state::{Group, Item, Partition, State};
 use crate::stream::{Cursor, Held, Reading};
-use crate::trim::trim;
+use crate::trim::{trim, trim_unleased};
 
 #[async_trait]
 impl Log for MemoryBackend {
@@ -131,6 +131,15 @@ impl Log for MemoryBackend {
         let now = self.now().timestamp();
         let (partition, _) = state.owned(lease)?;
         let trimmed = trim(partition, retention, now)?;
+        partition.clean_unique_unless_recent(now);
+        Ok(trimmed)
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        let mut state = self.lock();
+        let now = self.now().timestamp();
+        let partition = state.partition(topic_partition);
+        let trimmed = trim_unleased(partition, rule, now)?;
         partition.clean_unique_unless_recent(now);
         Ok(trimmed)
     }

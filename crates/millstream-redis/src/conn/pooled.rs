@@ -67,7 +67,7 @@ impl managed::Manager for Checked {
 /// A few connections for work that is rare or large, so that it does not delay messages.
 pub(crate) enum Pooled {
     /// Each is used by one caller at a time.
-    Pool(Pool<Checked>),
+    Pool(Pool<Checked>, Arc<Dial>),
     /// Where the pool cannot open connections by itself: over TLS the client would use other certificates, and read them
     /// anew for each connection; with Sentinels the address changes, and with a provider the credentials do. Each request
     /// goes to the next connection, behind those of others.
@@ -103,7 +103,7 @@ impl Pooled {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| Error::new(ErrorKind::InvalidConfig, error.to_string()))?;
-        Ok(Self::Pool(pool))
+        Ok(Self::Pool(pool, dial.clone()))
     }
 }
 
@@ -119,17 +119,27 @@ impl Pooled {
         if pipe.is_empty() {
             return Ok(Vec::new());
         }
-        let pool = match self {
-            Self::Pool(pool) => pool,
+        let (pool, dial) = match self {
+            Self::Pool(pool, dial) => (pool, dial),
             Self::Turns { connections, next } => {
                 let turn = next.fetch_add(1, Ordering::Relaxed) % connections.len();
                 return connections[turn].send(pipe).await;
             }
         };
-        let mut connection = pool.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => translate(&error, Phase::Connecting),
-            other => Error::new(ErrorKind::Unavailable, format!("the server cannot be reached: {other}")),
-        })?;
+        let mut connection = match pool.get().await {
+            Ok(connection) => connection,
+            Err(PoolError::Backend(error)) => {
+                // The client does not tell what a server says that takes no connection, and ours do.
+                let said = if error.is_connection_dropped() { dial.socket("pool").await.err() } else { None };
+                return Err(said.unwrap_or_else(|| translate(&error, Phase::Connecting)));
+            }
+            Err(other) => {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    format!("the server cannot be reached: {other}"),
+                ));
+            }
+        };
         let answer = connection.send_packed_commands(pipe, 0, pipe.len()).await;
         if answer.as_ref().map_or(true, |values| is_demoted(values)) {
             // Not returned to the pool: late answers on it, or a server that takes no writes, are of no use to the next

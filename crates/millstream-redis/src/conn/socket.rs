@@ -15,6 +15,7 @@ use crate::conn::replies::reply;
 use crate::conn::replies::resp::{Replies, Scanner};
 use crate::conn::request::Request;
 use crate::conn::stream::Stream;
+use crate::conn::stream::first_words::refusal;
 use crate::conn::terms::{Terms, during};
 use crate::credentials::Credentials;
 use crate::error::{Phase, no_answer, translate, unchanged};
@@ -73,7 +74,14 @@ impl Socket {
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
         // The caller limits the time of the whole call.
         let exchanged = socket.exchange(&request, Duration::MAX, Duration::MAX).await;
-        exchanged.map_err(|broken| broken.error(failed))?;
+        if let Err(broken) = exchanged {
+            // A server that takes no connection says why and closes it, before it has read anything.
+            let said = if socket.received.is_empty() { socket.stream.unread() } else { socket.received };
+            return Err(match broken {
+                Broken::Io(error) => refusal(&said).unwrap_or_else(|| failed(error)),
+                Broken::Reply(error) => error,
+            });
+        }
         let mut replies = socket.replies();
         for command in 0..needed {
             if let Value::ServerError(error) = replies.next()?.value()? {

@@ -4,9 +4,9 @@ use millstream_core::catalog::Catalog;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
-use millstream_core::log::{Lost, Trimmed};
+use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
 use millstream_core::name::GroupName;
-use millstream_core::topic::Retention;
+use millstream_core::topic::{Retention, TopicPartition};
 use redis::Value;
 
 use crate::backend::RedisBackend;
@@ -21,33 +21,57 @@ const CALLS: usize = 64;
 
 impl RedisBackend {
     pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
-        let (tp, group) = lease.partition()?;
+        self.trim_partition(lease.partition()?.0, Some(lease), UnleasedTrim::Now(retention)).await
+    }
+
+    /// Trims by a rule, under a lease if there is one.
+    pub(crate) async fn trim_partition(
+        &self,
+        tp: &TopicPartition,
+        lease: Option<&Lease>,
+        mut by: UnleasedTrim,
+    ) -> Result<Trimmed> {
         let mut trimmed = Trimmed::default();
         let packed = self.inner.packings.is_packed(&tp.topic);
-        let (mut retention, mut groups) = (retention, Vec::new());
-        if packed && retention.is_lossy() {
+        let mut groups = Vec::new();
+        if packed && by.is_lossy() {
             // What they have settled of a pack is no loss of theirs.
             groups = self.groups(&tp.topic).await?;
         }
-        if let (Retention::Length(figure), true) = (retention, packed) {
+        if let UnleasedTrim::OncePerSecond(Retention::Length(figure))
+        | UnleasedTrim::Now(Retention::Length(figure)) = &mut by
+            && packed
+        {
             // The numbers of packs still have them: so as many fewer messages would be kept.
             let all = [MessageId::ZERO; 2];
             let missing = self.inner.missing_above(&[(tp, &all)]).await?.pop().unwrap_or_default();
-            retention = Retention::Length(figure.saturating_add(missing.above[0]));
+            *figure = figure.saturating_add(missing.above[0]);
         }
-        let Some(rule) = rule(retention)? else { return Ok(trimmed) };
-        let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp), self.inner.keys.packs(tp)];
+        let Some(rule) = rule(by)? else { return Ok(trimmed) };
+        let keys = &self.inner.keys;
+        let (right, mut token) = match (lease, by) {
+            (Some(lease), _) => (keys.fence(tp, lease.partition()?.1), lease.token.as_str()),
+            (None, UnleasedTrim::OncePerSecond(_)) => (keys.trimmed(tp), "turn"),
+            (None, _) => (keys.trimmed(tp), "operator"),
+        };
+        let keys = [right, keys.log(tp), keys.packs(tp)];
         let settled: Vec<_> = groups.iter().map(|group| [self.inner.keys.settled(tp, group)]).collect();
         for n in 0..CALLS {
             let call = self.inner.scripts.trim.call_with_rows(keys.each_ref(), &settled);
-            let mut call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);
+            let mut call = call.arg(token).arg(CHUNK).args([rule.0, &rule.1]);
             groups.iter().for_each(|group| call.push(group.as_str()));
             if groups.is_empty() {
                 // The script has a last argument in any case.
                 call.push("");
             }
             let answer = script::run_one(&self.inner.messages, call).await;
-            let on = |error: Error| fenced(error, lease).during(format_args!("trim {}", keys[1]));
+            let on = |error: Error| {
+                let error = match lease {
+                    Some(lease) => fenced(error, lease),
+                    None => error.at(tp),
+                };
+                error.during(format_args!("trim {}", keys[1]))
+            };
             match answer.and_then(|answer| add(&mut trimmed, answer)).map_err(on) {
                 Ok(()) if trimmed.more => {}
                 Ok(()) => break,
@@ -59,14 +83,23 @@ impl RedisBackend {
                 }
                 Err(error) => return Err(error),
             }
+            if lease.is_none() {
+                // It has its turn.
+                token = "operator";
+            }
         }
         trimmed.lost.sort_by(|one, other| one.group.cmp(&other.group));
         Ok(trimmed)
     }
 }
 
-/// Returns the script's arguments for a retention; `None` if nothing is to be dropped.
-fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
+/// Returns the script's arguments for a rule; `None` if nothing is to be dropped.
+fn rule(by: UnleasedTrim) -> Result<Option<(&'static str, String)>> {
+    let retention = match by {
+        UnleasedTrim::OncePerSecond(retention) | UnleasedTrim::Now(retention) => retention,
+        UnleasedTrim::Below(id) => return Ok(Some(("below", id.to_string()))),
+        other => return Err(Error::new(ErrorKind::Unsupported, format!("unsupported rule {other:?}"))),
+    };
     let text = retention.to_string();
     let figure = text.split_once(':').map_or("0", |(_, figure)| figure).to_owned();
     let word = match retention {
@@ -85,9 +118,9 @@ fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
 fn add(trimmed: &mut Trimmed, answer: Value) -> Result<()> {
     let mut answer = reply::array(answer)?.into_iter();
     let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
-    let (dropped, more) = (reply::count(next()?)?, reply::int(next()?)? == 1);
+    let (dropped, state) = (reply::count(next()?)?, reply::int(next()?)?);
     trimmed.dropped += dropped;
-    trimmed.more = more;
+    (trimmed.more, trimmed.skipped) = (state == 1, state == 2);
     while let Some(name) = answer.next() {
         let name = reply::text(name)?;
         let mut number = || reply::count(answer.next().unwrap_or_default()).map(|number| number as u64);

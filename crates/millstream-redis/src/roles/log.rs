@@ -11,7 +11,7 @@ use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend, UnleasedTrim,
 };
 use millstream_core::topic::{Retention, TopicPartition};
 use redis::{Cmd, Pipeline, Value};
@@ -93,6 +93,14 @@ impl Log for RedisBackend {
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         let trimmed = self.trim_by(lease, retention).await?;
         self.clean_unique_unless_recent(lease.partition()?.0).await;
+        Ok(trimmed)
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        let trimmed = self.trim_partition(topic_partition, None, rule).await?;
+        if trimmed.dropped > 0 {
+            self.clean_unique_unless_recent(topic_partition).await;
+        }
         Ok(trimmed)
     }
 

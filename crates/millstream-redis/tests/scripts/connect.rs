@@ -132,3 +132,47 @@ async fn a_backend_counts_the_time_of_suspended_machines() {
     let backend = millstream_core::Backend::from(Bench::new().await.backend);
     assert!(backend.boot_clock().is_some());
 }
+
+/// Whichever way a connection is opened: by us, by the client over a stream of ours, and by the client's pool.
+#[tokio::test]
+async fn what_a_server_says_that_takes_no_connection_is_told() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    for (words, kind) in [
+        ("ERR max number of clients reached", ErrorKind::Unavailable),
+        ("DENIED Redis is running in protected mode because protected mode is enabled", ErrorKind::Denied),
+        ("LOADING Redis is loading the dataset in memory", ErrorKind::Unavailable),
+    ] {
+        let accept = async {
+            loop {
+                let (stream, _) = listener.accept().await.expect("a client");
+                // As a server does: it says so, and closes the connection without reading.
+                stream.try_write(format!("-{words}\r\n").as_bytes()).expect("said");
+            }
+        };
+        let ask = async {
+            let error = refused(format!("redis://127.0.0.1:{port}")).await;
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+            assert!(!error.to_string().contains("cannot be reached"), "it was reached: {error}");
+        };
+        tokio::select! {
+            () = ask => {}
+            () = accept => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_more_connections_says_so_to_all_roles() {
+    let mut bench = Bench::private(&[]).await;
+    bench.append(message("x")).await;
+    bench.cmd("CONFIG SET maxclients 1").await;
+    for _ in 0..20 {
+        let error = refused(bench.url.clone()).await;
+        assert!(error.to_string().contains("max number of clients reached"), "{error}");
+        let mut reader = bench.reader().await;
+        let error = reader.fetch(1, Duration::ZERO).await.expect_err("no room for a reader");
+        assert!(error.to_string().contains("max number of clients reached"), "{error}");
+    }
+}

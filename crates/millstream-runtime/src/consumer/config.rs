@@ -126,7 +126,8 @@ pub struct ConsumerConfig {
     /// Strategy that assigns partitions to members. All instances of a group should use the same one. Default:
     /// [`Balanced`].
     pub assignor: Arc<dyn Assignor>,
-    /// How long handlers may take to end when the consumer is shut down. Default: 30 s, as in Kubernetes.
+    /// Time limit of a shutdown. Handlers have four fifths of it to end (all but the last 5 s of a long one). The rest, at least
+    /// 1 s, is for settling their messages. Default: 25 s, which fits into the 30 s that Kubernetes allows.
     pub shutdown_timeout: Duration,
     /// Maximum size of a message; larger ones become dead letters.
     pub limits: Limits,
@@ -160,7 +161,7 @@ impl Default for ConsumerConfig {
             max_partitions: None,
             pinned: Vec::new(),
             assignor: Arc::new(Balanced),
-            shutdown_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(25),
             limits: Limits::default(),
             retry: Arc::new(Exponential::default()),
             idempotent: None,

@@ -26,6 +26,9 @@ use crate::consumer::{ConsumerConfig, RetryOrder, handler::Handler};
 use crate::report::Counts;
 use millstream_loops::{Answers, ControlThread, LeaseClock, LoopMonitor, Loops, Scope};
 
+/// Shortest and longest part of a shutdown for the last settlements and for releasing partitions.
+const LAST_SETTLEMENTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+
 /// State shared by all loops of one consumer.
 pub(in crate::consumer) struct Context {
     pub(in crate::consumer) backend: Backend,
@@ -137,12 +140,30 @@ impl Context {
         pause.min(if error.is_transient() { self.config.lease_ttl / 30 } else { self.period() })
     }
 
-    /// Returns how long handlers may take to end.
-    pub(in crate::consumer) fn shutdown_timeout(&self) -> Duration {
+    fn shutdown_timeout(&self) -> Duration {
         *self.shutdown_within.get().unwrap_or(&self.config.shutdown_timeout)
     }
 
-    /// Leaves the group and lets the handlers that have started end within this time. The first call counts.
+    /// Returns the part of a shutdown that is reserved for the last settlements and for releasing partitions.
+    pub(in crate::consumer) fn last_settlements(&self) -> Duration {
+        (self.shutdown_timeout() / 5).clamp(LAST_SETTLEMENTS.0, LAST_SETTLEMENTS.1)
+    }
+
+    /// Returns how long handlers may take to end: all of a shutdown but the last part.
+    pub(in crate::consumer) fn handlers_timeout(&self) -> Duration {
+        let timeout = self.shutdown_timeout();
+        timeout - (timeout / 5).min(LAST_SETTLEMENTS.1)
+    }
+
+    /// Counts messages that are read and not settled when their partition is given up.
+    pub(in crate::consumer) fn hand_back(&self, messages: usize) {
+        Counts::add(&self.counts.handed_back, messages);
+        if self.kill.is_cancelled() {
+            Counts::add(&self.counts.unsettled, messages);
+        }
+    }
+
+    /// Leaves the group; the shutdown may take this time. The first call counts.
     pub(in crate::consumer) fn stop_within(&self, time: Duration) {
         let _ = self.shutdown_within.set(time);
         self.stop.cancel();
@@ -154,7 +175,8 @@ impl Context {
             // The caller asked for it: the timeout was zero.
             tracing::debug!("running handlers are aborted");
         } else {
-            tracing::warn!(?timeout, "handlers did not end in time and are aborted");
+            let handlers = self.status.running();
+            tracing::warn!(?timeout, handlers, "the shutdown takes too long: running handlers are aborted");
         }
         self.kill.cancel();
     }

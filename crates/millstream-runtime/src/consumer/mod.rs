@@ -122,13 +122,15 @@ impl Consumer {
     /// takes at most 1 s; it takes no time if there are no other instances, or if this one has a member id and is
     /// therefore expected back. Then it stops reading, waits for the handlers that have started, writes their settlements
     /// and releases the partitions. Messages that were read and not started go to the next owner first. All this takes at
-    /// most the shutdown timeout; handlers that still run then are dropped.
+    /// most the [shutdown timeout](ConsumerConfig::shutdown_timeout), also if the server is away. Handlers that still run after
+    /// four fifths of it (5 s before its end, if it is long) are dropped. What it left is [`Report::unsettled`], and logged.
     pub async fn shutdown(self) -> Report {
         let timeout = self.context.config.shutdown_timeout;
         self.shutdown_within(timeout).await
     }
 
-    /// Does the same as [`shutdown`](Self::shutdown), with another timeout than the configured one.
+    /// Does the same as [`shutdown`](Self::shutdown), with another timeout than the configured one. Settling has at least 1 s in
+    /// any case.
     pub async fn shutdown_within(mut self, timeout: Duration) -> Report {
         self.context.stop_within(timeout);
         if let Some(task) = self.task.take()
@@ -136,7 +138,12 @@ impl Consumer {
         {
             tracing::error!(%error, "the consumer ended abnormally");
         }
-        self.context.counts.report()
+        let report = self.context.counts.report();
+        if report.unsettled > 0 {
+            let (group, messages) = (&self.context.group, report.unsettled);
+            tracing::warn!(%group, messages, "the consumer ended with unsettled messages: they are handled again");
+        }
+        report
     }
 
     /// Waits until the consumer has ended. It ends by itself only if another process consumes under the same member id,

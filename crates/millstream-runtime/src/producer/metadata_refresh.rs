@@ -8,8 +8,9 @@ use std::time::Duration;
 use millstream_core::dedup::WINDOWS;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
-use millstream_core::{Catalog, TopicName, TopicSpec};
+use millstream_core::{Catalog, Retention, TopicName, TopicSpec};
 use millstream_loops::{Loops, Scope};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backpressure::Bound;
@@ -111,13 +112,14 @@ fn deleted(topic: &TopicName) -> Error {
     .at(topic)
 }
 
-/// Reads the number of partitions and the bound of one topic.
+/// Reads the number of partitions, the bound and the retention of one topic.
 pub(super) struct MetadataRefresh {
     catalog: Arc<dyn Catalog>,
     /// The topic as it was last read.
     topic: TopicSpec,
     partitions: Partitions,
     bound: Bound,
+    retention: watch::Sender<Retention>,
 }
 
 impl MetadataRefresh {
@@ -126,8 +128,9 @@ impl MetadataRefresh {
         topic: TopicSpec,
         partitions: Partitions,
         bound: Bound,
+        retention: watch::Sender<Retention>,
     ) -> Self {
-        Self { catalog, topic, partitions, bound }
+        Self { catalog, topic, partitions, bound, retention }
     }
 
     /// Refreshes until dropped. Errors are logged and emitted, and do not end it.
@@ -165,6 +168,8 @@ impl MetadataRefresh {
         }
         self.partitions.remember(&stored.earlier);
         self.bound.set(stored.max_length);
+        self.retention
+            .send_if_modified(|known| std::mem::replace(known, stored.retention) != stored.retention);
         self.topic = stored;
         Ok(())
     }
@@ -219,7 +224,6 @@ pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
 
 #[cfg(test)]
 mod tests {
-    use millstream_core::Retention;
     use millstream_core::packing::DictionaryName;
 
     use super::*;

@@ -47,6 +47,8 @@ use metadata_refresh::{MetadataRefresh, Partitions};
 use record::{Way, sent};
 use sink::{Outgoing, ToSchedule, full_at, packs_at_once};
 
+use crate::trimming::Trims;
+
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
 ///
 /// Sends of many tasks are combined into batches. Messages that one task sends one after the other to one partition
@@ -68,6 +70,8 @@ struct Inner {
     partitions: Partitions,
     /// Metadata refresh, which runs as long as there are clones.
     _growth: Option<AbortOnDropHandle<()>>,
+    /// Trims by a lossy retention, as long as there are clones.
+    trims: Option<Trims>,
     layers: Arc<Layers>,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
@@ -252,12 +256,14 @@ impl<T> Producer<T> {
     }
 
     /// Stops accepting messages and waits until all earlier sends have their results. Later sends, of any clone, fail
-    /// with [`ErrorKind::Closed`].
+    /// with [`ErrorKind::Closed`]. If the [retention](millstream_core::Retention) of the topic is lossy, it is applied once more, for at most
+    /// a second.
     ///
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
         self.inner.layers.close().await;
         tokio::join!(self.inner.appends.close(), self.inner.dedup.close(), self.inner.delayed.close());
+        Trims::close(self.inner.trims.as_ref()).await;
     }
 
     /// Returns the number of partitions of the topic, as of the last [refresh](ProducerConfig::refresh).
@@ -485,13 +491,19 @@ impl Parts {
             let packs = packs_at_once(stored.partitions) * packing.messages();
             self.config.max_batch = self.config.max_batch.max(packs.min(MAX_BATCH));
         }
-        let observer = Careful::over(self.observer);
+        let mut observer = Careful::over(self.observer);
+        let (retention, trims) = Trims::start(&self.backend, &stored, &mut observer);
         let partitions = Partitions::new(count, &stored.earlier);
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
             let (known, bound) = (stored.clone(), bound.clone());
-            let growth =
-                MetadataRefresh::new(self.backend.catalog().clone(), known, partitions.clone(), bound);
+            let growth = MetadataRefresh::new(
+                self.backend.catalog().clone(),
+                known,
+                partitions.clone(),
+                bound,
+                retention,
+            );
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
@@ -507,6 +519,7 @@ impl Parts {
             topic: stored.name,
             partitions,
             _growth: growth,
+            trims,
             layers: Arc::new(self.layers),
             config: self.config,
             observer,

@@ -324,7 +324,8 @@ async fn a_shutdown_has_the_time_that_it_is_given() {
         let asked = Instant::now();
         let report = consumer.shutdown_within(within).await;
         assert_eq!((report.acked, report.handed_back), (acked, 2 - acked));
-        let took = if acked == 1 { Duration::from_secs(40) } else { within };
+        // Handlers have four fifths of it.
+        let took = if acked == 1 { Duration::from_secs(40) } else { within * 4 / 5 };
         assert!(
             asked.elapsed() <= took + MS(100) && asked.elapsed() + MS(100) >= took,
             "{:?}",

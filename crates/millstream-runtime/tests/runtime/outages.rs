@@ -248,3 +248,68 @@ async fn sharers_that_live_through_an_outage_keep_what_they_had() {
         }
     }
 }
+
+/// An operation and the partition, of an event that it fails, or works again.
+fn operation<'a>(line: &'a str, event: &str) -> Option<&'a str> {
+    let rest = line.strip_prefix(event)?.strip_prefix(" { ")?;
+    rest.split(", error: ").next()?.strip_suffix(" }").or_else(|| rest.split(", error: ").next())
+}
+
+/// The lease outlives the outage, and the check for orphans is due during it.
+#[tokio::test(start_paused = true)]
+async fn what_fails_in_an_outage_works_again_once_and_not_before() {
+    let ttl = Duration::from_secs(60);
+    for (seed, away) in [(0, Away::Refusing), (1, Away::Refusing), (2, Away::Silent)] {
+        fastrand::seed(seed);
+        let group = group(2);
+        let a = group.join("a", MS(40), |it| it.lease_ttl(ttl).rejoin_timeout(ttl)).await;
+        group.balanced(&[2]).await;
+        sleep(ttl - Duration::from_secs(2)).await;
+        let load = group.load().await;
+        sleep(MS(10)).await;
+        let messages = load.stop().await;
+        let before = group.told.all().len();
+        away.begin(&[&a]);
+        sleep(Duration::from_secs(17)).await;
+        let during = group.told.all().split_off(before);
+        let early: Vec<_> = during.iter().filter_map(|line| operation(line, "Recovered")).collect();
+        assert!(early.is_empty(), "{away:?}: works again while nothing is answered: {early:?}");
+        away.end(&[&a]);
+        all_once(&group, messages, &format!("{away:?}")).await;
+        sleep(2 * ttl).await;
+        let all = group.told.all().split_off(before);
+        let mut failed: Vec<_> = all.iter().filter_map(|line| operation(line, "Failing")).collect();
+        let mut recovered: Vec<_> = all.iter().filter_map(|line| operation(line, "Recovered")).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        recovered.sort_unstable();
+        assert_eq!(recovered, failed, "{away:?}: each works again once: {all:#?}");
+        assert!(matches!(away, Away::Silent) || failed.iter().any(|it| it.contains("fetch")), "{failed:?}");
+        a.leave().await;
+    }
+}
+
+/// The limit is that of the whole stop: an orchestrator kills a few seconds later.
+#[tokio::test(start_paused = true)]
+async fn a_stop_during_an_outage_keeps_to_its_time_and_says_what_it_left() {
+    let limit = Duration::from_secs(25);
+    for away in [Away::Refusing, Away::Silent] {
+        for ttl in [TTL, Duration::from_secs(60)] {
+            let group = group(2);
+            let a =
+                group.join("a", MS(40), |it| it.lease_ttl(ttl).rejoin_timeout(Duration::from_secs(60))).await;
+            group.balanced(&[2]).await;
+            let load = group.load().await;
+            sleep(MS(10)).await;
+            let messages = load.stop().await;
+            away.begin(&[&a]);
+            sleep(MS(500)).await;
+            let began = Instant::now();
+            let report = a.leave().await;
+            let what = format!("{away:?}, a ttl of {ttl:?}: {:?}, {report:?}", began.elapsed());
+            assert!(began.elapsed() <= limit, "{what}");
+            assert!(ttl == TTL || report.unsettled > 0, "{what}");
+            assert!(report.acked <= messages && report.unsettled <= report.handed_back, "{what}");
+        }
+    }
+}

@@ -7,6 +7,7 @@ pub(crate) mod delayed;
 pub(crate) mod durability;
 pub(crate) mod layers;
 pub(crate) mod partitioners;
+pub(crate) mod trimming;
 pub(crate) mod unique;
 
 use std::time::Duration;

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupId, Deduplicated, Durability, InTurn, Log, Measured, Note, Reader,
-    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend,
+    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend, UnleasedTrim,
 };
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
@@ -165,6 +165,41 @@ impl Log for Broken {
         let entries = memo.appended.get(tp).into_iter().flatten();
         let dropped = entries.filter(|(id, _)| *id > before && *id <= last).count();
         Ok(Trimmed::new(dropped))
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        self.supports(Capability::UnleasedTrim)?;
+        let rule = match (self.sabotage, rule) {
+            (Mutant::UnleasedTrimForgotten, _) => return Ok(Trimmed::default()),
+            (Mutant::UnleasedTrimAnytime, UnleasedTrim::OncePerSecond(retention)) => {
+                UnleasedTrim::Now(retention)
+            }
+            (
+                Mutant::UnleasedTrimDropsUnsettled,
+                UnleasedTrim::OncePerSecond(retention) | UnleasedTrim::Now(retention),
+            ) if !retention.is_lossy() => UnleasedTrim::Below(MessageId::MAX),
+            (Mutant::TrimBelowIncludesTheId, UnleasedTrim::Below(id)) => {
+                UnleasedTrim::Below(MessageId::new(id.ms, id.seq.saturating_add(1)))
+            }
+            (Mutant::TrimBelowKeepsUnsettled, UnleasedTrim::Below(_)) => {
+                UnleasedTrim::Now(Retention::Consumed)
+            }
+            _ => rule,
+        };
+        let is_in_turn = matches!(rule, UnleasedTrim::OncePerSecond(_));
+        if is_in_turn
+            && self.is(Mutant::UnleasedTrimOnce)
+            && !self.memo().turns.insert(topic_partition.clone())
+        {
+            let mut skipped = Trimmed::default();
+            skipped.skipped = true;
+            return Ok(skipped);
+        }
+        let mut trimmed = self.inner.log().trim_unleased(topic_partition, rule).await?;
+        if self.is(Mutant::LossUntold) {
+            trimmed.lost.clear();
+        }
+        Ok(trimmed)
     }
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {

@@ -15,7 +15,7 @@ use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend,
+    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend, UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::packing::DictionaryName;
@@ -109,6 +109,10 @@ impl Log for Client {
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         call!(self, Log, log.trim(lease; retention))
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        call!(self, Log, log.trim_unleased(topic_partition; rule))
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

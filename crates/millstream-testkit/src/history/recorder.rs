@@ -11,7 +11,7 @@ use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Fetched, Log, Measured,
     NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
-    UniqueAppend, append_by_ids,
+    UniqueAppend, UnleasedTrim, append_by_ids,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -196,6 +196,10 @@ impl Log for Recorder {
         let trimmed = self.0.inner.log().trim(lease, retention).await?;
         self.0.accepted(lease, Call::Trim);
         Ok(trimmed)
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        self.0.inner.log().trim_unleased(topic_partition, rule).await
     }
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {

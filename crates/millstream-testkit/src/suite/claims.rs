@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::catalog::Start;
 use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
-use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend};
+use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend, UnleasedTrim};
 use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{Due, OnConflict, Place, RetryAction, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::tasks::TrimTasksBy;
@@ -25,6 +25,7 @@ suite!("claims":
     durability_is_as_claimed,
     deduplication_is_as_claimed,
     unique_ids_are_as_claimed,
+    trimming_without_a_lease_is_as_claimed,
     ends_are_as_claimed,
     trimming_dead_letters_is_as_claimed needs [DeadLetters],
     trimming_dead_tasks_is_as_claimed needs [Tasks],
@@ -108,6 +109,12 @@ async fn unique_ids_are_as_claimed(h: Harness) -> Verdict {
     let item = UniqueAppend { append, id: DedupId::new("a")?, send: 1, earlier: Vec::new() };
     let appended = h.backend.log().append_unique(&[item]).await.into_iter().collect::<Result<Vec<_>>>();
     as_claimed(&h, Capability::Unique, "Log::append_unique", appended)
+}
+
+async fn trimming_without_a_lease_is_as_claimed(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let trimmed = h.backend.log().trim_unleased(&tp, UnleasedTrim::Now(Retention::Consumed)).await;
+    as_claimed(&h, Capability::UnleasedTrim, "Log::trim_unleased", trimmed)
 }
 
 /// Not counting ends is no error, but visible: leases have none.

@@ -10,7 +10,7 @@ use millstream_core::dedup::WINDOWS;
 use millstream_core::log::{
     Append, Appender, DedupAppend, DedupAppender, DedupId, Deduplicated, Durability, InTurn, Log, Measured,
     NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend,
-    append_by_ids,
+    UnleasedTrim, append_by_ids,
 };
 use millstream_core::{Lease, MessageId, Result, Retention, TopicPartition};
 
@@ -97,6 +97,10 @@ impl Log for Mutated {
             }
             _ => inner,
         })
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        self.inner.trim_unleased(topic_partition, rule).await
     }
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {

@@ -12,6 +12,7 @@ use millstream::{Envelope, Exponential, Outcome};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::commands::StopWithin;
 use crate::commands::consume::here;
 use crate::commands::exec::Exec;
 use crate::commands::message::Body;
@@ -23,14 +24,11 @@ use crate::{human, parse};
 /// Interval between two checks whether a task is due.
 const CHECK: Duration = Duration::from_millis(200);
 
-/// Maximum time of running commands after the first signal. The second signal ends them.
-const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
-
 /// Runs a command for each task that is due, as a worker of the queue
 ///
 /// A task is done when its command has exited with 0. Each task is claimed by one worker; if this one dies, others get its
-/// tasks after 30 s. The command runs until it is stopped; then it completes the tasks that it has begun. A second signal
-/// does not wait for commands: their tasks are handed back, without an attempt.
+/// tasks after 30 s. The command runs until it is stopped; then it completes the tasks that it has begun, for up to
+/// --shutdown-timeout. A second signal does not wait for commands: their tasks are handed back, without an attempt.
 ///
 /// The shell runs the command. Its stdin is the payload, and its environment contains `MILLSTREAM_QUEUE`, `MILLSTREAM_ID`
 /// (the id of the task), `MILLSTREAM_DUE_MS`, `MILLSTREAM_ATTEMPT`, `MILLSTREAM_KEY` if there is a key
@@ -74,6 +72,8 @@ pub(super) struct Work {
     /// Maximum time of a command; after that it is killed and has failed. Default: no limit
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     timeout: Option<Duration>,
+    #[command(flatten)]
+    stop: StopWithin,
 }
 
 /// State that the handlers share with the command.
@@ -117,7 +117,7 @@ impl Work {
                 },
             }
         };
-        let report = shut_down(worker, &shared).await?;
+        let report = shut_down(worker, &shared, self.stop).await?;
         cx.output.note(&summary(report));
         if report.dead > 0 {
             cx.output.note(&format!("`millstream queue dead list {}` shows the dead tasks", self.queue));
@@ -138,7 +138,7 @@ impl Work {
             .label(here())
             .concurrency(usize::from(self.concurrency))
             .retry(retry)
-            .shutdown_timeout(UNTIL_THE_SECOND_SIGNAL);
+            .shutdown_timeout(self.stop.shutdown_timeout);
         let worker = worker.start(move |task: Task<Bytes>| {
             let shared = shared.clone();
             async move { shared.handle(task).await }
@@ -185,15 +185,20 @@ impl Shared {
 }
 
 /// Ends the worker: running commands complete, unless another signal arrives.
-async fn shut_down(worker: Worker, shared: &Shared) -> Result<WorkerReport> {
+async fn shut_down(worker: Worker, shared: &Shared, stop: StopWithin) -> Result<WorkerReport> {
     let end = worker.shutdown();
     tokio::pin!(end);
     tokio::select! {
         biased;
         report = &mut end => Ok(report),
         // The first future has completed.
-        again = context::stopped() => {
-            again?;
+        over = async {
+            tokio::select! {
+                again = context::stopped() => again,
+                () = stop.commands_are_over() => Ok(()),
+            }
+        } => {
+            over?;
             shared.cut.send_replace(true);
             Ok(end.await)
         }

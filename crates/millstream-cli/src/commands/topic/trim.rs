@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use millstream::admin::{PartitionTrimmed, TrimPreview};
-use millstream::{Retention, TopicName};
+use millstream::{MessageId, Partition, Retention, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -15,13 +15,14 @@ use crate::{human, output, parse};
 
 /// Drops the log entries that the retention of a topic does not keep
 ///
-/// The running consumers of a topic do this by themselves. This command does it at once for a topic whose consumers are
-/// stopped, or applies another retention. Where consumers run, nothing is done. With --dry-run it shows what would be
-/// dropped now, in any case.
+/// The running consumers of a topic do this by themselves, and its producers too if the retention is `age` or `length`. This
+/// command does it at once, for any topic, or applies another retention. With --before it drops all entries below an id. With
+/// --dry-run it shows what would be dropped now.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic trim orders --dry-run
-  millstream topic trim orders --retention age:7d")]
+  millstream topic trim orders --retention age:7d
+  millstream topic trim orders --before 1764313200000-0 --partition 3")]
 pub(super) struct Trim {
     /// The topic
     topic: TopicName,
@@ -29,6 +30,12 @@ pub(super) struct Trim {
     /// topic
     #[arg(long, value_name = "RETENTION", value_parser = parse::retention)]
     retention: Option<Retention>,
+    /// Drops all entries with lower ids, whether groups have settled them or not
+    #[arg(long, value_name = "ID", conflicts_with = "retention")]
+    before: Option<MessageId>,
+    /// Drops only entries of this partition
+    #[arg(long, value_name = "N", requires = "before")]
+    partition: Option<u32>,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -40,8 +47,6 @@ struct Row {
     dropped: u64,
     /// Those that groups have not settled.
     lost: Vec<Loss>,
-    /// A group with consumers, which trim the partition by themselves: nothing was done.
-    in_use_by: Option<String>,
 }
 
 /// Entries that a group loses; `null` where their number is not known before.
@@ -55,7 +60,10 @@ struct Loss {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Outcome {
     topic: String,
-    retention: RetentionView,
+    /// The retention that was applied; `null` with --before.
+    retention: Option<RetentionView>,
+    /// The id below which entries are dropped.
+    before: Option<String>,
     /// The number of dropped entries; in a dry run, of those that would be.
     dropped: u64,
     /// Whether `dropped` is a lower bound: counting stops at 1,000,000 entries of a partition.
@@ -71,7 +79,7 @@ impl Row {
             unread: lost.unread,
             pending: lost.pending,
         });
-        Self { partition: it.partition.0, dropped: it.dropped, lost: lost.collect(), in_use_by: None }
+        Self { partition: it.partition.0, dropped: it.dropped, lost: lost.collect() }
     }
 
     fn trimmed(it: PartitionTrimmed) -> Self {
@@ -80,8 +88,7 @@ impl Row {
             unread: Some(lost.unread),
             pending: Some(lost.pending),
         });
-        let in_use_by = it.in_use_by.map(|group| group.to_string());
-        Self { partition: it.partition.0, dropped: it.dropped, lost: lost.collect(), in_use_by }
+        Self { partition: it.partition.0, dropped: it.dropped, lost: lost.collect() }
     }
 
     fn row(&self) -> [String; 3] {
@@ -91,11 +98,7 @@ impl Row {
             .iter()
             .map(|it| format!("{}: {} unread, {} pending", it.group, number(it.unread), number(it.pending)));
         let lost: Vec<_> = lost.collect();
-        let lost = match (&self.in_use_by, lost.is_empty()) {
-            (Some(group), _) => format!("nothing done: consumers of group {group} trim it"),
-            (None, true) => "-".to_owned(),
-            (None, false) => lost.join("; "),
-        };
+        let lost = if lost.is_empty() { "-".to_owned() } else { lost.join("; ") };
         [self.partition.to_string(), human::count(self.dropped), lost]
     }
 }
@@ -105,7 +108,7 @@ impl Outcome {
         let entries = self.entries();
         let done = if self.dry_run { "would be dropped" } else { "dropped" };
         let titles = [">partition", ">dropped", "not settled"];
-        let rows = self.partitions.iter().filter(|row| row.dropped > 0 || row.in_use_by.is_some());
+        let rows = self.partitions.iter().filter(|row| row.dropped > 0);
         let rows: Vec<_> = rows.map(Row::row).collect();
         let table =
             if rows.is_empty() { String::new() } else { format!("\n{}", output::table(&titles, rows)) };
@@ -120,16 +123,22 @@ impl Outcome {
 
 impl Trim {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let admin = cx.admin();
-        let retention = match self.retention {
-            Some(retention) => retention,
-            None => admin.topic(&self.topic).await?.retention,
+        let (admin, partition) = (cx.admin(), self.partition.map(Partition));
+        let (retention, previews) = match (self.before, self.retention) {
+            (Some(id), _) => (None, admin.trim_topic_below_preview(&self.topic, partition, id).await?),
+            (None, retention) => {
+                let retention = match retention {
+                    Some(retention) => retention,
+                    None => admin.topic(&self.topic).await?.retention,
+                };
+                if retention == Retention::Keep {
+                    let message =
+                        format!("topic {} keeps all entries: --retention says which stay", self.topic);
+                    return Err(Usage(message).into());
+                }
+                (Some(retention), admin.trim_topic_preview(&self.topic, retention).await?)
+            }
         };
-        if retention == Retention::Keep {
-            let message = format!("topic {} keeps all entries: --retention says which stay", self.topic);
-            return Err(Usage(message).into());
-        }
-        let previews = admin.trim_topic_preview(&self.topic, retention).await?;
         let at_least = previews.iter().any(|it| it.dropped >= TrimPreview::LIMIT && it.dropped < it.length);
         let rows: Vec<_> = previews.into_iter().map(Row::preview).collect();
         let would = self.outcome(rows, retention, at_least);
@@ -145,16 +154,23 @@ impl Trim {
             };
             cx.confirm(&format!("Drop {} of topic {} permanently{lossy}?", would.entries(), self.topic))?;
         }
-        let trimmed = to_the_end(admin.trim_topic(&self.topic, retention)).await?;
+        let trimmed = match (retention, self.before) {
+            (Some(retention), _) => to_the_end(admin.trim_topic(&self.topic, retention)).await?,
+            (None, before) => {
+                let id = before.unwrap_or(MessageId::ZERO);
+                to_the_end(admin.trim_topic_below(&self.topic, partition, id)).await?
+            }
+        };
         let rows: Vec<_> = trimmed.into_iter().map(Row::trimmed).collect();
         cx.output.show(&self.outcome(rows, retention, false), Outcome::text)?;
         Ok(Exit::Done)
     }
 
-    fn outcome(&self, partitions: Vec<Row>, retention: Retention, at_least: bool) -> Outcome {
+    fn outcome(&self, partitions: Vec<Row>, retention: Option<Retention>, at_least: bool) -> Outcome {
         Outcome {
             topic: self.topic.to_string(),
-            retention: RetentionView::of(retention),
+            retention: retention.map(RetentionView::of),
+            before: self.before.map(|id| id.to_string()),
             dropped: partitions.iter().map(|row| row.dropped).sum(),
             at_least,
             partitions,

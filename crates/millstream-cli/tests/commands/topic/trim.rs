@@ -1,10 +1,11 @@
 //! `millstream topic trim`: what it would drop is what it drops.
 
-use millstream::{Delivery, Topic};
+use millstream::crates::core::inspect::{Range, Stream};
+use millstream::{Topic, TopicPartition};
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
-use crate::support::seed::{self, ORDERS};
+use crate::support::seed;
 
 /// 40 messages on two partitions: `billing` has handled all, `shipping` none, and nobody runs.
 async fn prepared() -> Cli {
@@ -63,8 +64,8 @@ async fn what_every_group_has_settled_is_dropped_up_to_the_first_that_one_needs(
     assert_eq!(dropped(&dry).0, Some(40), "{dry}");
     let text = cli.ok("topic trim orders --retention length:1 --dry-run");
     assert!(text.starts_with("42 entries would be dropped\n"), "{text}");
-    assert!(text.contains("billing: 0 unread, ? pending; shipping: 1 unread, 0 pending"), "{text}");
-    // `billing` runs, `shipping` does not: its lease is enough.
+    assert!(text.contains("billing: 0 unread, 2 pending; shipping: 1 unread, 0 pending"), "{text}");
+    // `billing` runs, `shipping` does not: no lease is needed.
     let done = cli.json("topic trim orders --retention consumed --yes");
     assert_eq!(dropped(&done).0, Some(40), "{done}");
     let again = cli.ok("topic trim orders --retention consumed");
@@ -73,18 +74,14 @@ async fn what_every_group_has_settled_is_dropped_up_to_the_first_that_one_needs(
 }
 
 #[tokio::test]
-async fn a_topic_whose_groups_all_run_is_left_to_them() {
+async fn a_topic_is_trimmed_whoever_runs_and_without_a_group() {
     let cli = Cli::new();
     let mq = cli.mq().await;
     seed::orders(&mq, 4).await;
     let holding = seed::holding(&mq, 4).await;
-    let left = cli.ok("topic trim orders --retention length:1 --yes");
-    assert!(left.starts_with("0 entries dropped\n"), "{left}");
-    assert_eq!(left.matches("nothing done: consumers of group billing trim it").count(), 2, "{left}");
-    assert_eq!(
-        cli.json("topic trim orders --retention length:1 --yes")["partitions"][0]["in_use_by"],
-        "billing"
-    );
+    let done = cli.ok("topic trim orders --retention length:1 --yes");
+    assert!(done.starts_with("2 entries dropped\n"), "{done}");
+    assert_eq!(done.matches("billing: 0 unread, 1 pending").count(), 2, "{done}");
     holding.end().await;
 
     let keep = cli.fails(2, "topic trim orders");
@@ -92,10 +89,30 @@ async fn a_topic_whose_groups_all_run_is_left_to_them() {
     assert!(cli.fails(2, "topic trim orders --retention length:1").contains("--yes"));
     assert!(cli.fails(1, "topic trim nope --dry-run").contains("topic nope does not exist"));
     cli.ok("topic create lonely");
-    assert!(cli.fails(1, "topic trim lonely --yes").contains("has no group"));
-    let topic = Topic::<u64>::new("lonely");
-    mq.producer(topic).await.expect("a producer").send(&1).await.expect("sent");
+    let producer = mq.producer(Topic::<u64>::new("lonely")).await.expect("a producer");
+    for number in 0..4 {
+        producer.send(&number).await.expect("sent");
+    }
     assert_eq!(cli.json("topic trim lonely --dry-run")["dropped"], json!(0), "nobody has settled it");
-    let consumer = mq.consumer(ORDERS, "billing").start(async |_: Delivery<u64>| {}).await.expect("started");
-    consumer.shutdown().await;
+    assert_eq!(cli.json("topic trim lonely --retention length:3 --yes")["dropped"], json!(1));
+}
+
+#[tokio::test]
+async fn a_topic_is_trimmed_up_to_an_id() {
+    let cli = prepared().await;
+    let mq = cli.mq().await;
+    let tp = TopicPartition::new("orders".parse().expect("a name"), 1);
+    let log = mq.backend().inspect().expect("the role").entries(&tp, &Stream::Log, Range::ALL, 20);
+    let id = log.await.expect("read").items[7].id.to_string();
+    let command = format!("topic trim orders --before {id} --partition 1");
+    let dry = cli.json(&format!("{command} --dry-run"));
+    assert_eq!(dropped(&dry), (Some(7), vec![(Some(7), Some(7))]), "{dry}");
+    assert_eq!((&dry["before"], &dry["retention"]), (&json!(id), &Value::Null));
+    assert_eq!(dropped(&cli.json(&format!("{command} --yes"))), dropped(&dry));
+    assert_eq!(cli.json("topic describe orders")["entries"], 33);
+    assert!(
+        cli.fails(1, &format!("topic trim orders --before {id} --partition 9 --yes"))
+            .contains("no partition 9")
+    );
+    cli.fails(2, &format!("topic trim orders --before {id} --retention length:1"));
 }

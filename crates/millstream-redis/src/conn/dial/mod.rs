@@ -24,6 +24,7 @@ use crate::conn::dial::sentinel::Sentinels;
 use crate::conn::login::Login;
 use crate::conn::multiplexed::{Lost, Multiplexed, OnLost};
 use crate::conn::socket::{Socket, check_primary};
+use crate::conn::stream::first_words::Listening;
 #[cfg(feature = "tls")]
 use crate::conn::stream::tls::Tls;
 use crate::conn::stream::{Stream, connect, tune};
@@ -199,11 +200,13 @@ impl Dial {
                 let (primary, settings, terms) = self.terms().await?;
                 let settings = settings.set_protocol(protocol);
                 let opening = async {
-                    let stream = self.stream(primary.as_ref()).await?;
-                    let terms = (terms.clone(), self.response_timeout);
-                    let mut connection = Multiplexed::open(stream, &settings, config, terms, lost).await?;
+                    let stream = Listening::new(self.stream(primary.as_ref()).await?);
+                    let (terms, first) = ((terms.clone(), self.response_timeout), stream.first.clone());
+                    let opened = Multiplexed::open(stream, &settings, config, terms, lost).await;
+                    let mut connection = opened.map_err(|error| first.explain(error))?;
                     // The reply is ignored: a user without the permission to set a name does without one.
-                    connection.send_packed_command(name).await.map_err(failed)?;
+                    let named = connection.send_packed_command(name).await;
+                    named.map_err(|error| first.explain(failed(error)))?;
                     if self.sentinels.is_some() {
                         let role =
                             connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;

@@ -1,5 +1,6 @@
 //! Streams of bytes to a server: TCP, TLS over TCP, and Unix sockets.
 
+pub(crate) mod first_words;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 
@@ -50,15 +51,32 @@ impl Stream {
         }
     }
 
-    /// Returns whether the peer has closed the connection, or has sent something without a request.
-    pub(crate) fn is_over(&self) -> bool {
-        let socket = match self {
+    fn socket(&self) -> SockRef<'_> {
+        match self {
             Self::Tcp(stream) => SockRef::from(stream),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => SockRef::from(stream.get_ref().0),
             #[cfg(unix)]
             Self::Unix(stream) => SockRef::from(stream),
-        };
+        }
+    }
+
+    /// Takes up to 2 KiB that have arrived and were not read, also if a write has failed since; none over TLS.
+    pub(crate) fn unread(&self) -> Vec<u8> {
+        #[cfg(feature = "tls")]
+        if let Self::Tls(_) = self {
+            return Vec::new();
+        }
+        let mut bytes = vec![0; 2 << 10];
+        // Past the runtime, which may not know of them yet. A socket of the runtime never blocks.
+        let read = io::Read::read(&mut &*self.socket(), &mut bytes);
+        bytes.truncate(read.unwrap_or(0));
+        bytes
+    }
+
+    /// Returns whether the peer has closed the connection, or has sent something without a request.
+    pub(crate) fn is_over(&self) -> bool {
+        let socket = self.socket();
         #[cfg(feature = "tls")]
         if let Self::Tls(stream) = self
             && !stream.get_ref().1.wants_read()

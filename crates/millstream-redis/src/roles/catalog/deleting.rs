@@ -110,12 +110,14 @@ impl RedisBackend {
         pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
         let listed = reply::int(self.inner.one(&registry, &pipe).await?)? == 1;
         self.forget_groups(name, &groups, Stage::Topic, &deletion).await?;
-        if !self.end_deletion(name, &deletion).await?
-            && let Ok(created) = self.stored_topic(name).await
-        {
-            // Another caller completed the deletion just before and the topic was created again. The registry is in
-            // another hash slot, so its removal above was not atomic with that: list the topic again.
-            self.list(&created).await?;
+        if !self.end_deletion(name, &deletion).await? {
+            // Another caller completed the deletion just before. If the topic was created again, it is listed again: the registry
+            // is in another hash slot, so its removal above was not atomic with that.
+            match self.stored_topic(name).await {
+                Ok(created) => drop(self.list(&created).await?),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(known.is_some() || listed)
     }

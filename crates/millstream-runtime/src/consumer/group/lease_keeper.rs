@@ -54,6 +54,7 @@ impl LeaseKeeper {
         let mut guards = self.table.all();
         guards.retain(|guard| !guard.lost().is_cancelled());
         if guards.is_empty() {
+            self.monitor.had_nothing_to_do("heartbeat", &*self.context.observer);
             return Ok(());
         }
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();

@@ -315,12 +315,8 @@ impl Membership {
         let until = Instant::now() + pause.max(SHORTEST_PAUSE);
         tokio::select! {
             biased;
-            () = sleep_until(until) => {
-                // The watch had no change and no error.
-                if self.watch.is_some() {
-                    self.watching.succeeded(&*self.context.observer);
-                }
-            }
+            // A watch that ends by itself does so before: what is under way may wait for a connection.
+            () = sleep_until(until) => {}
             () = self.changed(until) => {}
         }
     }
@@ -374,7 +370,7 @@ impl Membership {
             // Topic or group are gone, so there is nobody to notify.
             return;
         }
-        let limit = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);
+        let limit = LONGEST_LEAVE.min(self.context.handlers_timeout() / 2);
         let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
         match timeout(limit, self.handed_over()).await {
             Ok(Ok(())) => {}

@@ -28,7 +28,6 @@ const AT_ONCE: usize = 32;
 /// Pause before a partition is requested again after its worker has ended: the cause may end the next worker, too.
 const NO_HURRY: Duration = Duration::from_millis(50);
 /// How long workers may take to end after handlers were given up.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Acquires and releases leases until the owned partitions are the assigned ones.
 ///
@@ -51,6 +50,8 @@ pub(in crate::consumer) struct Ownership {
     /// Partitions with a worker, including those that are being released.
     owned: SortedMap<Partition, Arc<LeaseGuard>>,
     monitor: LoopMonitor,
+    /// Partitions whose last request failed: the server of one may be away while others are not.
+    failing: SortedSet<Partition>,
     /// When the consumer was asked to stop.
     stopping: Option<Instant>,
 }
@@ -76,6 +77,7 @@ impl Ownership {
     ) -> Self {
         Self {
             monitor: context.monitor("acquire"),
+            failing: SortedSet::new(),
             context,
             table,
             target,
@@ -96,11 +98,17 @@ impl Ownership {
         // We have left the group: revokes everything that is still owned.
         self.aim(SortedSet::new());
         let since = self.stopping.unwrap_or_else(Instant::now);
-        let rest = self.context.shutdown_timeout().saturating_sub(since.elapsed());
+        let context = self.context.clone();
+        let rest = context.handlers_timeout().saturating_sub(since.elapsed());
         if timeout(rest, self.drain()).await.is_err() {
-            self.context.give_up(rest);
-            if timeout(KILL_TIMEOUT, self.drain()).await.is_err() {
-                tracing::error!("a handler blocks its thread and cannot be aborted: it keeps running");
+            context.give_up(rest);
+            if timeout(context.last_settlements(), self.drain()).await.is_err() {
+                // The server is away, or a handler blocks its thread: that one keeps running.
+                tracing::warn!(
+                    partitions = self.workers.len(),
+                    "partitions were not released in time: their leases expire"
+                );
+                context.hand_back(context.status.in_flight(&context.topic.name));
             }
         }
     }
@@ -156,6 +164,7 @@ impl Ownership {
             }
         }
         self.pending_acquires.retain(|partition| self.wanted.contains(&partition));
+        self.failing.retain(|partition| self.wanted.contains(partition));
         let unwanted = |partition: &Partition| !self.wanted.contains(partition);
         let gone: Vec<_> = self.moved.keys().copied().filter(unwanted).collect();
         for moved in gone.into_iter().filter_map(|partition| self.moved.remove(&partition)) {
@@ -187,7 +196,10 @@ impl Ownership {
         let now = Instant::now();
         match answer {
             Ok(found) => {
-                self.monitor.succeeded(&*self.context.observer);
+                self.failing.remove(&partition);
+                if self.failing.is_empty() {
+                    self.monitor.succeeded(&*self.context.observer);
+                }
                 match found {
                     Found::Free(guard) => self.granted(partition, guard),
                     Found::Held(expires_in) => {
@@ -197,6 +209,7 @@ impl Ownership {
                 }
             }
             Err(error) => {
+                self.failing.insert(partition);
                 let pause = self.monitor.failed(&error, &*self.context.observer);
                 self.is_moved(partition);
                 self.pending_acquires.failed(partition, now + pause);

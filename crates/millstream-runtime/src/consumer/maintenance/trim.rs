@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::Result;
-use millstream_core::event::{Event, Observer};
-use millstream_core::log::{Lost, Trimmed};
+use millstream_core::event::Observer;
 use millstream_core::upkeep::{Trigger, Upkeep};
 use millstream_core::{Lease, Retention};
 
 use super::settings::TopicSettings;
+use crate::trimming::emit_trimmed;
 
 /// Minimum time between two trims of a partition: a call costs about as much as reading a few messages.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
@@ -66,19 +66,9 @@ impl Upkeep for Trimmer {
         if retention == Retention::Keep {
             return Ok(Some(AT_LEAST_EVERY));
         }
-        let Trimmed { dropped, lost, more, .. } = self.settings.backend.log().trim(lease, retention).await?;
-        let (topic_partition, _) = lease.partition()?;
-        if dropped > 0 {
-            events.observe(&Event::Trimmed { topic_partition, messages: dropped });
-        }
-        for Lost { group, unread, pending } in lost {
-            tracing::warn!(
-                %topic_partition, %group, unread, pending, %retention,
-                "entries were dropped that a group had not settled"
-            );
-            events.observe(&Event::Lost { topic_partition, group: &group, unread, pending });
-        }
-        Ok(Some(if more { AT_ONCE } else { period(retention) }))
+        let trimmed = self.settings.backend.log().trim(lease, retention).await?;
+        emit_trimmed(lease.partition()?.0, &trimmed, retention, true, events);
+        Ok(Some(if trimmed.more { AT_ONCE } else { period(retention) }))
     }
 }
 

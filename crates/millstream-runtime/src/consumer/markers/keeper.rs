@@ -142,8 +142,12 @@ impl MarkerKeeper {
             let started = clock.now();
             self.monitor.begin_round(period);
             match self.run_once().await {
-                Ok(()) => {
-                    self.monitor.succeeded(&*self.context.observer);
+                Ok(is_asked) => {
+                    let observer = &*self.context.observer;
+                    match is_asked {
+                        true => self.monitor.succeeded(observer),
+                        false => self.monitor.had_nothing_to_do("heartbeat", observer),
+                    }
                     clock.sleep_until(started + period).await;
                 }
                 Err(error) => {
@@ -154,8 +158,8 @@ impl MarkerKeeper {
         }
     }
 
-    /// Extends once.
-    async fn run_once(&self) -> Result<()> {
+    /// Extends once. Returns whether there was anything to extend.
+    async fn run_once(&self) -> Result<bool> {
         let _round = self.table.0.round.lock().await;
         let running: Vec<(u64, Arc<Running>)> = {
             let table = self.table.table();
@@ -163,7 +167,7 @@ impl MarkerKeeper {
             extended.map(|(id, (_, running))| (*id, running.clone())).collect()
         };
         if running.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let markers: Vec<Marker> = running.iter().map(|(_, running)| running.marker.clone()).collect();
         let limit = self.context.renewal_timeout();
@@ -174,7 +178,7 @@ impl MarkerKeeper {
                 format!("markers were not extended within {limit:?}"),
             ));
         };
-        let mut failed = Ok(());
+        let mut failed = Ok(true);
         for ((id, running), extended) in running.into_iter().zip(extended) {
             match extended {
                 Ok(()) => {}

@@ -23,7 +23,6 @@ use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
 use crate::consumer::partition::upkeep;
 use crate::consumer::partition::worker::PartitionWorker;
 use crate::consumer::status::{Seek, Seeks};
-use crate::report::Counts;
 
 /// Maximum time for releasing a lease; an unreleased lease ends by itself after its ttl.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -131,7 +130,7 @@ pub(in crate::consumer) async fn run(
     }
     drop(entry);
     let Worked { in_flight, is_loss_reported } = worked;
-    Counts::add(&context.counts.handed_back, in_flight.unsettled());
+    context.hand_back(in_flight.unsettled());
     if !guard.is_dropped() {
         if !guard.lost().is_cancelled() {
             maintenance::finish(&context, &guard, &triggers).await;
@@ -190,7 +189,7 @@ async fn work(
             is_loss_reported = true;
         }
         // A handler may finish, but it must not prevent this instance from working on the partition again.
-        worker.wait_for_handlers(context.shutdown_timeout()).await;
+        worker.wait_for_handlers(context.handlers_timeout()).await;
     }
     Worked { in_flight: worker.in_flight(), is_loss_reported }
 }

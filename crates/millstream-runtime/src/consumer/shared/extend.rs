@@ -58,10 +58,15 @@ impl Extender {
     /// Extends once. After a failure, returns the pause: shorter than the time to the next regular request.
     async fn run_once(&mut self) -> Result<(), Duration> {
         let all = self.sharer.leases.all();
+        let is_idle = all.is_empty();
         let extends = all.into_iter().map(|(partition, keys)| self.extend(partition, keys));
         let failed = join_all(extends).await.into_iter().find_map(Result::err);
         let observer = &*self.sharer.context.observer;
         match failed {
+            None if is_idle => {
+                self.monitor.had_nothing_to_do("heartbeat", observer);
+                Ok(())
+            }
             None => {
                 self.monitor.succeeded(observer);
                 Ok(())

@@ -41,7 +41,6 @@ use crate::consumer::partition::leases::SharedPartition;
 use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::partition::source::inbox::{Inbox, Page};
 use crate::consumer::partition::worker::PartitionWorker;
-use crate::report::Counts;
 use claim::Claimer;
 use extend::Extender;
 use fetch::Fetcher;
@@ -50,9 +49,6 @@ use unreadable::UnreadablePartitions;
 /// Time after which a server counts as one that gives no answer, unless renewals are given up sooner. A server that answers
 /// takes milliseconds; one that is slow for longer costs room for twice the entries and nothing else.
 const QUICK: Duration = Duration::from_secs(1);
-
-/// How long handlers may take to be dropped after the shutdown timeout, and settlements to be sent.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State shared by the loops of this mode.
 struct Sharer {
@@ -196,8 +192,8 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     };
     let kill = async {
         context.stop.cancelled().await;
-        sleep(context.shutdown_timeout()).await;
-        context.give_up(context.shutdown_timeout());
+        sleep(context.handlers_timeout()).await;
+        context.give_up(context.handlers_timeout());
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -206,12 +202,14 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
         () = kill => {}
         () = killed(&context) => {}
     }
-    Counts::add(&context.counts.handed_back, sharer.leases.len());
+    context.hand_back(sharer.leases.len());
 }
 
 /// Returns some time after handlers were given up.
 async fn killed(context: &Subscription) {
     context.kill.cancelled().await;
-    sleep(KILL_TIMEOUT).await;
-    tracing::error!("a handler blocks its thread and cannot be aborted: it keeps running");
+    sleep(context.last_settlements()).await;
+    tracing::warn!(
+        "not all messages were settled or given back in time: a handler may block its thread, and keeps running"
+    );
 }

@@ -10,6 +10,7 @@ use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
 use millstream_core::log::{
     Append, DedupAppend, Deduplicated, Fetched, Measured, Receipt, Settled, Trimmed, UniqueAppend,
+    UnleasedTrim,
 };
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
@@ -256,6 +257,10 @@ impl Log for Linked<dyn Log> {
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         self.link.pass("trim", self.role.trim(lease, retention)).await
+    }
+
+    async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        self.link.pass("trim_unleased", self.role.trim_unleased(topic_partition, rule)).await
     }
 
     async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {

@@ -10,6 +10,7 @@ mod share;
 #[cfg(feature = "sqlite")]
 mod tests;
 mod topics;
+mod trimming;
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -28,6 +29,7 @@ pub use config::OutboxRelayConfig;
 use crate::database::Database;
 use run::Run;
 use topics::Topics;
+use trimming::Trims;
 
 /// Relay that runs. Any number may run for one outbox: they share its shards evenly, and a shard has one of them at a time.
 ///
@@ -154,7 +156,8 @@ impl OutboxRelayBuilder {
         let name = uuid::Uuid::new_v4().simple().to_string();
         let (stop, stopped) = watch::channel(false);
         let observer = Careful::over(observer);
-        let run = Run::new(store, &backend, known, config, observer, name.clone(), stopped);
+        let trims = Trims::new(backend.log().clone(), backend.catalog().clone(), observer.clone());
+        let run = Run::new(store, &backend, (known, trims), config, observer, name.clone(), stopped);
         Ok(OutboxRelay { stop, task: Some(tokio::spawn(run.run())), name })
     }
 }

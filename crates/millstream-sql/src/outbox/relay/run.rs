@@ -22,6 +22,7 @@ use super::batch::{Planned, Verdict, requests, verdict};
 use super::pace::Pace;
 use super::share;
 use super::topics::Topics;
+use super::trimming::Trims;
 use crate::outbox::row::{RowName, StoredRow, before_watermark};
 use crate::outbox::store::{Failed, Grant, PageLimits, Sample, Store};
 
@@ -73,6 +74,7 @@ pub(super) struct Run {
     store: Arc<dyn Store>,
     log: Arc<dyn Log>,
     topics: Topics,
+    trims: Trims,
     config: OutboxRelayConfig,
     observer: Arc<dyn Observer>,
     monitor: LoopMonitor,
@@ -105,7 +107,7 @@ impl Run {
     pub(super) fn new(
         store: Arc<dyn Store>,
         backend: &Backend,
-        topics: Topics,
+        (topics, trims): (Topics, Trims),
         config: OutboxRelayConfig,
         observer: Arc<dyn Observer>,
         me: String,
@@ -116,6 +118,7 @@ impl Run {
             store,
             log: backend.log().clone(),
             topics,
+            trims,
             config,
             observer,
             monitor: LoopMonitor::unlisted("relay", Scope::Queue),
@@ -178,6 +181,7 @@ impl Run {
         // First of all, after an outage too: what was stored is not to be taken by another relay, which would store it again if
         // the window is over. For that the lease only has to be the granted one, and may have expired.
         self.write_fates().await?;
+        self.trims.begin().await;
         if now >= self.renew_at {
             self.renew().await?;
         }
@@ -397,6 +401,9 @@ impl Run {
         }
         for (topic_partition, (stored, duplicates)) in counts {
             if stored > 0 {
+                if self.topics.is_lossy(&topic_partition.topic) {
+                    self.trims.stored(topic_partition);
+                }
                 self.observer.observe(&Event::Produced { topic_partition, messages: stored });
             }
             if duplicates > 0 {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::error::Result;
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Topic, TopicPartition};
+use millstream_core::{Backend, Retention, Topic, TopicPartition};
 use millstream_memory::{MemoryBackend, SuspendableClock};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::OutboxRelayConfig;
 use super::run::Run;
 use super::topics::Topics;
+use super::trimming::Trims;
 use crate::outbox::row::{RowName, StoredRow};
 use crate::outbox::store::{self, Failed, Grant, PageLimits, Sample, Shares, Store};
 use crate::{Database, Outbox, migrate};
@@ -138,11 +139,12 @@ impl Scene {
     /// Starts a relay, which runs until the returned value is dropped.
     async fn relay(&self, name: &str, link: &Arc<Link>, config: &OutboxRelayConfig) -> watch::Sender<bool> {
         let catalog = self.backend.catalog().clone();
-        let mut topics = Topics::new(catalog, config.partitioner.clone(), config.window);
+        let mut topics = Topics::new(catalog.clone(), config.partitioner.clone(), config.window);
         topics.declare(&LINES.spec().expect("it works")).await.expect("it works");
         let (stop, stopped) = watch::channel(false);
+        let known = (topics, Trims::new(self.backend.log().clone(), catalog, Arc::new(Ignore)));
         let (backend, observer) = (&self.backend, Arc::new(Ignore));
-        let run = Run::new(link.clone(), backend, topics, config.clone(), observer, name.into(), stopped);
+        let run = Run::new(link.clone(), backend, known, config.clone(), observer, name.into(), stopped);
         tokio::spawn(run.run());
         stop
     }
@@ -240,4 +242,16 @@ async fn a_page_that_was_read_before_a_suspension_is_not_sent_behind_it() {
     // It knows by then whose the rows are.
     until(&a.renewals, |count| *count > before).await;
     assert_eq!(scene.sent().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lossy_retention_holds_without_a_consumer() {
+    let scene = Scene::new().await;
+    let lossy = LINES.retention(Retention::Length(5)).spec().expect("it works");
+    scene.backend.catalog().create_topic(&lossy).await.expect("it works");
+    let link = Arc::new(Link::to(&scene.database));
+    let _relay = scene.relay("a", &link, &OutboxRelayConfig::default()).await;
+    scene.write(20).await;
+    scene.sent().await;
+    eventually(async || scene.sent().await == 5).await;
 }

@@ -83,6 +83,11 @@ impl Topics {
         self.remember(stored)
     }
 
+    /// Whether a topic may drop what is not settled, as far as this relay knows.
+    pub(super) fn is_lossy(&self, name: &TopicName) -> bool {
+        self.known.get(name).is_some_and(|known| known.spec.retention.is_lossy())
+    }
+
     /// Forgets when it was read, so that it is read again before it is next used.
     pub(super) fn expire(&mut self, name: &TopicName) {
         if let Some(known) = self.known.get_mut(name)

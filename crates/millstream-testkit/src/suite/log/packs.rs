@@ -1,7 +1,8 @@
 //! Packs: messages that are stored together, handed out together and dropped together, and settled one by one.
 
 use millstream_core::catalog::Start;
-use millstream_core::{GroupName, TopicPartition};
+use millstream_core::log::{Trimmed, UnleasedTrim};
+use millstream_core::{GroupName, Retention, TopicPartition};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
@@ -12,6 +13,7 @@ suite!("log":
     a_pack_is_pending_until_all_of_it_is_settled,
     a_pack_stays_until_every_group_has_settled_all_of_it,
     the_figures_of_packs_are_those_of_their_messages needs [Stats],
+    packs_are_trimmed_without_a_lease needs [UnleasedTrim],
     a_position_inside_of_a_pack_is_exact needs [Seek, Stats],
 );
 
@@ -53,6 +55,26 @@ async fn a_pack_stays_until_every_group_has_settled_all_of_it(h: Harness) -> Ver
     slow.ack(&entries[4..]).await?;
     h.trim(&fast.lease).await?;
     h.expect_length(&tp, 0, "messages of a pack that all have settled").await
+}
+
+/// A pack stays until all of it may go.
+async fn packs_are_trimmed_without_a_lease(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    for _ in 0..5 {
+        h.append_n(&tp, 4).await?;
+    }
+    let in_turn = UnleasedTrim::OncePerSecond(Retention::Length(10));
+    let trimmed = h.backend.log().trim_unleased(&tp, in_turn).await?;
+    equal!(trimmed, Trimmed::new(8), "messages of packs beyond the newest ten");
+    let mut owner = h.owner(&tp, "half").await?;
+    let entries = owner.take(2).await?;
+    owner.ack(&entries[..1]).await?;
+    let trimmed = h.backend.log().trim_unleased(&tp, UnleasedTrim::Now(Retention::Length(4))).await?;
+    equal!(trimmed.dropped, 8, "messages of packs beyond the newest four");
+    // Of its first pack one is settled.
+    let lost: Vec<_> = trimmed.lost.iter().map(|lost| lost.unread + lost.pending).collect();
+    equal!(lost, [7], "messages that the group lost");
+    h.expect_length(&tp, 4, "messages left").await
 }
 
 async fn the_figures_of_packs_are_those_of_their_messages(h: Harness) -> Verdict {

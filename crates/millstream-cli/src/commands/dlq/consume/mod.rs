@@ -12,9 +12,9 @@ use clap::{Args, ValueEnum};
 use millstream::{DeadLetterConfig, DeadLetterReport, Topic};
 use tokio::time::MissedTickBehavior;
 
-use crate::commands::DryRun;
 use crate::commands::exec::Exec;
 use crate::commands::group::Of;
+use crate::commands::{DryRun, StopWithin};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
 use crate::{human, parse};
@@ -25,9 +25,6 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// The interval where the command ends as soon as there is no letter.
 const SOON: Duration = Duration::from_millis(200);
-
-/// Time until running handlers are given up: practically until the second signal.
-const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
 
 /// Time for which a letter stays hidden in a dry run, so that none is shown twice.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
@@ -72,6 +69,8 @@ pub(super) struct Consume {
     /// Ends when no letter can be claimed, because all others are claimed or were left
     #[arg(long)]
     until_empty: bool,
+    #[command(flatten)]
+    stop: StopWithin,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -185,8 +184,13 @@ impl Consume {
             biased;
             report = &mut shutdown => report,
             // The previous one was consumed by the first signal.
-            again = context::stopped() => {
-                again?;
+            over = async {
+                tokio::select! {
+                    again = context::stopped() => again,
+                    () = self.stop.commands_are_over() => Ok(()),
+                }
+            } => {
+                over?;
                 letter_handler.cut();
                 shutdown.await
             }
@@ -223,7 +227,7 @@ impl Consume {
         config.poll = if self.until_empty { SOON } else { POLL };
         config.leave_for = self.leave_for;
         config.concurrency = usize::from(self.concurrency);
-        config.shutdown_timeout = UNTIL_THE_SECOND_SIGNAL;
+        config.shutdown_timeout = self.stop.shutdown_timeout;
         if self.dry.dry_run {
             config.sweep = NEVER;
         }

@@ -182,12 +182,15 @@ impl Fetcher {
             Ended::Restored(restored) => {
                 restored.map(|()| Progress::Nothing).inspect_err(|_| restoring = true)
             }
-            Ended::Claimed(claimed) => claimed.map(|more| {
+            Ended::Claimed(Ok(more)) => {
                 if more && let Some(tools) = &mut self.tools {
                     start_over(tools, in_flight);
                 }
-                Progress::Nothing
-            }),
+                // It has errors of its own, and says nothing of reading: a fetch that fails goes on failing.
+                self.monitor.idle();
+                return Progress::Nothing;
+            }
+            Ended::Claimed(Err(error)) => Err(error),
             Ended::Fetched(room, fetched) => {
                 fetched.and_then(|fetched| self.fetched(fetched, room, in_flight, settler))
             }
