@@ -116,11 +116,13 @@ impl Load {
                     let job = (key, n);
                     let waits = sends == Sends::Replicated && is_replicated(key);
                     let durability = if waits { Durability::Replicated(1) } else { Durability::Stored };
-                    let mut send = producer.send(&job).key(key.to_string()).durability(durability);
-                    if sends == Sends::Deduplicated && key % 2 == 0 {
-                        send = send.dedup(format!("{key}-{n}"));
-                    }
-                    match send.await {
+                    let send = producer.send(&job).key(key.to_string());
+                    let stored = if sends == Sends::Deduplicated && key % 2 == 0 {
+                        send.dedup(format!("{key}-{n}")).await
+                    } else {
+                        send.durability(durability).await
+                    };
+                    match stored {
                         Ok(_) => drop(sent.stored.lock().expect("lock").insert(job, Instant::now())),
                         Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                             sent.unconfirmed.lock().expect("lock").insert(job);
