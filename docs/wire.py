@@ -209,6 +209,15 @@ def split(fields, names):
     return (dict(fields[: len(names)]), fields[len(names) :]) if ours else ({}, fields)
 
 
+def opened(body):
+    """The message of a body that is a pack of it alone."""
+    try:
+        messages = unpack("0-0", body)
+    except (Malformed, ImportError):
+        return body
+    return messages[0][1] if len(messages) == 1 else body
+
+
 def text(value):
     return value.decode(errors="replace")
 
@@ -231,7 +240,7 @@ def decode(stream, entry_id, fields):
         "origin": text(lead.get(b"origin", entry_id.encode())),
         "error": text(lead[b"error"]) if lead.get(b"error") else None,
         "history": history_of(lead.get(b"history", b"")),
-        "body": body,
+        "body": opened(body) if stream == "retry" else body,
     }
 
 
@@ -243,7 +252,7 @@ def decode_dead(entry_id, fields):
         "error": text(lead.get(b"error", b"")),
         "origin": text(lead.get(b"origin", entry_id.encode())),
         "history": history_of(lead.get(b"history", b"")),
-        "body": body,
+        "body": opened(body),
     }
 
 

@@ -350,7 +350,7 @@ pub struct Topic<T: 'static> {
     partitions: u32,
     retention: Retention,
     max_length: Option<u64>,
-    dead_letter_retention: DeadLetterRetention,
+    dead_letter_retention: Option<DeadLetterRetention>,
     packing: Option<Packing>,
     codec: &'static dyn Codec<T>,
 }
@@ -380,7 +380,7 @@ impl<T: 'static> Topic<T> {
             partitions: 1,
             retention: Retention::Consumed,
             max_length: None,
-            dead_letter_retention: DeadLetterRetention::KEEP,
+            dead_letter_retention: None,
             packing: None,
             codec,
         }
@@ -424,10 +424,11 @@ impl<T: 'static> Topic<T> {
         self
     }
 
-    /// Sets the rule by which the dead letters of the topic's groups are dropped. Default: [`DeadLetterRetention::KEEP`].
+    /// Sets the rule by which the dead letters of the topic's groups are dropped. Default: [`DeadLetterRetention::KEEP`]; of a
+    /// [packed](Self::packed) topic [`DeadLetterRetention::PACKED`], the newest 100,000 of a partition.
     #[must_use]
     pub const fn dead_letter_retention(mut self, retention: DeadLetterRetention) -> Self {
-        self.dead_letter_retention = retention;
+        self.dead_letter_retention = Some(retention);
         self
     }
 
@@ -457,10 +458,12 @@ impl<T: 'static> Topic<T> {
         let stand_in = TopicName::new("topic");
         let spec = name.map_or(stand_in, Ok).and_then(|name| TopicSpec::new(name, self.partitions));
         let spec = problems.take(spec);
+        let of_dead = self.dead_letter_retention;
+        let of_dead = of_dead.unwrap_or(DeadLetterRetention::by_default(self.packing.is_some()));
         let spec = spec.map(|spec| {
             spec.with_retention(self.retention)
                 .with_max_length(self.max_length)
-                .with_dead_letter_retention(self.dead_letter_retention)
+                .with_dead_letter_retention(of_dead)
                 .with_packing(self.packing)
         });
         spec.iter().for_each(|spec| spec.find(&mut problems));
@@ -594,6 +597,15 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn dead_letters_of_packed_topics_are_bounded_unless_something_else_is_set() {
+        let packed = Topic::<u64>::new("numbers").packed(Packing::new());
+        let of = |topic: &Topic<u64>| topic.spec().expect("valid").dead_letter_retention;
+        assert_eq!((of(&packed), of(&ORDERS)), (DeadLetterRetention::PACKED, DeadLetterRetention::KEEP));
+        let keep = packed.clone().dead_letter_retention(DeadLetterRetention::KEEP);
+        assert!(of(&keep).is_keep() && of(&keep.packed(Packing::new())).is_keep(), "in either order");
     }
 
     #[test]

@@ -15,6 +15,9 @@ const MAX_SHOWN: usize = 64;
 /// Largest number of fields of all messages of a pack: in memory a field takes 64 bytes beside its own.
 const MAX_FIELDS: usize = 100_000;
 
+/// Size in bytes from which on a message alone can take half: its pack has fields of its own.
+const MIN_ALONE: usize = 256;
+
 /// Reason why messages cannot be packed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -124,6 +127,21 @@ pub fn pack_with<'a>(
     let head = format!("{count} {word} {size}");
     let name = |name: &'static str| Bytes::from_static(name.as_bytes());
     Ok(vec![(name(FORM), name(FORM_OF_PACKS)), (name(PACK), head.into()), (name(PACK_MESSAGES), data.into())])
+}
+
+/// Returns a pack of one message of a pack, compressed as that one is: for what takes a message out of its pack, which may hold much more
+/// than it takes. `None` unless it takes half of the memory at most.
+#[must_use]
+pub fn pack_alone(entry: &[Field], message: &Fields) -> Option<Fields> {
+    // As a stream stores them, a name or value takes two bytes beside its own.
+    let stored =
+        |fields: &Fields| fields.iter().map(|(name, value)| name.len() + value.len() + 4).sum::<usize>();
+    let compression = read_head(one(entry, PACK).ok()??).ok()?.compression;
+    if compression == PackCompression::None || stored(message) < MIN_ALONE {
+        return None;
+    }
+    let alone = pack(std::iter::once(message), compression).ok()?;
+    (2 * stored(&alone) <= stored(message)).then_some(alone)
 }
 
 /// Returns whether an entry says of itself that it is a pack.

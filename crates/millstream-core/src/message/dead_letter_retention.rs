@@ -14,7 +14,8 @@ const MAX_MS: u64 = 1 << 53;
 /// Maximum number of characters of a stored text in an error.
 const MAX_SHOWN: usize = 64;
 
-/// Rule by which a group's dead letters are dropped: by age, by number, by both, or, by default, not at all.
+/// Rule by which a group's dead letters are dropped: by age, by number, by both, or not at all, which is the default except in
+/// [packed](Self::PACKED) topics.
 ///
 /// The age of a letter counts from its death, by the server's clock; that of a letter that was
 /// [put back](crate::DeadLetters::put) from its import. The number is that of one partition, and is exact: a letter is dropped
@@ -47,8 +48,18 @@ pub enum Overdue {
 }
 
 impl DeadLetterRetention {
-    /// Keeps all dead letters, until they are replayed or purged. The default.
+    /// Keeps all dead letters, until they are replayed or purged. The default of topics that are not packed, and of delay queues.
     pub const KEEP: Self = Self { max_age: None, max_length: None };
+
+    /// Keeps the newest 100,000 dead letters of a partition. The default of packed topics: an entry of a few bytes can hold a thousand
+    /// messages, and each that dies takes a few hundred bytes, so 100,000 take some 30 MB.
+    pub const PACKED: Self = Self::length(100_000);
+
+    /// Returns the default of a topic that is packed, or is not.
+    #[must_use]
+    pub const fn by_default(packed: bool) -> Self {
+        if packed { Self::PACKED } else { Self::KEEP }
+    }
 
     /// Keeps dead letters up to this age.
     #[must_use]

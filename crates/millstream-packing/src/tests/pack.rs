@@ -5,7 +5,7 @@ use millstream_core::packing::{MAX_BYTES, MAX_MESSAGES, PackCompression};
 use millstream_core::wire::{FORM, Fields, PACK, PACK_MESSAGES};
 use proptest::prelude::*;
 
-use crate::{NotPacked, Unpacked, Unreadable, pack, size, unpack};
+use crate::{NotPacked, Unpacked, Unreadable, pack, pack_alone, size, unpack};
 
 const ALL: [PackCompression; 3] = [PackCompression::None, PackCompression::Lz4, PackCompression::Zstd];
 
@@ -174,4 +174,31 @@ proptest! {
             }
         }
     }
+}
+
+/// A message that leaves a pack of little memory, which holds much.
+#[cfg(all(feature = "lz4", feature = "zstd"))]
+#[test]
+fn a_message_alone_is_packed_as_its_pack_where_that_halves_it() {
+    let payload = |bytes: Vec<u8>| vec![(Bytes::from_static(b"payload"), Bytes::from(bytes))];
+    let noise = (0..2_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let many = vec![(Bytes::new(), Bytes::new()); 3_000];
+    let cases = [
+        (payload(vec![b' '; 2_000]), true),
+        (many, true),
+        (payload(noise), false),
+        (payload(vec![b' '; 100]), false),
+    ];
+    for (message, smaller) in cases {
+        for compression in [PackCompression::None, PackCompression::Lz4, PackCompression::Zstd] {
+            let messages = vec![message.clone(); 3];
+            let entry = pack(messages.iter(), compression).expect("packed");
+            let alone = pack_alone(&entry, &message);
+            assert_eq!(alone.is_some(), smaller && compression != PackCompression::None, "{compression:?}");
+            if let Some(alone) = alone {
+                assert_eq!(unpack(&alone).expect("read"), Unpacked::Messages(vec![message.clone()]));
+            }
+        }
+    }
+    assert_eq!(pack_alone(&payload(b"no pack".to_vec()), &payload(vec![b' '; 2_000])), None);
 }

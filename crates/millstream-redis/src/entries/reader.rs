@@ -15,7 +15,9 @@ use millstream_core::wire;
 use crate::backend::Inner;
 use crate::entries::guard::Guard;
 use crate::entries::stream_read::{Above, Position, StreamRead};
-use crate::entries::unpacking::{PackedPage, add_notes, in_packs, is_pack, packs, replace_packs};
+use crate::entries::unpacking::{
+    PackedPage, add_notes, in_packs, is_pack, open_retries, packs, replace_packs,
+};
 use crate::stored::settled::is_settled;
 use millstream_core::pages::{PAGE_BYTES, PageSizer};
 
@@ -349,6 +351,7 @@ impl StreamReader {
                 }
             }
             self.note(&fetched);
+            opened(&mut fetched)?;
         } else {
             self.guard.check().await?;
         }
@@ -374,6 +377,7 @@ impl StreamReader {
 
     /// Replaces packs by their messages, as many as the caller wants; the others are returned by the next calls.
     async fn unpacked(&mut self, fetched: &mut Fetched, max: usize) -> Result<()> {
+        opened(fetched)?;
         let packs = packs(&fetched.entries);
         if packs.is_empty() {
             self.packed.came(fetched.entries.len(), fetched.entries.len(), false);
@@ -423,6 +427,11 @@ impl StreamReader {
         let idle = self.backlog == [false; 2];
         vec![ask(if idle || self.backlog[self.turn] { self.turn } else { 1 - self.turn }, 1)]
     }
+}
+
+/// Opens redeliveries that are stored as packs. Nothing is handed on where one cannot be read: the partition waits for a client that can.
+fn opened(fetched: &mut Fetched) -> Result<()> {
+    open_retries(&mut fetched.entries).map_or(Ok(()), |(error, _)| Err(error))
 }
 
 #[async_trait]

@@ -7,8 +7,8 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Entry, Note, Receipt, Source};
 use millstream_core::packing::DictionaryName;
-use millstream_core::wire::Fields;
-use millstream_packing::{Dictionary, Unpacked, Unreadable, unpack_with};
+use millstream_core::wire::{self, Fields};
+use millstream_packing::{Dictionary, Unpacked, Unreadable, unpack, unpack_with};
 
 use crate::stored::settled::{Bits, is_settled};
 
@@ -56,8 +56,7 @@ impl PackedPage {
 ///
 /// `dictionaries` are those that entries [need](crate::backend::Inner::dictionaries_for).
 ///
-/// A damaged pack is returned as it is, and so is one whose dictionary is not there. It has no payload, so it becomes a dead letter with
-/// all its bytes.
+/// A damaged pack is returned as it is. It has no payload, so it becomes a dead letter with all its bytes.
 pub(crate) fn messages(
     receipt: Receipt,
     fields: Fields,
@@ -72,16 +71,51 @@ pub(crate) fn messages(
             let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
             Receipt::of_pack(receipt.id, count).map(|receipts| receipts.zip(messages).collect())
         }
-        Err(error @ (Unreadable::Damaged(_) | Unreadable::NoDictionary(_))) => {
+        Err(error @ Unreadable::Damaged(_)) => {
             tracing::warn!(id = %receipt.id, "a pack cannot be read, it becomes a dead letter: {error}");
             None
         }
-        // Another program, or a later version, can read it.
-        Err(error) => {
-            return Err(Error::new(ErrorKind::Unsupported, format!("entry {}: {error}", receipt.id)));
-        }
+        // Another program, or a later version, can read it, or this one when the dictionary is put back.
+        Err(error) => return Err(cannot_read(receipt.id, &error)),
     };
     Ok(unpacked.unwrap_or_else(|| vec![(receipt, fields)]))
+}
+
+/// Returns the error for a pack that is not damaged, and cannot be read.
+pub(crate) fn cannot_read(id: MessageId, error: &Unreadable) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("entry {id}: {error}"))
+}
+
+/// Replaces redeliveries whose message is stored as a pack of its own by that message. Takes out those that this client cannot read, and
+/// returns them with the error of the first one.
+pub(crate) fn open_retries(entries: &mut Vec<Entry>) -> Option<(Error, Vec<Receipt>)> {
+    let (mut first, mut left) = (None, Vec::new());
+    entries.retain_mut(|Entry { receipt, fields, .. }| {
+        if receipt.source == Source::Log {
+            return true;
+        }
+        let lead = fields.len() - wire::body_of(Source::Retry, fields).len();
+        let opened = open_alone(fields, lead);
+        if let Err(error) = &opened {
+            left.push(*receipt);
+            first.get_or_insert_with(|| cannot_read(receipt.id, error));
+        }
+        opened.is_ok()
+    });
+    first.map(|error| (error, left))
+}
+
+/// Replaces a pack of one message behind the first `lead` fields by that message. What is no pack, or cannot be read by anybody, stays.
+pub(crate) fn open_alone(fields: &mut Fields, lead: usize) -> Result<(), Unreadable> {
+    match unpack(&fields[lead..]) {
+        Ok(Unpacked::Messages(mut messages)) if messages.len() == 1 => {
+            fields.truncate(lead);
+            fields.extend(messages.pop().unwrap_or_default());
+        }
+        Err(error @ (Unreadable::NotBuilt(_) | Unreadable::Unknown(_))) => return Err(error),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Returns the ids of the packs among entries.

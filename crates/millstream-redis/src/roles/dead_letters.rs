@@ -37,7 +37,8 @@ impl DeadLetters for RedisBackend {
         limit: usize,
     ) -> Result<Page<DeadLetter>> {
         let key = self.inner.keys.dead_letters(topic_partition, group);
-        let Page { items, more, .. } = self.page(&key, range, limit).await?;
+        let lead = |fields: &[Field]| Some(fields.len() - wire::split_dead(fields).1.len());
+        let Page { items, more, .. } = self.page(&key, range, limit, lead).await?;
         let letters = items.into_iter().map(|stored| {
             DeadLetter::from_entry(stored.id, topic_partition.clone(), group.clone(), &stored.fields)
         });

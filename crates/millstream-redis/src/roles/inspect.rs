@@ -19,12 +19,13 @@ use millstream_core::leases::Holder;
 use millstream_core::log::Source;
 use millstream_core::name::{GroupName, TopicName};
 use millstream_core::topic::{TopicPartition, TopicSpec};
-use millstream_core::wire::Fields;
+use millstream_core::wire::{self, Field, Fields};
 use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
+use crate::entries::unpacking::open_alone;
 use crate::error::unexpected;
 use crate::scripts::script;
 use crate::server;
@@ -55,7 +56,8 @@ impl Inspect for RedisBackend {
             Stream::Retry(group) => keys.retry_log(topic_partition, group),
             _ => return self.messages(topic_partition, range, limit).await,
         };
-        self.page(&key, range, limit).await
+        let lead = |fields: &[Field]| Some(fields.len() - wire::body_of(Source::Retry, fields).len());
+        self.page(&key, range, limit, lead).await
     }
 
     async fn pending(
@@ -132,14 +134,23 @@ impl Inspect for RedisBackend {
         };
         let [more, entries] = reply::tuple(script::run_one(&self.inner.bulk, call.arg(limit)).await?)?;
         let mut page = Page::new(Vec::new(), reply::int(more)? == 1);
+        let mut bytes = 0;
         for entry in reply::array(entries)? {
+            if bytes >= MAX_PAGE_BYTES {
+                page.more = true;
+                break;
+            }
             let [origin, score, item] = reply::tuple(entry)?;
             let origin = reply::bytes(origin)?;
             let Ok(origin) = MessageId::from_bytes(&origin) else {
                 tracing::warn!(key = %due, "a retry with an invalid id is skipped: {origin:?}");
                 continue;
             };
-            page.items.push(parked(origin, reply::score_time(score)?, reply::maybe_bytes(item)?.as_ref()));
+            let mut parked = parked(origin, reply::score_time(score)?, reply::maybe_bytes(item)?.as_ref());
+            // What this client cannot read is shown as it is stored.
+            let _ = open_alone(&mut parked.body, 0);
+            bytes += size(&parked.body);
+            page.items.push(parked);
         }
         if page.more && page.items.is_empty() {
             return Err(unexpected(format_args!("{due} is full of what is no id")));
@@ -216,7 +227,15 @@ pub(crate) fn is_no_group(value: &Value) -> bool {
 
 impl RedisBackend {
     /// Reads a page of a stream. Number and size of the entries are bounded, for the page and for every command.
-    pub(crate) async fn page(&self, key: &Key, range: Range, limit: usize) -> Result<Page<Stored>> {
+    ///
+    /// `lead` returns how many fields stand before a message in an entry that may have it as a pack of its own, which is opened.
+    pub(crate) async fn page(
+        &self,
+        key: &Key,
+        range: Range,
+        limit: usize,
+        lead: fn(&[Field]) -> Option<usize>,
+    ) -> Result<Page<Stored>> {
         let limit = limit.min(MAX_PAGE);
         let (mut page, mut range, mut bytes, mut portion) = (Page::empty(), range, 0, FIRST);
         loop {
@@ -241,8 +260,17 @@ impl RedisBackend {
             let entries = reply::entries(answer).map_err(|error| error.during(format_args!("read {key}")))?;
             let read = entries.len();
             for (id, fields) in entries {
+                if bytes >= MAX_PAGE_BYTES {
+                    // Some became larger than they arrived.
+                    page.more = true;
+                    return Ok(page);
+                }
                 range = range.behind(id);
-                let stored = Stored::new(id, fields.unwrap_or_default());
+                let mut stored = Stored::new(id, fields.unwrap_or_default());
+                if let Some(lead) = lead(&stored.fields) {
+                    // What this client cannot read is shown as it is stored.
+                    let _ = open_alone(&mut stored.fields, lead);
+                }
                 bytes += size(&stored.fields);
                 page.items.push(stored);
             }

@@ -22,7 +22,7 @@ use crate::conn::replies::reply;
 use crate::entries::sharing::partition_reader::PartitionReader;
 use crate::entries::sharing::shared_reader::StreamsReader;
 use crate::entries::unpacking::{
-    PackedPage, Readable, add_notes, in_packs, is_pack, packs, replace_readable,
+    PackedPage, Readable, add_notes, in_packs, is_pack, open_retries, packs, replace_readable,
 };
 use crate::error::{fenced, unexpected};
 use crate::roles::log::Right;
@@ -224,6 +224,10 @@ impl RedisBackend {
         tp: &TopicPartition,
         claimed: &mut Fetched,
     ) -> Result<bool> {
+        if let Some((error, left)) = open_retries(&mut claimed.entries) {
+            self.leave(member, tp.partition, &left).await;
+            claimed.unreadable = Some(error.during("claim retries").at(tp));
+        }
         let packs = packs(&claimed.entries);
         if packs.is_empty() {
             return Ok(false);

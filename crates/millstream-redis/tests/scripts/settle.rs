@@ -6,6 +6,7 @@ pub(crate) mod dedup;
 pub(crate) mod deleted_packs;
 pub(crate) mod notes;
 pub(crate) mod packed;
+pub(crate) mod packed_alone;
 pub(crate) mod retention;
 pub(crate) mod seek;
 pub(crate) mod sweeping;

@@ -1,12 +1,17 @@
 //! Dictionaries of packed topics that are lost, damaged or replaced by others, over a server.
 
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use integration_tests::eventually;
 use integration_tests::server::Server;
-use millstream::admin::{DeadLetterFilter, InUse, Replay, Training};
-use millstream::{Delivery, Millstream, Outcome, PackCompression, Record, TopicChange};
+use millstream::admin::{InUse, Training};
+use millstream::{
+    Concurrency, Consumer, Delivery, ErrorKind, Millstream, Outcome, PackCompression, Record, Sharing,
+    TopicChange,
+};
 use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Entry, Settlement};
@@ -31,42 +36,61 @@ fn ids(server: &Server) -> Vec<String> {
     server.cli(&["EVAL", script, "1", LOG]).lines().map(|id| id.trim().to_owned()).collect()
 }
 
+/// The error that a consumer's loops report about reading.
+fn failing(consumer: &Consumer) -> Option<String> {
+    consumer.health().loops.into_iter().filter_map(|it| it.failing).map(|failure| failure.error).next()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pack_whose_dictionary_is_gone_becomes_a_dead_letter_and_the_others_are_handled() {
+async fn a_pack_whose_dictionary_is_gone_waits_until_it_is_put_back() {
     let Scene { server, mq, producer } = scene().await;
     for n in 400..410 {
         producer.send(&event(n)).await.expect("sent");
     }
-    let [name] = &names(&server)[..] else { panic!("one dictionary") };
-    let damages = [&["DEL", DICTIONARIES][..], &["HSET", DICTIONARIES, name, "damaged"]];
-    for (acked, damage) in (400..).zip(damages) {
-        server.cli(damage);
-        let other = Millstream::at(server.url()).await.expect("connected");
-        let group = format!("without-{}", damage.len());
-        let consumer = other.consumer(EVENTS, &*group).start(async |_: Delivery<Bytes>| Outcome::Ack);
-        let consumer = consumer.await.expect("a consumer");
-        eventually(async || consumer.report().dead == 10, "what cannot be read is dead").await;
-        eventually(async || consumer.report().acked == acked, "what needs no dictionary is handled").await;
-        consumer.shutdown().await;
-        let group = group.parse().expect("a name");
-        let letters = other
-            .admin()
-            .dead_letters(&topic(), &group)
-            .await
-            .expect("a queue")
-            .list(100)
-            .await
-            .expect("a list");
-        assert!(
-            letters.iter().all(|it| it.reason.as_str() == "malformed" && it.body.len() == 3),
-            "{letters:?}"
-        );
-        // A producer that cannot read it packs without it, and so does one that knows no dictionary.
-        let fresh = other.producer(EVENTS).await.expect("a producer");
-        fresh.send(&event(1)).await.expect("sent");
+    let events: Vec<_> = (410..430).map(event).collect();
+    for sent in producer.send_all(events.iter().map(Record::new)).await {
+        sent.expect("sent");
     }
+    let [name] = &names(&server)[..] else { panic!("one dictionary") };
+    // Without a shell: the bytes are put back by another key.
+    let keep = ["COPY", DICTIONARIES, "kept"];
+    assert_eq!(server.cli(&keep).trim(), "1");
+    let damages = [&["DEL", DICTIONARIES][..], &["HSET", DICTIONARIES, name, "damaged"]];
+    for damage in damages {
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            server.cli(damage);
+            let other = Millstream::at(server.url()).await.expect("connected");
+            let group = format!("without-{}-{sharing:?}", damage.len());
+            let seen: Arc<Mutex<HashSet<Bytes>>> = Arc::default();
+            let noted = seen.clone();
+            let handler = move |delivery: Delivery<Bytes>| {
+                noted.lock().expect("lock").insert(delivery.payload.clone());
+                async { Outcome::Ack }
+            };
+            let mut builder = other.consumer(EVENTS, &*group).sharing(sharing);
+            if sharing == Sharing::Shared {
+                builder = builder.concurrency(Concurrency::Unordered(8));
+            }
+            let consumer = builder.start(handler).await.expect("a consumer");
+            eventually(async || failing(&consumer).is_some(), "it is reported").await;
+            let error = failing(&consumer).unwrap_or_default();
+            assert!(error.contains("dictionary"), "{error}");
+            // As a program does that has it.
+            server.cli(&["COPY", "kept", DICTIONARIES, "REPLACE"]);
+            eventually(async || seen.lock().expect("lock").len() == 430, "all of them are handled").await;
+            eventually(async || consumer.report().acked == 430, "and settled").await;
+            assert_eq!(consumer.report().dead, 0, "none is dead");
+            eventually(async || failing(&consumer).is_none(), "and nothing is failing").await;
+            consumer.shutdown().await;
+        }
+    }
+    server.cli(damages[0]);
+    // A producer that cannot read it packs without it, and so does one that knows no dictionary.
+    let other = Millstream::at(server.url()).await.expect("connected");
+    let fresh = other.producer(EVENTS).await.expect("a producer");
+    fresh.send(&event(1)).await.expect("sent");
     // The process that has it goes on.
-    assert_eq!(read(&mq, "with", 412).await.len(), 412);
+    assert_eq!(read(&mq, "with", 431).await.len(), 431);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,7 +247,7 @@ async fn other_dictionary(server: &Server) -> (&'static str, String) {
 
 /// A message that was handed out, and whose pack this process cannot read any more when it is to be retried.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_whose_pack_became_unreadable_is_kept_with_all_its_bytes() {
+async fn a_message_whose_pack_cannot_be_read_is_retried_when_it_can() {
     let Scene { server, mq, producer } = scene().await;
     for n in 400..402 {
         producer.send(&event(n)).await.expect("sent");
@@ -256,24 +280,19 @@ async fn a_message_whose_pack_became_unreadable_is_kept_with_all_its_bytes() {
     let batch: Vec<_> = packed.iter().rev().take(3).map(|entry| retry(entry)).collect();
     // Another process, which never had the dictionary, settles in the name of the owner.
     let other = Millstream::at(server.url()).await.expect("connected");
-    server.cli(&["DEL", DICTIONARIES]);
+    assert_eq!(server.cli(&["RENAME", DICTIONARIES, "kept"]).trim(), "OK");
+    let refused = other.backend().log().settle(&lease, &batch).await.expect_err("its bodies are not known");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.to_string().contains("dictionary"), "{refused}");
+    let queue = mq.admin().dead_letters(&topic(), &group).await.expect("a queue");
+    assert_eq!(queue.count().await.expect("a count"), 0, "none is dead");
+    assert_eq!(server.cli(&["COPY", "kept", DICTIONARIES, "REPLACE"]).trim(), "1");
     let settled = other.backend().log().settle(&lease, &batch).await.expect("settled");
     assert_eq!((settled.applied, settled.stale), (3, 0));
-    let queue = mq.admin().dead_letters(&topic(), &group).await.expect("a queue");
-    let letters = queue.list(100).await.expect("a list");
-    assert_eq!(letters.len(), 3);
-    for letter in letters {
-        assert_eq!((letter.reason.as_str(), letter.attempts), ("malformed", 1));
-        assert!(letter.error.contains("boom") && letter.error.contains("dictionary"), "{}", letter.error);
-        let (receipt, _) =
-            batch.iter().find(|(receipt, _)| receipt.id == letter.origin).expect("one of them");
-        let pack = receipt.pack.expect("of a pack");
-        let says = format!("message {} of {} of pack {}: ", pack.position() + 1, pack.count, receipt.entry());
-        assert!(letter.error.starts_with(&says), "{}", letter.error);
-        let heads = letter.body.iter().filter(|(name, _)| &name[..] == b"mq:pack");
-        assert_eq!(heads.count(), 1, "the pack as it is stored: {:?}", letter.body);
-    }
-    let replayer = queue.replayer(&DeadLetterFilter::default(), Replay::default()).await;
-    let replayed = replayer.expect("a replayer").run().await.expect("asked");
-    assert_eq!((replayed.replayed, replayed.refused), (0, 3), "it would come back as it is");
+    let partition = TopicPartition::new(topic(), 0);
+    let parked = backend.inspect().expect("inspected").parked(&partition, &group, None, 10).await;
+    let parked = parked.expect("read").items;
+    let origins: HashSet<_> = batch.iter().map(|(receipt, _)| receipt.id).collect();
+    assert_eq!(parked.iter().map(|it| it.origin).collect::<HashSet<_>>(), origins);
+    assert!(parked.iter().all(|it| it.body.iter().any(|(name, _)| &name[..] == b"payload")), "{parked:?}");
 }

@@ -33,9 +33,9 @@ pub(super) struct Create {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_length: Option<u64>,
     /// Which dead letters of a group are dropped: `age:30d` those that are older, `length:100000` those that have as many
-    /// newer ones in their partition, `age:30d,length:100000` both; `keep` none
-    #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention, default_value = "keep")]
-    dead_letter_retention: DeadLetterRetention,
+    /// newer ones in their partition, `age:30d,length:100000` both; `keep` none. Default: `keep`, and `length:100000` with `--packed`
+    #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention)]
+    dead_letter_retention: Option<DeadLetterRetention>,
     /// Packs messages that a producer sends together into one entry, with this compression. `topic alter` can change the
     /// compression later, but not whether the topic is packed
     #[arg(long, value_enum, value_name = "COMPRESSION")]
@@ -100,10 +100,12 @@ impl Changed {
 impl Create {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
+        let of_dead = self.dead_letter_retention;
+        let of_dead = of_dead.unwrap_or(DeadLetterRetention::by_default(self.packed.is_some()));
         let spec = TopicSpec::new(self.topic.clone(), self.partitions)?
             .with_retention(self.retention)
             .with_max_length(self.max_length)
-            .with_dead_letter_retention(self.dead_letter_retention)
+            .with_dead_letter_retention(of_dead)
             .with_packing(self.packed.map(|packed| packed.packing(self.packed_min)));
         spec.check()?;
         match admin.topic(&self.topic).await {

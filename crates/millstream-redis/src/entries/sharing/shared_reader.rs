@@ -23,7 +23,9 @@ use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 use crate::entries::sharing::pages::{Read, not_connected, page};
 use crate::entries::sharing::plan::{Plan, StreamsRead};
-use crate::entries::unpacking::{Readable, add_notes, in_packs, is_pack, packs, replace_readable};
+use crate::entries::unpacking::{
+    Readable, add_notes, in_packs, is_pack, open_retries, packs, replace_readable,
+};
 use crate::entries::weight::{add_weight, weight};
 use crate::stored::{note, settled};
 use millstream_core::pages::PageSizer;
@@ -288,6 +290,9 @@ impl StreamsReader {
     /// Replaces packs of a log by their messages: all of them, though the caller may have asked for fewer. What is not
     /// settled of a pack is ours as a whole.
     pub(super) async fn unpack(&mut self, at: usize, fetched: &mut Fetched, noted: bool) -> Result<()> {
+        if let Some(unreadable) = open_retries(&mut fetched.entries) {
+            self.leave(at, fetched, unreadable).await;
+        }
         let packs = packs(&fetched.entries);
         if packs.is_empty() {
             return Ok(());
@@ -308,11 +313,8 @@ impl StreamsReader {
         let entries = std::mem::take(&mut fetched.entries);
         let Readable { mut messages, done, unreadable } = replace_readable(entries, &dictionaries, bits);
         let tp = self.member.partition(partition);
-        if let Some((error, left)) = unreadable {
-            // Others may be able to read what comes after it.
-            self.streams[at].unreadable = true;
-            RedisBackend { inner: self.inner.clone() }.leave(&self.member, partition, &left).await;
-            fetched.unreadable = Some(error.during(format_args!("read {key}")).at(&tp));
+        if let Some(unreadable) = unreadable {
+            self.leave(at, fetched, unreadable).await;
         }
         let right = ["consumer", self.member.consumer.as_str()];
         self.inner.acknowledge_settled(right, &tp, &self.member.group, &done).await?;
@@ -322,6 +324,15 @@ impl StreamsReader {
         }
         fetched.entries = messages;
         Ok(())
+    }
+
+    /// Gives back what this client cannot read of a stream, and reads nothing new of it: others may be able to read what comes after it.
+    async fn leave(&mut self, at: usize, fetched: &mut Fetched, (error, left): (Error, Vec<Receipt>)) {
+        let stream = &mut self.streams[at];
+        stream.unreadable = true;
+        let tp = self.member.partition(stream.partition);
+        RedisBackend { inner: self.inner.clone() }.leave(&self.member, tp.partition, &left).await;
+        fetched.unreadable = Some(error.during(format_args!("read {}", stream.key)).at(&tp));
     }
 
     async fn notes(&mut self, held: &Key, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {

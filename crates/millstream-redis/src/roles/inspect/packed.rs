@@ -26,14 +26,14 @@ impl RedisBackend {
     ) -> Result<Page<Stored>> {
         let (key, limit) = (self.inner.keys.log(tp), limit.min(MAX_PAGE));
         if !self.inner.packings.is_packed(&tp.topic) || limit == 0 || range.is_empty() {
-            return self.page(&key, range, limit).await;
+            return self.page(&key, range, limit, |_| None).await;
         }
-        let mut stored = self.page(&key, range, limit).await?;
+        let mut stored = self.page(&key, range, limit, |_| None).await?;
         // A pack has the id of its last message: one with messages in the range may stand behind it.
         let mut behind = None;
         if range.before != MessageId::MAX && (range.newest_first || !stored.more) {
             let from = Range { after: range.before.previous(), before: MessageId::MAX, newest_first: false };
-            behind = self.page(&key, from, 1).await?.items.pop();
+            behind = self.page(&key, from, 1, |_| None).await?.items.pop();
         }
         let mut entries = std::mem::take(&mut stored.items);
         match behind {
@@ -48,7 +48,10 @@ impl RedisBackend {
             if items.len() > limit {
                 break;
             }
-            let messages = unpacking::messages(Receipt::new(Source::Log, id), fields, &dictionaries)?;
+            let receipt = Receipt::new(Source::Log, id);
+            // A pack that cannot be read now hides no other message: it is shown as it is stored.
+            let messages = unpacking::messages(receipt, fields.clone(), &dictionaries);
+            let messages = messages.unwrap_or_else(|_| vec![(receipt, fields)]);
             let messages = messages.into_iter().map(|(receipt, fields)| Stored::new(receipt.id, fields));
             let within = |one: &Stored| one.id > range.after && one.id < range.before;
             let mut messages: Vec<Stored> = messages.filter(within).collect();
@@ -88,9 +91,11 @@ impl RedisBackend {
                 continue;
             }
             let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {log}")))?;
-            let entries = rows.len() as u64;
+            let entries = rows.len();
             let messages = self.pending_messages(tp, group, rows, usize::MAX).await?.len() as u64;
-            reading.pending = reading.pending.saturating_sub(entries) + messages;
+            // Behind a page that is not full there are no others. Those behind a full one count as one message each.
+            let behind = if entries < MAX_PAGE { 0 } else { reading.pending.saturating_sub(entries as u64) };
+            reading.pending = behind + messages;
         }
         Ok(())
     }

@@ -11,14 +11,14 @@ use millstream_core::log::{InPack, Receipt, Settlement};
 use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
-use millstream_packing::{Unpacked, dictionary_of, unpack_with};
+use millstream_packing::{Unpacked, Unreadable, dictionary_of, unpack_with};
 use redis::Pipeline;
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
-use crate::entries::unpacking::named;
+use crate::entries::unpacking::{cannot_read, named};
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;
@@ -36,8 +36,7 @@ pub(super) type Bodies = SortedMap<MessageId, Body>;
 pub(super) enum Body {
     /// The message.
     Message(Fields),
-    /// Its pack, and why it cannot be read any more. It was readable when the message was handed out: it was damaged since, or its
-    /// dictionary was lost, and this process did not keep it.
+    /// Its pack, and why it cannot be read any more. It was readable when the message was handed out, and was damaged since.
     Pack(Fields, String),
 }
 
@@ -89,7 +88,9 @@ impl RedisBackend {
                     let read = match unpack_with(&fields, |name| named(&dictionaries, name)) {
                         Ok(Unpacked::Messages(messages)) => Ok(messages),
                         Ok(Unpacked::One) => Err("the entry is no pack any more".to_owned()),
-                        Err(error) => Err(error.to_string()),
+                        Err(Unreadable::Damaged(why)) => Err(format!("the pack is damaged: {why}")),
+                        // It can be read again when its dictionary is put back: until then the settlement waits.
+                        Err(error) => return Err(cannot_read(id, &error).at(tp)),
                     };
                     for receipt in wanted.iter().filter(|receipt| receipt.entry() == id) {
                         bodies.insert(receipt.id, body(receipt, &fields, read.as_deref()));
@@ -101,13 +102,17 @@ impl RedisBackend {
     }
 }
 
-/// Returns what is to be stored of a message.
+/// Returns what is to be stored of a message: compressed as its pack is where that makes it much smaller. So what becomes of a pack of little
+/// memory, which may hold a thousand messages of many, takes little too.
 fn body(receipt: &Receipt, pack: &Fields, read: Result<&[Fields], &String>) -> Body {
     let position = receipt.pack.map_or(0, InPack::position) as usize;
     // Copied, or each would keep its whole pack.
     let copy = |(name, value): &(Bytes, Bytes)| (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
     match read.map(|messages| messages.get(position)) {
-        Ok(Some(message)) => Body::Message(message.iter().map(copy).collect()),
+        Ok(Some(message)) => {
+            let alone = millstream_packing::pack_alone(pack, message);
+            Body::Message(alone.unwrap_or_else(|| message.iter().map(copy).collect()))
+        }
         Ok(None) => Body::Pack(pack.clone(), "the pack has fewer messages than it had".to_owned()),
         Err(why) => Body::Pack(pack.clone(), why.clone()),
     }
