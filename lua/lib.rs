@@ -470,7 +470,7 @@ script!(
     /// Repairs one fault that `audit` has found in a group on a partition, if it still exists.
     REPAIR, "audit", "repair",
     ["stream", "retry_due", "retry_items", "held", "dlq", "lease", "fence", "packs", "settled"],
-    ["fault", "source", "group", "id", "owner", "topic", "partition"]
+    ["fault", "source", "group", "id", "owner", "topic", "partition", "body..."]
 );
 script!(
     read_only

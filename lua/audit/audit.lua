@@ -75,7 +75,7 @@ if check == 'parked' then
     else
       local row = pending(origin)
       -- After too many bytes of bodies the rest is reported unchecked: a repair checks again.
-      if row and (bytes >= MAX_BYTES or pack_of(origin) or entry(origin)) then
+      if row and (bytes >= MAX_BYTES or entry(pack_of(origin) or origin)) then
         found('pending_and_parked', source .. ':' .. origin, 'pending under ' .. row[2] .. ', parked until ' .. due)
       end
     end

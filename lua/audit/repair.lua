@@ -15,7 +15,8 @@
 -- ARGV[5] owner consumer name of owners
 -- ARGV[6] topic for dead letters
 -- ARGV[7] partition for dead letters
--- returns 1 if it did something, else 0
+-- ARGV[8] body... of 'retry_lost', if the message is in a pack: its names and values; else ''
+-- returns how many messages it concerned, 1 if it is not about messages, or 0 if it did nothing
 local stream, retry_due, retry_items, held, dlq, lease, fence, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local fault, source, group, id, owner, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local MAX_VALUES, IDLE_MS = 6000, 60000
@@ -52,8 +53,9 @@ local pack, place = pack_of(id)
 local at = pack or id
 local rows, entries = redis.pcall('XPENDING', stream, group, at, at, 1), redis.pcall('XRANGE', stream, at, at)
 local pending, entry = not rows.err and rows[1], not entries.err and entries[1] and entries[1][2]
-if pack and entry and not (pending and not is_settled(pack, place)) then
-  -- A script cannot read the messages of a pack: without a body of its own, one that is settled there is lost.
+local in_pack = pack and entry
+if in_pack and not (pending and not is_settled(pack, place)) then
+  -- A script cannot read the messages of a pack: the body of one that is settled there comes with the call.
   pending, entry = nil, nil
 end
 -- Ids are compared as text: Lua numbers would lose their last digits.
@@ -91,13 +93,16 @@ end
 
 local due, kept = redis.call('ZSCORE', retry_due, id), redis.call('HEXISTS', retry_items, id) == 1
 if fault == 'retry_lost' and due and not kept then
-  local body = entry and body_of(entry, 1)
-  if body and pending then
+  local body = #ARGV > 8 and { unpack(ARGV, 8) } or entry and body_of(entry, 1)
+  if entry and pending then
     -- It will be settled where it is pending.
     redis.call('ZREM', retry_due, id)
   elseif body then
     -- As `retry` writes it: attempt, error, history, body.
     redis.call('HSET', retry_items, id, cmsgpack.pack({ '2', '', '', unpack(body) }))
+  elseif in_pack then
+    -- The pack has it, and could not be read.
+    return 0
   else
     redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', id,
       'topic', topic, 'partition', partition, 'group', group, 'history', '')
@@ -117,9 +122,18 @@ elseif fault == 'pending_and_parked' and pending then
   redis.call('HDEL', retry_items, dropped == 1 and origin or '')
   return dropped
 elseif fault == 'ghost' and pending and not entry then
+  local open = 1
+  if pack then
+    -- Of a pack, all messages that are not settled.
+    open = 0
+    for at_place = 0, place do
+      open = open + (is_settled(pack, at_place) and 0 or 1)
+    end
+  end
   redis.call('HDEL', held, note)
   redis.call('HDEL', settled, id)
-  return redis.call('XACK', stream, group, id)
+  redis.call('XACK', stream, group, id)
+  return math.max(open, 1)
 elseif fault == 'note_stray' and not pending then
   -- As `audit` finds it: a pending pack that `packs` does not know may hold the message.
   local above = source == 'log' and not pack and redis.pcall('XPENDING', stream, group, id, '+', 1)

@@ -16,7 +16,7 @@ local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local keys, names = KEYS, ARGV
 -- All of these bound the time for which one call blocks the server. What a call does not reach is left to the next one.
 -- Dropping: an entry costs 1, and 1 more for each KiB, which takes about as long. PAGE is the COUNT of an XRANGE.
-local MAX_COST, PAGE = 20000, 200
+local MAX_COST, PAGE, PAGE_OF_PACKS = 20000, 200, 10
 -- Skipping ghosts: one costs 1 for each group that is compared, 100 for two commands. The bytes are those of bodies.
 local MAX_SKIP_COST, MAX_SKIP_BYTES = 10000, 1048576
 -- Dropping unsettled entries: numbers of entries, of steps up to a pending one, and of pending ones of all groups.
@@ -87,20 +87,42 @@ local function open_in(pack, name)
     local byte = string.byte(bits, at)
     count = count - ONES[byte % 16] - ONES[math.floor(byte / 16)]
   end
-  return count
+  -- Somebody else may have written more bits.
+  return math.max(count, 0)
+end
+
+-- Of a log from which packs were deleted between others, `packs` has those too, until the log is trimmed past them. Then
+-- nothing is dropped but page by page, and the messages beyond one an entry are counted pack by pack: `more_dropped`.
+-- `dropped_packs`: by id.
+local holes, more_dropped, dropped_packs = false, 0, {}
+local function look_for_holes()
+  local info, oldest = redis.call('XINFO', 'STREAM', log), first()
+  for at = 1, newest and oldest and #info or 0, 2 do
+    holes = holes or info[at] == 'max-deleted-entry-id' and wide(info[at + 1]) >= oldest
+  end
+end
+local function note_dropped(id)
+  local pack = redis.call('XRANGE', packs, id, id)[1]
+  if pack then
+    more_dropped, dropped_packs[wide(pack[1])] = more_dropped + tonumber(pack[2][2]) - 1, true
+  end
+end
+-- Returns how many messages beyond one an entry have been dropped.
+local function more_of_dropped()
+  return holes and more_dropped or more_gone() - gone_before
 end
 
 -- Drops at most `most` entries below `id`. First whole nodes of the stream, which is cheap: with '~' the server stops
 -- before the first node that it would have to split. Then the entries of that node, page by page.
 local cost = 0
 local function drop(id, most)
-  local dropped, whole_nodes, below = 0, true, '(' .. id
+  local dropped, whole_nodes, below = 0, not holes, '(' .. id
   -- Each round drops an entry or more, except for the one that finds no whole node.
   for _ = 0, most do
     if dropped >= most or cost >= MAX_COST then
       break
     end
-    local count, gone = whole_nodes and 1 or math.min(most - dropped, PAGE), 0
+    local count, gone = whole_nodes and 1 or math.min(most - dropped, holes and PAGE_OF_PACKS or PAGE), 0
     local page = redis.call('XRANGE', log, '-', below, 'COUNT', count)
     if not page[1] then
       break
@@ -113,6 +135,10 @@ local function drop(id, most)
     else
       -- 0 if the page is one entry with the last id of a millisecond, which is kept.
       gone = redis.call('XTRIM', log, 'MINID', '=', after(wide(page[#page][1])))
+      for at = 1, holes and gone or 0 do
+        cost = cost + 1 + #table.concat(page[at][2]) / 1024
+        note_dropped(page[at][1])
+      end
     end
     dropped = dropped + gone
   end
@@ -200,6 +226,9 @@ end
 if not cut or room == 0 then
   return { 0, 0 }
 end
+if newest then
+  look_for_holes()
+end
 local consumed = watermark and watermark < cut and watermark or cut
 local dropped, reply = drop(consumed, room), { 0, 0 }
 local oldest = consumed < cut and dropped < room and first()
@@ -230,13 +259,17 @@ if oldest and oldest < cut then
       if id >= bound or dropped >= room or cost >= MAX_COST then
         break
       end
-      passed[id], steps = dropped + (newest and more_up_to('(' .. id) - gone_before or 0), steps + 1
+      local more_passed = holes and more_dropped or newest and more_up_to('(' .. id) - gone_before or 0
+      passed[id], steps = dropped + more_passed, steps + 1
       lost[id] = redis.call('XTRIM', log, 'MINID', '=', after(id))
+      if holes and lost[id] == 1 then
+        note_dropped(id)
+      end
       dropped = dropped + lost[id]
     end
   end
   dropped, exact = dropped + drop(bound, room - dropped), exact and bound == cut
-  local messages, left = dropped + more_gone() - gone_before, first() or '~'
+  local messages, left = dropped + more_of_dropped(), first() or '~'
   for _, group in ipairs(groups) do
     local unread, pending = messages - (passed[group.read] or messages), 0
     for _, id in ipairs(group.ids) do
@@ -245,15 +278,15 @@ if oldest and oldest < cut then
     end
     -- Of the pack in which it would have begun to read, what is up to its position is noted as settled.
     local next_pack = newest and unread > 0 and redis.call('XRANGE', packs, group.read, '+', 'COUNT', 1)[1]
-    if next_pack and wide(next_pack[1]) < left then
-      unread = math.max(unread - tonumber(next_pack[2][2]) + open_in(next_pack, group.name), 0)
+    if next_pack and wide(next_pack[1]) < left and (not holes or dropped_packs[wide(next_pack[1])]) then
+      unread = unread - tonumber(next_pack[2][2]) + open_in(next_pack, group.name)
     end
     if unread + pending > 0 then
       reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = group.name, unread, pending
     end
   end
 end
-local gone_after = more_gone()
+local more_messages, gone_after = more_of_dropped(), more_gone()
 local more = rule == 'length' and redis.call('XLEN', log) > figure
 if rule == 'length' and newest then
   local oldest = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
@@ -270,5 +303,5 @@ if newest and dropped > 0 then
   end
   redis.call('XTRIM', packs, 'MINID', '=', keep)
 end
-reply[1], reply[2] = dropped + gone_after - gone_before, more and 1 or 0
+reply[1], reply[2] = dropped + more_messages, more and 1 or 0
 return reply

@@ -97,6 +97,7 @@ async fn count_messages(
         let length = length.map_err(|error| error.during(format_args!("usage of {tp}")));
         let Some(log) = totals.get_mut(&(tp.partition, None, Structure::Log)) else { continue };
         match length {
+            // More than there were: packs that were appended, and deleted, since the length was read.
             Ok(length) => log.0 = (length as u64).saturating_sub(missing.above[0]),
             // Something else in the place of what counts its packs hides no other structure.
             Err(error) if error.kind() == ErrorKind::WrongType => log.2 = Some(error.to_string()),

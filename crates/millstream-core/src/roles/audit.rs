@@ -372,13 +372,13 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Number of entries that were lost.
+/// Number of messages that were lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Loss {
-    /// Entries that were never handed out to the group.
+    /// Messages that were never handed out to the group.
     pub unread: u64,
-    /// Entries that were handed out and not settled, messages that waited for a retry, scheduled messages and tasks.
+    /// Messages that were handed out and not settled, or waited for a retry, scheduled messages and tasks.
     pub pending: u64,
     /// Number of times that a log was lost as a whole. It is not known what was in it, so the other numbers are then lower
     /// bounds.
@@ -413,17 +413,19 @@ impl Loss {
     }
 }
 
-/// `3 unread and 2 pending entries, last found at 2026-01-31T12:00:00.000Z`.
+/// `3 unread and 2 pending messages, last found at 2026-01-31T12:00:00.000Z`.
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unread, pending) = (self.unread, self.pending);
         match self.logs {
-            0 => write!(f, "{unread} unread and {pending} pending entries")?,
-            1 => write!(f, "all entries of a log, of which {unread} unread and {pending} pending are known")?,
+            0 => write!(f, "{unread} unread and {pending} pending messages")?,
+            1 => {
+                write!(f, "all messages of a log, of which {unread} unread and {pending} pending are known")?
+            }
             logs => {
                 write!(
                     f,
-                    "all entries of {logs} logs, of which {unread} unread and {pending} pending are known"
+                    "all messages of {logs} logs, of which {unread} unread and {pending} pending are known"
                 )?;
             }
         }

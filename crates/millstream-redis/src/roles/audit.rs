@@ -2,6 +2,7 @@
 //! slots.
 
 mod catalog;
+mod in_log;
 pub(crate) mod losses;
 
 use async_trait::async_trait;
@@ -27,6 +28,7 @@ use crate::roles::inspect::is_no_group;
 use crate::scripts::script;
 use crate::stored::note;
 use catalog::is_number;
+use in_log::InLog;
 use losses::StreamInfo;
 
 /// Maximum number of calls of a repair that continues as long as it finds something.
@@ -204,13 +206,20 @@ impl RedisBackend {
             Fault::PositionAhead => (split(&finding.id).0, ""),
             _ => split(&finding.id),
         };
-        let is_lost = match finding.fault {
-            Fault::Ghost => true,
-            // Without the entry of the log, only a dead letter without a body is left of the message.
-            Fault::RetryLost => self.is_gone(tp, id).await?,
-            _ => false,
-        };
-        let mut done = false;
+        let (mut is_lost, mut body) = (finding.fault == Fault::Ghost, Vec::new());
+        if finding.fault == Fault::RetryLost {
+            match self.in_log(tp, id).await? {
+                InLog::Entry => {}
+                InLog::InPack(Ok(message)) => body = message,
+                InLog::InPack(Err(error)) => {
+                    tracing::warn!(%tp, id, "a lost retry is in a pack that cannot be read now: {error}");
+                    return Ok(false);
+                }
+                // Only a dead letter without a body is left of the message.
+                InLog::Gone => is_lost = true,
+            }
+        }
+        let mut messages = 0;
         for _ in 0..MAX_CALLS {
             let call = self.inner.scripts.repair.call([
                 &self.inner.stream(tp, group, source),
@@ -224,18 +233,24 @@ impl RedisBackend {
                 &keys.settled(tp, group),
             ]);
             let words = [finding.fault.as_str(), note::word(source), group.as_str(), id, CONSUMER];
-            let call = call.args(words).arg(tp.topic.as_str()).arg(tp.partition.0);
-            let more = reply::int(script::run_one(&self.inner.pool, call).await?)? > 0;
-            done |= more;
+            let mut call = call.args(words).arg(tp.topic.as_str()).arg(tp.partition.0);
+            if body.is_empty() {
+                call.push("");
+            }
+            for (name, value) in &body {
+                call.extend([&name[..], &value[..]]);
+            }
+            let now = reply::count(script::run_one(&self.inner.pool, call).await?)? as u64;
+            messages += now;
             // A consumer may have more entries than one call moves.
-            if !more || finding.fault != Fault::ConsumerStray {
+            if now == 0 || finding.fault != Fault::ConsumerStray {
                 break;
             }
         }
-        if done && is_lost {
-            self.record_loss(&finding.scope, Loss::new(0, 1, 0, None)).await?;
+        if messages > 0 && is_lost {
+            self.record_loss(&finding.scope, Loss::new(0, messages, 0, None)).await?;
         }
-        Ok(done)
+        Ok(messages > 0)
     }
 
     async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>> {

@@ -27,9 +27,9 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::conn::replies::reply;
+use crate::conn::replies::reply::{self, Entries};
 use crate::scripts::script;
-use count_range::{Walk, above};
+use count_range::above;
 pub(crate) use groups::gone;
 #[cfg(feature = "fuzzing")]
 pub(crate) use settings::read as read_settings;
@@ -280,16 +280,13 @@ impl Catalog for RedisBackend {
             return Ok(limit.min(length as u64));
         }
         let to = end.unwrap_or(MessageId::MAX);
-        let mut walk = Walk::new(log, from, to, limit);
-        while !walk.is_over() {
-            self.inner.step([&mut walk]).await?;
-        }
+        let Entries(counted) = self.inner.entries_between(&log, from, to, limit).await?;
         match from.filter(|from| packed && *from <= to) {
             Some(from) => {
                 let more = self.inner.more_between(topic_partition, from.previous(), to, true).await?;
-                Ok(limit.min(walk.counted + more))
+                Ok(limit.min(counted + more))
             }
-            None => Ok(walk.counted),
+            None => Ok(counted),
         }
     }
 

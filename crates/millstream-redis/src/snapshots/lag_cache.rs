@@ -94,7 +94,7 @@ impl Proof {
         right.then_some(Self {
             position: group.position,
             unread: group.first_unread.unwrap_or(group.position.next()),
-            appended: look.length + removed,
+            appended: look.length.0 + removed,
             removed,
         })
     }
@@ -104,7 +104,7 @@ impl Proof {
         let (Some(removed), Some(deleted)) = (look.removed, look.deleted) else { return false };
         // The log is the same one, and the group has only moved forward.
         let on = removed >= self.removed
-            && look.length + removed >= self.appended
+            && look.length.0 + removed >= self.appended
             && group.position >= self.position;
         // Trimming removes entries from the beginning. If the first unread entry was not trimmed, everything unread
         // still exists or was read.
@@ -129,7 +129,7 @@ pub(crate) struct Tally {
 impl Tally {
     /// Returns an empty tally of the range above `start`.
     pub(crate) fn new(look: &Look, start: MessageId, spacing: u64) -> Self {
-        let appended = look.length + look.removed.unwrap_or(0);
+        let appended = look.length.0 + look.removed.unwrap_or(0);
         Self { start, marks: Vec::new(), spacing, appended, removed: look.removed }
     }
 
@@ -147,7 +147,7 @@ impl Tally {
     /// and whether the entries before its first mark have to be counted again: see [`recount`](Self::recount). `None`
     /// if nothing is certain.
     pub(crate) fn fit(mut self, look: &Look, start: MessageId, end: MessageId) -> Option<(Self, bool)> {
-        let appended = look.length + look.removed?;
+        let appended = look.length.0 + look.removed?;
         let whole = look.removed == self.removed;
         // Trimmed entries are below `start`; entries deleted one by one may be anywhere below the largest such id.
         let intact = whole || look.deleted.is_some_and(|deleted| deleted <= start);
@@ -190,6 +190,7 @@ mod tests {
     use millstream_core::topic::TopicPartition;
 
     use super::*;
+    use crate::conn::replies::reply::Entries;
 
     fn id(ms: u64) -> MessageId {
         MessageId::new(ms, 0)
@@ -199,7 +200,7 @@ mod tests {
     /// itself.
     fn look(first: u64, deleted: u64) -> Look {
         Look {
-            length: 100_001 - first,
+            length: Entries(100_001 - first),
             first: Some(id(first)),
             last: Some(id(100_000)),
             removed: Some(first - 1),
@@ -248,7 +249,7 @@ mod tests {
         assert!(!fits(&look(2, 30_001), 30_000), "deleted above");
         let whole = Look { removed: tally.removed, ..look(1, 30_001) };
         assert!(fits(&whole, 30_000), "deleted before it was counted");
-        assert!(!fits(&Look { length: 99_999, ..look(1, 0) }, 30_000), "another log");
+        assert!(!fits(&Look { length: Entries(99_999), ..look(1, 0) }, 30_000), "another log");
         assert!(!fits(&Look { removed: None, ..look(1, 0) }, 30_000), "a server that keeps no count");
     }
 

@@ -8,7 +8,7 @@ use millstream_core::keys::Key;
 use millstream_core::schedule::Waiting;
 use redis::Value;
 
-use crate::conn::replies::reply;
+use crate::conn::replies::reply::{self, Entries};
 use crate::error::{answered, unexpected};
 
 /// Snapshot of a log.
@@ -18,7 +18,7 @@ pub(crate) struct Look {
     pub(crate) now: Timestamp,
     /// Whether the log exists.
     pub(crate) exists: bool,
-    pub(crate) length: u64,
+    pub(crate) length: Entries,
     pub(crate) first: Option<MessageId>,
     pub(crate) last: Option<MessageId>,
     /// Number of entries that ever left the log; `None` if the server does not know.
@@ -28,7 +28,7 @@ pub(crate) struct Look {
     pub(crate) deleted: Option<MessageId>,
     /// Identifies the server process and its data set: differs after a restart or a fail-over.
     pub(crate) server: Option<String>,
-    /// Messages beyond one an entry in the log, if groups were named. The length is entries.
+    /// Messages beyond one an entry in the log, if groups were named.
     pub(crate) more: u64,
     /// The same of all that were ever in it.
     pub(crate) more_ever: u64,
@@ -42,13 +42,13 @@ pub(crate) struct Look {
 pub(crate) struct GroupLook {
     pub(crate) name: Bytes,
     pub(crate) position: MessageId,
-    pub(crate) pending: u64,
+    pub(crate) pending: Entries,
     /// Oldest pending entry that exists: a ghost is skipped, unless there were too many to skip in one call.
     pub(crate) oldest_pending: Option<MessageId>,
     pub(crate) first_unread: Option<MessageId>,
-    /// The server's figure of the lag.
+    /// The server's figure of the lag, in entries.
     pub(crate) lag: Option<u64>,
-    /// Messages beyond one an entry that the group has not read. Lag and pending are entries.
+    /// Messages beyond one an entry that the group has not read.
     pub(crate) more_unread: u64,
     /// The same of those that are pending.
     pub(crate) more_pending: u64,
@@ -277,7 +277,7 @@ fn log(answer: Value) -> Result<Option<Look>> {
         Ok(GroupLook {
             name: reply::bytes(name)?,
             position: reply::id(position)?,
-            pending: number(pending)?,
+            pending: Entries(number(pending)?),
             oldest_pending: maybe(oldest_pending, reply::id)?,
             first_unread: maybe(first_unread, reply::id)?,
             lag: maybe(lag, number)?,
@@ -288,7 +288,7 @@ fn log(answer: Value) -> Result<Option<Look>> {
     Ok(Some(Look {
         now: Timestamp::from_millis(number(now)?),
         exists: exists > 0,
-        length: maybe(length, number)?.unwrap_or(0),
+        length: Entries(maybe(length, number)?.unwrap_or(0)),
         first: maybe(first, reply::id)?,
         last: maybe(last, reply::id)?,
         removed: maybe(removed, number)?,

@@ -16,11 +16,18 @@ use crate::support::seed;
 use crate::support::server::Server;
 use table::{After, Damage, Place, Seen, TABLE};
 
-/// A topic with two groups, as [`Place`] says, and another topic, in a namespace of its own.
-async fn whole(server: &Server) -> (Cli, Place) {
+/// Messages of an entry: in plain topics, and in packed ones.
+const EACH: [u64; 2] = [1, 3];
+
+/// A topic with two groups, as [`Place`] says, and another topic, in a namespace of its own. Each entry has so many messages.
+async fn whole(server: &Server, each: u64) -> (Cli, Place) {
     let cli = Cli::at(server.url());
     let mq = cli.mq().await;
-    seed::orders(&mq, 10).await;
+    if each == 1 {
+        seed::orders(&mq, 10).await;
+    } else {
+        seed::packs(&mq, 10, each).await;
+    }
     for line in [
         "group create orders audit",
         "group create orders billing",
@@ -48,6 +55,16 @@ async fn whole(server: &Server) -> (Cli, Place) {
     // As the owner of the partition reads.
     server.cli(&["XREADGROUP", "GROUP", "billing", "owner", "COUNT", "2", "STREAMS", &log, ">"]);
     (cli, Place { keys, topic, tp, group, ids })
+}
+
+/// Figures of a row of the table where entries have so many messages: lag and pending are of the log. The others are of messages that
+/// left their pack.
+fn of_messages(figures: &str, each: u64) -> String {
+    let times = |(at, it): (usize, &str)| match it.parse::<u64>() {
+        Ok(figure) if at < 2 => (figure * each).to_string(),
+        _ => it.to_owned(),
+    };
+    figures.split(' ').enumerate().map(times).collect::<Vec<_>>().join(" ")
 }
 
 const FIGURES: [&str; 4] = ["lag", "pending", "retrying", "dead"];
@@ -101,10 +118,11 @@ fn json(cli: &Cli, partial: bool, line: &str) -> Value {
     cli.json_with(i32::from(partial), line)
 }
 
-/// Makes the damage, and compares what each command says.
-async fn check(server: &Server, damage: &Damage) {
-    let (cli, place) = whole(server).await;
-    let name = damage.name;
+/// Makes the damage, and compares what each command says. Returns the losses that stay recorded.
+async fn check(server: &Server, damage: &Damage, each: u64) -> [u64; 3] {
+    let (cli, place) = whole(server, each).await;
+    let name = format!("{} ({each})", damage.name);
+    let name = name.as_str();
     for command in (damage.commands)(&place) {
         let said = server.cli(&command.split(' ').collect::<Vec<_>>());
         assert!(!said.contains("ERR"), "{name}: {command}: {said}");
@@ -118,7 +136,7 @@ async fn check(server: &Server, damage: &Damage) {
     assert!(find(&top["topics"], "topic", "other").is_some(), "{name}: {top}");
     let exported = cli.run("exporter --once");
     // No metric of the server comes from leases.
-    let beside = ["foreign_lease", "foreign_fence"].contains(&name);
+    let beside = ["foreign_lease", "foreign_fence"].contains(&damage.name);
     assert_eq!(exported.code, i32::from(partial && !beside), "{name}: {exported:?}");
     assert_eq!(metrics(&exported.stdout, "other", "g").as_deref(), Some("0 0 0 0"), "{name}");
     let exported = metrics(&exported.stdout, "orders", "billing");
@@ -130,11 +148,12 @@ async fn check(server: &Server, damage: &Damage) {
 
     match damage.seen {
         Seen::Figures(truth) => {
+            let truth = &*of_messages(truth, each);
             let rows = lag["groups"].as_array().expect("a list");
             let row = |group| rows.iter().find(|it| it["topic"] == "orders" && it["group"] == group);
             let billing = row("billing").unwrap_or_else(|| panic!("{name}: {lag}"));
             assert_eq!(figures(billing), truth, "{name}: lag");
-            let unknown = truth.split(' ').take(3).any(|it| it == "?") || name == "foreign_delayed";
+            let unknown = truth.split(' ').take(3).any(|it| it == "?") || damage.name == "foreign_delayed";
             assert_eq!(billing["backlog"].is_null(), unknown, "{name}: {billing}");
             // What is of billing alone says nothing of the other group.
             assert!(row("audit").is_some_and(|it| it["dead"] == 0 && it["retrying"] == 0), "{name}: {lag}");
@@ -144,7 +163,7 @@ async fn check(server: &Server, damage: &Damage) {
             let described = json(&cli, partial, "group describe orders billing");
             assert_eq!(figures(&described), truth, "{name}: group describe");
             let second = &described["partitions"][1];
-            assert_eq!(figures(second), "5 0 0 0", "{name}: the other partition");
+            assert_eq!(figures(second), of_messages("5 0 0 0", each), "{name}: the other partition");
             let shown = find(&top["topics"], "topic", "orders").expect("the topic");
             let group = find(&shown["groups"], "group", "billing").expect("the group");
             assert_eq!(figures(group), truth, "{name}: top");
@@ -157,7 +176,8 @@ async fn check(server: &Server, damage: &Damage) {
             assert!(described["groups"][0]["group"].is_null(), "{name}: {described}");
             let text = cli.run("topic describe orders").stdout;
             assert!(!text.contains("no groups") && text.contains('?'), "{name}: {text}");
-            assert_eq!(figures(&json(&cli, true, "group describe orders billing")), "8 2 0 0", "{name}");
+            let described = json(&cli, true, "group describe orders billing");
+            assert_eq!(figures(&described), of_messages("8 2 0 0", each), "{name}");
             assert_eq!(exported, None, "{name}");
         }
         Seen::NoTopic => {
@@ -179,7 +199,7 @@ async fn check(server: &Server, damage: &Damage) {
             some.to_string()
         }
     };
-    assert_eq!(said, damage.pending, "{name}: {pending:?}");
+    assert_eq!(said, of_messages(damage.pending, each), "{name}: {pending:?}");
 
     let found = cli.json_with(3, "verify orders");
     assert_eq!(
@@ -192,21 +212,27 @@ async fn check(server: &Server, damage: &Damage) {
     let again = cli.json_with(code, "verify orders");
     let text = cli.run("verify orders").stdout;
     assert_eq!(again["sound"], damage.after == After::Sound, "{name}: {again}");
+    let mut losses = [0; 3];
     if damage.after == After::Lost {
         assert_eq!(repaired["sound"], false, "{name}: {repaired}");
         let lost = &again["lost"];
-        let count = ["unread", "pending", "logs"].iter().filter_map(|it| lost[*it].as_u64()).sum::<u64>();
-        assert!(count > 0 && lost["last_found_ms"].is_u64(), "{name}: {again}");
+        losses = ["unread", "pending", "logs"].map(|it| lost[it].as_u64().unwrap_or(0));
+        assert!(losses != [0; 3] && lost["last_found_ms"].is_u64(), "{name}: {again}");
         assert!(text.contains("were lost") && !text.contains(": sound"), "{name}: {text}");
         assert_eq!(faults(&again), "entries_lost", "{name}: {again}");
     }
+    losses
 }
 
 /// Checks every fourth damage, from this one on.
 async fn check_from(first: usize) {
     let server = Server::start();
     for damage in TABLE.iter().skip(first).step_by(4) {
-        check(&server, damage).await;
+        let [plain, packed] = EACH.map(|each| check(&server, damage, each));
+        let ([unread, pending, logs], packed) = (plain.await, packed.await);
+        // A retry has left its pack.
+        let pending = if damage.name == "retry_lost" { pending } else { pending * EACH[1] };
+        assert_eq!(packed, [unread * EACH[1], pending, logs], "{}: losses", damage.name);
     }
 }
 
@@ -259,10 +285,13 @@ async fn a_running_consumer_that_finds_its_log_gone_leaves_the_record_of_it() {
 #[tokio::test]
 async fn without_damage_everything_is_sound() {
     let server = Server::start();
-    let (cli, _) = whole(&server).await;
-    assert_eq!(cli.json("verify orders")["findings"], Value::Array(Vec::new()));
-    let lag = cli.json("lag orders");
-    assert_eq!(figures(find(&lag["groups"], "group", "billing").expect("a row")), "8 2 0 0");
+    for each in EACH {
+        let (cli, _) = whole(&server, each).await;
+        assert_eq!(cli.json("verify orders")["findings"], Value::Array(Vec::new()));
+        let lag = cli.json("lag orders");
+        let row = find(&lag["groups"], "group", "billing").expect("a row");
+        assert_eq!(figures(row), of_messages("8 2 0 0", each));
+    }
 }
 
 /// The table as the guide has it.

@@ -1,6 +1,8 @@
 //! Data for commands: messages, a group with some in flight, some that failed.
 
-use millstream::{Delivery, Millstream, Outcome, Pulled, Puller, Retention, Topic};
+use millstream::{
+    Delivery, Millstream, Outcome, PackCompression, Packing, Pulled, Puller, Record, Retention, Topic,
+};
 
 use crate::support::feed::eventually;
 
@@ -12,6 +14,19 @@ pub(crate) async fn orders(mq: &Millstream, count: u64) {
     let producer = mq.producer(ORDERS).await.expect("a producer");
     for order in 0..count {
         producer.send(&order).partition((order % 2) as u32).await.expect("sent");
+    }
+}
+
+/// The same topic, packed: so many entries, in turn on both partitions, with `each` messages.
+pub(crate) async fn packs(mq: &Millstream, entries: u64, each: u64) {
+    let packing = Packing::new().min_messages(2).compression(PackCompression::None);
+    let producer = mq.producer(ORDERS.packed(packing)).await.expect("a producer");
+    for entry in 0..entries {
+        let orders: Vec<u64> = (0..each).map(|it| entry * each + it).collect();
+        let records = orders.iter().map(|order| Record::new(order).partition((entry % 2) as u32));
+        producer.send_all(records).await.into_iter().for_each(|sent| {
+            sent.expect("sent");
+        });
     }
 }
 

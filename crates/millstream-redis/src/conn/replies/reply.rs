@@ -178,14 +178,26 @@ pub(crate) fn deliveries(value: Value) -> Result<Vec<(MessageId, u32)>> {
     rows.collect()
 }
 
+/// Number of entries of a stream, as the server counts. An entry of a packed log can hold many messages, so a number of messages is made of
+/// it only with those [beyond](Self::with) one an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Entries(pub(crate) u64);
+
+impl Entries {
+    /// Returns the number of messages: with those that they hold beyond one an entry.
+    pub(crate) const fn with(self, beyond: u64) -> u64 {
+        self.0 + beyond
+    }
+}
+
 /// Information on one group from XINFO GROUPS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupInfo {
-    pub(crate) pending: u64,
+    pub(crate) pending: Entries,
     pub(crate) last_delivered: MessageId,
-    pub(crate) lag: Option<u64>,
-    /// Number of entries that the group has read, as the server counts them.
-    pub(crate) read: Option<u64>,
+    pub(crate) lag: Option<Entries>,
+    /// How much the group has read, as the server counts.
+    pub(crate) read: Option<Entries>,
 }
 
 /// Finds a group in a reply of XINFO GROUPS. Returns `None` for a missing group, and for a missing key.
@@ -199,10 +211,12 @@ pub(crate) fn group(value: Value, group: &str) -> Result<Option<GroupInfo>> {
         for (name, value) in pairs(info)? {
             match &*bytes(name)? {
                 b"name" => ours = bytes(value)? == group,
-                b"pending" => found.pending = u64::try_from(int(value)?).unwrap_or(0),
+                b"pending" => found.pending = Entries(u64::try_from(int(value)?).unwrap_or(0)),
                 b"last-delivered-id" => found.last_delivered = id(value)?,
-                b"lag" if value != Value::Nil => found.lag = u64::try_from(int(value)?).ok(),
-                b"entries-read" if value != Value::Nil => found.read = u64::try_from(int(value)?).ok(),
+                b"lag" if value != Value::Nil => found.lag = u64::try_from(int(value)?).ok().map(Entries),
+                b"entries-read" if value != Value::Nil => {
+                    found.read = u64::try_from(int(value)?).ok().map(Entries)
+                }
                 _ => {}
             }
         }
@@ -275,7 +289,8 @@ mod tests {
         for info in [Value::Map(fields.to_vec()), flat] {
             let found = group(Value::Array(vec![other.clone(), info]), "g").expect("a reply");
             let last_delivered = MessageId::new(5, 1);
-            let expected = GroupInfo { pending: 3, last_delivered, lag: None, read: Some(7) };
+            let expected =
+                GroupInfo { pending: Entries(3), last_delivered, lag: None, read: Some(Entries(7)) };
             assert_eq!(found, Some(expected));
         }
         assert_eq!(group(parse(b"-ERR no such key\r\n"), "g").expect("none"), None);

@@ -4,7 +4,7 @@
 //! or of a delay queue.
 
 use millstream_core::audit::{Audited, Fault, Finding, Loss, Scope};
-use millstream_core::catalog::{Catalog, Start};
+use millstream_core::catalog::Catalog;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -17,7 +17,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::conn::replies::reply::{self, GroupInfo};
+use crate::conn::replies::reply::{self, Entries, GroupInfo};
 use crate::error::unexpected;
 use crate::stored::note;
 
@@ -27,12 +27,12 @@ const MAX_COUNT: u64 = 100_000;
 /// Part of XINFO STREAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamInfo {
-    pub(crate) length: u64,
+    pub(crate) length: Entries,
     /// Largest id that the stream ever had.
     pub(crate) last: MessageId,
     pub(crate) first: Option<MessageId>,
-    /// Number of entries that were ever appended.
-    added: Option<u64>,
+    /// How many were ever appended.
+    added: Option<Entries>,
     /// Largest id of an entry that was deleted by itself, and not trimmed from the beginning.
     deleted: Option<MessageId>,
 }
@@ -44,7 +44,7 @@ impl StreamInfo {
             return Ok(None);
         }
         let (mut read, mut has_last) = (Self::default(), false);
-        let number = |value| Ok(u64::try_from(reply::int(value)?).unwrap_or(0));
+        let number = |value| Ok(Entries(u64::try_from(reply::int(value)?).unwrap_or(0)));
         for (name, value) in reply::pairs(reply::ok(info)?)? {
             match &*reply::bytes(name)? {
                 b"length" => read.length = number(value)?,
@@ -63,12 +63,7 @@ impl StreamInfo {
 
     /// Whether no entry was ever in it.
     fn is_new(&self) -> bool {
-        self.last == MessageId::ZERO && self.added.unwrap_or(0) == 0
-    }
-
-    /// Whether an entry with this id, or one below, was never in it; for an id that an entry had.
-    pub(crate) fn begins_above(&self, id: MessageId) -> bool {
-        id > MessageId::ZERO && self.is_whole() && self.first.is_some_and(|first| first > id)
+        self.last == MessageId::ZERO && self.added.unwrap_or_default() == Entries(0)
     }
 
     /// Whether no entry ever left it.
@@ -89,14 +84,16 @@ fn is_read(groups: Value) -> Result<bool> {
     Ok(false)
 }
 
-/// Record of a loss as it is stored: `at unread pending logs position counted`, numbers in decimal.
+/// Record of a loss as it is stored: `at unread pending logs position counted beyond`, numbers in decimal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) loss: Loss,
     /// Position of the group at which unread entries were last recorded.
     position: MessageId,
     /// What the counters said then: the part of their difference that is already recorded.
-    counted: u64,
+    counted: Entries,
+    /// Messages beyond one an entry that were gone above the position then.
+    beyond: u64,
 }
 
 impl Record {
@@ -105,22 +102,25 @@ impl Record {
         let mut number = || words.next()?.parse::<u64>().ok();
         let (at, unread, pending, logs) = (number()?, number()?, number()?, number()?);
         let loss = Loss::new(unread, pending, logs, Some(Timestamp::from_millis(at)));
-        let (position, counted) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Self { loss, position, counted })
+        let position = words.next()?.parse().ok()?;
+        let counted = Entries(words.next()?.parse().ok()?);
+        let beyond = words.next().map_or(Some(0), |word| word.parse().ok())?;
+        Some(Self { loss, position, counted, beyond })
     }
 
     fn text(&self) -> String {
-        let Self { loss, position, counted } = self;
+        let Self { loss, position, counted, beyond } = self;
         let at = loss.at.unwrap_or_default().as_millis();
-        format!("{at} {} {} {} {position} {counted}", loss.unread, loss.pending, loss.logs)
+        format!("{at} {} {} {} {position} {} {beyond}", loss.unread, loss.pending, loss.logs, counted.0)
     }
 }
 
-/// Unread entries that are gone: how many are not recorded yet, and what to record with them.
+/// Unread messages that are gone: how many are not recorded yet, and what to record with them.
 struct Unread {
     new: u64,
     position: MessageId,
-    counted: u64,
+    counted: Entries,
+    beyond: u64,
 }
 
 impl RedisBackend {
@@ -158,7 +158,8 @@ impl RedisBackend {
         let now = self.now().await?;
         record.loss = record.loss.and(Loss::new(loss.unread, loss.pending, loss.logs, Some(now)));
         if let Some(unread) = unread {
-            (record.position, record.counted) = (unread.position, unread.counted);
+            (record.position, record.counted, record.beyond) =
+                (unread.position, unread.counted, unread.beyond);
         }
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("HSET").arg(key.as_str()).arg(&field).arg(record.text());
@@ -174,10 +175,11 @@ impl RedisBackend {
         Ok(page)
     }
 
-    /// Returns how many unread entries of a group are gone, as far as the counters prove it and it is not recorded.
+    /// Returns how many unread messages of a group are gone, as far as the counters prove it and it is not recorded.
     ///
     /// The server counts the entries that were appended, and those that the group has passed. What is neither passed nor
-    /// there has left the log unread. `log` is read before the group, so that a running consumer can only make the number
+    /// there has left the log unread. How many messages packs among them had is known as long as the packs are noted; otherwise each counts
+    /// as one. `log` is read before the group, so that a running consumer can only make the number
     /// smaller.
     async fn unread_gone(
         &self,
@@ -195,19 +197,29 @@ impl RedisBackend {
             None if position == MessageId::ZERO
                 && self.topic(&tp.topic).await?.retention == Retention::Keep =>
             {
-                0
+                Entries(0)
             }
             None => return Ok(None),
         };
         let left = if log.first.is_none_or(|first| first > position) {
             log.length
         } else if log.deleted.is_some_and(|deleted| deleted > position) {
-            self.count(tp, Start::After(position), None, MAX_COUNT).await?
+            // What is appended from now on does not count.
+            let log_key = self.inner.keys.log(tp);
+            self.inner.entries_between(&log_key, Some(position.next()), log.last, MAX_COUNT).await?
         } else {
             return Ok(None);
         };
-        let counted = added.saturating_sub(read).saturating_sub(left);
-        if counted == 0 || left >= MAX_COUNT && log.length != left {
+        if left.0 >= MAX_COUNT && log.length != left {
+            return Ok(None);
+        }
+        let Some(counted) = added.0.checked_sub(read.0 + left.0) else {
+            let (added, read, left) = (added.0, read.0, left.0);
+            let why = "the server's counters contradict each other: nothing is known of unread entries that are gone";
+            tracing::warn!(log = %self.inner.keys.log(tp), %group, added, read, left, "{why}");
+            return Ok(None);
+        };
+        if counted == 0 {
             return Ok(None);
         }
         // A topic that drops what nobody has read has lost nothing that it promised to keep.
@@ -216,8 +228,25 @@ impl RedisBackend {
         }
         let before = self.record(&Scope::Group(tp.clone(), group.clone())).await?.unwrap_or_default();
         // Some servers never count what was skipped, others do with the next read: the difference then starts over.
-        let known = if before.position == position || before.counted <= counted { before.counted } else { 0 };
-        Ok(Some(Unread { new: counted.saturating_sub(known), position, counted }).filter(|it| it.new > 0))
+        let counted = Entries(counted);
+        let goes_on =
+            before.counted > Entries(0) && (before.position == position || before.counted <= counted);
+        let known = if goes_on { before.counted } else { Entries(0) };
+        let new = Entries(counted.0.saturating_sub(known.0));
+        if new == Entries(0) {
+            return Ok(None);
+        }
+        if !self.inner.packings.is_packed(&tp.topic) {
+            return Ok(Some(Unread { new: new.0, position, counted, beyond: 0 }));
+        }
+        let beyond = self.inner.more_gone(tp, position).await?;
+        // Above the position of the record some are recorded; those that have left the packs meanwhile count no more.
+        let new_beyond = match goes_on {
+            true if before.position == position => beyond.saturating_sub(before.beyond),
+            true => self.inner.more_gone(tp, before.position).await?.saturating_sub(before.beyond),
+            false => beyond,
+        };
+        Ok(Some(Unread { new: new.with(new_beyond), position, counted, beyond }))
     }
 
     /// Returns the finding of unread entries that are gone.
@@ -249,6 +278,18 @@ impl RedisBackend {
         let scope = Scope::Group(tp.clone(), group.clone());
         self.record_with(&scope, Loss::new(gone.new, 0, 0, None), Some(&gone)).await?;
         Ok(true)
+    }
+
+    /// Whether no entry ever left a log, and this message, or one below, was never in it; for an id that a message had.
+    pub(crate) async fn begins_above(
+        &self,
+        tp: &TopicPartition,
+        log: &StreamInfo,
+        id: MessageId,
+    ) -> Result<bool> {
+        let above = |first: &MessageId| id > MessageId::ZERO && log.is_whole() && *first > id;
+        let Some(first) = log.first.filter(above) else { return Ok(false) };
+        Ok(self.inner.first_message_of(tp, first).await? > id)
     }
 
     /// Returns the loss of a whole log, with the pending entries that are known from their notes.
@@ -292,16 +333,6 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Whether the log no longer has an entry.
-    pub(super) async fn is_gone(&self, tp: &TopicPartition, id: &str) -> Result<bool> {
-        let log = self.inner.keys.log(tp);
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("XRANGE").arg(log.as_str()).arg(id).arg(id);
-        let found = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        // Text that is no id is an error.
-        Ok(reply::array(found).map_or(true, |found| found.is_empty()))
-    }
-
     /// Returns the scope of a place.
     pub(super) fn scope_of(place: &Place) -> Scope {
         match place {
@@ -318,10 +349,12 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_was_written() {
         let loss = Loss::new(3, 2, 1, Some(Timestamp::from_millis(1_700_000_000_000)));
-        let record = Record { loss, position: MessageId::new(5, 7), counted: 9 };
-        assert_eq!(record.text(), "1700000000000 3 2 1 5-7 9");
+        let record = Record { loss, position: MessageId::new(5, 7), counted: Entries(9), beyond: 4 };
+        assert_eq!(record.text(), "1700000000000 3 2 1 5-7 9 4");
         assert_eq!(Record::parse(&record.text()), Some(record));
-        for damaged in ["", "1", "1 2 3 4 x 5", "a 1 1 1 1-1 1"] {
+        let of_before = Record { beyond: 0, ..record };
+        assert_eq!(Record::parse("1700000000000 3 2 1 5-7 9"), Some(of_before), "as it was written before");
+        for damaged in ["", "1", "1 2 3 4 x 5", "a 1 1 1 1-1 1", "1 1 1 1 1-1 1 x"] {
             assert_eq!(Record::parse(damaged), None, "{damaged:?}");
         }
     }

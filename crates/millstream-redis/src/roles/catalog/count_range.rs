@@ -1,4 +1,4 @@
-//! Counts entries of many logs side by side, in steps that are too short to delay the server.
+//! Counts entries, and not messages, of many logs side by side, in steps that are too short to delay the server.
 
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::conn::replies::reply;
+use crate::conn::replies::reply::{self, Entries};
 use crate::scripts::script;
 
 /// Maximum number of entries in one step, since the server copies them.
@@ -41,7 +41,7 @@ impl Walk {
     }
 
     /// Reduces the step where entries are large: of `bytes` altogether, for `length` entries.
-    pub(super) fn with_entries_of(mut self, bytes: u64, length: u64) -> Self {
+    pub(super) fn with_entries_of(mut self, bytes: u64, Entries(length): Entries) -> Self {
         let each = bytes.checked_div(length).unwrap_or(0).max(1);
         self.page = (BYTES / each).clamp(1, PAGE);
         self
@@ -73,6 +73,21 @@ impl Walk {
 }
 
 impl Inner {
+    /// Counts the entries of a log between two ids, both included, as far as `limit`.
+    pub(crate) async fn entries_between(
+        &self,
+        log: &Key,
+        from: Option<MessageId>,
+        to: MessageId,
+        limit: u64,
+    ) -> Result<Entries> {
+        let mut walk = Walk::new(log.clone(), from, to, limit);
+        while !walk.is_over() {
+            self.step([&mut walk]).await?;
+        }
+        Ok(Entries(walk.counted))
+    }
+
     /// Makes one step of each unfinished count, all in one pipeline.
     pub(super) async fn step<'a>(&self, walks: impl IntoIterator<Item = &'a mut Walk>) -> Result<()> {
         let mut walks: Vec<_> = walks.into_iter().filter(|walk| !walk.is_over()).collect();

@@ -255,7 +255,7 @@ impl RedisBackend {
         }
         for chunk in all.chunks(CHUNK) {
             for (tp, look) in chunk.iter().zip(self.look_at(chunk).await?) {
-                if look.group(group.as_str()).is_some_and(|group| group.pending > PENDING) {
+                if look.group(group.as_str()).is_some_and(|group| group.pending.0 > PENDING) {
                     known = true;
                     if !self.forget_pending(&keys.log(tp), group, &mark, &deletion).await? {
                         return Ok(known);

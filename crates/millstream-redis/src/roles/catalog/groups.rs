@@ -206,7 +206,7 @@ impl RedisBackend {
         self.undo_if_deleted(on, group).await?;
         if let [(_, was_there)] = &*missing {
             // Nor is one that begins above `after`, if nothing ever left it.
-            if entry_lost || stream.begins_above(after) {
+            if entry_lost || self.begins_above(topic_partition, &stream, after).await? {
                 let loss = self.log_lost(topic_partition, group).await?;
                 self.record_loss(&Scope::Group(topic_partition.clone(), group.clone()), loss).await?;
             } else if *was_there {

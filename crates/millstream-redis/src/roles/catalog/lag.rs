@@ -14,14 +14,15 @@ use millstream_core::topic::TopicPartition;
 use super::count_range::{Walk, above};
 use super::snapshot::Ask;
 use crate::backend::RedisBackend;
+use crate::conn::replies::reply::Entries;
 use crate::snapshots::lag_cache::{Proof, Tally};
 use crate::snapshots::look::{GroupLook, Look};
 
-/// Result for one lag.
+/// Result for one lag: the messages in packs are added by who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lag {
-    Exact(u64),
-    AtLeast(u64),
+    Exact(Entries),
+    AtLeast(Entries),
 }
 
 /// Trust in the lag of groups that the server reports.
@@ -53,7 +54,7 @@ impl Trust {
 pub(super) fn at_once(look: &Look, group: &GroupLook, trust: Trust) -> Option<u64> {
     let Some(unread) = group.first_unread else { return Some(0) };
     if look.first == Some(unread) {
-        return Some(look.length);
+        return Some(look.length.0);
     }
     match trust {
         Trust::Always => group.lag,
@@ -181,7 +182,7 @@ impl Count {
         let untouched = unread.is_some() && now.deleted.is_some_and(|deleted| deleted <= group.position);
         match (self.unread.complete(), self.passed.complete()) {
             (Some(unread), _) if whole || untouched => Some(unread),
-            (_, Some(passed)) if whole && now.first == look.first => look.length.checked_sub(passed),
+            (_, Some(passed)) if whole && now.first == look.first => look.length.0.checked_sub(passed),
             _ => None,
         }
     }
@@ -259,7 +260,7 @@ impl RedisBackend {
             let proven = |proof: Proof| trust != Trust::Never && proof.holds(look, stands);
             let lag = at_once(look, stands, trust)
                 .or_else(|| if remembered.proof.is_some_and(proven) { stands.lag } else { None });
-            lags.push(Some(lag.map_or(Lag::AtLeast(1), Lag::Exact)));
+            lags.push(Some(lag.map_or(Lag::AtLeast(Entries(1)), |lag| Lag::Exact(Entries(lag)))));
             match lag {
                 Some(lag) => {
                     remembered.proof = Proof::of(look, stands, lag);
@@ -301,7 +302,10 @@ impl RedisBackend {
             let look = &looks[at];
             let same_server = now.server == look.server;
             let exact = count.exact(look, stands, &now).filter(|_| same_server);
-            lags[at] = Some(exact.map_or(Lag::AtLeast(count.unread.tally.total().max(1)), Lag::Exact));
+            lags[at] = Some(match exact {
+                Some(exact) => Lag::Exact(Entries(exact)),
+                None => Lag::AtLeast(Entries(count.unread.tally.total().max(1))),
+            });
             let left = budgets[at].saturating_sub(count.passed.spent() + count.unread.spent());
             if exact.is_none() && count.is_complete() && same_server && left > 1 {
                 disturbed.push(Disturbed { at, now, left });
@@ -347,7 +351,8 @@ mod tests {
     #[test]
     fn both_ends_of_a_log_need_no_count() {
         let id = |ms| Some(MessageId::new(ms, 0));
-        let look = Look { length: 9, first: id(2), last: id(10), removed: Some(1), ..Look::default() };
+        let look =
+            Look { length: Entries(9), first: id(2), last: id(10), removed: Some(1), ..Look::default() };
         let group = |first_unread, lag| GroupLook { first_unread, lag, ..GroupLook::default() };
         for trust in [Trust::Always, Trust::WhileNothingLeft, Trust::Never] {
             assert_eq!(at_once(&look, &group(None, Some(7)), trust), Some(0), "everything is read");

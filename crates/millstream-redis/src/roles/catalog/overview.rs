@@ -199,7 +199,7 @@ impl RedisBackend {
                 let Some(missing) = missing.next().and_then(|holes| holes.length) else {
                     return Err(Error::new(ErrorKind::Unsupported, UNKNOWN));
                 };
-                let length = log.length + log.more.saturating_sub(missing);
+                let length = log.length.with(log.more - missing);
                 Ok(LogState::new(length, log.first_message, log.last))
             };
             reading.overview.logs = reading.standings.iter().map(state).collect();

@@ -29,6 +29,9 @@ struct Around {
     above: Option<Pack>,
 }
 
+/// How often figures are read again that contradict each other.
+const AGAIN: usize = 5;
+
 /// Number of logs whose deleted packs are counted in one request.
 const TOGETHER: usize = 8;
 
@@ -66,10 +69,43 @@ impl Inner {
         if up_to < first && above < first && up_to.ms != first.ms {
             return Ok(0);
         }
+        for _ in 0..AGAIN {
+            if let Some(more) = self.more_now(tp, [above, up_to], first, parts).await? {
+                return Ok(more);
+            }
+        }
+        Err(unexpected(format_args!("{packs} has fewer messages up to an id than up to one below")))
+    }
+
+    /// Counts once; `None` if the figures contradict each other, since packs left the log meanwhile.
+    async fn more_now(
+        &self,
+        tp: &TopicPartition,
+        [above, up_to]: [MessageId; 2],
+        first: MessageId,
+        parts: bool,
+    ) -> Result<Option<u64>> {
+        let (before, [low, high]) = self.around(tp, [above, up_to], first.previous()).await?;
+        let more = high.more(up_to, before, first, parts).checked_sub(low.more(above, before, first, parts));
+        let Some(more) = more.filter(|more| *more > 0) else { return Ok(more) };
+        // Where too many packs may be missing to be looked at, as many as were seen.
+        let missing = self.missing_above(&[(tp, &[above, up_to])]).await?.pop().unwrap_or_default();
+        Ok(missing.above[0].checked_sub(missing.above[1]).and_then(|missing| more.checked_sub(missing)))
+    }
+
+    /// Returns the packs around two ids, or around `floor` for what is up to a smaller one; before that the messages beyond one an entry of
+    /// those that have left the stream of packs.
+    async fn around(
+        &self,
+        tp: &TopicPartition,
+        ids: [MessageId; 2],
+        floor: MessageId,
+    ) -> Result<(u64, [Around; 2])> {
+        let packs = self.keys.packs(tp);
         let mut pipe = Pipeline::with_capacity(5);
         pipe.cmd("XRANGE").arg(packs.as_str()).arg("-").arg("+").arg("COUNT").arg(1);
-        for id in [above, up_to] {
-            let known = id.max(first.previous()).to_string();
+        for id in ids {
+            let known = id.max(floor).to_string();
             pipe.cmd("XREVRANGE").arg(packs.as_str()).arg(known).arg("-").arg("COUNT").arg(1);
             // There is nothing above the largest id.
             let from = if id == MessageId::MAX { "+".to_owned() } else { id.next().to_string() };
@@ -82,16 +118,38 @@ impl Inner {
         };
         let before = oldest.map_or(0, |pack| (pack.more + 1).saturating_sub(pack.count));
         let low = Around { up_to: low_up_to, above: low_above };
-        let high = Around { up_to: high_up_to, above: high_above };
-        let more =
-            high.more(up_to, before, first, parts).saturating_sub(low.more(above, before, first, parts));
-        if more == 0 {
-            return Ok(0);
-        }
-        // Where too many packs may be missing to be looked at, as many as were seen.
-        let missing = self.missing_above(&[(tp, &[above, up_to])]).await?.pop().unwrap_or_default();
-        let missing = missing.above[0].saturating_sub(missing.above[1]);
-        Ok(more.saturating_sub(missing))
+        Ok((before, [low, Around { up_to: high_up_to, above: high_above }]))
+    }
+
+    /// Returns how many messages more than entries are gone from a log above an id: those of packs that were deleted, or trimmed, as far
+    /// as these are still known.
+    pub(crate) async fn more_gone(&self, tp: &TopicPartition, above: MessageId) -> Result<u64> {
+        let log = self.keys.log(tp);
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XRANGE").arg(log.as_str()).arg("-").arg("+").arg("COUNT").arg(1);
+        let first = reply::entries(self.one(&log, &pipe).await?)?.pop().map(|(id, _)| id);
+        let left = first.unwrap_or(MessageId::MAX).previous().max(above);
+        let zero = MessageId::ZERO;
+        let (before, [low, high]) = self.around(tp, [above, left], zero).await?;
+        // Packs that are not known any more make it less.
+        let low = low.more(above, before, zero, true);
+        let trimmed = if left > above { high.more(left, before, zero, false).saturating_sub(low) } else { 0 };
+        let missing = self.missing_above(&[(tp, &[left, MessageId::MAX])]).await?.pop();
+        Ok(trimmed + missing.unwrap_or_default().above[0])
+    }
+
+    /// Returns the pack that is the entry with this id.
+    async fn pack_at(&self, tp: &TopicPartition, entry: MessageId) -> Result<Option<Pack>> {
+        let (packs, id) = (self.keys.packs(tp), entry.to_string());
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XRANGE").arg(packs.as_str()).arg(&id).arg(&id);
+        pack(self.one(&packs, &pipe).await?)
+    }
+
+    /// Returns the id of the first message of an entry: that of a pack is the id of its last one.
+    pub(crate) async fn first_message_of(&self, tp: &TopicPartition, entry: MessageId) -> Result<MessageId> {
+        let count = self.pack_at(tp, entry).await?.map_or(1, |pack| pack.count);
+        Ok(MessageId::new(entry.ms, (entry.seq + 1).saturating_sub(count)))
     }
 }
 
@@ -167,10 +225,16 @@ impl Inner {
                 return Holes { length: Some(0), unread: Some(0) };
             }
             let counted = counted.next().filter(|it| it.exact && it.first == look.first).map(|it| it.above);
+            let group = look.group(group);
             // A group that has read beyond the last one that was deleted misses none, however many there are below.
-            let is_past = look.group(group).is_some_and(|group| Some(group.position) >= look.deleted);
+            let is_past = group.is_some_and(|group| Some(group.position) >= look.deleted);
             let unread = if is_past { Some(0) } else { counted.map(|[_, unread]| unread) };
-            Holes { length: counted.map(|[length, _]| length), unread }
+            // More than there were: packs that were appended, and deleted, behind the snapshot.
+            let within = |missing: Option<u64>, all: u64| missing.filter(|missing| *missing <= all);
+            Holes {
+                length: within(counted.map(|[length, _]| length), look.more),
+                unread: within(unread, group.map_or(0, |group| group.more_unread)),
+            }
         });
         Ok(missing.collect())
     }

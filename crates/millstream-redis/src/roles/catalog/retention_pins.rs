@@ -65,10 +65,10 @@ impl RedisBackend {
                 found.iter_mut().zip(walks).zip(bytes).zip(consumers)
             {
                 (pin.entries, pin.exact) = match whole(look, pin) {
-                    true => (look.length, true),
+                    true => (look.length.0, true),
                     false => (walk.counted, walk.is_complete()),
                 };
-                pin.bytes = bytes.checked_div(look.length).unwrap_or(0).saturating_mul(pin.entries);
+                pin.bytes = bytes.checked_div(look.length.0).unwrap_or(0).saturating_mul(pin.entries);
                 pin.idle = idle(consumers)?;
                 up_to.push(if whole(look, pin) { look.last.unwrap_or_default() } else { walk.up_to() });
             }

@@ -113,13 +113,13 @@ fn partition_survey(
     if let Some((look, lag, holes)) = unreadable.of(Structure::Log, log)? {
         counts_log = holes.length.is_some();
         // Where they are not known, it is the most that there may be.
-        stats.length = look.length + look.more.saturating_sub(holes.length.unwrap_or_default());
-        let ever = |removed| look.length + removed + look.more_ever;
+        stats.length = look.length.with(look.more - holes.length.unwrap_or_default());
+        let ever = |removed| look.length.with(removed + look.more_ever);
         stats.appended = look.removed.map(ever).or((!look.exists).then_some(0));
         let stands = look.group(group.as_str());
         if let Some(group) = stands {
             stats.position = Some(group.position);
-            stats.pending = group.pending + group.more_pending;
+            stats.pending = group.pending.with(group.more_pending);
             stats.oldest = group.oldest().map(|id| look.now.saturating_duration_since(id.timestamp()));
         } else if !look.exists && !was_there {
             // Nothing was ever written, and no group was created. A group is created on log and retry log: where only
@@ -130,17 +130,15 @@ fn partition_survey(
         // In messages: a group reads a pack as a whole.
         let more = stands.map_or(0, |group| group.more_unread);
         let lag = lag.map(|lag| match lag {
-            Lag::Exact(lag) if more == 0 => Lag::Exact(lag),
-            Lag::Exact(lag) => match holes.unread {
-                Some(missing) => Lag::Exact(lag + more.saturating_sub(missing)),
-                None => Lag::AtLeast(lag),
-            },
-            Lag::AtLeast(lag) => Lag::AtLeast(lag),
+            Lag::Exact(lag) if more == 0 => (Some(lag.0), lag.0),
+            Lag::Exact(lag) => {
+                let messages = holes.unread.map(|missing| lag.with(more - missing));
+                (messages, messages.unwrap_or(lag.0))
+            }
+            Lag::AtLeast(lag) => (None, lag.0),
         });
-        match lag {
-            Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
-            Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),
-            None => {}
+        if let Some(lag) = lag {
+            (stats.lag, stats.lag_at_least) = lag;
         }
         // A position in the future was not reached by reading: everything below it would be skipped, and how much of it was
         // never read is not known.

@@ -6,10 +6,10 @@ use millstream_core::audit::{Audit, Check, Fault, Scope};
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::dead_letters::DeadLetters;
 use millstream_core::id::MessageId;
-use millstream_core::inspect::Range;
+use millstream_core::inspect::{Inspect, Range};
 use millstream_core::log::{Append, Entry, Log, Receipt, Settlement, Source};
 use millstream_core::packing::{PackCompression, Packing};
-use millstream_core::schedule::Schedule;
+use millstream_core::schedule::{RetryAction, Schedule};
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use redis::Value;
 
@@ -283,25 +283,47 @@ async fn retries_come_beside_the_rest_of_a_pack() {
     assert!(before <= 4, "{before} messages came before the retry");
 }
 
-/// A parked message of a pack lost its body: a letter without one says so, and it is not the whole pack.
+/// A parked message of a pack lost its body: a repair takes it from the pack, as long as that is in the log.
 #[tokio::test]
-async fn a_repair_makes_no_message_of_a_pack() {
+async fn a_repair_takes_the_body_of_a_lost_retry_from_its_pack() {
     let mut bench = packed().await;
     let appended = bench.append_many(5).await;
     let all = receipts(&fetch(&mut bench.reader().await, 100).await.entries);
     let later = Duration::from_secs(60);
-    assert_eq!(bench.settle(&[(all[2], retry(later, 2, appended[2]))]).await, (1, 0));
     let items = bench.keys.retry_items(&bench.tp, &bench.group);
-    bench.cmd(&format!("DEL {items}")).await;
     let scope = Scope::Group(bench.tp.clone(), bench.group.clone());
+    for n in [0, 2, 4] {
+        assert_eq!(bench.settle(&[(all[n], retry(later, 2, appended[n]))]).await, (1, 0));
+        bench.cmd(&format!("DEL {items}")).await;
+        let page = bench.backend.audit(&scope, Check::Parked, None).await.expect("audited");
+        let [finding] = &page.findings[..] else { panic!("{page:?}") };
+        assert_eq!(finding.fault, Fault::RetryLost);
+        assert!(bench.backend.repair(finding).await.expect("repaired"));
+        let parked = bench.backend.parked(&bench.tp, &bench.group, None, 10).await.expect("read").items;
+        let [parked] = &parked[..] else { panic!("{parked:?}") };
+        assert_eq!((parked.origin, &parked.body), (appended[n], &message(&n.to_string())));
+        let origins = [appended[n]];
+        bench
+            .backend
+            .settle_retries(&bench.tp, &bench.group, &origins, RetryAction::Kill)
+            .await
+            .expect("killed");
+    }
+    let losses = bench.backend.audit(&scope, Check::Losses, None).await.expect("audited");
+    assert_eq!(losses.findings, [], "nothing was lost");
+
+    // Without the pack, a letter without a body is all that is left.
+    assert_eq!(bench.settle(&[(all[1], retry(later, 2, appended[1]))]).await, (1, 0));
+    let log = bench.log();
+    bench.cmd(&format!("DEL {items}")).await;
+    bench.cmd(&format!("XDEL {log} {}", appended[4])).await;
     let page = bench.backend.audit(&scope, Check::Parked, None).await.expect("audited");
-    let [finding] = &page.findings[..] else { panic!("{page:?}") };
-    assert_eq!(finding.fault, Fault::RetryLost);
-    assert!(bench.backend.repair(finding).await.expect("repaired"));
-    assert_eq!(bench.int(&format!("EXISTS {items}")).await, 0);
+    assert!(bench.backend.repair(&page.findings[0]).await.expect("repaired"));
     let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("read").items;
-    let [letter] = &letters[..] else { panic!("{letters:?}") };
-    assert_eq!((letter.reason.as_str(), letter.origin, letter.body.len()), ("orphan", appended[2], 0));
+    let last = letters.last().expect("a letter");
+    assert_eq!((last.reason.as_str(), last.origin, last.body.len()), ("orphan", appended[1], 0));
+    let losses = bench.backend.audit(&scope, Check::Losses, None).await.expect("audited");
+    assert_eq!(losses.findings[0].loss.map(|it| (it.unread, it.pending)), Some((0, 1)));
 }
 
 /// A group begins inside of a pack: it and what is noted for it come in one step, so an attempt that fails can be repeated.
