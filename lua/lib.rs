@@ -757,7 +757,8 @@ mod tests {
         assert_eq!(files, listed);
         for script in ALL {
             let lines = script.source.lines().count();
-            assert!(lines <= 260, "{}: {lines} lines", script.name);
+            // `trim` is the longest: three rights, six rules, and packs.
+            assert!(lines <= 310, "{}: {lines} lines", script.name);
             // The lines that name many keys or arguments cannot be broken.
             let mut lines = script.source.lines().filter(|line| !line.ends_with(']'));
             assert!(lines.all(|line| line.len() <= 120), "{}: a long line", script.name);
