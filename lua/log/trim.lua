@@ -70,7 +70,8 @@ local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
 -- Most calls find nothing to drop, and then cost nothing for each group.
-if rule == 'age' and (first() or old) >= old or rule == 'length' and not newest and redis.call('XLEN', log) <= figure then
+local is_short = rule == 'length' and not newest and redis.call('XLEN', log) <= figure
+if is_short or rule == 'age' and (first() or old) >= old then
   return { 0, 0 }
 end
 local gone_before = more_gone()
@@ -91,8 +92,8 @@ local function open_in(pack, name)
   return math.max(count, 0)
 end
 
--- Of a log from which packs were deleted between others, `packs` has those too, until the log is trimmed past them. Then
--- nothing is dropped but page by page, and the messages beyond one an entry are counted pack by pack: `more_dropped`.
+-- Where packs were deleted between others, `packs` has those too, until the log is trimmed past them. Then entries are
+-- dropped page by page only, and the messages beyond one an entry are counted pack by pack: `more_dropped`.
 -- `dropped_packs`: by id.
 local holes, more_dropped, dropped_packs = false, 0, {}
 local function look_for_holes()
