@@ -1,12 +1,14 @@
 //! The context of a command that connects to a server: the connection, the output, and signals.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use millstream::Millstream;
 use millstream::Timestamp;
 use millstream::admin::Admin;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 use crate::confirm;
 use crate::global::Global;
@@ -69,6 +71,10 @@ pub(crate) fn local_ms() -> Result<u64> {
     Ok(u64::try_from(now.as_millis())?)
 }
 
+/// Time after a signal in which further ones are the same signal: wrappers send what they receive to their child and to its
+/// process group (`timeout`), or their child receives it with the group and again from them (npm).
+const TWIN: Duration = Duration::from_millis(500);
+
 /// Runs work that should not be interrupted: it completes even after SIGINT or SIGTERM.
 ///
 /// # Errors
@@ -85,20 +91,92 @@ pub(crate) async fn to_the_end<T>(work: impl Future<Output = millstream::Result<
     }
 }
 
-/// Returns after SIGINT (Ctrl-C) or SIGTERM. For commands that run until they are stopped, and then end with
+/// Returns after SIGINT (Ctrl-C), SIGTERM or SIGHUP. For commands that run until they are stopped, and then end with
 /// [`Exit::Done`](crate::exit::Exit::Done). From its first poll on, these signals have no other effect. Commands that
 /// do not wait for it are ended by the signal itself.
+///
+/// A signal within [`TWIN`] of one before it is that one.
 ///
 /// # Errors
 /// If signal handlers cannot be installed.
 pub(crate) async fn stopped() -> Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
-    let mut terminate = signal(SignalKind::terminate()).context("signals")?;
-    tokio::select! {
-        biased;
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
+    let mut signals = signals()?;
+    signals.changed().await.context("signals")
+}
+
+/// Returns what changes with each signal from now on.
+fn signals() -> Result<watch::Receiver<()>> {
+    static SIGNALS: Mutex<Option<watch::Receiver<()>>> = Mutex::new(None);
+    let mut known = SIGNALS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(signals) = known.as_mut().filter(|known| known.has_changed().is_ok()) {
+        signals.mark_unchanged();
+        return Ok(signals.clone());
     }
+    let (sender, signals) = watch::channel(());
+    let mut handlers = Handlers::install()?;
+    tokio::spawn(async move {
+        loop {
+            handlers.next().await;
+            sender.send_replace(());
+            let end = tokio::time::sleep(TWIN);
+            tokio::pin!(end);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = handlers.next() => {}
+                    () = &mut end => break,
+                }
+            }
+        }
+    });
+    *known = Some(signals.clone());
+    Ok(signals)
+}
+
+/// Handlers of the signals that stop a command.
+struct Handlers {
+    interrupt: Signal,
+    terminate: Signal,
+    /// `None` if the signal is ignored, as `nohup` wants it.
+    hang_up: Option<Signal>,
+}
+
+impl Handlers {
+    fn install() -> Result<Self> {
+        let install = |kind| signal(kind).context("signals");
+        Ok(Self {
+            interrupt: install(SignalKind::interrupt())?,
+            terminate: install(SignalKind::terminate())?,
+            hang_up: if is_ignored(SignalKind::hangup()) {
+                None
+            } else {
+                Some(install(SignalKind::hangup())?)
+            },
+        })
+    }
+
+    async fn next(&mut self) {
+        let hang_up = async {
+            match &mut self.hang_up {
+                Some(hang_up) => hang_up.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = hang_up => {}
+        }
+    }
+}
+
+/// Returns whether this process ignores a signal since its start, also if that is not known.
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_none_or(|mask| mask >> (kind.as_raw_value() - 1) & 1 == 1)
 }
 
 /// Polls [`stopped`] once, so that from now on the signals are handled and do not end the process. Returns whether one has

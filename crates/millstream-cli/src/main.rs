@@ -22,6 +22,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use commands::Command;
+use commands::exec::watchdog;
 use envelope::ErrorView;
 use exit::{Exit, Failure};
 use global::Global;
@@ -87,6 +88,9 @@ fn main() -> ExitCode {
     };
     if let Some(page) = page {
         return exit::code(page(Output::plain()).map_err(Failure::from), Output::plain());
+    }
+    if words.first().is_some_and(|word| word == watchdog::WORD) {
+        return watchdog::run();
     }
     // For the completion scripts of shells.
     if std::env::args_os().nth(1).is_some_and(|word| word == "complete") {

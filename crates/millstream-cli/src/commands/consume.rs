@@ -1,5 +1,6 @@
 //! `millstream consume`: a member of a group that prints messages, or runs a command for each.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use millstream::{
-    Concurrency, ConsumerBuilder, ErrorKind, Exponential, GroupName, Pulled, Puller, Report, Timestamp,
-    Topic, TopicName,
+    Concurrency, ConsumerBuilder, ConsumerConfig, ErrorKind, Exponential, GroupName, Limits, Pulled, Puller,
+    Report, Timestamp, Topic, TopicName,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -41,12 +42,16 @@ const PREFETCH: u32 = 512;
 /// stopped; then it completes the messages that it has begun, for up to --shutdown-timeout, and returns the others. A second
 /// signal does not wait for commands. If it is stopped before --limit or --until-empty is reached, the exit code is 130.
 ///
+/// SIGINT, SIGTERM and SIGHUP stop it, unless SIGHUP is ignored, as under `nohup`. Signals within half a second are one: wrappers
+/// send theirs to their child and to its process group.
+///
 /// With --exec the shell runs the command for each message. Its stdin is the payload, and its environment contains
 /// `MILLSTREAM_TOPIC`, `MILLSTREAM_GROUP`, `MILLSTREAM_PARTITION`, `MILLSTREAM_ID`, `MILLSTREAM_TIME_MS`,
 /// `MILLSTREAM_ATTEMPT`, `MILLSTREAM_KEY` if there is a key (`MILLSTREAM_KEY_BASE64` if the key contains zero bytes),
 /// and `MILLSTREAM_HEADERS` as JSON. With any other exit code the attempt has failed: the message is retried after
 /// --retry-delay, and becomes a dead letter after --max-attempts; with the --reject-code it becomes one at once. The
-/// stored error is the last line of stderr. With 126 or 127 the shell could not run the command: `consume` returns the
+/// stored error is the last line of stderr. If `consume` is killed, its commands are killed with their process groups; processes
+/// that have left the group go on. With 126 or 127 the shell could not run the command: `consume` returns the
 /// message, without an attempt, and ends with an error.
 ///
 /// A printed message is acknowledged even if stdout is closed (`>&-`) or is `/dev/null`.
@@ -138,28 +143,47 @@ impl Consume {
         let builder = self.consumer(cx).await?;
         // Before the consumer starts, which creates a deleted log again.
         emptiness::note(cx, &self.topic, None).await;
-        let puller = builder.pull().await?;
+        let exec = match &self.exec {
+            None => None,
+            Some(command) => Some(Exec::new(command, Some(&self.group), self.timeout, cx.output)),
+        };
+        // From now on it may hold leases, so signals are handled and do not end the process.
+        let stopped = context::stopped();
+        tokio::pin!(stopped);
+        if context::is_ready(&mut stopped).await? {
+            return self.ended(true);
+        }
+        let pull = builder.pull();
+        tokio::pin!(pull);
+        let puller = tokio::select! {
+            biased;
+            puller = &mut pull => puller?,
+            signal = &mut stopped => {
+                signal?;
+                self.shut_down(pull.await?).await?;
+                return self.ended(true);
+            }
+        };
         if is_new {
             cx.output.note(&format!("created group {} of {} at {}", self.group, self.topic, self.from));
         }
-        let (report, is_stopped) = match &self.exec {
-            None => self.print(cx, puller).await?,
-            Some(command) => {
-                let exec =
-                    Exec { command: command.clone(), group: Some(self.group.clone()), timeout: self.timeout };
-                self.execute(cx, puller, exec).await?
-            }
+        let (report, is_stopped) = match exec {
+            None => self.print(cx, puller, stopped).await?,
+            Some(exec) => self.execute(cx, puller, exec, stopped).await?,
         };
         cx.output.note(&summary(report));
         if report.dead > 0 {
             let (topic, group) = (&self.topic, &self.group);
             cx.output.note(&format!("`millstream dlq list {topic} {group}` shows the dead letters"));
         }
-        // Without these options, a signal is the regular end.
-        if is_stopped && (self.limit.is_some() || self.until_empty) {
-            return Err(Interrupted.into());
-        }
-        Ok(if self.fail_on_dead && report.dead > 0 { Exit::Wrong } else { Exit::Done })
+        let ended = self.ended(is_stopped)?;
+        Ok(if self.fail_on_dead && report.dead > 0 { Exit::Wrong } else { ended })
+    }
+
+    /// Returns the result of the end: without these options, a signal is the regular one.
+    fn ended(&self, is_stopped: bool) -> Result<Exit> {
+        let is_early = is_stopped && (self.limit.is_some() || self.until_empty);
+        if is_early { Err(Interrupted.into()) } else { Ok(Exit::Done) }
     }
 
     async fn consumer(&self, cx: &Context) -> Result<ConsumerBuilder<Bytes>> {
@@ -179,9 +203,13 @@ impl Consume {
         // Messages that are read ahead are not available to other members until the end.
         let most = u64::from(self.prefetch);
         let prefetch = self.limit.unwrap_or(most).clamp(1, most) as usize;
+        let mut config = ConsumerConfig::default();
+        // What is too large is decided by the programs that use the topic.
+        config.limits = Limits::NONE;
         let consumer = cx
             .mq
             .consumer(topic, self.group.as_str())
+            .config(config)
             .start_from(self.from.start(cx.now().await?))
             .label(here())
             .prefetch(prefetch)
@@ -199,11 +227,14 @@ impl Consume {
     }
 
     /// Prints messages, each before it is acknowledged. Returns whether a signal ended it.
-    async fn print(&self, cx: &Context, puller: Puller<Bytes>) -> Result<(Report, bool)> {
+    async fn print(
+        &self,
+        cx: &Context,
+        puller: Puller<Bytes>,
+        mut stopped: Pin<&mut impl Future<Output = Result<()>>>,
+    ) -> Result<(Report, bool)> {
         let mut printer = self.format.printer(cx);
         let mut left = self.limit.unwrap_or(u64::MAX);
-        let stopped = context::stopped();
-        tokio::pin!(stopped);
         let mut checks = Checks::new();
         let mut pause = Pause::default();
         let ended = loop {
@@ -244,7 +275,13 @@ impl Consume {
     }
 
     /// Runs a command for each message. Returns whether a signal ended it.
-    async fn execute(&self, cx: &Context, puller: Puller<Bytes>, exec: Exec) -> Result<(Report, bool)> {
+    async fn execute(
+        &self,
+        cx: &Context,
+        puller: Puller<Bytes>,
+        exec: Exec,
+        mut stopped: Pin<&mut impl Future<Output = Result<()>>>,
+    ) -> Result<(Report, bool)> {
         let exec = Arc::new(exec);
         let output = cx.output;
         let mut left = self.limit.unwrap_or(u64::MAX);
@@ -252,8 +289,6 @@ impl Consume {
         let (cut, is_cut) = watch::channel(false);
         let (impossible, mut cannot_run) = watch::channel(None::<String>);
         let impossible = Arc::new(impossible);
-        let stopped = context::stopped();
-        tokio::pin!(stopped);
         let mut checks = Checks::new();
         let mut pause = Pause::default();
         let ended = loop {

@@ -42,15 +42,15 @@ pub(crate) struct Dashboard {
     /// Lets nobody change anything
     #[arg(long)]
     read_only: bool,
-    /// Never shows, searches or exports these parts of messages of a topic or delay queue (`*` for all): payload, key, headers, or
-    /// header:NAME; can be repeated
+    /// Never shows, searches, exports or moves to where they are shown these parts of messages of a topic or delay queue (`*` for
+    /// all): payload, key, headers, or header:NAME; can be repeated
     #[arg(long, value_name = "NAME=PART,…")]
     redact: Vec<Rule>,
     /// Accepts changes from pages of this origin: for a proxy that changes the Host header; can be repeated
     #[arg(long, value_name = "URL")]
     origin: Vec<String>,
     /// Topic in which every action is recorded: it is created with the first one, and keeps the newest 10,000 messages
-    #[arg(long, value_name = "TOPIC", default_value = "millstream-audit")]
+    #[arg(long, value_name = "TOPIC", default_value = TopicName::AUDIT)]
     audit_topic: TopicName,
     /// Records actions on stderr only
     #[arg(long, conflicts_with = "audit_topic")]

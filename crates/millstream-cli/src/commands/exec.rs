@@ -1,5 +1,7 @@
 //! A command that is run for each message or dead letter.
 
+pub(crate) mod watchdog;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
@@ -14,11 +16,13 @@ use bytes::Bytes;
 use millstream::GroupName;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncWriteExt;
-use tokio::process::{ChildStdin, Command};
+use tokio::process::{Child, ChildStdin, Command};
 
 use crate::commands::message::{Body, View, json};
 use crate::commands::shared::stderr_tail::StderrTail;
 use crate::human;
+use crate::output::Output;
+use watchdog::Watchdog;
 
 /// A command that could not be run, or did not end with 0 in time.
 #[derive(Debug)]
@@ -53,13 +57,30 @@ impl From<anyhow::Error> for ExecFailed {
 /// The command and its time limit.
 #[derive(Debug)]
 pub(crate) struct Exec {
-    pub(crate) command: String,
+    command: String,
     /// The group that the messages are handled for.
-    pub(crate) group: Option<GroupName>,
-    pub(crate) timeout: Option<Duration>,
+    group: Option<GroupName>,
+    timeout: Option<Duration>,
+    watchdog: Option<Watchdog>,
 }
 
 impl Exec {
+    /// Creates it with a [watchdog](self::watchdog).
+    pub(crate) fn new(
+        command: &str,
+        group: Option<&GroupName>,
+        timeout: Option<Duration>,
+        output: Output,
+    ) -> Self {
+        let watchdog = Watchdog::start();
+        if let Err(error) = &watchdog {
+            output.note(&format!(
+                "commands will go on if this process is killed, since nothing watches it: {error}"
+            ));
+        }
+        Self { command: command.to_owned(), group: group.cloned(), timeout, watchdog: watchdog.ok() }
+    }
+
     /// Runs it for a message, with `more` in its environment. An entry that is not a message is passed as its fields
     /// in JSON. The command is killed if this is dropped before it has ended.
     ///
@@ -92,7 +113,7 @@ impl Exec {
         // Environment variables cannot contain zero bytes.
         command.envs(about.iter().map(|(name, value)| (name, value.replace('\0', "\\0"))));
         let mut child = command.spawn().context("cannot run sh")?;
-        let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+        let mut group = Group::of(&child, self.watchdog.as_ref());
         let stdin = child.stdin.take();
         let complaint = StderrTail::of(child.stderr.take());
         let ends = async {
@@ -116,7 +137,7 @@ impl Exec {
             },
         };
         // Processes that the command left running on purpose continue.
-        group.0 = None;
+        group.release();
         if status.success() {
             return Ok(());
         }
@@ -165,13 +186,32 @@ fn ended(status: ExitStatus) -> String {
 }
 
 /// A command and its child processes, killed when it is dropped.
-struct Group(Option<Pid>);
+struct Group<'a> {
+    pid: Option<Pid>,
+    watchdog: Option<&'a Watchdog>,
+}
 
-impl Drop for Group {
+impl<'a> Group<'a> {
+    fn of(child: &Child, watchdog: Option<&'a Watchdog>) -> Self {
+        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        pid.iter().zip(watchdog).for_each(|(pid, watchdog)| watchdog.add(*pid));
+        Self { pid, watchdog }
+    }
+
+    /// Lets it go on.
+    fn release(&mut self) -> Option<Pid> {
+        let pid = self.pid.take();
+        pid.iter().zip(self.watchdog).for_each(|(pid, watchdog)| watchdog.remove(*pid));
+        pid
+    }
+}
+
+impl Drop for Group<'_> {
     fn drop(&mut self) {
-        if let Some(pid) = self.0 {
+        if let Some(pid) = self.pid {
             // Fails if the group is gone already, which is harmless.
             let _ = kill_process_group(pid, Signal::KILL);
+            self.release();
         }
     }
 }
@@ -195,7 +235,8 @@ mod tests {
 
     async fn ran_for(command: &str, body: Body, more: &[(&str, String)]) -> Result<(), String> {
         let group = Some("billing".parse().expect("a name"));
-        let exec = Exec { command: command.into(), group, timeout: Some(Duration::from_secs(2)) };
+        let timeout = Some(Duration::from_secs(2));
+        let exec = Exec { command: command.into(), group, timeout, watchdog: None };
         exec.run(&view(body), more).await.map_err(|error| error.to_string())
     }
 

@@ -5,7 +5,7 @@ mod consume;
 mod dashboard;
 mod dlq;
 mod doctor;
-mod exec;
+pub(crate) mod exec;
 #[cfg(feature = "exporter")]
 mod exporter;
 pub(crate) mod generate;

@@ -284,7 +284,7 @@ impl Shower {
     }
 
     fn is_wanted(&self, message: &Message) -> bool {
-        self.filters.iter().all(|filter| filter.fits(message, &Limits::default()))
+        self.filters.iter().all(|filter| filter.fits(message, &Limits::NONE))
     }
 
     fn show(&mut self, messages: &[Message]) -> Result<()> {

@@ -2,7 +2,11 @@
 
 pub(crate) mod consume;
 pub(crate) mod delayed;
+pub(crate) mod killed;
+pub(crate) mod large;
 pub(crate) mod produce;
 pub(crate) mod retries;
 pub(crate) mod schedule;
+pub(crate) mod signals;
 pub(crate) mod tail;
+pub(crate) mod targets;

@@ -1,9 +1,10 @@
 //! Cron patterns in time zones.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use chrono::{DateTime, TimeZone, Utc};
+use chrono::{DateTime, NaiveDateTime, Offset, TimeDelta, TimeZone, Utc};
 use chrono_tz::Tz;
 use millstream_core::error::{Problems, Result};
 
@@ -12,8 +13,8 @@ use super::invalid;
 /// Maximum length of a pattern, in bytes.
 const MAX_LEN: usize = 512;
 
-/// Maximum number of single-time patterns that one pattern is split into.
-const MAX_PARTS: usize = 64;
+/// Maximum number of minutes that a change of clocks leaves out: a whole day where a country has changed the side of the date line.
+const LONGEST_GAP: usize = 48 * 60;
 
 /// Years in which each date of the calendar falls on each weekday: the leap years among them are seven in a row.
 const ALL_DATES: (i32, &str) = (2000, "2000-2027");
@@ -23,20 +24,36 @@ const ALL_DATES: (i32, &str) = (2000, "2000-2027");
 pub(super) struct Cron {
     zone: Tz,
     pattern: String,
-    /// Empty if no date matches.
-    parts: Vec<croner::Cron>,
+    /// `None` if no date matches.
+    calendar: Option<croner::Cron>,
+    /// Whether it is a list of times of day, and not a continuous interval.
+    is_list: bool,
 }
 
 impl Cron {
+    /// Reads a pattern that was stored.
     pub(super) fn new(pattern: &str, zone: &str) -> Result<Self> {
+        Self::read(pattern, zone, |_| Ok(()))
+    }
+
+    /// Reads a pattern that somebody gives: also refuses one that is never due, or not as often as it reads.
+    pub(super) fn given(pattern: &str, zone: &str) -> Result<Self> {
+        Self::read(pattern, zone, check_meaning)
+    }
+
+    fn read(pattern: &str, zone: &str, check: fn(&str) -> Result<()>) -> Result<Self> {
         let mut problems = Problems::new("cron rule");
         let pattern = pattern.split_whitespace().collect::<Vec<_>>().join(" ");
         let known = Tz::from_str(zone).map_err(|_| invalid(format!("{zone:?} is no time zone")));
         let known = problems.take(known);
-        let parts = problems.take(parse(&pattern));
+        let calendar = problems.take(parse(&pattern).and_then(|calendar| check(&pattern).map(|()| calendar)));
         problems.finish()?;
-        match (known, parts) {
-            (Some(zone), Some(parts)) => Ok(Self { zone, pattern, parts }),
+        match (known, calendar) {
+            (Some(zone), Some(calendar)) => {
+                let is_list = is_list(&pattern);
+                let calendar = has_date(&pattern).then_some(calendar);
+                Ok(Self { zone, pattern, calendar, is_list })
+            }
             _ => Err(invalid("invalid cron rule")),
         }
     }
@@ -51,13 +68,48 @@ impl Cron {
 
     /// Returns the first time after `time`, both in milliseconds since 1970.
     pub(super) fn next_after(&self, time: u64) -> Option<u64> {
+        let calendar = self.calendar.as_ref()?;
         let seconds = i64::try_from(time / 1_000).ok()?;
-        let from = DateTime::<Utc>::from_timestamp(seconds, 0)?.with_timezone(&self.zone);
-        let next = |part: &croner::Cron| {
-            let next = part.find_next_occurrence(&from, false).ok()?;
-            u64::try_from(next.timestamp()).ok()?.checked_mul(1_000)
+        let from = DateTime::<Utc>::from_timestamp(seconds, 0)?;
+        let next = if self.is_list {
+            self.next_of_list(calendar, from)?
+        } else {
+            calendar.find_next_occurrence(&from.with_timezone(&self.zone), false).ok()?.to_utc()
         };
-        self.parts.iter().filter_map(next).min()
+        u64::try_from(next.timestamp()).ok()?.checked_mul(1_000)
+    }
+
+    /// Returns the first time after `from` of a list of times of day. They are found on a calendar without changes of clocks, and
+    /// then looked up on the clock of the zone: so the date of a time that does not exist counts, also if the clock goes on with
+    /// the next day.
+    fn next_of_list(&self, calendar: &croner::Cron, from: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let offset = self.zone.offset_from_utc_datetime(&from.naive_utc()).fix();
+        let mut wall = from.naive_utc().checked_add_offset(offset)?;
+        loop {
+            wall = calendar.find_next_occurrence(&wall.and_utc(), false).ok()?.naive_utc();
+            // In the second pass of a repeated hour its times have been.
+            let next = self.first_at(wall)?;
+            if next > from {
+                return Some(next);
+            }
+        }
+    }
+
+    /// Returns the first moment at which the clock shows this time, or the first one after it if clocks are put forward over it.
+    fn first_at(&self, wall: NaiveDateTime) -> Option<DateTime<Utc>> {
+        let at = |wall: NaiveDateTime| self.zone.from_local_datetime(&wall).earliest();
+        if let Some(first) = at(wall) {
+            return Some(first.to_utc());
+        }
+        let (mut after, minute) = (wall, TimeDelta::minutes(1));
+        for _ in 0..LONGEST_GAP {
+            after = after.checked_add_signed(minute)?;
+            if at(after).is_some() {
+                let seconds = (0..60).map(|second| after - minute + TimeDelta::seconds(second + 1));
+                return seconds.into_iter().find_map(at).map(|first| first.to_utc());
+            }
+        }
+        None
     }
 }
 
@@ -75,36 +127,54 @@ impl fmt::Debug for Cron {
     }
 }
 
-fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
+fn parse(pattern: &str) -> Result<croner::Cron> {
     if pattern.len() > MAX_LEN {
         return Err(invalid(format!("a pattern of {} bytes, at most {MAX_LEN} are allowed", pattern.len())));
     }
-    let parse = |part: &String| {
-        croner::Cron::from_str(part).map_err(|error| {
-            let why = wrong_fields(pattern).unwrap_or_else(|| error.to_string());
-            invalid(format!("cron pattern {pattern:?}: {why}"))
-        })
-    };
-    // The whole pattern is parsed first, so that the error quotes the pattern as it was written.
-    let whole = parse(&pattern.to_owned())?;
-    if !has_date(pattern) {
-        return Ok(Vec::new());
-    }
-    match take_apart(pattern) {
-        Some(parts) => parts.iter().map(parse).collect(),
-        None => Ok(vec![whole]),
-    }
+    croner::Cron::from_str(pattern).map_err(|error| {
+        let why = wrong_fields(pattern).unwrap_or_else(|| error.to_string());
+        invalid(format!("cron pattern {pattern:?}: {why}"))
+    })
 }
 
-/// Fields of a pattern with seconds and years, and what they may hold.
-const FIELDS: [(&str, &str); 7] = [
-    ("second", "0-59"),
-    ("minute", "0-59"),
-    ("hour", "0-23"),
-    ("day of the month", "1-31"),
-    ("month", "1-12 or JAN-DEC"),
-    ("weekday", "0-7 or SUN-SAT"),
-    ("year", "1-9999"),
+/// Fails for a valid pattern that cannot mean what it says.
+fn check_meaning(pattern: &str) -> Result<()> {
+    let refuse = |why: String| Err(invalid(format!("cron pattern {pattern:?}: {why}")));
+    let fields: Vec<_> = pattern.split(' ').collect();
+    let names = match fields.len() {
+        5 => &FIELDS[1..6],
+        6 | 7 => &FIELDS[..6],
+        // A name like `@daily`.
+        _ => return Ok(()),
+    };
+    for (field, (name, _, numbers)) in fields.iter().zip(names) {
+        for item in field.split(',') {
+            let Some((range, step)) = item.split_once('/') else { continue };
+            let (from, to) = range.split_once('-').unwrap_or((range, ""));
+            let last = to.parse().unwrap_or(*numbers.end());
+            let first = from.parse().unwrap_or(*numbers.start());
+            let Ok(step) = step.parse::<u32>() else { continue };
+            if step > (last + 1).saturating_sub(first) {
+                return refuse(format!(
+                    "the {name} {item:?} has one value, {first}: a step does not go on into the next {}. An interval that is \
+                     not part of a calendar is a fixed rate",
+                    if *name == "second" { "minute" } else { "hour, day, month or year" }
+                ));
+            }
+        }
+    }
+    if has_date(pattern) { Ok(()) } else { refuse("there is no such date in any year".to_owned()) }
+}
+
+/// Fields of a pattern with seconds and years, what they may hold, and through which numbers a step goes.
+const FIELDS: [(&str, &str, RangeInclusive<u32>); 7] = [
+    ("second", "0-59", 0..=59),
+    ("minute", "0-59", 0..=59),
+    ("hour", "0-23", 0..=23),
+    ("day of the month", "1-31", 1..=31),
+    ("month", "1-12 or JAN-DEC", 1..=12),
+    ("weekday", "0-7 or SUN-SAT", 0..=6),
+    ("year", "1-9999", 1..=9_999),
 ];
 
 /// Returns which fields of a wrong pattern are so, each looked at by itself; `None` if each is right.
@@ -116,13 +186,13 @@ fn wrong_fields(pattern: &str) -> Option<String> {
         6 => &FIELDS[..6],
         7 => &FIELDS[..],
         count => {
-            let names: Vec<_> = FIELDS[1..6].iter().map(|(name, _)| *name).collect();
+            let names: Vec<_> = FIELDS[1..6].iter().map(|(name, ..)| *name).collect();
             let names = names.join(", ");
             let fields = if count == 1 { "field" } else { "fields" };
             return Some(format!("{count} {fields}; it has 5 ({names}), or 6 with the second in front"));
         }
     };
-    let wrong = fields.iter().zip(names).enumerate().filter_map(|(at, (field, (name, allowed)))| {
+    let wrong = fields.iter().zip(names).enumerate().filter_map(|(at, (field, (name, allowed, _)))| {
         let mut alone = vec!["*"; fields.len()];
         alone[at] = field;
         let error = croner::Cron::from_str(&alone.join(" ")).err()?;
@@ -153,39 +223,14 @@ fn has_date(pattern: &str) -> bool {
         .is_none_or(|(midnights, begin)| midnights.find_next_occurrence(&begin, true).is_ok())
 }
 
-/// Splits a list of times of day: `0 2,14 * * *` into `0 2 * * *` and `0 14 * * *`. When clocks change, the crate fires
-/// a single time of day once, but treats a list of them like a continuous interval. Returns `None` if the pattern is
-/// not a list of times of day.
-fn take_apart(pattern: &str) -> Option<Vec<String>> {
+/// Returns whether a pattern is a list of times of day: `0 2,14 * * *`.
+fn is_list(pattern: &str) -> bool {
     let fields: Vec<_> = pattern.split(' ').collect();
     let times = match fields.len() {
         5 => 2,
         6 | 7 => 3,
-        _ => return None,
+        _ => return false,
     };
-    let mut parts = vec![Vec::new()];
-    for field in &fields[..times] {
-        let values = numbers(field)?;
-        if parts.len() * values.len() > MAX_PARTS {
-            return None;
-        }
-        let with = |part: &Vec<String>, value: &u32| [part.as_slice(), &[value.to_string()]].concat();
-        parts = parts.iter().flat_map(|part| values.iter().map(|value| with(part, value))).collect();
-    }
-    let days = fields[times..].join(" ");
-    Some(parts.into_iter().map(|part| format!("{} {days}", part.join(" "))).collect())
-}
-
-/// Parses `2,14` or `0-6` as numbers; returns `None` for anything else.
-fn numbers(field: &str) -> Option<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for item in field.split(',') {
-        let (from, to) = item.split_once('-').unwrap_or((item, item));
-        let (from, to) = (from.parse::<u32>().ok()?, to.parse::<u32>().ok()?);
-        if from > to || to > 59 {
-            return None;
-        }
-        numbers.extend(from..=to);
-    }
-    Some(numbers)
+    let is_listed = |c: char| c.is_ascii_digit() || matches!(c, ',' | '-');
+    fields[..times].iter().all(|field| field.chars().all(is_listed))
 }

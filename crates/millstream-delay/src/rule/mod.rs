@@ -87,11 +87,14 @@ impl Rule {
     /// ("every ten minutes") follows the local clock instead: it does not fire in the gap, and fires in both passes of
     /// a repeated hour.
     ///
+    /// A pattern that is never due (`0 0 31 2 *`), or whose step is larger than what it goes through (`*/90 * * * *`, which would
+    /// be hourly), is refused. A stored one is read all the same.
+    ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists all problems.
     #[cfg(feature = "cron")]
     pub fn cron(pattern: &str, zone: &str) -> Result<Self> {
-        Self::checked(When::Cron(Cron::new(pattern, zone)?))
+        Self::checked(When::Cron(Cron::given(pattern, zone)?))
     }
 
     /// Returns a rule for every `period` (whole milliseconds, at least [`SHORTEST`]), counted from `anchor`.

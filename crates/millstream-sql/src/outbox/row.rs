@@ -46,11 +46,13 @@ impl StoredRow {
     /// Converts the row to a message.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`], [`ErrorKind::TooLarge`], [`ErrorKind::Decode`]: no repetition would help.
+    /// [`ErrorKind::InvalidName`], also for a topic that [may not be sent to](TopicName::check_target), [`ErrorKind::TooLarge`],
+    /// [`ErrorKind::Decode`]: no repetition would help.
     pub(crate) fn into_message(self, limits: &Limits) -> Result<Message> {
         let name = std::str::from_utf8(&self.topic)
             .map_err(|_| Error::new(ErrorKind::InvalidName, "the topic name of the row is not UTF-8"))?;
         let topic = TopicName::new(name)?;
+        topic.check_target()?;
         let id = DedupId::new(self.message_id)?;
         let headers = match &self.headers {
             None => Headers::new(),

@@ -87,7 +87,10 @@ impl Outbox {
     ) -> OutboxSend<'c> {
         let topic = topic.borrow();
         let payload = encode(topic.codec(), value);
-        let prepared = topic.spec().and_then(|spec| Ok((spec.name.as_str().to_owned(), payload?)));
+        let prepared = topic.spec().and_then(|spec| {
+            spec.name.check_target()?;
+            Ok((spec.name.as_str().to_owned(), payload?))
+        });
         let (topic, payload, error) = match prepared {
             Ok((topic, payload)) => (topic, payload, None),
             Err(error) => (String::new(), Bytes::new(), Some(error)),

@@ -51,6 +51,14 @@ async fn the_first_to_create_a_topic_wins(h: Harness) -> Verdict {
     let other = TopicSpec::new(name.clone(), 5)?.with_retention(Retention::Consumed);
     equal!(h.backend.catalog().create_topic(&other).await?, first, "the topic as created differently");
     equal!(h.backend.catalog().topic(&name).await?, first, "the topic as stored");
+    for step in [".", ".."] {
+        let steps = TopicSpec::new(TopicName::new(step)?, 1)?;
+        let created = h.backend.catalog().create_topic(&steps).await;
+        refused(created, ErrorKind::InvalidName, &format!("a new topic {step}"))?;
+        let created = h.backend.catalog().create_group(&first, &GroupName::new(step)?, Start::Earliest).await;
+        refused(created, ErrorKind::InvalidName, &format!("a new group {step}"))?;
+    }
+    equal!(h.backend.catalog().groups(&name).await?, [], "groups of the topic");
     Ok(())
 }
 

@@ -65,7 +65,7 @@ impl EditArgs {
 /// # Errors
 /// If there is no editor, it fails, or nothing was changed.
 pub(in crate::commands) fn by_hand(body: &[Field]) -> Result<Bytes> {
-    let envelope = wire::decode_body(body, &Limits::default());
+    let envelope = wire::decode_body(body, &Limits::NONE);
     let before = envelope.map(|it| it.payload).unwrap_or_default();
     let file = tempfile::Builder::new().prefix("payload-").tempfile().context("no temporary file")?;
     fs::write(file.path(), &before)?;

@@ -122,7 +122,7 @@ schema_as!(Shown<'_>, LetterView<'_>);
 /// Formats a table of letters.
 pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> String {
     let row = |it: &DeadLetter| {
-        let envelope = it.envelope(&Limits::default());
+        let envelope = it.envelope(&Limits::NONE);
         let key = envelope.as_ref().ok().and_then(|it| it.key.clone());
         [
             it.id.to_string(),

@@ -32,7 +32,7 @@ pub(crate) enum Body {
 impl Body {
     /// Decodes fields of any size: inspecting stored data has no limits.
     pub(crate) fn of(fields: &[Field]) -> Self {
-        match wire::decode_body(fields, &no_limits()) {
+        match wire::decode_body(fields, &Limits::NONE) {
             Ok(envelope) => Self::Message(envelope),
             Err(why) => Self::Malformed(why.to_string(), fields.to_vec()),
         }
@@ -62,12 +62,4 @@ impl View {
             body: Body::Message(envelope),
         }
     }
-}
-
-fn no_limits() -> Limits {
-    let mut limits = Limits::default().with_payload(usize::MAX);
-    limits.key = usize::MAX;
-    limits.headers = usize::MAX;
-    limits.header_bytes = usize::MAX;
-    limits
 }

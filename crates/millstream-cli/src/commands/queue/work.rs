@@ -28,7 +28,9 @@ const CHECK: Duration = Duration::from_millis(200);
 ///
 /// A task is done when its command has exited with 0. Each task is claimed by one worker; if this one dies, others get its
 /// tasks after 30 s. The command runs until it is stopped; then it completes the tasks that it has begun, for up to
-/// --shutdown-timeout. A second signal does not wait for commands: their tasks are handed back, without an attempt.
+/// --shutdown-timeout. A second signal does not wait for commands: their tasks are handed back, without an attempt. Signals
+/// within half a second are one. If `queue work` is killed, its commands are killed with their process groups; processes
+/// that have left the group go on.
 ///
 /// The shell runs the command. Its stdin is the payload, and its environment contains `MILLSTREAM_QUEUE`, `MILLSTREAM_ID`
 /// (the id of the task), `MILLSTREAM_DUE_MS`, `MILLSTREAM_ATTEMPT`, `MILLSTREAM_KEY` if there is a key
@@ -91,7 +93,7 @@ impl Work {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let queue = recurring::queue(cx, &self.queue).await?;
         let (cut, impossible) = (watch::Sender::new(false), watch::Sender::new(None));
-        let exec = Exec { command: self.exec.clone(), group: None, timeout: self.timeout };
+        let exec = Exec::new(&self.exec, None, self.timeout, cx.output);
         let (reject_code, output) = (i32::from(self.reject_code), cx.output);
         let shared = Arc::new(Shared { exec, reject_code, cut, impossible, output });
         let stopped = context::stopped();

@@ -8,7 +8,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use chrono_tz::Tz;
 use millstream::crates::core::QueueName;
 use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages};
-use millstream::{ErrorKind, Timestamp, Topic, TopicName};
+use millstream::{ErrorKind, Limits, Timestamp, Topic, TopicName};
 
 use crate::commands::message::sanitize;
 use crate::context::Context;
@@ -73,7 +73,8 @@ pub(in crate::commands) async fn queue(cx: &Context, name: &QueueName) -> Result
         }
         other => other?,
     };
-    Ok(DelayQueue::raw(name.as_str()).shards(spec.shards).open(backend).await?)
+    // What is too large is decided by the programs that use the queue.
+    Ok(DelayQueue::raw(name.as_str()).shards(spec.shards).limits(Limits::NONE).open(backend).await?)
 }
 
 /// A rule in readable form, and the time zone of its times.

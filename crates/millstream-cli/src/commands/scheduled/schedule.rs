@@ -390,8 +390,9 @@ impl Add {
             let paused = if added.paused { "\nbut it is paused" } else { "" };
             let times: Vec<_> =
                 added.times_ms.iter().map(|time| format!("\n  {}", shown.time(*time))).collect();
+            let due = if times.is_empty() { "never due" } else { "due at" };
             format!(
-                "{}: {outcome}; {} it is due at{}{}",
+                "{}: {outcome}; {} it is {due}{}{}",
                 sanitize::line(added.id.as_bytes()),
                 shown.text,
                 times.concat(),

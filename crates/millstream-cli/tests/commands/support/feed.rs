@@ -1,7 +1,7 @@
 //! Commands that read stdin, write bytes, or go on until they are stopped; and what stands in a topic.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -57,7 +57,11 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(cli: &Cli, args: &[&str]) -> Self {
-        let mut command = cli.command(args);
+        Self::of(&mut cli.command(args))
+    }
+
+    /// The same of a command that is more than that.
+    pub(crate) fn of(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().expect("it runs");
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().expect("a pipe"));

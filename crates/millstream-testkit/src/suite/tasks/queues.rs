@@ -27,6 +27,10 @@ async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {
         equal!(h.backend.tasks()?.create_queue(&again).await?, first, "created again with {shards} shards");
     }
     equal!(h.backend.tasks()?.queue(&first.name).await?, first, "the queue as it is stored");
+    for step in [".", ".."] {
+        let created = h.backend.tasks()?.create_queue(&QueueSpec::new(QueueName::new(step)?, 1)).await;
+        refused(created, ErrorKind::InvalidName, &format!("a new queue {step}"))?;
+    }
     Ok(())
 }
 

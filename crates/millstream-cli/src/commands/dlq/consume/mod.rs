@@ -132,7 +132,7 @@ impl Consume {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         self.of.known(cx).await?;
         let Of { topic, group } = &self.of;
-        let choice = self.choice()?;
+        let choice = self.choice(cx)?;
         match self.then {
             _ if self.dry.dry_run => cx.output.note("dry run: every letter is left as it is"),
             Then::Leave | Then::Ask => {}
@@ -207,11 +207,10 @@ impl Consume {
         if self.limit.is_some() || self.until_empty { Err(Interrupted.into()) } else { Ok(Exit::Done) }
     }
 
-    fn choice(&self) -> Result<Choice> {
+    fn choice(&self, cx: &Context) -> Result<Choice> {
         Ok(match (self.then.fate(), &self.exec) {
             (Some(fate), Some(command)) => {
-                let (command, group) = (command.clone(), self.of.group.clone());
-                Choice::Command(Exec { command, group: Some(group), timeout: self.timeout }, fate)
+                Choice::Command(Exec::new(command, Some(&self.of.group), self.timeout, cx.output), fate)
             }
             (Some(fate), None) => Choice::Fixed(fate),
             (None, Some(_)) => return Err(Usage("--then ask goes without --exec".to_owned()).into()),

@@ -53,7 +53,7 @@ impl Edit {
             edit.payload = Some(by_hand(&task.body)?);
         }
         let message = edit.apply(&task.body);
-        if let Err(why) = wire::decode_body(&message, &Limits::default()) {
+        if let Err(why) = wire::decode_body(&message, &Limits::NONE) {
             bail!("with these changes the task is no message: {why}; nothing was done");
         }
         let scheduled = self.dry.dry_run || dead.replay_as(&task, message).await?;

@@ -151,7 +151,7 @@ impl List {
 }
 
 fn row(it: &DeadTask) -> [String; 6] {
-    let envelope = it.envelope(&Limits::default());
+    let envelope = it.envelope(&Limits::NONE);
     [
         sanitize::line(it.task.as_str().as_bytes()),
         human::time(it.id.timestamp()),

@@ -87,7 +87,7 @@ impl Shown<'_> {
             .title(self.title(format!("Dead letter {}", letter.id), ""));
         let name = |name: &'static str| Span::styled(name, self.theme.style(Look::Faint));
         let mut lines = vec![Line::from_iter([name(" error    "), Span::raw(text::clean(&letter.error))])];
-        match letter.envelope(&Limits::default()) {
+        match letter.envelope(&Limits::NONE) {
             Ok(message) => {
                 let shown =
                     |bytes: &[u8]| text::clean(&String::from_utf8_lossy(&bytes[..bytes.len().min(PAYLOAD)]));

@@ -1,0 +1,84 @@
+//! Messages that are larger than the default limits, in topics and queues whose programs allow them.
+
+use bytes::Bytes;
+use millstream::crates::core::Limits;
+use millstream::crates::runtime::ProducerConfig;
+use millstream::delay::{DelayQueue, Task};
+use millstream::{ConsumerConfig, Delivery, Never, Outcome, Topic};
+use serde_json::Value;
+
+use crate::support::cli::Cli;
+use crate::support::feed::eventually;
+
+const SIZE: usize = 2 << 20;
+const LARGE: Topic<Bytes> = Topic::raw("large");
+
+/// A message that is larger than each of the default limits.
+fn payload() -> Bytes {
+    Bytes::from(vec![b'x'; SIZE])
+}
+
+/// A tool's own limit settles nothing, and hides nothing.
+#[tokio::test]
+async fn a_message_is_as_large_as_its_topic_allows() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    let mut config = ProducerConfig::default();
+    config.limits = Limits::NONE;
+    let producer = mq.producer(LARGE).config(config).await.expect("a topic");
+    let payload = payload();
+    let sent = producer.send(&payload).key(vec![b'k'; 2_000]).header("h", vec![b'h'; 9_000]);
+    sent.await.expect("sent");
+    // What it gets is what was sent.
+    let counts = format!("test $(wc -c) = {SIZE}");
+    let ran =
+        cli.run(["consume", "large", "-g", "done", "--until-empty", "--fail-on-dead", "--exec", &counts]);
+    assert_eq!(
+        (ran.code, ran.stderr.as_str()),
+        (0, "created group done of large at earliest\n1 message done\n")
+    );
+    let printed = cli.ok("consume large -g printed --until-empty --format payload");
+    assert_eq!(printed.trim_end().len(), SIZE);
+
+    let mut config = ConsumerConfig::default();
+    config.limits = Limits::NONE;
+    let consumer = mq.consumer(LARGE, "dead").config(config);
+    let consumer =
+        consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter("no")).await.expect("started");
+    eventually("it is dead", async || consumer.report().dead == 1).await;
+    consumer.shutdown().await;
+    let letters = cli.json("dlq list large dead");
+    assert_eq!(letters[0]["payload"].as_str().map(str::len), Some(SIZE), "it is shown as a message");
+    assert_eq!(cli.json("dlq count large dead --payload xxx")["count"], 1, "it is found");
+    let ran =
+        cli.run(["dlq", "consume", "large", "dead", "--then", "leave", "--until-empty", "--exec", &counts]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(!ran.stderr.contains("failed"), "{ran:?}");
+    cli.ok("topic create other");
+    cli.ok("dlq replay large dead --all --to-topic other --set-header a=1 --yes");
+    assert_eq!(cli.json("dlq count large dead")["count"], 0);
+    let replayed = crate::support::envelope::lines(&cli.ok("consume other -g g --until-empty --json"));
+    assert_eq!(replayed[0]["payload"].as_str().map(str::len), Some(SIZE));
+    assert_eq!(replayed[0]["headers"]["a"], Value::from("1"));
+}
+
+#[tokio::test]
+async fn a_task_is_as_large_as_its_queue_allows() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    let queue = DelayQueue::raw("large").limits(Limits::NONE).open(mq.backend()).await.expect("a queue");
+    queue.schedule(&payload()).id("one").await.expect("scheduled");
+    let counts = format!("test $(wc -c) = {SIZE}");
+    let ran = cli.run(["queue", "work", "large", "--exec", &counts, "--until-empty", "--fail-on-dead"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, "1 task done\n"), "{ran:?}");
+    queue.schedule(&payload()).id("two").await.expect("scheduled");
+    let worker = queue.worker().retry(Never).start(async |_: Task<Bytes>| Outcome::dead_letter("no"));
+    let worker = worker.await.expect("a worker");
+    eventually("it is dead", async || worker.report().dead == 1).await;
+    worker.shutdown().await;
+    let dead = cli.json("queue dead show large two");
+    assert_eq!(dead["payload"].as_str().map(str::len), Some(SIZE));
+    cli.ok("queue dead edit large two --set-header a=1");
+    let ran = cli.run(["queue", "work", "large", "--exec", &counts, "--until-empty", "--fail-on-dead"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, "1 task done\n"), "{ran:?}");
+}
