@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::event::LetterWork;
-use millstream_core::log::{Append, full};
+use millstream_core::log::Append;
 use millstream_core::partitioner::{ByKey, Partitioner};
 use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
@@ -15,6 +15,8 @@ use millstream_core::{
     TopicName, TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
+
+mod target;
 
 use crate::dead_letters::edit::Edit;
 use crate::dead_letters::pace::{LONGEST, Pace};
@@ -244,24 +246,6 @@ impl Replayer {
         Ok(())
     }
 
-    /// Returns the topic of this name. `None` if there is none.
-    async fn target(&mut self, name: &str) -> Result<Option<TopicSpec>> {
-        if let Some(known) = self.targets.get(name) {
-            return Ok(known.clone());
-        }
-        // Of our own topics none is a target.
-        let topic = name.parse::<TopicName>().and_then(|topic| topic.check_target().map(|()| topic));
-        let spec = match topic {
-            Err(_) => None,
-            Ok(topic) => match self.backend.catalog().topic(&topic).await {
-                Err(error) if error.kind() == ErrorKind::NotFound => None,
-                found => Some(found?),
-            },
-        };
-        self.targets.insert(name.to_owned(), spec.clone());
-        Ok(spec)
-    }
-
     /// Returns whether letters were sent to a topic and are not deleted yet, because of an error. Whoever ends early calls
     /// [`settle`](Self::settle) until there are none.
     #[must_use]
@@ -416,46 +400,6 @@ impl Replayer {
         }
         deleted?;
         failed.map_or(Ok(()), Err)
-    }
-
-    /// Takes out the messages whose partition has no room: their letters stay for a later step.
-    async fn leave_what_has_no_room(
-        &mut self,
-        messages: &mut Vec<(&DeadLetter, std::result::Result<Append, String>)>,
-        bound: u64,
-    ) -> Result<()> {
-        let mut rooms: BTreeMap<TopicPartition, u64> = BTreeMap::new();
-        for append in messages.iter().filter_map(|(_, message)| message.as_ref().ok()) {
-            rooms.insert(append.topic_partition.clone(), 0);
-        }
-        let partitions: Vec<_> = rooms.keys().cloned().collect();
-        for (room, length) in rooms.values_mut().zip(self.backend.log().lengths(&partitions).await?) {
-            *room = bound.saturating_sub(length);
-        }
-        let mut is_full = None;
-        messages.retain(|(_, message)| {
-            let Ok(append) = message else { return true };
-            match rooms.get_mut(&append.topic_partition) {
-                Some(room @ 1..) => {
-                    *room -= 1;
-                    true
-                }
-                _ => {
-                    is_full = Some(append.topic_partition.clone());
-                    false
-                }
-            }
-        });
-        match is_full {
-            Some(tp) if messages.is_empty() => {
-                let since = *self.full_since.get_or_insert_with(Instant::now);
-                if since.elapsed() < FULL.1 { Ok(()) } else { Err(full(&tp, bound)) }
-            }
-            _ => {
-                self.full_since = None;
-                Ok(())
-            }
-        }
     }
 
     /// Deletes the letters that were sent, before any others are sent: so only a crash can cause a second copy.

@@ -4,13 +4,14 @@ use std::num::NonZeroU32;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
-use millstream_core::panics::{Panicked, encode};
+use millstream_core::panics::{Panicked, choose_partition, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Durability, Envelope, Partition};
 
 use super::layers::{Encoded, Unfinished};
+use super::record::Way;
 use super::{DelayedRecord, Inner, Producer, Record};
 
 impl<T> Producer<T> {
@@ -28,6 +29,19 @@ impl<T> Producer<T> {
         let earlier =
             earlier.into_iter().map(|count| inner.partition_of(routed, count)).collect::<Result<_>>()?;
         Ok(encoded.map(|append| DedupAppend { append, id, window, earlier }))
+    }
+
+    pub(super) fn durability_of(&self, record: &Record<'_, T>) -> Durability {
+        record.durability.unwrap_or(self.inner.config.durability)
+    }
+
+    pub(super) fn way_of(&self, record: &Record<'_, T>) -> Way {
+        match &record.dedup {
+            _ if record.unique.is_some() => Way::Unique,
+            Some(_) => Way::Id,
+            None if self.inner.config.idempotent => Way::Number,
+            None => Way::Plain,
+        }
     }
 
     pub(super) fn encode(&self, record: Record<'_, T>) -> Result<Encoded<Append>> {
@@ -115,5 +129,12 @@ impl Inner {
                 unfinished: Some(Box::new(Unfinished { envelope, next })),
             },
         })
+    }
+}
+
+impl Inner {
+    /// Calls the partitioner. Its panic is an error of this send only.
+    pub(super) fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
+        choose_partition(&*self.config.partitioner, key, count, &*self.observer)
     }
 }

@@ -24,10 +24,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::panics::{Careful, choose_partition};
+use millstream_core::panics::Careful;
 use millstream_core::schedule::Scheduling;
 use millstream_core::{
-    Backend, Capability, Codec, Durability, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec,
+    Backend, Capability, Codec, Durability, Observer, Partitioner, Topic, TopicName, TopicSpec,
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -275,26 +275,6 @@ impl<T> Producer<T> {
     /// Returns the topic, and how long dedup ids count.
     pub(crate) fn dedup_window(&self) -> (&TopicName, Duration) {
         (&self.inner.topic, self.inner.config.dedup_window)
-    }
-
-    fn durability_of(&self, record: &Record<'_, T>) -> Durability {
-        record.durability.unwrap_or(self.inner.config.durability)
-    }
-
-    fn way_of(&self, record: &Record<'_, T>) -> Way {
-        match &record.dedup {
-            _ if record.unique.is_some() => Way::Unique,
-            Some(_) => Way::Id,
-            None if self.inner.config.idempotent => Way::Number,
-            None => Way::Plain,
-        }
-    }
-}
-
-impl Inner {
-    /// Calls the partitioner. Its panic is an error of this send only.
-    fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
-        choose_partition(&*self.config.partitioner, key, count, &*self.observer)
     }
 }
 

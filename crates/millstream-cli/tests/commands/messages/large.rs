@@ -4,14 +4,15 @@ use bytes::Bytes;
 use millstream::crates::core::Limits;
 use millstream::crates::runtime::ProducerConfig;
 use millstream::delay::{DelayQueue, Task};
-use millstream::{ConsumerConfig, Delivery, Never, Outcome, Topic};
+use millstream::{ConsumerConfig, Delivery, Never, Outcome, Retention, Topic};
 use serde_json::Value;
 
 use crate::support::cli::Cli;
 use crate::support::feed::eventually;
 
 const SIZE: usize = 2 << 20;
-const LARGE: Topic<Bytes> = Topic::raw("large");
+/// It keeps what one group has settled for the next one.
+const LARGE: Topic<Bytes> = Topic::raw("large").retention(Retention::Keep);
 
 /// A message that is larger than each of the default limits.
 fn payload() -> Bytes {

@@ -32,7 +32,7 @@ async fn the_audit_log_is_nobodys_target() {
         );
     }
     assert!(stored(&mq, "millstream-audit").await.is_empty());
-    assert_eq!(cli.json("delayed list millstream-audit").as_array().map(Vec::len), Some(0));
+    assert_eq!(cli.json("delayed list millstream-audit")["total"], 0);
     assert_eq!(cli.json("schedule list millstream-audit").as_array().map(Vec::len), Some(0));
     assert_eq!(cli.json("dlq count orders billing")["count"], 2, "the letters stay");
 }

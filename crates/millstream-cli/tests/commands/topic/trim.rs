@@ -64,7 +64,8 @@ async fn what_every_group_has_settled_is_dropped_up_to_the_first_that_one_needs(
     assert_eq!(dropped(&dry).0, Some(40), "{dry}");
     let text = cli.ok("topic trim orders --retention length:1 --dry-run");
     assert!(text.starts_with("42 entries would be dropped\n"), "{text}");
-    assert!(text.contains("billing: 0 unread, 2 pending; shipping: 1 unread, 0 pending"), "{text}");
+    let of_each = "billing: 0 unread, 1 pending; shipping: 1 unread, 0 pending";
+    assert_eq!(text.matches(of_each).count(), 2, "{text}");
     // `billing` runs, `shipping` does not: no lease is needed.
     let done = cli.json("topic trim orders --retention consumed --yes");
     assert_eq!(dropped(&done).0, Some(40), "{done}");
@@ -79,6 +80,7 @@ async fn a_topic_is_trimmed_whoever_runs_and_without_a_group() {
     let mq = cli.mq().await;
     seed::orders(&mq, 4).await;
     let holding = seed::holding(&mq, 4).await;
+    assert!(cli.fails(2, "topic trim orders --retention length:1").contains("--yes"));
     let done = cli.ok("topic trim orders --retention length:1 --yes");
     assert!(done.starts_with("2 entries dropped\n"), "{done}");
     assert_eq!(done.matches("billing: 0 unread, 1 pending").count(), 2, "{done}");
@@ -86,7 +88,6 @@ async fn a_topic_is_trimmed_whoever_runs_and_without_a_group() {
 
     let keep = cli.fails(2, "topic trim orders");
     assert!(keep.contains("topic orders keeps all entries: --retention says which stay"), "{keep}");
-    assert!(cli.fails(2, "topic trim orders --retention length:1").contains("--yes"));
     assert!(cli.fails(1, "topic trim nope --dry-run").contains("topic nope does not exist"));
     cli.ok("topic create lonely");
     let producer = mq.producer(Topic::<u64>::new("lonely")).await.expect("a producer");
