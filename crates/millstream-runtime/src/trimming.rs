@@ -234,14 +234,20 @@ impl Trimmer {
         let due = self.plan.due(now, total);
         // The settings as they are now: what a topic of this name keeps must not be dropped by those of an earlier one.
         let spec = match self.backend.catalog().topic(&self.topic).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(self.plan = Plan::default()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.plan = Plan::default();
+                return Ok(());
+            }
             spec => spec?,
         };
         let retention = spec.retention;
         let idle = match retention {
             Retention::Age(age) => Some((age / 10).clamp(IDLE.0, IDLE.1)),
             _ if retention.is_lossy() => None,
-            _ => return Ok(self.plan = Plan::default()),
+            _ => {
+                self.plan = Plan::default();
+                return Ok(());
+            }
         };
         if idle.is_some() {
             // What was sent before, also by others, gets old too.

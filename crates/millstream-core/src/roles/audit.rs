@@ -420,7 +420,7 @@ impl fmt::Display for Loss {
         match self.logs {
             0 => write!(f, "{unread} unread and {pending} pending messages")?,
             1 => {
-                write!(f, "all messages of a log, of which {unread} unread and {pending} pending are known")?
+                write!(f, "all messages of a log, of which {unread} unread and {pending} pending are known")?;
             }
             logs => {
                 write!(

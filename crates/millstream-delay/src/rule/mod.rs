@@ -59,12 +59,10 @@ pub struct Rule {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum When {
-    Cron(Cron),
+    /// Boxed: it is much larger than the other one.
+    Cron(Box<Cron>),
     /// At `anchor`, and every `period` after it; both in milliseconds.
-    Every {
-        period: u64,
-        anchor: u64,
-    },
+    Every { period: u64, anchor: u64 },
 }
 
 /// Occurrences to fire now, and the next due time.
@@ -94,7 +92,7 @@ impl Rule {
     /// [`ErrorKind::InvalidConfig`] that lists all problems.
     #[cfg(feature = "cron")]
     pub fn cron(pattern: &str, zone: &str) -> Result<Self> {
-        Self::checked(When::Cron(Cron::given(pattern, zone)?))
+        Self::checked(When::Cron(Box::new(Cron::given(pattern, zone)?)))
     }
 
     /// Returns a rule for every `period` (whole milliseconds, at least [`SHORTEST`]), counted from `anchor`.

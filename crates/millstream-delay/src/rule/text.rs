@@ -52,7 +52,7 @@ impl FromStr for Rule {
         let (when, rest) = match words.as_slice() {
             ["cron", zone, rest @ ..] => {
                 let pattern = rest.iter().position(|word| !is_policy(word)).unwrap_or(rest.len());
-                (When::Cron(Cron::new(&rest[pattern..].join(" "), zone)?), &rest[..pattern])
+                (When::Cron(Box::new(Cron::new(&rest[pattern..].join(" "), zone)?)), &rest[..pattern])
             }
             ["every", period, "anchor", anchor, rest @ ..] => {
                 (When::Every { period: number(period)?, anchor: number(anchor)? }, rest)

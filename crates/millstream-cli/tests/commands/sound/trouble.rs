@@ -90,7 +90,8 @@ fn sentinels_that_ask_for_a_password_get_theirs() {
     let secret = path("secret", "of-the-sentinel\n");
     let wrong = path("wrong", "hunter2\n");
     let settings = path("config.toml", &format!("sentinel-password-file = {secret:?}\n"));
-    let ways: [(&[&str], &[(&str, &str)], i32); 6] = [
+    type Way<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], i32);
+    let ways: [Way<'_>; 6] = [
         (&["--sentinel-password-file", &secret], &[], 0),
         (&["--sentinel-user", "default", "--sentinel-password-file", &secret], &[], 0),
         (&[], &[("MILLSTREAM_SENTINEL_PASSWORD_FILE", &secret)], 0),

@@ -215,7 +215,7 @@ pub(crate) fn group(value: Value, group: &str) -> Result<Option<GroupInfo>> {
                 b"last-delivered-id" => found.last_delivered = id(value)?,
                 b"lag" if value != Value::Nil => found.lag = u64::try_from(int(value)?).ok().map(Entries),
                 b"entries-read" if value != Value::Nil => {
-                    found.read = u64::try_from(int(value)?).ok().map(Entries)
+                    found.read = u64::try_from(int(value)?).ok().map(Entries);
                 }
                 _ => {}
             }

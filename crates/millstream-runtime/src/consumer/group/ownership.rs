@@ -27,7 +27,6 @@ use millstream_loops::LoopMonitor;
 const AT_ONCE: usize = 32;
 /// Pause before a partition is requested again after its worker has ended: the cause may end the next worker, too.
 const NO_HURRY: Duration = Duration::from_millis(50);
-/// How long workers may take to end after handlers were given up.
 
 /// Acquires and releases leases until the owned partitions are the assigned ones.
 ///

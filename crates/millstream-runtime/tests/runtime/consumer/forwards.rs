@@ -28,7 +28,7 @@ async fn two_sends_of_each_handler_are_stored_once_over_failures_and_replays() {
                 bills.send(&bill).once_for(&number, nth).await?;
             }
             // Every third one is a dead letter at first, the others fail once after they have sent.
-            let fails = if number.payload % 3 == 0 { 3 } else { 1 };
+            let fails = if number.payload.is_multiple_of(3) { 3 } else { 1 };
             let call =
                 *calls.lock().expect("lock").entry(number.payload).and_modify(|it| *it += 1).or_insert(1);
             Ok::<_, millstream_core::Error>(if call <= fails {
