@@ -243,6 +243,8 @@ async fn clients_without_a_lease_take_turns(h: Harness) -> Verdict {
     );
     let by_hand = log.trim_unleased(&tp, UnleasedTrim::Now(Retention::Length(2))).await?;
     equal!(by_hand, Trimmed::new(2), "entries dropped by an operator");
+    // So long a turn lasts.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let mut deadline = h.wait_for("the next turn");
     loop {
         let next = log.trim_unleased(&tp, in_turn).await?;
