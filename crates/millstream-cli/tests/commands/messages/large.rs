@@ -48,9 +48,8 @@ async fn a_message_is_as_large_as_its_topic_allows() {
         consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter("no")).await.expect("started");
     eventually("it is dead", async || consumer.report().dead == 1).await;
     consumer.shutdown().await;
-    let letters = cli.json("dlq list large dead");
+    let letters = cli.json("dlq list large dead --filter xxx");
     assert_eq!(letters["letters"][0]["payload"].as_str().map(str::len), Some(SIZE), "it is a message");
-    assert_eq!(cli.json("dlq count large dead --payload xxx")["count"], 1, "it is found");
     let ran =
         cli.run(["dlq", "consume", "large", "dead", "--then", "leave", "--until-empty", "--exec", &counts]);
     assert_eq!(ran.code, 0, "{ran:?}");
