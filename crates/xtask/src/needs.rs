@@ -44,7 +44,7 @@ pub(crate) struct Get {
 const NOWHERE: Get = Get { apt: &[], dnf: &[], brew: &[], cargo: &[], or: "" };
 
 /// All of it. A test that needs something new gets a row here.
-pub(crate) static NEEDS: [Need; 11] = [
+pub(crate) static NEEDS: [Need; 12] = [
     Need {
         name: "nextest",
         what: "cargo-nextest, which runs the tests",
@@ -82,6 +82,13 @@ pub(crate) static NEEDS: [Need; 11] = [
             + (package(integration-tests) & test(/(^|outbox::)(faults|kills|rate|rows|shards|watermark)::[^:]+$/) \
             - test(/_on_sqlite_/)) \
             + (package(integration-tests) & test(/_on_postgres_|lost_replies_show_in_the_balances$/))",
+    },
+    Need {
+        name: "pgbouncer",
+        what: "PgBouncer, behind which databases are tried",
+        look: || works("pgbouncer", &["--version"]),
+        get: Get { apt: &["pgbouncer"], dnf: &["pgbouncer"], brew: &["pgbouncer"], ..NOWHERE },
+        tests: "package(integration-tests) & test(/(^|::)outbox::behind_a_pooler_/)",
     },
     Need {
         name: "netfilter",

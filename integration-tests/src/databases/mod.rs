@@ -2,4 +2,5 @@
 
 pub mod bank;
 pub mod outbox;
+pub mod pgbouncer;
 pub mod postgres;

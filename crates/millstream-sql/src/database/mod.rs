@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 #[cfg(feature = "postgres")]
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::Connection as _;
+#[cfg(feature = "postgres")]
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 
@@ -61,15 +63,18 @@ impl Database {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a URL that cannot be read, [`ErrorKind::Unsupported`] for a database whose feature is
-    /// off; [`ErrorKind::Denied`], [`ErrorKind::NotFound`], and transient ones if it cannot be reached. No error contains the
-    /// URL.
+    /// off, and for PostgreSQL behind a pooler that keeps no prepared statements, as far as two connections show it;
+    /// [`ErrorKind::Denied`], [`ErrorKind::NotFound`], and transient ones if it cannot be reached. No error contains the URL.
     pub async fn connect(url: &str) -> Result<Self> {
         match url.split(':').next().unwrap_or_default() {
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
                 let options: PgConnectOptions = url.parse().map_err(|error| invalid(&error))?;
-                let pool = PgPoolOptions::new().max_connections(CONNECTIONS).connect_with(options).await;
-                Ok(pool.map_err(|error| failed(error, Phase::Connect, "connect to PostgreSQL"))?.into())
+                let error = |error| failed(error, Phase::Connect, "connect to PostgreSQL");
+                let pool = PgPoolOptions::new().max_connections(CONNECTIONS).connect_with(options);
+                let pool = pool.await.map_err(error)?;
+                check_sessions(&pool).await.map_err(error)?;
+                Ok(pool.into())
             }
             #[cfg(feature = "sqlite")]
             "sqlite" => {
@@ -160,6 +165,20 @@ impl Database {
             Dialect::Sqlite | Dialect::Mysql => sqlite,
         }
     }
+}
+
+/// Fails if two connections share a session: each calls its first prepared statement by the same name. Otherwise one could run a
+/// statement of the other.
+#[cfg(feature = "postgres")]
+async fn check_sessions(pool: &PgPool) -> sqlx::Result<()> {
+    let mut first = pool.acquire().await?;
+    sqlx::query("SELECT 1").execute(&mut *first).await?;
+    // One that cannot be opened, since there are too many, does not matter here.
+    let Ok(mut second) = PgConnection::connect_with(&pool.connect_options()).await else { return Ok(()) };
+    sqlx::query("SELECT 1").execute(&mut second).await?;
+    sqlx::query("SELECT 1").execute(&mut *first).await?;
+    let _ = second.close().await;
+    Ok(())
 }
 
 /// The client's text is left out: what it could not parse may be the password.
