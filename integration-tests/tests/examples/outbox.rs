@@ -43,7 +43,6 @@ async fn behind_a_pooler_all_works_or_connecting_says_what_is_missing() {
     let mut modes: Vec<(Vec<&str>, bool)> = vec![(vec!["pool_mode = session"], true)];
     if keeps_statements() {
         modes.push((vec![by_transaction[0], "max_prepared_statements = 0"], false));
-        modes.push((vec![by_transaction[0], "max_prepared_statements = 100"], true));
     } else {
         modes.push((by_transaction.to_vec(), false));
     }
