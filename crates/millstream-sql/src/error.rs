@@ -26,11 +26,9 @@ pub(crate) fn failed(error: sqlx::Error, phase: Phase, what: &str) -> Error {
         (sqlx::Error::Database(error), ErrorKind::NotFound) => {
             format!("{}: run millstream_sql::migrate, or the files of migrations/", error.message())
         }
-        (sqlx::Error::Database(error), _) if is_pooled(error.as_ref()) => format!(
-            "a pooler gives each transaction another session, and keeps no prepared statements: PgBouncer needs version 1.21 \
-             and max_prepared_statements above 0, or pool_mode = session ({})",
-            error.message()
-        ),
+        (sqlx::Error::Database(error), _) if is_pooled(error.as_ref()) => {
+            format!("{POOLED} ({})", error.message())
+        }
         (sqlx::Error::Database(error), _) => error.message().to_owned(),
         (error, _) => error.to_string(),
     };
@@ -63,13 +61,16 @@ pub fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
     false
 }
 
-/// Whether a prepared statement is not there, or that of somebody else is: this session is not the one that prepared it.
+/// Whether a pooler between this program and the database makes it fail: a prepared statement is not there, or that of somebody else
+/// is, since this session is not the one that prepared it; or there are no transactions.
 fn is_pooled(error: &dyn sqlx::error::DatabaseError) -> bool {
-    error.code().is_some_and(|code| code == DUPLICATE_STATEMENT || code == MISSING_STATEMENT)
+    let is_mixed = error.code().is_some_and(|code| code == "42P05" || code == "26000");
+    is_mixed || error.message().contains("statement pooling mode")
 }
 
-const DUPLICATE_STATEMENT: &str = "42P05";
-const MISSING_STATEMENT: &str = "26000";
+/// Reason of an error behind a pooler, and the cure.
+pub(crate) const POOLED: &str = "a pooler shares its sessions, and keeps no prepared statements or no transactions: PgBouncer \
+    needs pool_mode = session, or pool_mode = transaction with version 1.21 and max_prepared_statements above 0";
 
 /// Returns whether the database undid a statement because of another transaction: a serialization failure or a deadlock.
 pub(crate) fn is_conflict(error: &Error) -> bool {
@@ -84,6 +85,7 @@ fn kind_of(error: &sqlx::Error, phase: Phase) -> ErrorKind {
         Phase::Commit | Phase::Alone => ErrorKind::Unconfirmed,
     };
     match error {
+        sqlx::Error::Database(error) if is_pooled(error.as_ref()) => ErrorKind::Unsupported,
         sqlx::Error::Database(error) => {
             let code = error.code().unwrap_or_default();
             if code.len() == 5 {
@@ -124,7 +126,7 @@ fn by_sqlstate(code: &str, broken: ErrorKind) -> ErrorKind {
                 // No such database, schema or table.
                 "3D000" | "3F000" | "42P01" => ErrorKind::NotFound,
                 // No such function or column: an older server, or tables that are not ours.
-                "42883" | "42703" | DUPLICATE_STATEMENT | MISSING_STATEMENT => ErrorKind::Unsupported,
+                "42883" | "42703" => ErrorKind::Unsupported,
                 _ => ErrorKind::Protocol,
             },
         },
@@ -166,8 +168,6 @@ mod tests {
         check("42501", ErrorKind::Denied);
         check("42P01", ErrorKind::NotFound);
         check("23505", ErrorKind::Protocol);
-        check("42P05", ErrorKind::Unsupported);
-        check("26000", ErrorKind::Unsupported);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Handle of a database, without type parameters.
 
 mod conn;
+#[cfg(feature = "postgres")]
+pub(crate) mod pooler;
 mod tx;
 
 use std::fmt;
@@ -73,7 +75,12 @@ impl Database {
                 let error = |error| failed(error, Phase::Connect, "connect to PostgreSQL");
                 let pool = PgPoolOptions::new().max_connections(CONNECTIONS).connect_with(options);
                 let pool = pool.await.map_err(error)?;
-                check_sessions(&pool).await.map_err(error)?;
+                // A second one that cannot be opened, since there are too many, does not matter here.
+                if let Ok(mut other) = PgConnection::connect_with(&pool.connect_options()).await {
+                    let mut one = pool.acquire().await.map_err(error)?;
+                    pooler::check(&mut one, &mut other).await?;
+                    let _ = other.close().await;
+                }
                 Ok(pool.into())
             }
             #[cfg(feature = "sqlite")]
@@ -165,20 +172,6 @@ impl Database {
             Dialect::Sqlite | Dialect::Mysql => sqlite,
         }
     }
-}
-
-/// Fails if two connections share a session: each calls its first prepared statement by the same name. Otherwise one could run a
-/// statement of the other.
-#[cfg(feature = "postgres")]
-async fn check_sessions(pool: &PgPool) -> sqlx::Result<()> {
-    let mut first = pool.acquire().await?;
-    sqlx::query("SELECT 1").execute(&mut *first).await?;
-    // One that cannot be opened, since there are too many, does not matter here.
-    let Ok(mut second) = PgConnection::connect_with(&pool.connect_options()).await else { return Ok(()) };
-    sqlx::query("SELECT 1").execute(&mut second).await?;
-    sqlx::query("SELECT 1").execute(&mut *first).await?;
-    let _ = second.close().await;
-    Ok(())
 }
 
 /// The client's text is left out: what it could not parse may be the password.

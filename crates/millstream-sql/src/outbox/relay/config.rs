@@ -28,6 +28,10 @@ pub struct OutboxRelayConfig {
     /// the database may be away for longer than that. Each id takes about 100 bytes of the server's memory for one to three
     /// windows. Default: 10 minutes.
     pub window: Duration,
+    /// Whether PostgreSQL notifies it of commits, for which it keeps one connection (`LISTEN`). Otherwise, and where it finds that a
+    /// pooler gives each transaction another session, it polls: after 5 ms while there is work, and up to 2 s when there was none.
+    /// Switch it off behind such a pooler, where it may not be found while others use the pooler. Default: true.
+    pub listen: bool,
     /// Limits on messages. A row that exceeds them is given up. Default: those of [`Limits`].
     pub limits: Limits,
     /// Partitioner: the one of the producers of the same topics. Default: [`ByKey`].
@@ -40,6 +44,7 @@ impl Default for OutboxRelayConfig {
             batch: 500,
             ttl: Duration::from_secs(10),
             window: Duration::from_secs(600),
+            listen: true,
             limits: Limits::default(),
             partitioner: Arc::new(ByKey::new()),
         }

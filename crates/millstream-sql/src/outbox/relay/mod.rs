@@ -118,6 +118,13 @@ impl OutboxRelayBuilder {
         self
     }
 
+    /// Sets whether PostgreSQL notifies it of commits. Default: true. Off behind a pooler in transaction mode: see
+    /// [`OutboxRelayConfig::listen`].
+    pub fn listen(mut self, listen: bool) -> Self {
+        self.config.listen = listen;
+        self
+    }
+
     /// Sets the limits on messages. Default: those of [`Limits`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.config.limits = limits;

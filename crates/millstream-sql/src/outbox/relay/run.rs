@@ -146,7 +146,7 @@ impl Run {
     /// Runs until it is stopped. Errors do not end it.
     pub(super) async fn run(mut self) {
         let wake = Arc::new(Notify::new());
-        let _listener = self.store.listen(wake.clone());
+        let _listener = self.config.listen.then(|| self.store.listen(wake.clone()));
         while !*self.stopped.borrow() {
             let round = catch_panic(self.run_once()).await;
             let (pause, is_failing) = match round {

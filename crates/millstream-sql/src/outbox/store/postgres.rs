@@ -14,6 +14,7 @@ use super::{
     COUNTED, Failed, Grant, PageLimits, Sample, ShardLease, Shares, Store, duration, millis, missing,
 };
 use crate::database::begin;
+use crate::database::pooler::shares_sessions;
 use crate::error::{Phase, failed};
 use crate::outbox::row::{RowName, StoredRow};
 
@@ -264,11 +265,18 @@ impl Store for PostgresStore {
             return None;
         }
         Some(AbortOnDropHandle::new(tokio::spawn(async move {
+            // Rows are found without it, too, so its errors are nobody's concern: those of the database are logged by the
+            // relay.
             loop {
-                // Rows are found without it, too, so its errors are nobody's concern: those of the database are logged by
-                // the relay.
-                if let Err(error) = notified(&pool, &wake).await {
-                    tracing::debug!(%error, "no notifications of the outbox, will try again");
+                match notified(&pool, &wake).await {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        tracing::info!(
+                            "the outbox is polled: a pooler gives each transaction another session"
+                        );
+                        return;
+                    }
+                    Err(error) => tracing::debug!(%error, "no notifications of the outbox, will try again"),
                 }
                 tokio::time::sleep(LISTEN_AGAIN).await;
             }
@@ -276,15 +284,23 @@ impl Store for PostgresStore {
     }
 }
 
-/// Passes notifications on until the connection breaks.
-async fn notified(pool: &PgPool, wake: &Notify) -> sqlx::Result<()> {
+/// Passes notifications on until the connection breaks. Returns `false` without listening if sessions are shared: others would
+/// receive the notifications, amid their transactions, which then fail.
+async fn notified(pool: &PgPool, wake: &Notify) -> sqlx::Result<bool> {
+    let (mut first, mut second) = (pool.acquire().await?, pool.acquire().await?);
+    if shares_sessions(&mut first, &mut second).await? {
+        return Ok(false);
+    }
+    drop((first, second));
     let mut listener = PgListener::connect_with(pool).await?;
+    // What it listens through is looked at again, too.
+    listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
     loop {
         // What was committed before is not notified.
         wake.notify_one();
         if listener.try_recv().await?.is_none() {
-            return Ok(());
+            return Ok(true);
         }
     }
 }
