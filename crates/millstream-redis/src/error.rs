@@ -134,6 +134,7 @@ fn tls_refusal(error: &RedisError) -> Option<Error> {
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
             | Alert::UnknownCA
+            | Alert::DecryptError
             | Alert::AccessDenied => (
                 ErrorKind::Denied,
                 REFUSES_TLS,

@@ -27,19 +27,40 @@ pub(crate) fn refusal(bytes: &[u8]) -> Option<Error> {
 
 /// The first words that come over a stream.
 #[derive(Clone, Default)]
-pub(crate) struct FirstWords(Arc<OnceLock<Box<[u8]>>>);
+pub(crate) struct FirstWords(Arc<Words>);
+
+#[derive(Default)]
+struct Words {
+    bytes: OnceLock<Box<[u8]>>,
+    /// Why there is no session over TLS.
+    refused: OnceLock<Error>,
+}
 
 impl FirstWords {
     /// Returns what the server says instead of serving, if that is why a connection failed.
     pub(crate) fn explain(&self, error: Error) -> Error {
-        let refused = self.0.get().filter(|_| error.is_transient()).and_then(|bytes| refusal(bytes));
-        refused.unwrap_or(error)
+        if !error.is_transient() {
+            return error;
+        }
+        let refused = self.0.refused.get().cloned();
+        refused.or_else(|| refusal(self.0.bytes.get()?)).unwrap_or(error)
+    }
+
+    /// Keeps why there is no session: a user that fails at the same moment may not pass it on.
+    fn failed(&self, error: &io::Error) {
+        #[cfg(feature = "tls")]
+        if let Some(error) = super::tls::reason(error) {
+            let error = translate(&RedisError::from(error), Phase::Connecting);
+            let _ = self.0.refused.set(error);
+        }
+        #[cfg(not(feature = "tls"))]
+        let _ = error;
     }
 
     fn keep(&self, bytes: &[u8]) {
-        if !bytes.is_empty() && self.0.get().is_none() {
+        if !bytes.is_empty() && self.0.bytes.get().is_none() {
             // The only writer.
-            let _ = self.0.set(bytes[..bytes.len().min(KEPT)].into());
+            let _ = self.0.bytes.set(bytes[..bytes.len().min(KEPT)].into());
         }
     }
 }
@@ -55,8 +76,9 @@ impl Listening {
         Self { stream, first: FirstWords::default() }
     }
 
-    fn written(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Err(_)) = written {
+    fn written<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(error)) = &written {
+            self.first.failed(error);
             self.first.keep(&self.stream.unread());
         }
         written
@@ -68,6 +90,9 @@ impl AsyncRead for Listening {
         let (this, before) = (self.get_mut(), buf.filled().len());
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
         this.first.keep(&buf.filled()[before..]);
+        if let Poll::Ready(Err(error)) = &read {
+            this.first.failed(error);
+        }
         read
     }
 }
@@ -94,7 +119,9 @@ impl AsyncWrite for Listening {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.stream).poll_flush(cx);
+        this.written(flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

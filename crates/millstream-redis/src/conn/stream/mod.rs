@@ -109,9 +109,22 @@ impl AsyncRead for Stream {
     }
 }
 
+impl Stream {
+    /// Passes on what came of a write, with the reason that the server has given if it failed.
+    fn done<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        #[cfg(feature = "tls")]
+        if let Self::Tls(stream) = self {
+            return written.map_err(|error| tls::why(stream, error));
+        }
+        written
+    }
+}
+
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        inside!(self.get_mut(), stream => Pin::new(stream).poll_write(cx, buf))
+        let this = self.get_mut();
+        let written = inside!(this, stream => Pin::new(stream).poll_write(cx, buf));
+        this.done(written)
     }
 
     fn poll_write_vectored(
@@ -119,7 +132,9 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        inside!(self.get_mut(), stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+        let this = self.get_mut();
+        let written = inside!(this, stream => Pin::new(stream).poll_write_vectored(cx, bufs));
+        this.done(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -127,7 +142,9 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        inside!(self.get_mut(), stream => Pin::new(stream).poll_flush(cx))
+        let this = self.get_mut();
+        let flushed = inside!(this, stream => Pin::new(stream).poll_flush(cx));
+        this.done(flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use millstream_core::error::{Error, ErrorKind, Result};
+use redis::io::tcp::socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -152,6 +153,26 @@ fn server_name(host: &str) -> Result<ServerName<'static>> {
 const NO_PEM: &str = "it is not in PEM format, or is damaged";
 const NO_KEY: &str =
     "it is not in PEM format, is damaged, or has a passphrase, without which it must be stored";
+
+/// Returns the error of the session, if that is why a stream failed.
+pub(super) fn reason(error: &io::Error) -> Option<io::Error> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    Some(io::Error::new(io::ErrorKind::InvalidData, error.clone()))
+}
+
+/// Returns why a write failed. A server that refuses the client's certificate says so when the client takes the session for open: its
+/// words have come and were not read, and the error of the write says only that it has hung up.
+pub(super) fn why(stream: &mut TlsStream<TcpStream>, error: io::Error) -> io::Error {
+    let (socket, session) = stream.get_mut();
+    // Past the runtime, which may not know of them yet. A socket of the runtime never blocks.
+    let socket = SockRef::from(&*socket);
+    while session.read_tls(&mut &*socket).is_ok_and(|read| read > 0) {
+        if let Err(error) = session.process_new_packets() {
+            return io::Error::new(io::ErrorKind::InvalidData, error);
+        }
+    }
+    error
+}
 
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>> {
     let all: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
