@@ -69,6 +69,9 @@ pub(crate) fn exists(why: String) -> Error {
     millstream::Error::new(ErrorKind::Exists, why).into()
 }
 
+/// Advice on a payload that is too large.
+pub(crate) const MORE_PAYLOAD: &str = "--max-payload allows more";
+
 /// Returns advice on an error, if there is any for its kind.
 fn advice(error: &Error) -> Option<&'static str> {
     let error = error.chain().find_map(|it| it.downcast_ref::<millstream::Error>())?;
@@ -92,6 +95,7 @@ fn advice(error: &Error) -> Option<&'static str> {
             Some("redis://user:password@host in MILLSTREAM_URL, or in the file of --config")
         }
         ErrorKind::Denied => Some("`millstream doctor` lists every command that this user lacks"),
+        ErrorKind::TooLarge if text.contains("bytes of payload") => Some(MORE_PAYLOAD),
         ErrorKind::WrongType => Some("`millstream verify` lists every key of a wrong type"),
         _ => None,
     }

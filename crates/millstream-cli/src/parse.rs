@@ -197,6 +197,20 @@ pub(crate) fn dead_letter_retention(text: &str) -> Result<DeadLetterRetention, S
     Ok(parsed)
 }
 
+/// Parses a size in bytes: `4096`, `512KiB`, `2MiB`. A string on a server has at most 512 MiB.
+pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let unit = match &text[digits..] {
+        "" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        _ => 0,
+    };
+    let size = text[..digits].parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    size.filter(|size| (1..=512 << 20).contains(size))
+        .ok_or_else(|| format!("{text:?} is no size: 4096, 512KiB and 2MiB are, up to 512MiB"))
+}
+
 /// Parses a refresh interval in seconds: 0.1 to 86400.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no interval: 0.1 to 86400 seconds are");
@@ -229,6 +243,15 @@ mod tests {
             "18446744073709551615d",
         ] {
             assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_in_bytes_or_has_a_unit() {
+        let sizes = ["1", "4096", "512KiB", "2MiB", "512MiB"].map(|text| size(text).expect(text));
+        assert_eq!(sizes, [1, 4_096, 512 << 10, 2 << 20, 512 << 20]);
+        for wrong in ["", "0", "-1", "1.5MiB", "2MB", "2 MiB", "MiB", "513MiB", "99999999999999999999KiB"] {
+            assert!(size(wrong).is_err(), "{wrong}");
         }
     }
 

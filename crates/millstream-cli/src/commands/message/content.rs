@@ -8,9 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use clap::Args;
-use millstream::Envelope;
-use millstream::Timestamp;
 use millstream::delay::Due;
+use millstream::{Envelope, Limits, Timestamp};
 
 use crate::context::local_ms;
 use crate::exit::Usage;
@@ -66,6 +65,24 @@ pub(crate) fn due_at(when: When) -> Due {
     }
 }
 
+/// Largest payload
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct MaxPayload {
+    /// Largest payload: `4096`, `512KiB`, `2MiB`. Programs with the default limits take no larger one than 1MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse::size, default_value = "1MiB")]
+    max_payload: usize,
+}
+
+impl MaxPayload {
+    pub(crate) fn bytes(self) -> usize {
+        self.max_payload
+    }
+
+    pub(crate) fn limits(self) -> Limits {
+        Limits::default().with_payload(self.max_payload)
+    }
+}
+
 /// Content of a message
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ContentArgs {
@@ -81,6 +98,8 @@ pub(crate) struct ContentArgs {
     /// A header; can be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, Bytes)>,
+    #[command(flatten)]
+    max_payload: MaxPayload,
 }
 
 impl ContentArgs {
@@ -91,7 +110,7 @@ impl ContentArgs {
     pub(crate) fn envelope(&self) -> Result<Envelope> {
         let payload = match (&self.payload, &self.file) {
             (Some(text), _) => text.clone().into(),
-            (None, Some(path)) => whole(path)?,
+            (None, Some(path)) => whole(path, self.max_payload.bytes())?,
             (None, None) => {
                 return Err(Usage("what is the payload? --payload or --file says it".into()).into());
             }
@@ -101,15 +120,15 @@ impl ContentArgs {
         for (name, value) in &self.header {
             envelope.headers.append(name.clone(), value.clone());
         }
-        envelope.check(&millstream::Limits::default())?;
+        envelope.check(&self.max_payload.limits())?;
         Ok(envelope)
     }
 }
 
 /// Reads a whole file up to slightly more than the largest payload, so that a larger file is detected.
-fn whole(path: &Path) -> Result<Bytes> {
+fn whole(path: &Path, max_payload: usize) -> Result<Bytes> {
     let mut bytes = Vec::new();
-    let most = millstream::Limits::default().payload as u64 + 1;
+    let most = max_payload as u64 + 1;
     let read = if path == Path::new("-") {
         io::stdin().lock().take(most).read_to_end(&mut bytes)
     } else {

@@ -7,8 +7,10 @@ use std::thread;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// Maximum length of a line, in bytes: the largest payload, fully escaped, with key and headers.
-const MAX_LINE: usize = 8 << 20;
+/// Returns the maximum length of a line, in bytes: the largest payload, fully escaped, with key and headers.
+fn max_line(max_payload: usize) -> usize {
+    max_payload.max(1 << 20).saturating_mul(8)
+}
 
 /// Maximum number of lines and of bytes of a portion.
 const PORTION: usize = 500;
@@ -36,14 +38,15 @@ pub(super) struct Input {
 
 impl Input {
     /// Creates a reader of lines, or with `whole`, of the whole input as one.
-    pub(super) fn new(source: impl Read + Send + 'static, whole: bool) -> Self {
+    pub(super) fn new(source: impl Read + Send + 'static, whole: bool, max_payload: usize) -> Self {
         // One portion is being sent, one waits, and one is being read.
         let (portions, receiver) = mpsc::channel(1);
         // Not a task of the runtime: a read from a terminal cannot be cancelled, and must not delay the end of the
         // process.
         thread::spawn(move || {
             let give = |portion| portions.blocking_send(portion).is_ok();
-            let ended = if whole { all(source, give) } else { lines(source, give) };
+            let longest = max_line(max_payload);
+            let ended = if whole { all(source, longest, give) } else { lines(source, longest, give) };
             if let Err(error) = ended {
                 // If the send fails, the receiver is gone and needs no error.
                 let _ = portions.blocking_send(Err(error));
@@ -58,16 +61,24 @@ impl Input {
     }
 }
 
-fn all(source: impl Read, mut give: impl FnMut(io::Result<Vec<Line>>) -> bool) -> io::Result<()> {
+fn all(
+    source: impl Read,
+    longest: usize,
+    mut give: impl FnMut(io::Result<Vec<Line>>) -> bool,
+) -> io::Result<()> {
     let mut bytes = Vec::new();
-    let read = source.take(MAX_LINE as u64 + 1).read_to_end(&mut bytes)?;
-    let bytes = (read <= MAX_LINE).then(|| bytes.into());
+    let read = source.take(longest as u64 + 1).read_to_end(&mut bytes)?;
+    let bytes = (read <= longest).then(|| bytes.into());
     give(Ok(vec![Line { number: 1, read: read as u64, bytes }]));
     Ok(())
 }
 
 /// Passes lines on when a portion is full, or before it has to wait for more input.
-fn lines(source: impl Read, mut give: impl FnMut(io::Result<Vec<Line>>) -> bool) -> io::Result<()> {
+fn lines(
+    source: impl Read,
+    longest: usize,
+    mut give: impl FnMut(io::Result<Vec<Line>>) -> bool,
+) -> io::Result<()> {
     let mut source = BufReader::with_capacity(BUFFER, source);
     let mut portion = Portion::default();
     let mut line = Vec::new();
@@ -84,7 +95,7 @@ fn lines(source: impl Read, mut give: impl FnMut(io::Result<Vec<Line>>) -> bool)
         let end = buffer.iter().position(|byte| *byte == b'\n');
         let part = &buffer[..end.unwrap_or(buffer.len())];
         let used = part.len() + usize::from(end.is_some());
-        is_long |= line.len() + part.len() > MAX_LINE;
+        is_long |= line.len() + part.len() > longest;
         if is_long {
             line.clear();
         } else {
@@ -133,6 +144,8 @@ impl Portion {
 mod tests {
     use super::*;
 
+    const MAX_LINE: usize = 8 << 20;
+
     fn read(bytes: &[u8]) -> Vec<(u64, Option<Vec<u8>>)> {
         let mut seen = Vec::new();
         let mut total = 0;
@@ -145,7 +158,7 @@ mod tests {
             }
             true
         };
-        lines(bytes, give).expect("read");
+        lines(bytes, max_line(1), give).expect("read");
         assert_eq!(total, bytes.len() as u64, "everything is counted");
         seen
     }
@@ -176,7 +189,7 @@ mod tests {
         assert_eq!(read(many.as_bytes()).len(), PORTION * 3 + 1);
         let large = format!("{}\n", "x".repeat(1 << 20)).repeat(9);
         let mut sizes = Vec::new();
-        lines(large.as_bytes(), |portion| {
+        lines(large.as_bytes(), MAX_LINE, |portion| {
             sizes.push(portion.expect("no error").len());
             true
         })
@@ -188,7 +201,7 @@ mod tests {
     #[tokio::test]
     async fn what_has_come_is_given_before_more_comes() {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
-        let mut input = Input::new(reader, false);
+        let mut input = Input::new(reader, false, 1);
         for text in ["a\nb\n", "c\n"] {
             io::Write::write_all(&mut writer, text.as_bytes()).expect("written");
             let lines = input.next().await.expect("a portion").expect("no error");

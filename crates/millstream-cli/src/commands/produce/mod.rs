@@ -15,12 +15,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use millstream::{Durability, ErrorKind, Producer, Topic, TopicName, TopicSpec};
+use millstream::{Durability, ErrorKind, Producer, ProducerConfig, Topic, TopicName, TopicSpec};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::message::content::{self, DueArgs};
+use crate::commands::message::content::{self, DueArgs, MaxPayload};
 use crate::commands::schemas::{Table, of};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage, not_found};
@@ -137,6 +137,8 @@ pub(crate) struct Produce {
     #[arg(long, default_value_t, value_name = "stored|fsynced|replicated:N")]
     durability: Durability,
     #[command(flatten)]
+    max_payload: MaxPayload,
+    #[command(flatten)]
     dry: DryRun,
 }
 
@@ -192,7 +194,7 @@ impl Produce {
             (cx.output, Some(self.producer(&cx).await?))
         };
         let progress = Progress::new(output, len);
-        let mut input = Input::new(source, self.format == Format::Raw);
+        let mut input = Input::new(source, self.format == Format::Raw, self.max_payload.bytes());
         let mut sender = Sender::new(&self, producer);
         let ended = self.pump(&mut input, &mut sender, &progress).await;
         progress.finish();
@@ -316,7 +318,10 @@ impl Produce {
             .dead_letter_retention(spec.dead_letter_retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
         let topic = spec.packing.map_or(topic.clone(), |packing| topic.packed(packing));
-        let producer = cx.mq.producer(topic).delivery_timeout(self.timeout).durability(self.durability);
+        let mut config = ProducerConfig::default();
+        config.limits = self.max_payload.limits();
+        let producer = cx.mq.producer(topic).config(config);
+        let producer = producer.delivery_timeout(self.timeout).durability(self.durability);
         Ok(producer.dedup_window(self.dedup_window).await?)
     }
 }

@@ -8,6 +8,7 @@ use crate::commands::message::{content, json};
 use crate::commands::produce::field::Field;
 use crate::commands::produce::once::{Once, OnceField};
 use crate::commands::produce::{Format, MissingKey, Produce};
+use crate::exit::MORE_PAYLOAD;
 
 /// A message that is ready to be sent.
 #[derive(Debug)]
@@ -43,6 +44,7 @@ pub(super) struct Parser {
     due: Option<Due>,
     id: Option<String>,
     once_field: Option<OnceField>,
+    limits: Limits,
 }
 
 impl Parser {
@@ -58,6 +60,7 @@ impl Parser {
             due: options.due.due(),
             id: options.id.clone(),
             once_field: OnceField::new(options),
+            limits: options.max_payload.limits(),
         }
     }
 
@@ -120,7 +123,10 @@ impl Parser {
                 "a dedup id or unique id, and a delay or at: what is sent for later has an id (--id)".into(),
             );
         }
-        message.envelope.check(&Limits::default()).map_err(|error| error.to_string())
+        message.envelope.check(&self.limits).map_err(|error| {
+            let is_payload = message.envelope.payload.len() > self.limits.payload;
+            if is_payload { format!("{error}; {MORE_PAYLOAD}") } else { error.to_string() }
+        })
     }
 }
 
@@ -216,6 +222,8 @@ mod tests {
             assert!(error.contains(says), "{line}: {error}");
         }
         let large = parser("").parse(1, vec![b'x'; (1 << 20) + 1].into()).expect_err("too large");
-        assert_eq!(large, "bytes of payload: 1048577, at most 1048576");
+        assert_eq!(large, "bytes of payload: 1048577, at most 1048576; --max-payload allows more");
+        let allowed = parser("--max-payload 2MiB").parse(1, vec![b'x'; (1 << 20) + 1].into());
+        assert!(allowed.is_ok_and(|it| it.is_some()));
     }
 }

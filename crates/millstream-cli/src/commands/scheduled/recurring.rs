@@ -41,6 +41,8 @@ impl Home {
         };
         let topic = Topic::raw("");
         let messages = RecurringMessages::new(cx.mq.backend().clone(), spec, topic.codec());
+        // The content is checked where it is read.
+        let messages = messages.limits(Limits::NONE);
         Ok(Self::Topic(Box::new(messages)))
     }
 

@@ -62,6 +62,38 @@ async fn a_message_is_as_large_as_its_topic_allows() {
     assert_eq!(replayed[0]["headers"]["a"], Value::from("1"));
 }
 
+/// What sends has a limit of its own, since programs with the default ones would refuse the message. It can be raised.
+#[tokio::test]
+async fn a_message_that_is_sent_is_as_large_as_the_option_allows() {
+    let cli = Cli::new();
+    cli.ok("topic create large");
+    cli.ok("queue create large");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("payload");
+    std::fs::write(&file, payload()).expect("written");
+    let file = file.to_str().expect("a path");
+    let commands: [&[&str]; 4] = [
+        &["produce", "large", "--format", "raw", file],
+        &["produce", "large", "--format", "lines", file],
+        &["queue", "add", "large", "--id", "one", "--file", file],
+        &["schedule", "add", "large", "one", "--every", "1h", "--file", file],
+    ];
+    for command in commands {
+        let ran = cli.run(command);
+        assert!(ran.code != 0 && ran.stderr.contains("; --max-payload allows more"), "{command:?}: {ran:?}");
+        let ran = cli.run(&[command, &["--max-payload", "1MiB"]].concat()[..]);
+        assert!(ran.code != 0, "{command:?}: {ran:?}");
+        let ran = cli.run(&[command, &["--max-payload", "2MiB"]].concat()[..]);
+        assert_eq!(ran.code, 0, "{command:?}: {ran:?}");
+    }
+    let all = crate::support::envelope::lines(&cli.ok("consume large -g g --until-empty --json"));
+    let sizes: Vec<_> = all.iter().map(|it| it["payload"].as_str().map(str::len)).collect();
+    assert_eq!(sizes, [Some(SIZE); 2]);
+    let counts = format!("test $(wc -c) = {SIZE}");
+    let ran = cli.run(["queue", "work", "large", "--exec", &counts, "--until-empty", "--fail-on-dead"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, "1 task done\n"), "{ran:?}");
+}
+
 #[tokio::test]
 async fn a_task_is_as_large_as_its_queue_allows() {
     let cli = Cli::new();
