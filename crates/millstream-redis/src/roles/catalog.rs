@@ -307,7 +307,9 @@ impl Catalog for RedisBackend {
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
-        self.take_topic(name).await
+        let deleted = self.take_topic(name).await?;
+        self.inner.packings.forget(name);
+        Ok(deleted)
     }
 
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {

@@ -53,14 +53,16 @@ impl Packings {
         if topic.packing.is_none() && !self.any.load(Ordering::Acquire) {
             return;
         }
+        let Some(packing) = topic.packing else { return self.forget(&topic.name) };
+        self.topics.write().unwrap_or_else(PoisonError::into_inner).insert(topic.name.clone(), packing);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Forgets a topic that was deleted, or is not packed any more. One that is missing may be lost, and needs its dictionaries.
+    pub(crate) fn forget(&self, topic: &TopicName) {
         let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
-        match topic.packing {
-            Some(packing) => drop(topics.insert(topic.name.clone(), packing)),
-            None => {
-                topics.remove(&topic.name);
-                self.dictionaries.forget(&topic.name);
-            }
-        }
+        topics.remove(topic);
+        self.dictionaries.forget(topic);
         self.any.store(!topics.is_empty(), Ordering::Release);
     }
 

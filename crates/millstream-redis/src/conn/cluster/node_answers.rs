@@ -20,21 +20,32 @@ pub(crate) struct NodeAnswers(Mutex<HashMap<Address, Node>>);
 #[derive(Default)]
 struct Node {
     /// One for each ttl that is in use.
-    known: Vec<Continuity>,
+    known: Vec<Known>,
     asked: Option<Instant>,
     /// Time of the newest question that was answered.
     newest: Option<Instant>,
 }
 
-impl Node {
-    fn with(&mut self, ttl: Duration) -> &Continuity {
-        let known = self.known.iter().position(|known| known.ttl() == ttl);
-        let at = known.unwrap_or_else(|| {
-            self.known.push(Continuity::new(ttl));
-            self.known.len() - 1
+struct Known {
+    continuity: Continuity,
+    used: Instant,
+}
+
+/// Returns a node with its record of this ttl, the last one. Before there is a new one, those go that nobody has used for their ttl: they
+/// have a gap. So nodes that have left, and ttls of consumers that have ended, do not collect.
+fn with<'a>(nodes: &'a mut HashMap<Address, Node>, node: &Address, ttl: Duration) -> &'a mut Node {
+    let of_ttl = |known: &Known| known.continuity.ttl() == ttl;
+    if !nodes.get(node).is_some_and(|node| node.known.iter().any(of_ttl)) {
+        nodes.retain(|_, node| {
+            node.known.retain(|known| known.used.elapsed() < known.continuity.ttl());
+            !node.known.is_empty()
         });
-        &self.known[at]
     }
+    let node = nodes.entry(node.clone()).or_default();
+    let known = node.known.iter().position(of_ttl).map(|at| node.known.remove(at));
+    let continuity = known.map_or_else(|| Continuity::new(ttl), |known| known.continuity);
+    node.known.push(Known { continuity, used: Instant::now() });
+    node
 }
 
 impl NodeAnswers {
@@ -48,10 +59,12 @@ impl NodeAnswers {
         let mut nodes = self.nodes();
         let Some((server, until)) = asked.last() else { return Continuity::new(asked.ttl()) };
         let of_server = |node: &Node| {
-            node.known.iter().find_map(|known| known.last().filter(|it| it.0 == server).map(|it| it.1))
+            let last = |known: &Known| known.continuity.last().filter(|it| it.0 == server).map(|it| it.1);
+            node.known.iter().find_map(last)
         };
         let last = nodes.values().find_map(of_server);
-        let own = nodes.entry(node.clone()).or_default().with(asked.ttl()).clone();
+        let own = with(&mut nodes, node, asked.ttl()).known.last().map(|known| known.continuity.clone());
+        let own = own.unwrap_or_else(|| Continuity::new(asked.ttl()));
         match last {
             _ if own.last().is_some_and(|(own, _)| own == server) => asked.clone(),
             Some(last) if last.saturating_duration_since(until) < asked.ttl() / 2 => {
@@ -65,8 +78,7 @@ impl NodeAnswers {
     /// was recorded: then the caller asks the [`question`].
     pub(crate) fn begin_question(&self, node: &Address, ttl: Duration) -> bool {
         let mut nodes = self.nodes();
-        let node = nodes.entry(node.clone()).or_default();
-        node.with(ttl);
+        let node = with(&mut nodes, node, ttl);
         let due = node.asked.is_none_or(|asked| asked.elapsed() >= ttl / 6);
         if due {
             node.asked = Some(Instant::now());
@@ -90,10 +102,12 @@ impl NodeAnswers {
             _ => UNNAMED.to_owned(),
         };
         let mut nodes = self.nodes();
-        let node = nodes.entry(node.clone()).or_default();
-        if node.newest.is_none_or(|newest| newest < asked) {
+        // One that is not there was not asked, or too long ago.
+        if let Some(node) = nodes.get_mut(node)
+            && node.newest.is_none_or(|newest| newest < asked)
+        {
             node.newest = Some(asked);
-            node.known.iter_mut().for_each(|known| known.advance(&server, now));
+            node.known.iter_mut().for_each(|known| known.continuity.advance(&server, now));
         }
     }
 }
@@ -112,6 +126,24 @@ mod tests {
     use millstream_core::Timestamp;
 
     use super::*;
+
+    #[test]
+    fn nodes_and_ttls_that_nobody_uses_do_not_collect() {
+        let answers = NodeAnswers::default();
+        let node = |port| Address::new("a", port);
+        let (short, long) = (Duration::from_millis(1), Duration::from_secs(3_600));
+        answers.begin_question(&node(1), long);
+        for port in 2..1_000 {
+            answers.begin_question(&node(port), short);
+            answers.begin_question(&node(1), Duration::from_millis(u64::from(port % 20) + 1));
+        }
+        // All of these ttls end.
+        std::thread::sleep(Duration::from_millis(21));
+        answers.begin_question(&node(1_000), short);
+        let nodes = answers.nodes();
+        let known = |port| nodes.get(&node(port)).map(|node| node.known.len());
+        assert_eq!((nodes.len(), known(1), known(1_000)), (2, Some(1), Some(1)));
+    }
 
     #[test]
     fn each_node_has_its_own() {
