@@ -7,6 +7,7 @@ pub(crate) mod faults;
 pub(crate) mod foreign;
 pub(crate) mod kills;
 pub(crate) mod outage_scenes;
+pub(crate) mod pairs;
 pub(crate) mod poison;
 pub(crate) mod stopped;
 pub(crate) mod takeover;
