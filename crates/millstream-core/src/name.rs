@@ -143,13 +143,20 @@ impl TopicName {
     /// Name of the topic in which dashboards record what their users do, unless they are given another one.
     pub const AUDIT: &str = "millstream-audit";
 
-    /// Checks that messages may be sent to this topic. They may not to [`AUDIT`](Self::AUDIT): only dashboards write there, so
-    /// whoever reads it can believe it.
+    /// Returns whether it is the name of an audit log of dashboards: [`AUDIT`](Self::AUDIT), or one that begins with it and a
+    /// hyphen. So each program knows an audit log, also if the dashboard is another process.
+    #[must_use]
+    pub fn is_audit(&self) -> bool {
+        self.as_str().strip_prefix(Self::AUDIT).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    }
+
+    /// Checks that messages may be sent to this topic. They may not to an [audit log](Self::is_audit): only dashboards write
+    /// there, so whoever reads it can believe it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for that topic.
+    /// [`ErrorKind::InvalidName`] for such a topic.
     pub fn check_target(&self) -> Result<()> {
-        if self.as_str() != Self::AUDIT {
+        if !self.is_audit() {
             return Ok(());
         }
         let why = format!("topic {self} is the audit log of dashboards: nothing else may be sent to it");
@@ -207,7 +214,13 @@ mod tests {
 
     #[test]
     fn the_audit_log_is_no_target() {
-        for (name, is_target) in [("millstream-audit", false), ("millstream-audits", true), ("audit", true)] {
+        let names = [
+            ("millstream-audit", false),
+            ("millstream-audit-shop", false),
+            ("millstream-audits", true),
+            ("audit", true),
+        ];
+        for (name, is_target) in names {
             let checked = TopicName::new(name).expect("a name").check_target();
             let expected = if is_target { Ok(()) } else { Err(ErrorKind::InvalidName) };
             assert_eq!(checked.map_err(|error| error.kind()), expected, "{name}");

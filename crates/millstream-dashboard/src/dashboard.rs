@@ -97,14 +97,23 @@ impl Dashboard {
         self
     }
 
-    /// Sets the topic in which the audit log is kept. Default: `millstream-audit`. `None` keeps none: the log is then that of
-    /// the process, and events of `tracing` with the target `millstream_dashboard::audit`, as it is always.
+    /// Sets the topic in which the audit log is kept: `millstream-audit-shop`. Default: `millstream-audit`. By such a name every
+    /// program knows that it [may not send there](TopicName::check_target). `None` keeps none: the log is then
+    /// that of the process, and events of `tracing` with the target `millstream_dashboard::audit`, as it is always.
     ///
     /// The topic is created with the first action, of one partition that keeps the newest 10,000 messages. All processes with
     /// the same topic share the log. The beginning and the end of each action is a message; an action whose beginning cannot be
     /// written is refused.
-    pub fn audit_topic(self, topic: impl Into<Option<TopicName>>) -> Self {
-        Self { audit_topic: topic.into(), ..self }
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for a name that is [none of an audit log](TopicName::is_audit).
+    pub fn audit_topic(self, topic: impl Into<Option<TopicName>>) -> Result<Self> {
+        let audit_topic = topic.into();
+        if let Some(topic) = audit_topic.as_ref().filter(|topic| !topic.is_audit()) {
+            let why = format!("{topic} is no name of an audit log: {}-{topic} is", TopicName::AUDIT);
+            return Err(Error::new(ErrorKind::InvalidName, why));
+        }
+        Ok(Self { audit_topic, ..self })
     }
 
     /// Makes a router, to be served or nested in one of the host. Links are relative, so it may be under any prefix.

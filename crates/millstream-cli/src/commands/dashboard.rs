@@ -49,7 +49,8 @@ pub(crate) struct Dashboard {
     /// Accepts changes from pages of this origin: for a proxy that changes the Host header; can be repeated
     #[arg(long, value_name = "URL")]
     origin: Vec<String>,
-    /// Topic in which every action is recorded: it is created with the first one, and keeps the newest 10,000 messages
+    /// Topic in which every action is recorded, `millstream-audit-NAME`: it is created with the first one, and keeps the newest
+    /// 10,000 messages
     #[arg(long, value_name = "TOPIC", default_value = TopicName::AUDIT)]
     audit_topic: TopicName,
     /// Records actions on stderr only
@@ -162,7 +163,7 @@ impl Dashboard {
         if self.read_only {
             dashboard = dashboard.at_most(Permission::Read);
         }
-        dashboard = dashboard.audit_topic((!self.no_audit_topic).then_some(self.audit_topic));
+        dashboard = dashboard.audit_topic((!self.no_audit_topic).then_some(self.audit_topic))?;
         dashboard = self.origin.into_iter().fold(dashboard, millstream_dashboard::Dashboard::origin);
         let rules = self.redact;
         dashboard = dashboard.redact(move |origin| {

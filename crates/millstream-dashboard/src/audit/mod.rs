@@ -50,11 +50,6 @@ impl Audit {
         self.topic.as_ref()
     }
 
-    /// Returns whether a topic is an audit log: this one, or that of dashboards without a name of their own for it.
-    pub(crate) fn is_log(&self, topic: &TopicName) -> bool {
-        self.topic() == Some(topic) || topic.check_target().is_err()
-    }
-
     /// Returns the number of entries that this process has written: what was read before one of them is out of date.
     pub(crate) fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)

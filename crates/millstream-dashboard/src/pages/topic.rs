@@ -31,7 +31,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         page.push(Part::notice(Tone::Bad, reason.as_str()));
     }
     page.push(Part::facts("", facts(&topic, &snapshot)));
-    if cx.may(&topic, Permission::Admin) && !super::topics::is_audit(&cx, &topic) {
+    if cx.may(&topic, Permission::Admin) && !topic.is_audit() {
         let to = |path| Href::of(path, &[topic.as_str()]);
         page.push(Part::Links(vec![
             ("Change settings or add partitions…".into(), to(paths::TOPIC_ALTER)),

@@ -3,12 +3,11 @@
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::future::try_join_all;
 use millstream::admin::{Browse, Message};
-use millstream::crates::core::Limits;
-use millstream::{Retention, Topic, TopicChange, TopicName, TopicPartition};
+use millstream::crates::core::log::Append;
+use millstream::crates::core::{Limits, wire};
+use millstream::{Envelope, Retention, Topic, TopicChange, TopicName, TopicPartition};
 use millstream_dashboard::{Access, Origin, Redaction, dashboard};
 use serde_json::Value;
 use tower::ServiceExt;
@@ -144,15 +143,26 @@ async fn the_topic_is_the_one_that_was_set_or_none() {
         let request = Request::post(format!("{BILLING}/pause")).header("sec-fetch-site", "same-origin");
         request.header("content-type", "application/x-www-form-urlencoded")
     };
-    let none = dashboard(scene.mq.clone()).access(|_| Access::admin("ann")).audit_topic(None).router();
+    let none = dashboard(scene.mq.clone())
+        .access(|_| Access::admin("ann"))
+        .audit_topic(None)
+        .expect("none")
+        .router();
     assert_eq!(ask(&none, pause()).await.status, StatusCode::SEE_OTHER);
     assert!(page(&none).await.contains("group pause"), "those of the process");
     assert!(scene.mq.admin().topic(&name(TOPIC)).await.is_err(), "no topic");
-    let other =
-        dashboard(scene.mq.clone()).access(|_| Access::admin("ann")).audit_topic(name("changes")).router();
+    let changes = "millstream-audit-changes";
+    let other = dashboard(scene.mq.clone()).access(|_| Access::admin("ann")).audit_topic(name(changes));
+    let other = other.expect("a name of an audit log").router();
     assert_eq!(ask(&other, pause()).await.status, StatusCode::SEE_OTHER);
-    eventually("both are stored", async || stored(&scene, "changes").await.len() == 2).await;
-    assert!(page(&other).await.contains("in topic changes"));
+    eventually("both are stored", async || stored(&scene, changes).await.len() == 2).await;
+    assert!(page(&other).await.contains("in topic millstream-audit-changes"));
+    // No other program would know that it may not send there.
+    let refused =
+        dashboard(scene.mq.clone()).audit_topic(name("changes")).expect_err("no name of an audit log");
+    assert!(refused.to_string().contains("millstream-audit-changes is"), "{refused}");
+    let refused = scene.mq.producer(Topic::<u8>::new(changes)).await.expect_err("its own topic");
+    assert!(refused.to_string().contains("is the audit log of dashboards"), "{refused}");
 }
 
 #[tokio::test]
@@ -229,10 +239,16 @@ async fn entries_that_are_not_kept_are_dropped_with_the_first_entry_of_a_process
     };
     // The topic has the retention with which the dashboard creates it.
     act(&scene.router, 0).await;
-    let producer =
-        scene.mq.producer(Topic::<Bytes>::raw(TOPIC)).to_our_own_topic().await.expect("a producer");
-    let fill: Vec<Bytes> = (0..10_100).map(|number: u32| Bytes::from(number.to_string())).collect();
-    try_join_all(fill.iter().map(|it| producer.send(it).into_future())).await.expect("sent");
+    // Past producers, which would trim.
+    let (log, topic_partition) = (scene.mq.backend().log(), TopicPartition::new(name(TOPIC), 0));
+    let entry = |number: u32| {
+        let fields = wire::encode(&Envelope::new(number.to_string()));
+        Append { topic_partition: topic_partition.clone(), fields }
+    };
+    let fill: Vec<Append> = (0..10_100).map(entry).collect();
+    for some in fill.chunks(500) {
+        assert!(log.append(some).await.iter().all(Result::is_ok));
+    }
     assert_eq!(length().await, 10_102);
 
     let other = dashboard(scene.mq.clone()).access(|_| Access::admin("bob")).router();

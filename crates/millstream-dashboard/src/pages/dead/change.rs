@@ -12,7 +12,6 @@ use crate::actions::{Order, letters};
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::pages::selection;
-use crate::pages::topics::is_audit;
 use crate::pages::{group_href, group_page};
 use crate::paths;
 use crate::reading::counts::SAMPLE;
@@ -178,10 +177,10 @@ fn selected(
 /// Fails unless the user may send messages of a topic to another one: there they are seen by all who may see that one.
 fn check_target(cx: &Context, topic: &TopicName, target: &TopicName) -> Result<(), Failure> {
     let refuse = |why: String| Err(Failure::forbidden(why).of("to_topic"));
-    if is_audit(cx, target) {
+    if target.is_audit() {
         return refuse(format!("topic {target} is the audit log: nothing is sent there but its entries"));
     }
-    if is_audit(cx, topic) {
+    if topic.is_audit() {
         return refuse(format!("entries of the audit log are not for those who may see topic {target}"));
     }
     if !cx.may(target, Permission::Operate) {

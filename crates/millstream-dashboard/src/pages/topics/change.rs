@@ -21,7 +21,7 @@ use crate::view::{Page, Part, Table};
 /// Shows the settings of a topic as a form, and the effect of new ones, which is to be confirmed.
 pub(crate) async fn preview(cx: Context) -> Result<Page, Failure> {
     let topic = cx.topic()?;
-    refuse_audit(&cx, &topic)?;
+    refuse_audit(&topic)?;
     let (spec, is_asked) = (cx.admin().topic(&topic).await?, cx.query.text("retention")?.is_some());
     let settings = if is_asked { Settings::of(&cx.query)? } else { Settings::from(&spec) };
     let here = Href::of(paths::TOPIC_ALTER, &[topic.as_str()]);
@@ -90,7 +90,7 @@ fn effect(page: &mut Page, before: &TopicSpec, after: &TopicSpec) {
 /// Changes the settings.
 pub(crate) async fn alter(cx: Context, params: Params) -> Result<Href, Failure> {
     let topic = cx.topic()?;
-    refuse_audit(&cx, &topic)?;
+    refuse_audit(&topic)?;
     let settings = Settings::of(&params)?;
     confirmed(&topic, &params)?;
     let (admin, app) = (cx.admin(), cx.app.clone());
@@ -107,7 +107,7 @@ pub(crate) async fn alter(cx: Context, params: Params) -> Result<Href, Failure> 
 /// Adds partitions.
 pub(crate) async fn expand(cx: Context, params: Params) -> Result<Href, Failure> {
     let topic = cx.topic()?;
-    refuse_audit(&cx, &topic)?;
+    refuse_audit(&topic)?;
     let count: u32 = params.needed("partitions")?;
     confirmed(&topic, &params)?;
     let before = cx.admin().topic(&topic).await?.partitions;

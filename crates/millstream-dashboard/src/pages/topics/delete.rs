@@ -20,7 +20,7 @@ use crate::view::{Page, Part, Table};
 /// Shows what would be deleted, and asks for a confirmation.
 pub(crate) async fn confirm_page(cx: Context) -> Result<Page, Failure> {
     let topic = cx.topic()?;
-    refuse_audit(&cx, &topic)?;
+    refuse_audit(&topic)?;
     let mut page = topic_page(format!("Delete {topic}"), &topic, paths::TOPIC_DELETE);
     match cx.app.reading.topic(&topic).await {
         Ok(snapshot) => counted(&mut page, &topic, &snapshot),
@@ -84,7 +84,7 @@ fn counted(page: &mut Page, topic: &TopicName, snapshot: &Snapshot) {
 /// Deletes the topic.
 pub(crate) async fn delete(cx: Context, params: Params) -> Result<Href, Failure> {
     let topic = cx.topic()?;
-    refuse_audit(&cx, &topic)?;
+    refuse_audit(&topic)?;
     let (in_use, word) = match params.text("in_use")?.unwrap_or("refuse") {
         "refuse" => (InUse::Refuse, "refuse"),
         "force" => (InUse::Force, "force"),

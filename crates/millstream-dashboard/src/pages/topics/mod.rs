@@ -20,14 +20,9 @@ use crate::view::href::Href;
 use crate::view::{Page, Part};
 use settings::Settings;
 
-/// Returns whether a topic is the audit log. Users of the dashboard cannot change or delete it: it records what they do.
-pub(crate) fn is_audit(cx: &Context, topic: &TopicName) -> bool {
-    cx.app.audit.is_log(topic)
-}
-
-/// Fails for the audit log.
-fn refuse_audit(cx: &Context, topic: &TopicName) -> Result<(), Failure> {
-    if is_audit(cx, topic) {
+/// Fails for an audit log. Users of the dashboard cannot change or delete it: it records what they do.
+fn refuse_audit(topic: &TopicName) -> Result<(), Failure> {
+    if topic.is_audit() {
         let why = format!("topic {topic} is the audit log: only `millstream topic` changes or deletes it");
         return Err(Failure::forbidden(why));
     }
@@ -78,7 +73,7 @@ pub(crate) async fn create(cx: Context, params: Params) -> Result<Href, Failure>
             cx.access.user()
         )));
     }
-    refuse_audit(&cx, &name)?;
+    refuse_audit(&name)?;
     let spec = TopicSpec::new(name.clone(), count).map_err(|why| Failure::from(why).of("partitions"))?;
     let spec = settings.apply(spec);
     spec.check()?;

@@ -151,29 +151,34 @@ async fn an_error_that_quotes_what_is_redacted_is_neither_shown_nor_searched() {
     assert!(handlers.contains(&format!("/dead/0/{}", letters[0])), "texts of handlers are found: {handlers}");
 }
 
+/// The name that is set for an audit log, beside the usual one.
+const LOG: &str = "millstream-audit-changes";
+
 #[tokio::test]
 async fn the_audit_log_is_nobodys_target_whatever_argument_names_it() {
     let mq = super::queue().await;
-    topics(&mq, &["payments", "open", AUDIT, "changes"]).await;
+    topics(&mq, &["payments", "open", AUDIT, LOG]).await;
     let ids = letters(&mq, "payments").await;
-    let entries = letters(&mq, "changes").await;
-    let before = stored(&mq, "changes").await;
-    let router = dashboard(mq.clone()).access(|_| Access::admin("ann")).audit_topic(name("changes")).router();
-    for target in [AUDIT, "changes"] {
+    let entries = letters(&mq, LOG).await;
+    let before = stored(&mq, LOG).await;
+    let router = dashboard(mq.clone())
+        .access(|_| Access::admin("ann"))
+        .audit_topic(name(LOG))
+        .expect("a name")
+        .router();
+    for target in [AUDIT, LOG] {
         for letter in &ids {
             let refused = replay(&router, "payments", letter, target).await;
             assert_eq!(refused.status, StatusCode::FORBIDDEN, "{target}: {}", refused.body);
             assert!(refused.body.contains("is the audit log"), "{target}: {}", refused.body);
         }
     }
-    let refused = replay(&router, "changes", &entries[0], "open").await;
+    let refused = replay(&router, LOG, &entries[0], "open").await;
     assert_eq!(refused.status, StatusCode::FORBIDDEN, "its entries are about all topics: {}", refused.body);
     // Every route, with every argument that may name a topic.
     let arguments = ["to_topic", "topic", "name", "target", "to", "queue"];
     for route in routes().filter(|route| route.method == "POST") {
-        for (topic, target) in
-            [("payments", AUDIT), ("payments", "changes"), (AUDIT, "open"), ("changes", "open")]
-        {
+        for (topic, target) in [("payments", AUDIT), ("payments", LOG), (AUDIT, "open"), (LOG, "open")] {
             let path = [
                 ("{topic}", topic),
                 ("{group}", "billing"),
@@ -198,11 +203,11 @@ async fn the_audit_log_is_nobodys_target_whatever_argument_names_it() {
             post(&router, &path, &fields).await;
         }
     }
-    let (is_entry, after) = (|it: &&String| it.contains(r#""user":"ann""#), stored(&mq, "changes").await);
+    let (is_entry, after) = (|it: &&String| it.contains(r#""user":"ann""#), stored(&mq, LOG).await);
     assert_eq!(after.len() - after.iter().filter(is_entry).count(), before.len(), "{after:?}");
     assert!(after.len() > before.len(), "something was done");
     assert!(stored(&mq, AUDIT).await.is_empty() && stored(&mq, "open").await.is_empty());
-    for topic in [AUDIT, "changes"] {
+    for topic in [AUDIT, LOG] {
         let spec = mq.admin().topic(&name(topic)).await.expect("it is there");
         assert_eq!((spec.partitions, spec.retention), (1, Retention::default()), "{topic}");
     }
