@@ -21,9 +21,9 @@ pub struct ExpiredGroup {
     pub group: GroupName,
     /// Time since the last read with it, in any partition.
     pub idle: Duration,
-    /// Entries that are retained only for this group, over all partitions; see [`Pin::entries`].
-    pub entries: u64,
-    /// Approximate size of these entries, in bytes.
+    /// Messages that are retained only for this group, over all partitions; see [`Pin::messages`].
+    pub messages: u64,
+    /// Approximate size of these messages, in bytes.
     pub bytes: u64,
 }
 
@@ -211,9 +211,9 @@ fn keeps(stats: &[PartitionStats]) -> bool {
 /// Sums up the pins of a group.
 fn expired_group(group: GroupName, idle: Duration, pins: &[Pin]) -> ExpiredGroup {
     let of_group = pins.iter().filter(|pin| pin.group == group);
-    let (entries, bytes) =
-        of_group.fold((0, 0), |(entries, bytes), pin| (entries + pin.entries, bytes + pin.bytes));
-    ExpiredGroup { group, idle, entries, bytes }
+    let (messages, bytes) =
+        of_group.fold((0, 0), |(messages, bytes), pin| (messages + pin.messages, bytes + pin.bytes));
+    ExpiredGroup { group, idle, messages, bytes }
 }
 
 #[cfg(test)]
@@ -224,17 +224,17 @@ mod tests {
 
     #[test]
     fn what_a_group_pins_is_added_up() {
-        let pin = |partition, group: &str, entries| {
+        let pin = |partition, group: &str, messages| {
             let mut pin = Pin::new(Partition(partition), group.parse().expect("a name"), MessageId::ZERO);
-            (pin.entries, pin.bytes) = (entries, 10 * entries);
+            (pin.messages, pin.bytes) = (messages, 10 * messages);
             pin
         };
         let pins = [pin(0, "b", 5), pin(1, "a", 1), pin(2, "b", 2)];
         let (group, idle): (GroupName, _) = ("b".parse().expect("a name"), Duration::from_secs(60));
-        let expected = ExpiredGroup { group: group.clone(), idle, entries: 7, bytes: 70 };
+        let expected = ExpiredGroup { group: group.clone(), idle, messages: 7, bytes: 70 };
         assert_eq!(expired_group(group, idle, &pins), expected);
         let other: GroupName = "c".parse().expect("a name");
-        assert_eq!(expired_group(other, idle, &pins).entries, 0);
+        assert_eq!(expired_group(other, idle, &pins).messages, 0);
     }
 
     #[test]

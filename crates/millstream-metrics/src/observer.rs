@@ -289,9 +289,9 @@ impl Observer for MetricsObserver {
                 self.gauges.say(registry, OUTBOX, values);
             }
             Event::OutboxUnknown => self.gauges.forget(registry, OUTBOX),
-            Event::Ghosts { topic_partition, group, messages } => {
+            Event::Ghosts { topic_partition, group, entries } => {
                 series.in_group(registry, topic_partition, group, |_, partition| {
-                    partition.ghosts.increment(messages as u64);
+                    partition.ghosts.increment(entries as u64);
                 });
             }
             Event::Promoted { topic_partition, messages, orphans, late, .. }

@@ -428,12 +428,12 @@ fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
     let topic = sample.topic.as_str();
     for group in &sample.groups {
         let labels = [topic, group.group.as_str()];
-        values.set(table::PINNED_ENTRIES, &labels, 0.0);
+        values.set(table::PINNED_MESSAGES, &labels, 0.0);
         values.set(table::PINNED_BYTES, &labels, 0.0);
     }
     for pin in pins {
         let labels = [topic, pin.group.as_str()];
-        values.add(table::PINNED_ENTRIES, &labels, pin.entries as f64);
+        values.add(table::PINNED_MESSAGES, &labels, pin.messages as f64);
         values.add(table::PINNED_BYTES, &labels, pin.bytes as f64);
     }
     values

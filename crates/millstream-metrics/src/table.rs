@@ -74,7 +74,7 @@ table! {
     LATE_ACKS = Counter Events "millstream_late_acks_total" GROUP,
         "Settlements of messages that were no longer pending: settled before, by another owner, or deleted.";
     GHOSTS = Counter Events "millstream_ghosts_total" GROUP,
-        "Pending messages whose bodies were deleted: they can never be handled.";
+        "Pending entries whose bodies were deleted: their messages can never be handled. A pack is one entry.";
     LOST = Counter Events "millstream_lost_total" GROUP,
         "Messages that retention dropped before the group had settled them: it never gets them. Counted by the consumer that trims, for every group.";
     LETTERS = Counter Events "millstream_dead_letters_handled_total"
@@ -228,7 +228,7 @@ table! {
         "1 if the whole group is paused, else 0. Partitions that a consumer paused by itself do not count.";
     BACKLOG = Gauge Server "millstream_backlog" TOPIC_GROUP,
         "All work of the group, now or later: lag, pending, retrying, and delayed messages that are due. Always a number: an unknown lag counts as far as it is certain; if the group is missing, the whole log counts.";
-    PINNED_ENTRIES = Gauge Server "millstream_pinned_entries" TOPIC_GROUP,
+    PINNED_MESSAGES = Gauge Server "millstream_pinned_messages" TOPIC_GROUP,
         "Messages that stay in the log only for this group, which has settled the least: at least this many. Sampled once a minute.";
     PINNED_BYTES = Gauge Server "millstream_pinned_bytes" TOPIC_GROUP,
         "Approximate memory of the server that these take, in bytes.";

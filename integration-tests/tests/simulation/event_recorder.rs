@@ -36,8 +36,8 @@ impl Observer for EventRecorder {
             Happened::GroupRestored { topic_partition, after, .. } => {
                 format!("group restored in {topic_partition} after {after}")
             }
-            Happened::Ghosts { topic_partition, messages, .. } => {
-                format!("{messages} ghosts in {topic_partition}")
+            Happened::Ghosts { topic_partition, entries, .. } => {
+                format!("{entries} ghosts in {topic_partition}")
             }
             Happened::Failing { operation, error, .. } => format!("{operation} fails: {error}"),
             _ => return,

@@ -140,11 +140,11 @@ async fn groups_that_nobody_uses_are_expired_when_asked() {
     tokio::time::advance(10 * MINUTE).await;
     stage.work("fast", 9).await;
     let pins = admin.pins(topic).await.expect("pins");
-    assert_eq!((pins.len(), pins[0].group.as_str(), pins[0].entries), (1, "slow", 6));
+    assert_eq!((pins.len(), pins[0].group.as_str(), pins[0].messages), (1, "slow", 6));
 
     let expire = async |idle: Duration, dry_run: bool| {
         let expired = admin.expire_groups(topic, idle, dry_run).await.expect("an answer");
-        expired.into_iter().map(|it| (it.group.to_string(), it.entries)).collect::<Vec<_>>()
+        expired.into_iter().map(|it| (it.group.to_string(), it.messages)).collect::<Vec<_>>()
     };
     assert_eq!(expire(11 * MINUTE, false).await, [], "it has read since");
     let lease = stage.lease("slow").await;

@@ -17,36 +17,44 @@ const AT_ONCE: usize = 8;
 /// Maximum number of calls of a trim for one partition: each does a bounded amount of work.
 const CALLS: usize = 100_000;
 
-/// Entries of a partition that a trim would drop at the moment.
+/// Messages of a partition that a trim would drop at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TrimPreview {
     /// Partition.
     pub partition: Partition,
-    /// Number of entries in its log.
+    /// Number of messages in its log.
     pub length: u64,
-    /// Number of entries that would be dropped. A value of [`LIMIT`](Self::LIMIT) means that many or more, unless it is the
+    /// Number of messages that would be dropped. A value of [`LIMIT`](Self::LIMIT) means that many or more, unless it is the
     /// length.
     pub dropped: u64,
-    /// Entries that would be dropped although groups have not settled them, in the order of the groups' names. Empty unless
+    /// Messages that would be dropped although groups have not settled them, in the order of the groups' names. Empty unless
     /// the retention is [lossy](Retention::is_lossy).
     pub lost: Vec<LostPreview>,
 }
 
-/// Entries that one group would lose.
+/// Messages that one group would lose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostPreview {
     /// The group.
     pub group: GroupName,
-    /// Number of entries that were never handed out to it; `None` if that takes too long to find out.
+    /// Number of messages that were never handed out to it; `None` if that takes too long to find out.
     pub unread: Option<u64>,
-    /// Number of entries that were handed out to it and not settled; `None` if that takes too long to find out.
+    /// Number of messages that were handed out to it and not settled; `None` if that takes too long to find out.
     pub pending: Option<u64>,
 }
 
+impl LostPreview {
+    /// Returns `None` if nothing would be lost.
+    fn of(group: &GroupName, unread: Option<u64>, pending: Option<u64>) -> Option<Self> {
+        let none = unread == Some(0) && pending == Some(0);
+        (!none).then(|| Self { group: group.clone(), unread, pending })
+    }
+}
+
 impl TrimPreview {
-    /// Maximum number of entries that are counted one by one.
+    /// Maximum number of messages that are counted one by one.
     pub const LIMIT: u64 = 1_000_000;
 }
 
@@ -56,9 +64,9 @@ impl TrimPreview {
 pub struct PartitionTrimmed {
     /// Partition.
     pub partition: Partition,
-    /// Number of entries that were dropped.
+    /// Number of messages that were dropped.
     pub dropped: u64,
-    /// Dropped entries that groups had not settled, in the order of the groups' names.
+    /// Dropped messages that groups had not settled, in the order of the groups' names.
     pub lost: Vec<Lost>,
 }
 
@@ -257,8 +265,7 @@ impl Admin {
         } else {
             Some(0)
         };
-        let none = unread == Some(0) && pending == Some(0);
-        Ok((!none).then(|| LostPreview { group: group.clone(), unread, pending }))
+        Ok(LostPreview::of(group, unread, pending))
     }
 
     /// Returns the entries that a group has not settled among the oldest `dropped`, those that are not the newest `entries`, if
@@ -277,8 +284,7 @@ impl Admin {
         let unread = stats.lag.map(|lag| lag.saturating_sub(entries));
         let pending =
             if stats.pending > 0 { self.pending_of_oldest(tp, group, dropped).await? } else { Some(0) };
-        let none = unread == Some(0) && pending == Some(0);
-        Ok((!none).then(|| LostPreview { group: group.clone(), unread, pending }))
+        Ok(LostPreview::of(group, unread, pending))
     }
 
     /// Counts a group's pending entries among the oldest `dropped`: each step counts the entries up to one of them, of a range

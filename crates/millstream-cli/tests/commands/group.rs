@@ -137,7 +137,7 @@ async fn groups_that_keep_entries_are_named_and_expire() {
     }
     let pins = cli.json("group pins mails");
     assert_eq!((&pins[0]["group"], &pins[0]["partition"]), (&json!("never"), &json!(0)));
-    assert_eq!((&pins[0]["entries"], &pins[0]["idle_ms"]), (&json!(3), &Value::Null));
+    assert_eq!((&pins[0]["messages"], &pins[0]["idle_ms"]), (&json!(3), &Value::Null));
     assert!(
         pins[0]["bytes"].as_u64() > Some(0) && cli.ok("group pins mails").contains("never read"),
         "{pins}"

@@ -254,25 +254,25 @@ pub enum Event<'a> {
         /// The partition; `None` for the whole consumer except partitions that are paused individually.
         topic_partition: Option<&'a TopicPartition>,
     },
-    /// Entries were read.
+    /// Messages were read.
     Fetched {
         /// The partition.
         topic_partition: &'a TopicPartition,
         /// The group.
         group: &'a GroupName,
-        /// Number of entries.
+        /// Number of messages.
         messages: usize,
         /// Whether they had been handed out before.
         pending: bool,
     },
-    /// Pending entries were found whose bodies have been deleted. They can never be handled.
+    /// Pending entries were found whose bodies have been deleted. Their messages can never be handled.
     Ghosts {
         /// The partition.
         topic_partition: &'a TopicPartition,
         /// The group.
         group: &'a GroupName,
-        /// Number of entries.
-        messages: usize,
+        /// Number of entries. A pack is one: how many messages it had is not known.
+        entries: usize,
     },
     /// A message was handled. Emitted when the result is decided, before it is stored: [`Settled`](Self::Settled) follows when
     /// it is, and a lease that is lost in between ([`LeaseLost`](Self::LeaseLost)) lets the next owner handle the message again.
@@ -388,22 +388,22 @@ pub enum Event<'a> {
         /// Number of tasks.
         tasks: usize,
     },
-    /// Entries were dropped from the log under the topic's retention.
+    /// Messages were dropped from the log under the topic's retention.
     Trimmed {
         /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Number of entries, those included that a group [lost](Event::Lost).
+        /// Number of messages, those included that a group [lost](Event::Lost).
         messages: usize,
     },
-    /// Entries that a group had not settled were dropped from the log under the topic's retention.
+    /// Messages that a group had not settled were dropped from the log under the topic's retention.
     Lost {
         /// The partition.
         topic_partition: &'a TopicPartition,
         /// The group that lost them: not only the group of the consumer that emits this event.
         group: &'a GroupName,
-        /// Number of entries that were never handed out to it.
+        /// Number of messages that were never handed out to it.
         unread: u64,
-        /// Number of entries that were handed out and not settled.
+        /// Number of messages that were handed out and not settled.
         pending: u64,
     },
     /// An operator, or a consumer of dead letters, processed dead letters.

@@ -213,7 +213,7 @@ impl PartitionSurvey {
     }
 }
 
-/// The group that keeps the most entries of a partition's log from being dropped.
+/// The group that keeps the most messages of a partition's log from being dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pin {
@@ -226,12 +226,12 @@ pub struct Pin {
     /// Time since the group last requested entries, by the server's clock, with any consumer; `None` if it never did, or
     /// the server does not report it.
     pub idle: Option<Duration>,
-    /// Number of entries that stay for this group alone: every other group has settled them. Unless that is the whole
-    /// log, they are counted up to [`LIMIT`](Self::LIMIT).
-    pub entries: u64,
-    /// Whether `entries` is exact, not a lower bound.
+    /// Number of messages that stay for this group alone: every other group has settled them. Unless that is the whole
+    /// log, they are counted up to [`LIMIT`](Self::LIMIT) entries.
+    pub messages: u64,
+    /// Whether `messages` is exact, not a lower bound.
     pub exact: bool,
-    /// Approximate number of bytes of the server's memory that these entries take.
+    /// Approximate number of bytes of the server's memory that these messages take.
     pub bytes: u64,
 }
 
@@ -242,7 +242,7 @@ impl Pin {
     /// Creates the record of what `group` keeps in a partition.
     #[must_use]
     pub const fn new(partition: Partition, group: GroupName, watermark: MessageId) -> Self {
-        Self { partition, group, watermark, idle: None, entries: 0, exact: true, bytes: 0 }
+        Self { partition, group, watermark, idle: None, messages: 0, exact: true, bytes: 0 }
     }
 }
 

@@ -239,9 +239,9 @@ pub struct Settled {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trimmed {
-    /// Number of entries that were dropped.
+    /// Number of messages that were dropped.
     pub dropped: usize,
-    /// Dropped entries that groups had not settled, in the order of the groups' names. Empty unless the retention is
+    /// Dropped messages that groups had not settled, in the order of the groups' names. Empty unless the retention is
     /// [lossy](crate::Retention::is_lossy).
     pub lost: Vec<Lost>,
     /// Whether it stopped before everything was dropped that could be: call again.
@@ -251,7 +251,7 @@ pub struct Trimmed {
 }
 
 impl Trimmed {
-    /// Creates the result of a trim that dropped this many entries, lost none, and has nothing left to drop.
+    /// Creates the result of a trim that dropped this many messages, lost none, and has nothing left to drop.
     #[must_use]
     pub fn new(dropped: usize) -> Self {
         Self { dropped, ..Self::default() }
@@ -282,15 +282,15 @@ impl UnleasedTrim {
     }
 }
 
-/// Entries that one group lost.
+/// Messages that one group lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The group.
     pub group: GroupName,
-    /// Number of entries above its position: never handed out to it, or to be handed out again since the position was set
-    /// back. Pending entries above the position count here and in `pending`.
+    /// Number of messages above its position: never handed out to it, or to be handed out again since the position was set
+    /// back. Pending ones above the position count here and in `pending`.
     pub unread: u64,
-    /// Number of entries that were handed out to it and not settled. A handler that has one can still complete it; it
+    /// Number of messages that were handed out to it and not settled. A handler that has one can still complete it; it
     /// cannot be retried.
     pub pending: u64,
 }

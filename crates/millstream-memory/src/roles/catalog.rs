@@ -279,7 +279,7 @@ fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin>
     let oldest = log.above(watermark.previous()).next().map_or(watermark, |(id, _)| *id);
     let mut pin = Pin::new(number, name.clone(), oldest);
     for (_, fields) in stay.by_ref().take(limit) {
-        pin.entries += 1;
+        pin.messages += 1;
         pin.bytes += fields.iter().map(|(name, value)| count(name.len() + value.len())).sum::<u64>();
     }
     pin.exact = stay.next().is_none();

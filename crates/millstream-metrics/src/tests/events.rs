@@ -101,7 +101,7 @@ fn everything(metrics: &Metrics) {
         Event::GroupRestored { topic_partition, group, after: id },
         Event::Fetched { topic_partition, group, messages: 6, pending: false },
         Event::Fetched { topic_partition, group, messages: 2, pending: true },
-        Event::Ghosts { topic_partition, group, messages: 2 },
+        Event::Ghosts { topic_partition, group, entries: 2 },
         Event::Settled { topic_partition, group, settled, elapsed: late },
         Event::Promoted { topic_partition, group, messages: 4, orphans: 1, late: Some(late) },
         Event::DelayedPromoted { topic_partition, messages: 3, orphans: 0, late: None },
@@ -248,7 +248,7 @@ fn everything_in_the_table_comes_from_somewhere() {
     // One more partition than the limit allows.
     for partition in 1..4 {
         let (tp, group) = (tp("t", partition), group("g"));
-        metrics.observe(&Event::Ghosts { topic_partition: &tp, group: &group, messages: 1 });
+        metrics.observe(&Event::Ghosts { topic_partition: &tp, group: &group, entries: 1 });
     }
     let text = metrics.render();
     let found = names(&text);

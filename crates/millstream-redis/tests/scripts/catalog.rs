@@ -340,7 +340,7 @@ async fn what_keeps_entries_is_counted_up_to_a_limit_or_exactly() {
             bench.cmd(&format!("XGROUP SETID {log} billing 0")).await;
         }
         let pin = bench.backend.pins(&bench.spec).await.expect("pins").remove(0);
-        assert_eq!((pin.group.as_str(), pin.entries, pin.exact), ("billing", entries, exact));
+        assert_eq!((pin.group.as_str(), pin.messages, pin.exact), ("billing", entries, exact));
         if read < 2 {
             assert_eq!(pin.watermark, entry(oldest), "an entry");
         }

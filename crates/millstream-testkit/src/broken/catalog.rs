@@ -353,7 +353,7 @@ impl Catalog for Broken {
             Mutant::PinsCountAll => {
                 let all = inner.groups(&topic.name).await?.into_iter().next();
                 for (pin, group) in pins.iter_mut().zip(all) {
-                    pin.entries += inner.stats(topic, &group).await?.len() as u64;
+                    pin.messages += inner.stats(topic, &group).await?.len() as u64;
                 }
             }
             Mutant::PinsAlways if pins.is_empty() => {

@@ -283,7 +283,7 @@ fn whole(overview: Overview) -> Result<Whole, Violation> {
     let logs = overview.logs.into_iter().collect::<Result<_, _>>()?;
     let delayed = overview.delayed.into_iter().collect::<Result<_, _>>()?;
     let groups = overview.groups.into_iter().map(seen).collect::<Result<_, _>>()?;
-    let pin = |pin: Pin| (pin.partition, pin.group, pin.watermark, pin.entries);
+    let pin = |pin: Pin| (pin.partition, pin.group, pin.watermark, pin.messages);
     let pins = overview.pins.transpose()?.map(|pins| pins.into_iter().map(pin).collect());
     Ok((logs, delayed, groups, pins))
 }

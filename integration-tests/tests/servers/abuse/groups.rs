@@ -71,7 +71,7 @@ async fn ten_thousand_groups_cost_each_request_one_look_at_them() {
     }
     let pins = admin.pins(&name).await.expect("pins");
     // Many of them need the same entries, so no entry is kept for one alone.
-    assert_eq!((pins.len(), pins[0].entries), (1, 0));
+    assert_eq!((pins.len(), pins[0].messages), (1, 0));
     let (looks, look_us) = cost(&server, "evalsha_ro");
     let (lists, list_us) = cost(&server, "xinfo|groups");
     assert!(looks <= 12 && lists <= looks + 8, "{looks} scripts, {lists} lists of groups for five questions");

@@ -289,8 +289,8 @@ async fn deleted_pending_entries_are_told_and_leave_the_list() {
     let observer = {
         let ghosts = ghosts.clone();
         move |event: &Event<'_>| {
-            if let Event::Ghosts { messages, .. } = event {
-                *ghosts.lock().expect("lock") += messages;
+            if let Event::Ghosts { entries, .. } = event {
+                *ghosts.lock().expect("lock") += entries;
             }
         }
     };

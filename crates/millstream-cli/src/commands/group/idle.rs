@@ -35,7 +35,7 @@ pub(super) struct PinView {
     group: String,
     /// The oldest entry that is kept for the group.
     watermark: String,
-    entries: u64,
+    messages: u64,
     /// Whether all of them were counted.
     exact: bool,
     bytes: u64,
@@ -49,7 +49,7 @@ impl PinView {
             self.partition.to_string(),
             self.group.clone(),
             self.watermark.clone(),
-            human::at_least(self.exact.then_some(self.entries), self.entries),
+            human::at_least(self.exact.then_some(self.messages), self.messages),
             human::bytes(self.bytes),
             self.idle_ms
                 .map_or_else(|| "never read".to_owned(), |ms| human::duration(Duration::from_millis(ms))),
@@ -66,14 +66,14 @@ impl Pins {
                 partition: pin.partition.0,
                 group: pin.group.to_string(),
                 watermark: pin.watermark.to_string(),
-                entries: pin.entries,
+                messages: pin.messages,
                 exact: pin.exact,
                 bytes: pin.bytes,
                 idle_ms: pin.idle.map(ms),
             })
             .collect();
         cx.output.show(&pins, |pins| {
-            let titles = [">partition", "group", "oldest", ">entries", ">bytes", ">idle"];
+            let titles = [">partition", "group", "oldest", ">messages", ">bytes", ">idle"];
             output::table(&titles, pins.iter().map(PinView::row))
         })?;
         Ok(Exit::Done)
@@ -108,7 +108,7 @@ pub(super) struct View {
 struct ExpiredView {
     group: String,
     idle_ms: u64,
-    entries: u64,
+    messages: u64,
     bytes: u64,
 }
 
@@ -117,7 +117,7 @@ impl View {
         let groups = groups.iter().map(|it| ExpiredView {
             group: it.group.to_string(),
             idle_ms: ms(it.idle),
-            entries: it.entries,
+            messages: it.messages,
             bytes: it.bytes,
         });
         Self { topic: topic.to_string(), dry_run, groups: groups.collect() }
@@ -126,9 +126,9 @@ impl View {
     fn text(&self) -> String {
         let row = |it: &ExpiredView| {
             let idle = human::duration(Duration::from_millis(it.idle_ms));
-            [it.group.clone(), idle, human::count(it.entries), human::bytes(it.bytes)]
+            [it.group.clone(), idle, human::count(it.messages), human::bytes(it.bytes)]
         };
-        output::table(&["group", ">idle", ">entries", ">bytes"], self.groups.iter().map(row))
+        output::table(&["group", ">idle", ">messages", ">bytes"], self.groups.iter().map(row))
     }
 }
 

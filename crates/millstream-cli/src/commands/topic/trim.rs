@@ -40,7 +40,7 @@ pub(super) struct Trim {
     dry: DryRun,
 }
 
-/// The entries of a partition that are dropped.
+/// The messages of a partition that are dropped.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Row {
     partition: u32,
@@ -49,7 +49,7 @@ struct Row {
     lost: Vec<Loss>,
 }
 
-/// Entries that a group loses; `null` where their number is not known before.
+/// Messages that a group loses; `null` where their number is not known before.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Loss {
     group: String,
@@ -64,9 +64,9 @@ pub(super) struct Outcome {
     retention: Option<RetentionView>,
     /// The id below which entries are dropped.
     before: Option<String>,
-    /// The number of dropped entries; in a dry run, of those that would be.
+    /// The number of dropped messages; in a dry run, of those that would be.
     dropped: u64,
-    /// Whether `dropped` is a lower bound: counting stops at 1,000,000 entries of a partition.
+    /// Whether `dropped` is a lower bound: counting stops at 1,000,000 of a partition.
     at_least: bool,
     partitions: Vec<Row>,
     dry_run: bool,
@@ -105,19 +105,19 @@ impl Row {
 
 impl Outcome {
     fn text(&self) -> String {
-        let entries = self.entries();
+        let messages = self.messages();
         let done = if self.dry_run { "would be dropped" } else { "dropped" };
         let titles = [">partition", ">dropped", "not settled"];
         let rows = self.partitions.iter().filter(|row| row.dropped > 0);
         let rows: Vec<_> = rows.map(Row::row).collect();
         let table =
             if rows.is_empty() { String::new() } else { format!("\n{}", output::table(&titles, rows)) };
-        format!("{entries} {done}{table}")
+        format!("{messages} {done}{table}")
     }
 
-    fn entries(&self) -> String {
+    fn messages(&self) -> String {
         let bound = if self.at_least { ">= " } else { "" };
-        format!("{bound}{}", human::of(self.dropped, "entry", "entries"))
+        format!("{bound}{}", human::of(self.dropped, "message", "messages"))
     }
 }
 
@@ -152,7 +152,7 @@ impl Trim {
             } else {
                 ""
             };
-            cx.confirm(&format!("Drop {} of topic {} permanently{lossy}?", would.entries(), self.topic))?;
+            cx.confirm(&format!("Drop {} of topic {} permanently{lossy}?", would.messages(), self.topic))?;
         }
         let trimmed = match (retention, self.before) {
             (Some(retention), _) => to_the_end(admin.trim_topic(&self.topic, retention)).await?,

@@ -63,14 +63,14 @@ async fn what_every_group_has_settled_is_dropped_up_to_the_first_that_one_needs(
     let dry = cli.json("topic trim orders --retention consumed --dry-run");
     assert_eq!(dropped(&dry).0, Some(40), "{dry}");
     let text = cli.ok("topic trim orders --retention length:1 --dry-run");
-    assert!(text.starts_with("42 entries would be dropped\n"), "{text}");
+    assert!(text.starts_with("42 messages would be dropped\n"), "{text}");
     let of_each = "billing: 0 unread, 1 pending; shipping: 1 unread, 0 pending";
     assert_eq!(text.matches(of_each).count(), 2, "{text}");
     // `billing` runs, `shipping` does not: no lease is needed.
     let done = cli.json("topic trim orders --retention consumed --yes");
     assert_eq!(dropped(&done).0, Some(40), "{done}");
     let again = cli.ok("topic trim orders --retention consumed");
-    assert_eq!(again, "0 entries dropped\n");
+    assert_eq!(again, "0 messages dropped\n");
     holding.end().await;
 }
 
@@ -82,7 +82,7 @@ async fn a_topic_is_trimmed_whoever_runs_and_without_a_group() {
     let holding = seed::holding(&mq, 4).await;
     assert!(cli.fails(2, "topic trim orders --retention length:1").contains("--yes"));
     let done = cli.ok("topic trim orders --retention length:1 --yes");
-    assert!(done.starts_with("2 entries dropped\n"), "{done}");
+    assert!(done.starts_with("2 messages dropped\n"), "{done}");
     assert_eq!(done.matches("billing: 0 unread, 1 pending").count(), 2, "{done}");
     holding.end().await;
 

@@ -64,11 +64,11 @@ impl RedisBackend {
             for ((((_, look, pin), walk), bytes), consumers) in
                 found.iter_mut().zip(walks).zip(bytes).zip(consumers)
             {
-                (pin.entries, pin.exact) = match whole(look, pin) {
+                (pin.messages, pin.exact) = match whole(look, pin) {
                     true => (look.length.0, true),
                     false => (walk.counted, walk.is_complete()),
                 };
-                pin.bytes = bytes.checked_div(look.length.0).unwrap_or(0).saturating_mul(pin.entries);
+                pin.bytes = bytes.checked_div(look.length.0).unwrap_or(0).saturating_mul(pin.messages);
                 pin.idle = idle(consumers)?;
                 up_to.push(if whole(look, pin) { look.last.unwrap_or_default() } else { walk.up_to() });
             }
@@ -85,14 +85,14 @@ impl RedisBackend {
         up_to: &[MessageId],
     ) -> Result<()> {
         let packed = pins.iter().zip(up_to).map(|((tp, _, pin), up_to)| async move {
-            if pin.entries == 0 || !self.inner.packings.is_packed(&tp.topic) {
+            if pin.messages == 0 || !self.inner.packings.is_packed(&tp.topic) {
                 return Ok(0);
             }
             self.inner.more_between(tp, pin.watermark.previous(), *up_to, false).await
         });
         let more = join_all(packed).await;
         for ((.., pin), more) in pins.iter_mut().zip(more) {
-            pin.entries += more?;
+            pin.messages += more?;
         }
         Ok(())
     }

@@ -128,7 +128,7 @@ async fn what_a_group_keeps_is_counted_in_messages() {
     }
     let kept = async |bench: &Bench| {
         let pins = bench.backend.pins(&bench.spec).await.expect("read");
-        pins.into_iter().map(|pin| (pin.group.to_string(), pin.entries, pin.exact)).collect::<Vec<_>>()
+        pins.into_iter().map(|pin| (pin.group.to_string(), pin.messages, pin.exact)).collect::<Vec<_>>()
     };
     let mut reader = bench.reader().await;
     let mut read = Vec::new();

@@ -88,7 +88,7 @@ async fn a_stopped_group_keeps_what_it_needs_and_no_more() {
     assert!(memory(&mut bench).await > 10 * baseline);
     let pin = bench.backend.pins(&bench.spec).await.expect("pins").remove(0);
     assert_eq!((pin.group.as_str(), pin.watermark), ("stopped", had[400]));
-    assert_eq!(pin.entries, 10_000, "counted up to the limit");
+    assert_eq!(pin.messages, 10_000, "counted up to the limit");
     assert!(pin.bytes > 1_000_000, "{pin:?}");
     let log = bench.log();
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 19_600, "all from the oldest that is pending");

@@ -295,9 +295,9 @@ pub(in crate::consumer) fn take_in(
         sharer.unreadable.found(context, member, partition, &error);
     }
     if !ghosts.is_empty() {
-        let messages = ghosts.len();
-        tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
-        context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
+        let entries = ghosts.len();
+        tracing::warn!(%topic_partition, %group, entries, "pending entries were deleted by another client");
+        context.observer.observe(&Event::Ghosts { topic_partition, group, entries });
     }
     let (claimed, candidates) = match origin {
         Origin::Read => (false, Candidates::None),

@@ -122,17 +122,17 @@ async fn the_group_that_keeps_most_is_named(h: Harness) -> Verdict {
     slow.ack(&entries[..2]).await?;
     let pins = h.backend.catalog().pins(&topic).await?;
     ensure!(pins.len() == 1, "what keeps entries: {pins:?}");
-    let Pin { partition, ref group, watermark, entries: kept, bytes, idle, .. } = pins[0];
+    let Pin { partition, ref group, watermark, messages: kept, bytes, idle, .. } = pins[0];
     equal!((partition, group.as_str()), (Partition(0), "a-slow"), "partition and group");
     equal!((watermark, kept), (entries[2].receipt.id, 6), "what stays for it alone");
-    ensure!(bytes > 0, "{kept} entries take no memory");
+    ensure!(bytes > 0, "{kept} messages take no memory");
     ensure!(
         idle.is_some_and(|idle| idle < LONG),
         "it has read just now, and is said to be idle for {idle:?}"
     );
     slow.take(5).await?;
     fast.harness.trim(&fast.lease).await?;
-    let kept: Vec<_> = h.backend.catalog().pins(&topic).await?.iter().map(|pin| pin.entries).collect();
+    let kept: Vec<_> = h.backend.catalog().pins(&topic).await?.iter().map(|pin| pin.messages).collect();
     equal!(kept, [6], "what stays after a trim");
     Ok(())
 }
@@ -152,7 +152,7 @@ async fn a_group_that_was_set_back_keeps_what_it_will_read_again(h: Harness) -> 
     back.ack(&entries[..2]).await?;
     h.operator()?.set_position(&tp, &GroupName::new("a-back")?, MessageId::ZERO).await?;
     let pins = h.backend.catalog().pins(&topic).await?;
-    let kept: Vec<_> = pins.iter().map(|pin| (pin.group.as_str(), pin.watermark, pin.entries)).collect();
+    let kept: Vec<_> = pins.iter().map(|pin| (pin.group.as_str(), pin.watermark, pin.messages)).collect();
     equal!(kept, [("a-back", appended[0], 1)], "what stays for the group that was set back");
     Ok(())
 }
@@ -165,7 +165,7 @@ async fn nobody_is_named_where_everything_is_settled(h: Harness) -> Verdict {
     let appended = h.append_each(&tp, 3).await?;
     let pin = h.backend.catalog().pins(&topic).await?;
     equal!(
-        pin.iter().map(|pin| (pin.entries, pin.idle)).collect::<Vec<_>>(),
+        pin.iter().map(|pin| (pin.messages, pin.idle)).collect::<Vec<_>>(),
         [(3, None)],
         "a group that never read"
     );

@@ -141,7 +141,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("members", "owners", "who_comes_and_is_fenced_is_counted"),
     ("group_paused", "owners", "groups_that_are_paused_are_shown"),
     ("backlog", "hands", "what_waits_for_nobody_is_counted"),
-    ("pinned_entries", "loss", "what_is_lost_and_who_keeps_what_are_counted"),
+    ("pinned_messages", "loss", "what_is_lost_and_who_keeps_what_are_counted"),
     ("pinned_bytes", "loss", "what_is_lost_and_who_keeps_what_are_counted"),
     ("tasks_waiting", "queues", "tasks_are_counted"),
     ("tasks_overdue", "queues", "tasks_are_counted"),

@@ -60,7 +60,7 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
     let pinned = async |group: &str| {
         let answer = get(again.address(), "/metrics").await.expect("an answer");
         let scrape = Scrape::parse(&answer.body);
-        ["millstream_pinned_entries", "millstream_pinned_bytes"]
+        ["millstream_pinned_messages", "millstream_pinned_bytes"]
             .map(|name| scrape.sum(name, &[("topic", "orders"), ("group", group)]).unwrap_or_default())
     };
     eventually(async || pinned("audit").await[0] == 200.0, "the group that nobody reads for is told").await;

@@ -276,9 +276,9 @@ impl Fetcher {
             return Err(self.guard.lease().fenced());
         }
         if !fetched.ghosts.is_empty() {
-            let messages = fetched.ghosts.len();
-            tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
-            observer.observe(&Event::Ghosts { topic_partition, group, messages });
+            let entries = fetched.ghosts.len();
+            tracing::warn!(%topic_partition, %group, entries, "pending entries were deleted by another client");
+            observer.observe(&Event::Ghosts { topic_partition, group, entries });
             for receipt in fetched.ghosts {
                 settler.add(receipt, NO_LEASE, Settlement::Ack);
             }
