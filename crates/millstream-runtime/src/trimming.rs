@@ -131,9 +131,11 @@ impl Trims {
         backend: &Backend,
         topic: &TopicSpec,
         observer: &mut Arc<dyn Observer>,
+        is_ours: bool,
     ) -> (watch::Sender<Retention>, Option<Self>) {
         let (sender, retention) = watch::channel(topic.retention);
-        if !backend.supports(Capability::UnleasedTrim) {
+        // The dashboard drops what its audit log does not keep, and has a producer for each entry.
+        if is_ours || !backend.supports(Capability::UnleasedTrim) {
             return (sender, None);
         }
         let stored = Arc::new(Stored::default());

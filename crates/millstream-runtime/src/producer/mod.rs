@@ -472,7 +472,7 @@ impl Parts {
             self.config.max_batch = self.config.max_batch.max(packs.min(MAX_BATCH));
         }
         let mut observer = Careful::over(self.observer);
-        let (retention, trims) = Trims::start(&self.backend, &stored, &mut observer);
+        let (retention, trims) = Trims::start(&self.backend, &stored, &mut observer, self.is_ours);
         let partitions = Partitions::new(count, &stored.earlier);
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
