@@ -16,17 +16,18 @@
 -- ARGV[6] topic for dead letters
 -- ARGV[7] partition for dead letters
 -- ARGV[8] body... of 'retry_lost', if the message is in a pack: its names and values; else ''
+-- include clock, body, fence, ids, map
 -- returns how many messages it concerned, 1 if it is not about messages, or 0 if it did nothing
 local stream, retry_due, retry_items, held, dlq, lease, fence, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local fault, source, group, id, owner, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local MAX_VALUES, IDLE_MS = 6000, 60000
+local IDLE_MS = 60000
 
 local all = redis.pcall('XPENDING', stream, group)
 if all.err and not string.find(all.err, 'NOGROUP', 1, true) then
   return all
 end
-local time, note = redis.call('TIME'), source .. ':' .. id
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_ms = clock()
+local note = source .. ':' .. id
 -- Writes that are never refused come first: a full server then accepts all. With the reads they detect wrong types.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
@@ -58,25 +59,9 @@ if in_pack and not (pending and not is_settled(pack, place)) then
   -- A script cannot read the messages of a pack: the body of one that is settled there comes with the call.
   pending, entry = nil, nil
 end
--- Ids are compared as text: Lua numbers would lose their last digits.
-local function below(a, b)
-  return #a < #b or #a == #b and a < b
-end
-local function before(a, b)
-  local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
-  local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
-  return below(a_ms, b_ms) or a_ms == b_ms and below(a_seq, b_seq)
-end
-local function flat(list)
-  local of = {}
-  for at = 1, #list, 2 do
-    of[list[at]] = list[at + 1]
-  end
-  return of
-end
 local function delivered()
   for _, list in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
-    local info = flat(list)
+    local info = map(list)
     if info.name == group then
       return info['last-delivered-id']
     end
@@ -88,7 +73,7 @@ local function body_of(fields, from)
   for at = from, #fields do
     body[#body + 1] = fields[at]
   end
-  return #body > MAX_VALUES and { 'packed', cmsgpack.pack(body) } or body
+  return bounded(body)
 end
 
 local due, kept = redis.call('ZSCORE', retry_due, id), redis.call('HEXISTS', retry_items, id) == 1
@@ -141,7 +126,7 @@ elseif fault == 'note_stray' and not pending then
   return held_by and held_by == string.match(id, '^%d+') and 0 or redis.call('HDEL', held, note)
 elseif fault == 'retry_leaked' and source == 'retry' and not pending then
   local position, again = delivered(), entry and { unpack(entry, 1, 8) }
-  if position and again and not before(position, id) then
+  if position and again and wide(position) >= wide(id) then
     for _, value in ipairs(body_of(entry, 9)) do
       again[#again + 1] = value
     end
@@ -161,12 +146,12 @@ elseif fault == 'consumer_stray' and id ~= owner and not all.err and redis.call(
   return #ids > 0 and 1 or 0
 elseif fault == 'lease_broken' then
   local held_by = redis.call('GET', lease)
-  if held_by and (redis.call('PTTL', lease) < 0 or held_by ~= redis.call('HGET', fence, 'token')) then
+  if held_by and (redis.call('PTTL', lease) < 0 or not is_owner(fence, held_by)) then
     return redis.call('DEL', lease)
   end
 elseif fault == 'position_ahead' then
   local position = delivered()
-  if position and before(flat(redis.call('XINFO', 'STREAM', stream))['last-generated-id'], position) then
+  if position and wide(map(redis.call('XINFO', 'STREAM', stream))['last-generated-id']) < wide(position) then
     redis.call('XGROUP', 'SETID', stream, group, '0')
     return 1
   end

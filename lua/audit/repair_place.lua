@@ -8,12 +8,12 @@
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] fault as audit_place reported it
 -- ARGV[3] id of the message, task or rule
+-- include clock
 -- returns 1 if it did something, else 0
 local delay, delay_items, claims, task_states, recur, recur_items = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local place, fault, id = ARGV[1], ARGV[2], ARGV[3]
 local shard = place == 'shard'
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_ms = clock()
 
 if fault == 'rule_stranded' then
   local readable, rule = pcall(cmsgpack.unpack, redis.call('HGET', recur_items, id))

@@ -9,6 +9,7 @@
 -- ARGV[6] reborn generation of the topic to restore: its 'reborn', or 0
 -- ARGV[7] dead_letter_retention when dead letters are dropped, or 'keep'
 -- ARGV[8] packing how producers pack messages, or 'none'
+-- include clock
 -- returns {partitionCount, format, retention, maxLength or nil, nil, reborn or nil, deadLetterRetention or nil,
 --   earlier or nil, packing or nil, dictionary or nil}; or the error NOTOPIC while it is being deleted; in the mode
 --   'restore' DELETED if it was or is being deleted, or another topic has its name by now
@@ -43,8 +44,7 @@ if not known[1] then
   end
   if when then
     -- Clients of the previous topic must detect that this is another one, even if the clock went back.
-    local time = redis.call('TIME')
-    local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+    local _, now_ms = clock()
     redis.call('HSET', meta, 'reborn', string.format('%.0f', math.max(now_ms, (tonumber(when) or 0) + 1)))
   end
 end

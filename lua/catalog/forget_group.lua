@@ -11,6 +11,7 @@
 -- ARGV[2] deletion a unique name for it; at the end the name that the beginning has returned, or the topic's
 -- ARGV[3] group its name
 -- ARGV[4] remember_ms for how long the deletion is remembered
+-- include clock
 -- returns at the beginning {deletion, known}: which one is under way, if one was already, and 1 if the group was
 --   registered or its deletion had begun, else 0; then {deletion, 0} of what was under way, or {nil, 0}
 local groups, state, changes, members, member, assignment, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
@@ -25,8 +26,7 @@ if stage == 'topic' then
 end
 local registered = redis.call('SMISMEMBER', groups, group)[1]
 local known = redis.call('HMGET', state, 'deleting', 'deleted', 'deletion')
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_ms = clock()
 redis.call('XLEN', changes)
 if stage ~= 'begin' and known[3] ~= deletion then
   -- Another client has ended this deletion, and the group may have been created since: the new one must not change.

@@ -7,6 +7,7 @@
 -- ARGV[1] stage 'begin' or 'end'
 -- ARGV[2] deletion a unique name for it; at the end the name that the beginning has returned
 -- ARGV[3] remember_ms for how long the deletion is remembered
+-- include clock
 -- returns at the beginning {deletion, partitions or nil}: which one is under way, if one was already, and how many
 --   partitions the topic has or had, if there is one; at the end {deletion, nil} of what was under way, or {nil, nil}
 local meta, deleted, partitions, groups, dictionaries = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -20,8 +21,7 @@ if stage == 'end' then
   end
   return { known[3], false }
 end
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('HDEL', meta, '')
 local count = known[1] or known[2]

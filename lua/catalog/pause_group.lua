@@ -4,6 +4,7 @@
 -- KEYS[3] changes STREAM the newest change of its members alone
 -- ARGV[1] group its name
 -- ARGV[2] paused '1' or '0'
+-- include clock
 -- returns 1 if that changed anything, else 0; nil if there is no such group; or the error DELETED while it is being
 --   deleted
 local groups, state, changes = KEYS[1], KEYS[2], KEYS[3]
@@ -19,8 +20,7 @@ local before = known[2] and '1' or '0'
 if paused == before then
   return 0
 end
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_ms = clock()
 redis.call('XLEN', changes)
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('HDEL', state, 'paused')

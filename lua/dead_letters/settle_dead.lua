@@ -8,31 +8,17 @@
 --   client without claims: skips claimed letters, but not those that were left for later
 -- ARGV[2] letters... id, word, and how many values follow, at most 100: 'replay', with the names and values of another
 -- body or none; 'purge'; 'leave', with the milliseconds for which it is left
+-- include clock, dead_claim, body, redelivery
 -- returns {done, ids}: those to which it was done; it stops when bodies reach 1 MiB; the caller repeats those after the
 -- first `done`
 local dlq, retry_log, dead_claims, unique, unique_retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local by = ARGV[1]
 local LEAD = { 'reason', 'attempts', 'error', 'origin', 'topic', 'partition', 'group', 'history' }
-local CLAIM, GRACE_MS, MAX_BODY_VALUES, MAX_BYTES = '^(%d+) (%d+) (%S+)$', 1000, 6000, 1048576
+local MAX_BYTES = 1048576
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now = clock()
 local known = redis.call('HLEN', dead_claims) > 0
 local done, bytes, ids, at, longest = 0, 0, {}, 2, 0
-
--- The redelivery of an entry that has a unique id is noted: so a send with the id can see whether it is settled. An
--- error (a key of the wrong type) only ends the id early.
-local function note(origin, id, name, value)
-  if name == 'packed' then
-    local readable, fields = pcall(cmsgpack.unpack, value)
-    fields = readable and type(fields) == 'table' and fields or {}
-    name, value = fields[1], fields[2]
-  end
-  local known = name == 'mq:unique' and value and redis.pcall('HGET', unique, value)
-  if type(known) == 'string' and string.match(known, '^(%S+) ') == origin then
-    redis.pcall('HSET', unique_retry, origin, id)
-  end
-end
 
 local function replay(id, first, count)
   local entry = redis.call('XRANGE', dlq, id, id)[1]
@@ -49,15 +35,11 @@ local function replay(id, first, count)
   for i = ours and 2 * #LEAD + 1 or 1, #fields do
     body[#body + 1], bytes = fields[i], bytes + #fields[i]
   end
-  if count > 0 then
-    body = { unpack(ARGV, first, first + count - 1) }
-  elseif #body > MAX_BODY_VALUES then
-    body = { 'packed', cmsgpack.pack(body) }
-  end
+  body = count > 0 and { unpack(ARGV, first, first + count - 1) } or bounded(body)
   -- Put before remove: a failure in between leaves a second copy, never a loss.
   local put = redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', 'history', '',
     unpack(body))
-  note(origin, put, body[1], body[2])
+  note_redelivery(unique, unique_retry, origin, put, body[1], body[2])
   return redis.call('XDEL', dlq, id)
 end
 
@@ -68,9 +50,7 @@ for _ = 1, #ARGV do
   local id, word, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local first, applied = at + 3, 0
   at, done = first + count, done + 1
-  local ends, hold, whose = string.match(known and redis.call('HGET', dead_claims, id) or '', CLAIM)
-  -- After the clock went back a claim would hold for longer than was requested.
-  local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
+  local holds, whose = dead_claim(known and redis.call('HGET', dead_claims, id), now)
   -- A client that shows a claim and finds the letter left has lost it to another client, which decided otherwise.
   if not holds or whose == by or whose == '-' and by == '' then
     if word == 'replay' then
@@ -80,7 +60,7 @@ for _ = 1, #ARGV do
     elseif word == 'leave' then
       applied = whose == by and 1 or 0
     end
-    if ends then
+    if whose then
       redis.call('HDEL', dead_claims, id)
     end
   end

@@ -8,6 +8,7 @@
 -- ARGV[4] length how many stay, or ''
 -- ARGV[5] after id of the last letter that an earlier call has examined, or ''
 -- ARGV[6] passed number of letters up to that one that stay
+-- include clock, dead_claim, fence, size
 -- returns {aged, excess, claimed, 1 if there is more or 0, after, passed}, or the error FENCED: numbers of letters
 -- that were too old, that had too many newer ones, and that stay since they are claimed; the arguments of the next call
 local fence, dlq, dead_claims = KEYS[1], KEYS[2], KEYS[3]
@@ -15,27 +16,18 @@ local mode, token, age_ms, length, after, passed = ARGV[1], ARGV[2], ARGV[3], AR
 -- BUDGET: cost of what a call drops by nodes, and reads for it: 1 per entry and 2 per KiB. STEP: most entries for which
 -- one is the estimate. PAGE and MAX_BYTES: most letters that a call examines one by one, and about the most bytes.
 local BUDGET, STEP, PAGE, MAX_BYTES = 20000, 100, 200, 1048576
-local CLAIM, GRACE_MS = '^(%d+) (%d+) (%S+)$', 1000
 passed = tonumber(passed)
 
-if mode ~= 'operator' and mode ~= 'count' and (token == '' or redis.call('HGET', fence, 'token') ~= token) then
-  return redis.error_reply('FENCED lease is lost')
+if mode ~= 'operator' and mode ~= 'count' and not is_owner(fence, token) then
+  return fenced()
 end
 -- Both are read before anything is changed: a key of the wrong type is found here.
 local len, known = redis.call('XLEN', dlq), redis.call('HLEN', dead_claims) > 0
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now = clock()
 local oldest = age_ms == '' and 0 or math.max(now - tonumber(age_ms), 0)
 local most = length == '' and math.huge or tonumber(length)
 local aged, excess, claimed, spent = 0, 0, 0, 0
 
-local function size(entry)
-  local bytes = 0
-  for _, value in ipairs(entry[2]) do
-    bytes = bytes + #value
-  end
-  return bytes
-end
 -- Milliseconds suffice: an age has no more digits.
 local function is_old(entry)
   return tonumber(string.match(entry[1], '^%d+')) < oldest
@@ -84,9 +76,7 @@ for _ = 1, PAGE do
       return { aged, excess, claimed, 0, '', 0 }
     end
     local claim = known and redis.call('HGET', dead_claims, id) or false
-    local ends, hold, whose = string.match(claim or '', CLAIM)
-    -- After the clock went back a claim would hold for longer than was requested.
-    local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
+    local holds, whose = dead_claim(claim, now)
     looked, bytes, largest, after = looked + 1, bytes + size(entry), math.max(largest, size(entry)), id
     if holds and whose ~= '-' then
       claimed, passed = claimed + 1, passed + 1

@@ -13,6 +13,7 @@
 -- ARGV[2] after name of a group: to return only the groups after it; or '' to start, and if groups are named
 -- ARGV[3] named number of groups whose keys are passed, to return what else they have too; or '' for the log alone
 -- ARGV[4] groups... their names, or '' if there are none
+-- include clock, identity, ids, map, size, packs
 -- returns {now_ms, 1 if the log exists or 0, length or nil, first id or nil, last id or nil, removed or nil, largest
 --   id that was deleted or nil, server or nil, groups, 1 if there are more groups or 0, bytes, waiting, rest}, each
 --   group as {name, position, pending, id of the oldest pending entry that exists or nil, first unread id or nil, lag
@@ -29,8 +30,7 @@ local keys, names = KEYS, ARGV
 -- MAX_GHOSTS: ghosts that are skipped per group. MAX_PACKS: pending packs per group whose messages are counted.
 local MAX_BYTES, MAX_GHOSTS, MAX_PACKS = 1048576, 100, 2000
 
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_ms = clock()
 -- Returns the answer to a command, or -1 if its key has another type. Any other error ends the script.
 local function of_type(answer)
   if type(answer) == 'table' and answer.err then
@@ -38,25 +38,11 @@ local function of_type(answer)
   end
   return answer
 end
-local function map(flat)
-  local fields = {}
-  for i = 1, #flat, 2 do
-    fields[flat[i]] = flat[i + 1]
-  end
-  return fields
-end
 -- As text, since Redis converts a number to an integer.
 local function text(number)
   return number and string.format('%.0f', number)
 end
 -- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
-local function size(entry)
-  local bytes = 0
-  for _, value in ipairs(entry and entry[2] or {}) do
-    bytes = bytes + #value
-  end
-  return bytes
-end
 -- Lua compares text by the server's locale, the list of groups by bytes.
 local function up_to(one, other)
   for i = 1, math.min(#one, #other) do
@@ -66,11 +52,6 @@ local function up_to(one, other)
     end
   end
   return #one <= #other
-end
--- Ids padded to one length, so that text comparison is correct: Lua numbers would lose their last digits.
-local function wide(id)
-  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
-  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
 end
 
 -- A log of another type is an error, unless something else is asked for too.
@@ -112,17 +93,9 @@ end
 -- Messages beyond one an entry: in all packs there ever were, and in those that have left the log.
 local ever, gone, newest = 0, 0, packs and of_type(redis.pcall('XREVRANGE', packs, '+', '-', 'COUNT', 1))
 newest = type(newest) == 'table' and newest[1]
-local function more_up_to(id)
-  local pack = redis.call('XREVRANGE', packs, id, '-', 'COUNT', 1)[1]
-  if pack then
-    return tonumber(pack[2][4])
-  end
-  local oldest = redis.call('XRANGE', packs, '-', '+', 'COUNT', 1)[1]
-  return tonumber(oldest[2][4]) - tonumber(oldest[2][2]) + 1
-end
 if newest then
   ever = tonumber(newest[2][4])
-  gone = first and more_up_to('(' .. first[1]) or ever
+  gone = first and more_up_to(packs, '(' .. first[1]) or ever
 end
 -- The id of the first message: a pack has that of its last one.
 local first_message = first and first[1]
@@ -136,7 +109,7 @@ local function more_unread(position)
   if not newest or not first or wide(newest[1]) <= wide(position) then
     return 0
   end
-  local more = ever - (wide(position) < wide(first[1]) and gone or more_up_to(position))
+  local more = ever - (wide(position) < wide(first[1]) and gone or more_up_to(packs, position))
   local above = '(' .. position
   -- Of a pack that holds the position, the messages up to it are read.
   local pack = redis.call('XRANGE', packs, above, '+', 'COUNT', 1)[1]
@@ -232,14 +205,8 @@ else
   end
 end
 -- The identity changes with every restart and fail-over: earlier results may then be wrong.
-local server = false
-if who == '1' then
-  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-  if type(process) == 'string' and type(history) == 'string' then
-    local run, replica = string.match(process, 'run_id:(%x+)'), string.match(history, 'master_replid:(%x+)')
-    server = run and replica and run .. ' ' .. replica
-  end
-end
+local server = who == '1' and identity() or '-'
+server = server ~= '-' and server
 return {
   now_ms,
   exists,

@@ -5,13 +5,13 @@
 -- ARGV[2] nonce unique to this request
 -- ARGV[3] ttl_ms validity of the lease
 -- ARGV[4] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
+-- include clock, identity, continuity
 -- returns {1, epoch, ends} if granted, {0, owner, epoch, pttl} if it is held
 local lease, fence = KEYS[1], KEYS[2]
 local owner, nonce, ttl_ms, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_ENDS = 32
 
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 local last = redis.call('HMGET', fence, 'owner', 'token', 'epoch', 'ttl', 'ends')
 local last_token, last_epoch, ends = last[2] or '', last[3] or '0', last[5] or ''
 local last_ttl = tonumber(last[4] or '0') or 0
@@ -30,27 +30,13 @@ if lives then
   return { 0, last[1] or '', last_epoch, pttl }
 end
 
--- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered the
--- caller for one ttl without a gap of half a ttl. Only then has every client that survived an outage had time to
--- reconnect. A restarted process, or a replica that became primary, is another server.
-local function judges_in()
-  local ttl, since, till, server = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
-  if not ttl then
-    return continuity == '*' and 0 or tonumber(ttl_ms)
-  end
-  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
-  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
-  local gap = now_ms - till
-  if server ~= (run and replica and run .. '.' .. replica or '-') or gap < 0 or gap >= ttl / 2 then
-    return tonumber(ttl)
-  end
-  return math.max(since + ttl - now_ms, 0)
-end
-
 -- A token that is still stored was never released: its owner has ended, or may reconnect.
 if last_token ~= '' and not same then
-  local left_ms = judges_in()
+  local answered = continuity_of(continuity, ttl_ms, now_ms)
+  if answered.unbroken then
+    identify(answered)
+  end
+  local left_ms = judges_in(answered, now_ms)
   if left_ms > 0 then
     return { 0, last[1] or '', last_epoch, left_ms }
   end

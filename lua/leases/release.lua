@@ -3,12 +3,13 @@
 -- KEYS[2] fence HASH owner, token, epoch and ttl of the last grant
 -- ARGV[1] token of the grant
 -- ARGV[2] ends epochs of previous owners that never released it, for the next owner; or ''
+-- include fence
 -- returns 1, or the error FENCED
 local lease, fence = KEYS[1], KEYS[2]
 local token, ends = ARGV[1], ARGV[2]
 
-if redis.call('HGET', fence, 'token') ~= token then
-  return redis.error_reply('FENCED lease is lost')
+if not is_owner(fence, token) then
+  return fenced()
 end
 -- DEL first, so that a server that is out of memory accepts HSET too. The epoch stays: it must never repeat.
 redis.call('DEL', lease)

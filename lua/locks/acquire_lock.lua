@@ -14,16 +14,14 @@
 -- ARGV[7] arrived arrival in microseconds as an earlier reply returned it, or ''
 -- ARGV[8] min_up_s least time since the start of the server, or ''
 -- ARGV[9] name of the lock, for the index
+-- include clock, identity, continuity
 -- returns {1, epoch} if granted; {2, uptime_s} if the server is too young; else
 -- {0, owner or '', epoch, left_ms, retry_ms, ahead, arrived, revision, server or '', now_ms}
 local lock, queue, places, changes, epoch, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, nonce, ttl_ms, continuity, above, mode, arrived, min_up_s, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local PLACE_MS, CALL_MS, RECORD_MS, KEPT_MS, MAX_WHOLE = 3000, 500, 600000, 86400000, 2 ^ 53
 
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now = math.floor(now_us / 1000)
-local now_ms = string.format('%.0f', now)
+local now_us, now, now_ms = clock()
 ttl_ms = tonumber(ttl_ms)
 if min_up_s ~= '' then
   local up_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
@@ -67,20 +65,9 @@ if string.match(last_token, '^%d+:(.*)$') == nonce then
   return grant(last_epoch)
 end
 
--- Only a caller that this server has answered without a gap of half a ttl takes silence for an end, and only after the
--- longer one of both ttls: by then every client that survived an outage has reconnected. A restarted process, or a
--- replica that became primary, is another server.
-local ttl, since, before, known = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
-local answered_ms, assured, gap_ms, server = tonumber(ttl or ttl_ms), continuity == '*', now - (before or 0), ''
-local unbroken = ttl and gap_ms >= 0 and gap_ms < answered_ms / 2
--- INFO is as expensive as the rest of this script: it is read only if it decides something, and six times per ttl.
-local function identify()
-  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
-  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
-  server = run and replica and run .. '.' .. replica or '-'
-  unbroken = unbroken and server == known
-end
+-- Only a caller that may judge takes silence for an end, and only after the longer one of both ttls. Its server is read
+-- only if that decides something, and six times per ttl.
+local answered, server = continuity_of(continuity, ttl_ms, now), ''
 -- Milliseconds until the lock is free for this caller. A remaining time above every granted ttl means the clock went
 -- back: it must not block the lock for ever, so the time of the expiry does not count.
 local left_ms = 0
@@ -89,11 +76,10 @@ if last_token ~= '' then
   left_ms = far and 0 or math.max(till - now, 0)
   -- A client that comes anew does not wait for a holder that ended long ago. One that waits already does: for it, a
   -- clock that jumped ahead is a gap.
-  local anew = (tonumber(before) or 0) == 0
-  if left_ms == 0 and not assured and not (anew and till + RECORD_MS <= now) then
-    identify()
-    local longest = math.max(answered_ms, last_ttl)
-    left_ms = (unbroken and since or now) + longest - now
+  if left_ms == 0 and not answered.assured and not (answered.is_anew and till + RECORD_MS <= now) then
+    server = identify(answered)
+    local longest = math.max(answered.ttl_ms, last_ttl)
+    left_ms = (answered.unbroken and answered.since_ms or now) + longest - now
     left_ms = math.max(left_ms, far and 0 or till - last_ttl + longest - now, 0)
   end
 end
@@ -137,8 +123,8 @@ if string.find(mode, 'q') then
     redis.call('ZADD', index, 'GT', string.format('%.0f', now + 2 * PLACE_MS), name)
   end
   ahead = redis.call('ZRANK', queue, nonce)
-  if server == '' and not assured and (not unbroken or gap_ms >= answered_ms / 6) then
-    identify()
+  if server == '' and not answered.assured and (not answered.unbroken or answered.gap_ms >= answered.ttl_ms / 6) then
+    server = identify(answered)
   end
 end
 return { 0, last[1] or '', last_epoch, left_ms, retry_ms, ahead, string.format('%.0f', mine),

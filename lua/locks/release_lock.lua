@@ -7,13 +7,13 @@
 -- ARGV[1] nonce of the attempt, or '' if an operator ends a grant
 -- ARGV[2] name of the lock, for the index
 -- ARGV[3] ends epoch of the grant that an operator ends, or ''
+-- include clock
 -- returns 1 if the lock was held under this nonce or epoch, 2 if the nonce had a place in the queue, 0 if neither
 local lock, queue, places, changes, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local nonce, name, ends = ARGV[1], ARGV[2], ARGV[3]
 local PLACE_MS, CALL_MS = 3000, 500
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now = clock()
 -- Every key is read before the first is written: one of the wrong type is detected before anything is changed.
 local token = redis.call('HGET', lock, 'token') or ''
 local listed = redis.call('ZSCORE', index, name)

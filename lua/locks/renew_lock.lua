@@ -4,18 +4,19 @@
 -- ARGV[1] token of the grant
 -- ARGV[2] ttl_ms validity of the lock from now on
 -- ARGV[3] name of the lock, for the index
+-- include clock, fence
 -- returns 1, or the error FENCED
 local lock, index = KEYS[1], KEYS[2]
 local token, ttl_ms, name = ARGV[1], ARGV[2], ARGV[3]
 local KEPT_MS = 86400000
 
-if redis.call('HGET', lock, 'token') ~= token then
-  return redis.error_reply('FENCED lock is lost')
+if not is_owner(lock, token) then
+  return fenced('lock')
 end
 -- A key of the wrong type is detected before anything is changed.
 redis.call('ZSCORE', index, name)
-local time = redis.call('TIME')
-local till = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + ttl_ms
+local _, now_ms = clock()
+local till = now_ms + ttl_ms
 -- A write that is never refused comes first: a server that is out of memory then accepts HSET too.
 redis.call('PEXPIRE', lock, ttl_ms + KEPT_MS)
 redis.call('HSET', lock, 'ttl', ttl_ms, 'till', string.format('%.0f', till))

@@ -8,13 +8,13 @@
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted too, since only this group reads them
 -- ARGV[5] ids... of the entries, at most 1,000
+-- include fence
 -- returns how many were pending, or the error FENCED
 local fence, stream, held, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
 local noted = redis.call('HLEN', held) > 0
 local first, ids = 5, ARGV

@@ -5,6 +5,7 @@
 -- ARGV[1] window_ms for how long a dedup id counts
 -- ARGV[2] count number of entries, at most 250
 -- ARGV[3] entries... the short form of each dedup id, then for each entry the number of its values and the values
+-- include clock
 -- returns {ids, duplicates}: the id of each entry, and the numbers, from 1, of those that were stored before
 local log, dedup, dedup_old = KEYS[1], KEYS[2], KEYS[3]
 local window_ms, count = ARGV[1], ARGV[2]
@@ -12,8 +13,7 @@ window_ms, count = tonumber(window_ms), tonumber(count)
 -- Globals cost a look into a table each time.
 local args, unpack = ARGV, unpack
 
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 local recent = redis.call('HMGET', dedup, '', unpack(args, 3, count + 2))
 local begin, longest = string.match(recent[1] or '', '^(%d+) (%d+)$')
 -- A clock that was set back: else no hash would be replaced until it is there again.

@@ -8,6 +8,7 @@
 -- ARGV[2] named number of groups whose keys are passed
 -- ARGV[3] count number of entries, at most 250
 -- ARGV[4] values... names of these groups; for each entry its unique id, its send, the number of its values, the values
+-- include clock, ids, map
 -- returns {ids, firsts, more, missing}: of the first entries, as many as could be decided, the id under which each is
 -- stored or '', and 1 if that was this send, else 0; 1 if 'clean' has something to do, else 0; groups whose keys are
 -- needed to decide the next one
@@ -18,12 +19,7 @@ local mode, named, count = ARGV[1], ARGV[2], ARGV[3]
 -- not worth a cleaning. EVERY_MS: time between two.
 local BUDGET, MAX_BYTES, SAMPLE, KEEP_MS, LEAST, EVERY_MS = 20000, 1048576, 500, 120000, 1000, 60000
 
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
--- Ids are compared as text: Lua numbers would lose their last digits.
-local function wide(id)
-  return string.format('%20s-%20s', string.match(id, '^(%d+)%-(%d+)$'))
-end
+local _, now_ms = clock()
 local function before(a, b)
   return wide(a) < wide(b)
 end
@@ -31,10 +27,7 @@ end
 local function groups_of(log)
   local groups = {}
   for n, list in ipairs(redis.call('EXISTS', log) == 1 and redis.call('XINFO', 'GROUPS', log) or {}) do
-    groups[n] = {}
-    for at = 1, #list, 2 do
-      groups[n][list[at]] = list[at + 1]
-    end
+    groups[n] = map(list)
   end
   return groups
 end

@@ -11,18 +11,17 @@
 -- ARGV[6] partition that they came from
 -- ARGV[7] messages... id, reason, attempts, origin, error, history and line of each, at most 100: line is the
 -- last line of the history, without the time, or empty
+-- include clock, fence, body, retry_item
 -- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies reach
 -- 1 MiB; the caller repeats those after the first `done`
 local fence, stream, dlq, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local MAX_BODY_VALUES, MAX_BYTES = 6000, 1048576
+local MAX_BYTES = 1048576
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
-local time = redis.call('TIME')
-local now_text = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_text = clock()
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 -- It also detects a key of the wrong type before anything is changed.
 redis.call('XDEL', dlq, '0-0')
@@ -42,15 +41,8 @@ for at = 7, #ARGV, 7 do
   done = done + 1
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
   if entry then
-    local fields, body = entry[2], {}
-    local ours = source == 'retry' and fields[1] == 'attempt' and fields[3] == 'origin' and fields[5] == 'error'
-      and fields[7] == 'history'
-    for i = ours and 9 or 1, #fields do
-      body[#body + 1], bytes = fields[i], bytes + #fields[i]
-    end
-    if #body > MAX_BODY_VALUES then
-      body = { 'packed', cmsgpack.pack(body) }
-    end
+    local body, size = body_of_entry(entry[2], source)
+    bytes = bytes + size
     if line ~= '' then
       history = history .. now_text .. ' ' .. line
     end

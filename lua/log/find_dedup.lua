@@ -3,12 +3,12 @@
 -- KEYS[2] dedup_old HASH ids of entries by dedup id that were stored before these
 -- ARGV[1] window_ms for how long a dedup id counts
 -- ARGV[2] ids... the short form of each dedup id, at most 250
+-- include clock
 -- returns for each the id of its entry, or '' if there is none
 local dedup, dedup_old = KEYS[1], KEYS[2]
 local window_ms = ARGV[1]
 
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 local recent = redis.call('HMGET', dedup, unpack(ARGV, 2))
 local before = redis.call('HMGET', dedup_old, unpack(ARGV, 2))
 

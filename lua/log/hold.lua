@@ -9,30 +9,18 @@
 -- ARGV[5] notes... id, due, words and line of each, at most 100: due is '+' and microseconds from now, or a time in
 -- milliseconds; words are 'attempt suspicions by bytes error', then the history; line is the last line of the
 -- history, without the time, or empty
+-- include clock, fence, due
 -- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, held = KEYS[1], KEYS[2], KEYS[3]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local FAR_MS = 36500 * 24 * 3600 * 1000
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now_us / 1000)
-local now_text = string.format('%.0f', now_ms)
+local now_us, _, now_text = clock()
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 -- It also detects a key of the wrong type before anything is changed.
 redis.call('HDEL', held, '')
-
--- Rounded up: nothing is due too early.
-local function at_ms(due)
-  if string.sub(due, 1, 1) == '+' then
-    return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
-  end
-  return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
-end
 
 local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
 for at = 5, #ARGV, 4 do
@@ -43,7 +31,7 @@ for at = 5, #ARGV, 4 do
     return pending
   end
   if #pending > 0 then
-    local text = (due == '+0' and '0' or at_ms(due)) .. ' ' .. words
+    local text = (due == '+0' and '0' or string.format('%.0f', due_at(due, now_us))) .. ' ' .. words
     if line ~= '' then
       text = text .. now_text .. ' ' .. line
     end

@@ -10,33 +10,22 @@
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
 -- ARGV[5] messages... id, due, attempt, origin, error, history and line of each, at most 100: due is '+' and
 -- microseconds from now, or a time in milliseconds; line is the last line of the history, without the time, or empty
+-- include clock, fence, due, body, retry_item
 -- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies reach
 -- 1 MiB; the caller repeats those after the first `done`
 local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local MAX_BODY_VALUES, MAX_BYTES, FAR_MS = 6000, 1048576, 36500 * 24 * 3600 * 1000
+local MAX_BYTES = 1048576
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now_us / 1000)
-local now_text = string.format('%.0f', now_ms)
+local now_us, _, now_text = clock()
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 -- They also detect a key of the wrong type before anything is changed.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 local noted = redis.call('HLEN', held) > 0
-
--- Rounded up: nothing is due too early.
-local function at_ms(due)
-  if string.sub(due, 1, 1) == '+' then
-    return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
-  end
-  return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
-end
 
 -- Changes are collected: one command for all costs less than one for each.
 local items, dues, gone, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
@@ -72,25 +61,13 @@ for at = 5, #ARGV, 7 do
   seen[id], done = true, done + 1
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
   if entry then
-    local fields, body = entry[2], {}
-    local ours = source == 'retry' and fields[1] == 'attempt' and fields[3] == 'origin' and fields[5] == 'error'
-      and fields[7] == 'history'
-    for i = ours and 9 or 1, #fields do
-      body[#body + 1] = fields[i]
-    end
-    if #body > MAX_BODY_VALUES then
-      body = { 'packed', cmsgpack.pack(body) }
-    end
     if line ~= '' then
       history = history .. now_text .. ' ' .. line
     end
-    -- The error is usually the end of the history. It is then stored once: two texts lead instead of three.
-    local told = line ~= '' and string.match(line, '^%d+ (.*)$') == error_text
-    local item = told and { attempt, history, unpack(body) } or { attempt, error_text, history, unpack(body) }
-    item = cmsgpack.pack(item)
+    local item = retry_item(attempt, error_text, history, line, body_of_entry(entry[2], source))
     bytes = bytes + #item
     items[#items + 1], items[#items + 2] = origin, item
-    dues[#dues + 1], dues[#dues + 2] = at_ms(due), origin
+    dues[#dues + 1], dues[#dues + 2] = string.format('%.0f', due_at(due, now_us)), origin
     applied = applied + 1
   else
     stale = stale + 1

@@ -8,29 +8,14 @@
 -- ARGV[1] token of the lease
 -- ARGV[2] group that reads
 -- ARGV[3] position above which reading continues: an id, '0' or '$'; one beyond the end of the log is its end
+-- include fence, ids, map
 -- returns 1, or the errors FENCED or NOGROUP
 local lease, fence, log, held, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, group, position = ARGV[1], ARGV[2], ARGV[3]
 local MAX_VALUES = 2000
 
-if redis.call('HGET', fence, 'token') ~= token then
-  return redis.error_reply('FENCED lease is lost')
-end
--- Ids are compared as text: Lua numbers would lose their last digits.
-local function below(a, b)
-  return #a < #b or #a == #b and a < b
-end
-local function before(a, b)
-  local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
-  local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
-  return below(a_ms, b_ms) or a_ms == b_ms and below(a_seq, b_seq)
-end
-local function flat(list)
-  local of = {}
-  for at = 1, #list, 2 do
-    of[list[at]] = list[at + 1]
-  end
-  return of
+if not is_owner(fence, token) then
+  return fenced()
 end
 -- Read first: a key of the wrong type, or a missing group, is detected before anything is changed.
 local notes, gone = redis.call('HKEYS', held), {}
@@ -44,9 +29,9 @@ redis.call('HSET', fence, 'token', '')
 redis.call('XGROUP', 'DESTROY', log, group)
 redis.call('XGROUP', 'CREATE', log, group, '$')
 for _, list in ipairs(position ~= '$' and redis.call('XINFO', 'GROUPS', log) or {}) do
-  local info = flat(list)
+  local info = map(list)
   -- Never beyond the end: later entries would be skipped.
-  if info.name == group and (position == '0' or before(position, info['last-delivered-id'])) then
+  if info.name == group and (position == '0' or wide(position) < wide(info['last-delivered-id'])) then
     redis.call('XGROUP', 'DESTROY', log, group)
     redis.call('XGROUP', 'CREATE', log, group, position)
   end

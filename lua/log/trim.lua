@@ -9,6 +9,7 @@
 -- ARGV[3] rule 'consumed', 'consumed-after', 'age', 'length' or 'below'
 -- ARGV[4] figure of the rule: milliseconds, messages, an id, or 0
 -- ARGV[5] groups... the names of the groups of KEYS[4], or '' if there are none
+-- include clock, fence, ids, packs
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, without those
 --   that a named group has settled; {0, 2} if another client had the turn; or the error FENCED
 local fence, log, packs = KEYS[1], KEYS[2], KEYS[3]
@@ -29,16 +30,11 @@ if token == 'turn' then
   if not redis.pcall('SET', fence, '1', 'PX', TURN_MS, 'NX') then
     return { 0, 2 }
   end
-elseif token ~= 'operator' and redis.call('HGET', fence, 'token') ~= token then
-  return redis.error_reply('FENCED lease is lost')
+elseif token ~= 'operator' and not is_owner(fence, token) then
+  return fenced()
 end
 if redis.call('EXISTS', log) == 0 then
   return { 0, 0 }
-end
--- Ids padded to one length, so that text comparison is correct: Lua numbers would lose their last digits.
-local function wide(id)
-  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
-  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
 end
 -- The id after `id`; for the last id of a millisecond, `id` itself: then one more entry is kept.
 local function after(id)
@@ -49,25 +45,16 @@ local function first()
   local entry = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
   return entry and wide(entry[1])
 end
--- The newest pack there was, and the messages beyond one an entry in all packs up to an id.
+-- The newest pack there was.
 local newest = redis.call('XREVRANGE', packs, '+', '-', 'COUNT', 1)[1]
-local function more_up_to(id)
-  local pack = redis.call('XREVRANGE', packs, id, '-', 'COUNT', 1)[1]
-  if pack then
-    return tonumber(pack[2][4])
-  end
-  local oldest = redis.call('XRANGE', packs, '-', '+', 'COUNT', 1)[1]
-  return tonumber(oldest[2][4]) - tonumber(oldest[2][2]) + 1
-end
 -- Messages beyond one an entry that have left the log so far.
 local function more_gone()
   local oldest = newest and first()
-  return newest and more_up_to(oldest and '(' .. oldest or '+') or 0
+  return newest and more_up_to(packs, oldest and '(' .. oldest or '+') or 0
 end
 local below = rule == 'below' and wide(figure)
 figure = tonumber(figure) or 0
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
 -- Most calls find nothing to drop, and then cost nothing for each group.
 local is_short = rule == 'length' and not newest and redis.call('XLEN', log) <= figure
@@ -260,7 +247,7 @@ if oldest and oldest < cut then
       if id >= bound or dropped >= room or cost >= MAX_COST then
         break
       end
-      local more_passed = holes and more_dropped or newest and more_up_to('(' .. id) - gone_before or 0
+      local more_passed = holes and more_dropped or newest and more_up_to(packs, '(' .. id) - gone_before or 0
       passed[id], steps = dropped + more_passed, steps + 1
       lost[id] = redis.call('XTRIM', log, 'MINID', '=', after(id))
       if holes and lost[id] == 1 then

@@ -12,6 +12,7 @@
 -- ARGV[5] joining '1' to join, and to take the id over from its previous holder
 -- ARGV[6] reborn generation of the topic that it works on: its 'reborn' or 0; '' for the present one
 -- ARGV[7] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
+-- include clock, identity, continuity
 -- returns {version, revision, members, partitions, next_ms, ranges or nil, 1 if the group is paused or 0, server,
 --   now_ms}, or the error FENCED, NOMEMBER if it is not in the group and does not join, NOTOPIC, or DELETED if the
 --   group was deleted, or the topic, also if it was created again
@@ -30,9 +31,8 @@ local of_group = redis.call('HMGET', state, 'deleting', 'deleted', 'paused')
 if of_group[1] or of_group[2] then
   return redis.error_reply('DELETED the group was deleted')
 end
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local now, expires = string.format('%.0f', now_ms), string.format('%.0f', now_ms + tonumber(ttl_ms))
+local _, now_ms, now = clock()
+local expires = string.format('%.0f', now_ms + tonumber(ttl_ms))
 local known = redis.call('HMGET', member, id, ':version', ':partitions')
 -- As if it were lost: it joins again.
 known[1] = string.match(known[1] or '', '^%S+ %d+ .+$') or false
@@ -55,22 +55,10 @@ changed = changed or string.match(said, ' .*') ~= string.match(text, ' .*')
 -- An assignment that no member can read was written by another program: a new one is made for a new version.
 changed = changed or planned[2] and not string.find(planned[2], '^[-%d,]*$')
 
--- A restarted process, or a replica that became primary, is another server. The two take 8 µs of a call's 30 µs.
-local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
-local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
-local server = run and replica and run .. '.' .. replica or '-'
--- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered it for one
--- ttl without a gap of half a ttl. Only then has every member that survived an outage had time to reconnect.
-local function judges_in()
-  local ttl, since, till, of = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
-  if not ttl then
-    return continuity == '*' and 0 or tonumber(ttl_ms)
-  end
-  local gap = now_ms - till
-  return (of ~= server or gap < 0 or gap >= ttl / 2) and tonumber(ttl) or math.max(since + ttl - now_ms, 0)
-end
-local left_ms, dead, overdue = judges_in(), {}, false
+-- Only a caller that may judge drops others: it takes their silence for their end.
+local answered = continuity_of(continuity, ttl_ms, now_ms)
+local server = identify(answered)
+local left_ms, dead, overdue = judges_in(answered, now_ms), {}, false
 local most = left_ms == 0 and MAX_DROPPED or 2
 local rows = redis.call('ZRANGEBYSCORE', members, '-inf', now, 'LIMIT', 0, most)
 for _, other in ipairs(rows) do

@@ -4,6 +4,7 @@
 -- KEYS[3] changes STREAM the newest change alone
 -- ARGV[1] id of the member
 -- ARGV[2] incarnation of it
+-- include clock
 -- returns 1 if it was in the group, else 0
 local members, member, changes = KEYS[1], KEYS[2], KEYS[3]
 local id, incarnation = ARGV[1], ARGV[2]
@@ -14,8 +15,7 @@ if not known[1] or string.match(known[1], '^%S*') ~= incarnation then
   return 0
 end
 redis.call('XLEN', changes)
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
 -- have been read: one of the wrong type was detected. The version is written before the change, as in heartbeat.
 redis.call('ZREM', members, '')

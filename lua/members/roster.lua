@@ -4,13 +4,13 @@
 -- KEYS[3] assignment HASH partitions by id; ':version' that they were computed for
 -- KEYS[4] changes STREAM the newest change alone
 -- KEYS[5] meta HASH the topic's settings
+-- include clock
 -- returns {ids of all with their expiry times, member, assignment, revision, partitions or nil, now_ms}; the hashes as
 --   they are stored
 local members, member, assignment, changes, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
 -- A script, since a server that is out of memory refuses a transaction.
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_ms = clock()
 local last = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
 return {
   redis.call('ZRANGE', members, 0, -1, 'WITHSCORES'),

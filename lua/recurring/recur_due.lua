@@ -2,15 +2,14 @@
 -- KEYS[1] recur ZSET ids of recurring rules by next due time
 -- KEYS[2] recur_items HASH rule, pause, next time and body of recurring rules, by id
 -- ARGV[1] limit maximum number to read, up to 100
+-- include clock
 -- returns {now_ms, entries, orphans}: entries as {id, due, item}, fewer if they are large; orphans are ids without a
 -- readable item: they are not due any more
 local recur, recur_items = KEYS[1], KEYS[2]
 local limit = ARGV[1]
 local MAX_VALUES, MAX_BYTES = 6003, 1048576
 
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local now = string.format('%.0f', now_ms)
+local _, now_ms, now = clock()
 
 local function whole(parts)
   if type(parts) ~= 'table' or #parts < 5 or #parts % 2 ~= 1 or #parts > MAX_VALUES then

@@ -11,52 +11,25 @@
 -- ARGV[3] topic for dead letters
 -- ARGV[4] partition for dead letters
 -- ARGV[5] group for dead letters
+-- include clock, fence, body, retry_item, redelivery
 -- returns {moved, orphans, next_us}: microseconds until the next is due, or -1; or the error FENCED
 local fence, retry_due, retry_items, retry_log, dlq, unique, unique_retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local MAX_VALUES, MAX_BYTES = 6003, 1048576
+local MAX_BYTES = 1048576
 -- 100 years: `retry` accepts no later due time. A later score, which somebody else wrote, is returned as this.
 local FAR_US = 36500 * 24 * 3600 * 1000000
 
-if redis.call('HGET', fence, 'token') ~= token then
-  return redis.error_reply('FENCED lease is lost')
+if not is_owner(fence, token) then
+  return fenced()
 end
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now_us / 1000)
+local now_us, _, now_text = clock()
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 -- They also detect a key of the wrong type before anything is changed.
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
 
-local function whole(fields)
-  if type(fields) ~= 'table' or #fields < 4 or #fields > MAX_VALUES then
-    return false
-  end
-  for i = 1, #fields do
-    if type(fields[i]) ~= 'string' then
-      return false
-    end
-  end
-  return true
-end
-
--- The redelivery of an entry that has a unique id is noted: so a send with the id can see whether it is settled. An
--- error (a key of the wrong type) only ends the id early.
-local function note(origin, id, name, value)
-  if name == 'packed' then
-    local readable, fields = pcall(cmsgpack.unpack, value)
-    fields = readable and type(fields) == 'table' and fields or {}
-    name, value = fields[1], fields[2]
-  end
-  local known = name == 'mq:unique' and value and redis.pcall('HGET', unique, value)
-  if type(known) == 'string' and string.match(known, '^(%S+) ') == origin then
-    redis.pcall('HSET', unique_retry, origin, id)
-  end
-end
-
 local moved, orphans, bytes, gone, failed = 0, 0, 0, {}, nil
-local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, limit)
+local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', now_text, 'LIMIT', 0, limit)
 for _, origin in ipairs(due) do
   if bytes >= MAX_BYTES then
     -- Bounds the time for which the script blocks the server: the rest is due at once.
@@ -64,16 +37,11 @@ for _, origin in ipairs(due) do
   end
   local item = redis.call('HGET', retry_items, origin)
   bytes = bytes + #(item or '')
-  local readable, fields = pcall(cmsgpack.unpack, item)
+  local attempt, error_text, history, values, first = read_retry_item(item)
   local put
-  if item and readable and whole(fields) then
-    local lead = 2 + #fields % 2
-    local attempt, error_text, history = fields[1], fields[2], fields[lead]
-    if lead == 2 then
-      error_text = string.match(string.match(history, '^.*\n(.*)$') or history, '^%d+ %d+ (.*)$') or ''
-    end
+  if attempt then
     put = redis.pcall('XADD', retry_log, '*', 'attempt', attempt, 'origin', origin, 'error', error_text, 'history',
-      history, unpack(fields, lead + 1))
+      history, unpack(values, first))
     moved = moved + 1
   else
     -- The body is missing or not ours: stored as a dead letter, since dropping it silently would be a loss.
@@ -85,8 +53,8 @@ for _, origin in ipairs(due) do
     failed = put
     break
   end
-  if readable and whole(fields) then
-    note(origin, put, fields[3 + #fields % 2], fields[4 + #fields % 2])
+  if attempt then
+    note_redelivery(unique, unique_retry, origin, put, values[first], values[first + 1])
   end
   gone[#gone + 1] = origin
 end

@@ -9,38 +9,24 @@
 -- KEYS[6] retry_due ZSET the group's retries by due time in milliseconds; without a lease: delay, not used
 -- ARGV[1] token of the lease, or '' without one
 -- ARGV[2] limit maximum number to move, up to 200
+-- include clock, fence, body
 -- returns {moved, next_us, recurring, orphans, retry_us}: microseconds until the next is due, or -1; 1 if a
 -- recurring rule is due, else 0; the ids of those without a readable body; microseconds until the
 -- group's next retry is due, or -1; or the error FENCED
 local fence, delay, delay_items, log, recur, retry_due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, limit = ARGV[1], ARGV[2]
-local MAX_VALUES, PORTION, MAX_BYTES = 6000, 25, 1048576
+local PORTION, MAX_BYTES = 25, 1048576
 -- 100 years: `schedule` accepts no later due time. A later score, which somebody else wrote, is returned as this.
 local FAR_US = 36500 * 24 * 3600 * 1000000
 
-if token ~= '' and redis.call('HGET', fence, 'token') ~= token then
-  return redis.error_reply('FENCED lease is lost')
+if token ~= '' and not is_owner(fence, token) then
+  return fenced()
 end
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now_us / 1000)
-local now = string.format('%.0f', now_ms)
+local now_us, now_ms, now = clock()
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
 -- A wrong type there must not stop the messages of other groups: the owner receives the error from `promote`.
 local retries = token ~= '' and redis.pcall('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
-
-local function whole(fields)
-  if type(fields) ~= 'table' or #fields < 2 or #fields % 2 ~= 0 or #fields > MAX_VALUES then
-    return false
-  end
-  for i = 1, #fields do
-    if type(fields[i]) ~= 'string' then
-      return false
-    end
-  end
-  return true
-end
 
 local moved, orphans, bytes = 0, {}, 0
 local due = {}
@@ -66,8 +52,8 @@ for from = 1, #due, PORTION do
     -- One at a time: HMGET would copy all bodies of a portion before their size is known.
     local item = redis.call('HGET', delay_items, id)
     ids[#ids + 1] = id
-    local readable, fields = pcall(cmsgpack.unpack, item)
-    if item and readable and whole(fields) then
+    local fields = values_of(item, 0)
+    if fields and #fields >= 2 and #fields % 2 == 0 then
       redis.call('XADD', log, '*', unpack(fields))
       moved, bytes = moved + 1, bytes + #item
     else

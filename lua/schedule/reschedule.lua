@@ -5,17 +5,12 @@
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] due in milliseconds since 1970, or '+' and microseconds from now
 -- ARGV[3] ids... of the messages, at most 200
+-- include clock, due
 -- returns for each 1 if it waited, else 0
 local delay, recur, wake = KEYS[1], KEYS[2], KEYS[3]
 local place, due = ARGV[1], ARGV[2]
-local FAR_MS = 36500 * 24 * 3600 * 1000
 
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local due_ms = math.min(tonumber(due), math.floor(now_us / 1000) + FAR_MS)
-if string.byte(due) == 43 then
-  due_ms = math.ceil((now_us + tonumber(due)) / 1000)
-end
+local due_ms = due_at(due, clock())
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
 local results, dues = {}, {}

@@ -12,23 +12,16 @@
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
 -- A conflict is 'keep', 'replace', 'reject', 'debounce' (replaced, and due at the later of both times) or 'last'
 -- (replaced, and due when the first was). The last two reject an id that is worked on: the message would be lost.
+-- include clock, due
 -- returns 1 if all are new and wait; else for each 1 (waits), 2 (waits in place of another), 0 (that one was kept),
 -- 3 (completed, and its id is not free) or -1 (it was to be rejected)
 local delay, delay_items, states, claims, recur, wake, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local place, terms = ARGV[1], ARGV[2]
-local FAR_MS = 36500 * 24 * 3600 * 1000
 
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local latest = math.floor(now_us / 1000) + FAR_MS
+local now_us = clock()
 local n, ids, dues, conflicts, first = 0, {}, {}, {}, math.huge
 for count, due, conflict in string.gmatch(terms, '(%d+) (%S+) (%a+)') do
-  local due_ms = tonumber(due)
-  if string.byte(due) == 43 then
-    due_ms = math.ceil((now_us + due_ms) / 1000)
-  else
-    due_ms = math.min(due_ms, latest)
-  end
+  local due_ms = due_at(due, now_us)
   local score = string.format('%.0f', due_ms)
   first = math.min(first, due_ms)
   for _ = 1, tonumber(count) do

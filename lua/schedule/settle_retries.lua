@@ -8,14 +8,14 @@
 -- ARGV[3] partition for dead letters
 -- ARGV[4] group for dead letters
 -- ARGV[5] origins... of the messages, at most 200
+-- include clock, body, retry_item
 -- returns for each 1 if it was parked, else 0; it stops when bodies reach 1 MiB: the caller repeats those behind the
 -- last one
 local retry_due, retry_items, dlq, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local action, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local MAX_VALUES, MAX_BYTES = 6003, 1048576
+local MAX_BYTES = 1048576
 
-local time = redis.call('TIME')
-local now_text = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, _, now_text = clock()
 -- Read first: a key of the wrong type is detected before anything is changed. Then writes that are never refused: a
 -- server that is out of memory then accepts the others too.
 local scores = redis.call('ZMSCORE', retry_due, unpack(ARGV, 5))
@@ -23,31 +23,14 @@ redis.call('XLEN', wake)
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
 
-local function whole(fields)
-  if type(fields) ~= 'table' or #fields < 4 or #fields > MAX_VALUES then
-    return false
-  end
-  for i = 1, #fields do
-    if type(fields[i]) ~= 'string' then
-      return false
-    end
-  end
-  return true
-end
-
 local function kill(origin)
   local item = redis.call('HGET', retry_items, origin)
-  local readable, fields = pcall(cmsgpack.unpack, item)
-  if item and readable and whole(fields) then
-    local lead = 2 + #fields % 2
-    local attempt, error_text, history = tonumber(fields[1]) or 1, fields[2], fields[lead]
-    if lead == 2 then
-      error_text = string.match(string.match(history, '^.*\n(.*)$') or history, '^%d+ %d+ (.*)$') or ''
-    end
+  local attempt, error_text, history, values, first = read_retry_item(item)
+  if attempt then
     -- The number in the item is that of the next attempt.
-    local attempts = string.format('%.0f', math.max(attempt - 1, 0))
+    local attempts = string.format('%.0f', math.max((tonumber(attempt) or 1) - 1, 0))
     redis.call('XADD', dlq, '*', 'reason', 'killed', 'attempts', attempts, 'error', error_text, 'origin', origin,
-      'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(fields, lead + 1))
+      'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(values, first))
   else
     -- As `promote` stores it: the body is missing or not ours.
     redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', origin,

@@ -10,6 +10,7 @@
 -- ARGV[5] limit maximum number of entries, up to 100
 -- ARGV[6] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
 -- ARGV[7] names... of consumers: first the one that gets the entries, then those that are alive
+-- include clock, fence, identity, continuity, map
 -- returns {next_ms, removed, now_ms, entries, ghosts}: milliseconds until more may be free, or -1; entries as
 -- {source, id, deliveries, idle_ms, note or ''}, without their bodies; ghosts as {source, id, idle_ms}; the source is
 -- 'log' or 'retry'; or the errors FENCED or NOGROUP
@@ -17,37 +18,28 @@ local fence, log, retry_log, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, idle_ms, limit, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local GIVEN_BACK_MS = 2 ^ 35
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
 -- Read first: a key of the wrong type, or a missing group, is detected before anything is changed.
 redis.call('HLEN', held)
 redis.call('XPENDING', log, group)
 redis.call('XPENDING', retry_log, group)
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local _, now, now_ms = clock()
 local name, alive = ARGV[7], {}
 for at = 7, #ARGV do
   alive[ARGV[at]] = true
 end
 
--- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered it for one
--- ttl without a gap of half a ttl, as for a lease. Computed once, and only if needed, since INFO is expensive.
+-- Milliseconds until the caller may treat the silence of others as their end. Computed once, and only if needed, since
+-- INFO is expensive.
 local known_in_ms
-local function judges_in()
-  local ttl, since, till, server = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
-  if not ttl then
-    return continuity == '*' and 0 or tonumber(idle_ms)
+local function known_in()
+  local answered = continuity_of(continuity, idle_ms, now)
+  if answered.unbroken then
+    identify(answered)
   end
-  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
-  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
-  local gap = now_ms - till
-  if server ~= (run and replica and run .. '.' .. replica or '-') or gap < 0 or gap >= ttl / 2 then
-    return tonumber(ttl)
-  end
-  return math.max(since + ttl - now_ms, 0)
+  return judges_in(answered, now)
 end
 
 local idle, left, next_ms, removed, entries, ghosts = tonumber(idle_ms), tonumber(limit), -1, 0, {}, {}
@@ -86,12 +78,9 @@ local function take(source, log, rows)
 end
 
 local function look(source, log, info)
-  local of = {}
-  for at = 1, #info, 2 do
-    of[info[at]] = info[at + 1]
-  end
+  local of = map(info)
   if not alive[of.name] then
-    known_in_ms = known_in_ms or judges_in()
+    known_in_ms = known_in_ms or known_in()
     -- Without continuity only released entries are taken: only a release sets an idle time this large.
     local least_ms = known_in_ms == 0 and idle_ms or string.format('%.0f', math.max(idle, GIVEN_BACK_MS))
     local rows = {}

@@ -15,14 +15,13 @@
 -- ARGV[6] queue for dead tasks
 -- ARGV[7] shard for dead tasks
 -- ARGV[8] continuity answers to the worker: 'ttl since until server' in milliseconds, or '*'
+-- include clock, identity, continuity, body, task_body
 -- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, expired tokens or '', server or ''}
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local worker, limit, hold_us, crash_limit, longest_sleep_us, queue, shard, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local STATE, GRACE_US, MAX_VALUES, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 6000, 1048576
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now, hold_ms = math.floor(now_us / 1000), math.ceil(hold_us / 1000)
-local now_ms = string.format('%.0f', now)
+local STATE, GRACE_US, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 1048576
+local now_us, now, now_ms = clock()
+local hold_ms = math.ceil(hold_us / 1000)
 limit, crash_limit, longest_sleep_us = tonumber(limit), tonumber(crash_limit), tonumber(longest_sleep_us)
 local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
 local hold_by = string.format(' 0 %.0f %s:%.0f:', hold_ms, worker, now_us)
@@ -41,26 +40,21 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', claims, far, '+inf', 'LIMIT', 0,
   local _, _, _, _, hold = string.match(redis.call('HGET', task_states, id) or '', STATE)
   redis.call('ZADD', claims, 'XX', 'LT', string.format('%.0f', now + (hold or 0) + 1000), id)
 end
--- A claim may have expired because its worker died, or because no client could reach the server. So only a worker that
--- this server has answered for one ttl without a gap of half a ttl takes it over: by then every client that survived
--- an outage has reconnected. A restarted process, or a replica that became primary, is another server.
-local ttl, since, till, known = string.match(continuity, '^(%d+) (%d+) (%d+) (.+)$')
-local ttl_ms, assured, gap_ms, server = tonumber(ttl or hold_ms), continuity == '*', now - (till or 0), ''
-local unbroken = ttl and gap_ms >= 0 and gap_ms < ttl_ms / 2
--- INFO is as expensive as most of this script: it is read only if it decides something, and six times per ttl. In
--- between the worker keeps its record: an old identity never returns, so comparing it later detects the change too.
-if not assured and (not unbroken or gap_ms >= ttl_ms / 6 or overdue[1] and since + ttl_ms <= now) then
-  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
-  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
-  server = run and replica and run .. '.' .. replica or '-'
-  unbroken = unbroken and server == known
+-- A claim may have expired because its worker died, or because no client could reach the server: only a worker that may
+-- judge takes it over. INFO is as expensive as most of this script: it is read only if it decides something, and six
+-- times per ttl. In between the worker keeps its record: an old identity never returns, so comparing it later detects
+-- the change too.
+local answered, server = continuity_of(continuity, hold_ms, now), ''
+local ttl_ms, since_ms = answered.ttl_ms, answered.since_ms
+local is_late = not answered.unbroken or answered.gap_ms >= ttl_ms / 6
+if not answered.assured and (is_late or overdue[1] and since_ms + ttl_ms <= now) then
+  server = identify(answered)
 end
 -- Time at which a claim may be taken over. A claim that is longer than the ttl may take longer to be extended; and a
 -- record whose ttl is longer than the claim does not show gaps that are long for the claim.
 local function free_at(ran_out, hold)
   local longest = math.max(ttl_ms, hold)
-  return assured and 0 or math.max((unbroken and since or now) + longest, ran_out - hold + longest)
+  return answered.assured and 0 or math.max((answered.unbroken and since_ms or now) + longest, ran_out - hold + longest)
 end
 local ids, states, items, sets, adds, befores, ours, crashed, bytes = {}, {}, {}, {}, {}, {}, {}, 0, 0
 local head, taken = math.huge, 0
@@ -71,20 +65,16 @@ local function hand(id, due, attempt, crashes, rest, before)
   sets[2 * n - 1], sets[2 * n], adds[2 * n - 1], adds[2 * n] = id, state, deadline, id
 end
 local function give_up(id, attempt, crashes, rest)
-  local item, history = redis.call('HGET', delay_items, id), string.match(rest, '\n(.+)$')
-  local readable, body = pcall(cmsgpack.unpack, item)
-  local whole = item and readable and type(body) == 'table' and #body % 2 == 0 and #body <= MAX_VALUES
-  for i = 1, whole and #body or 0 do
-    whole = whole and type(body[i]) == 'string'
-  end
+  local body, size = task_body(redis.call('HGET', delay_items, id))
+  local history = string.match(rest, '\n(.+)$')
   local failure = crashes .. ' claims ran out'
   history = (history and history .. '\n' or '') .. now_ms .. ' ' .. attempt .. ' ' .. failure
   redis.call('XADD', dead_tasks, '*', 'reason', 'crashed', 'attempts', attempt, 'error', failure, 'history', history,
-    'task', id, 'queue', queue, 'shard', shard, unpack(whole and body or item and { 'packed', item } or {}))
+    'task', id, 'queue', queue, 'shard', shard, unpack(body))
   redis.call('ZREM', claims, id)
   redis.call('HDEL', delay_items, id)
   redis.call('HDEL', task_states, id)
-  crashed, bytes = crashed + 1, bytes + #(item or '')
+  crashed, bytes = crashed + 1, bytes + size
 end
 -- If no claim can be free yet, states need not be read.
 local first_free, mine = free_at(0, 0), worker .. ':'

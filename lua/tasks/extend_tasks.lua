@@ -4,12 +4,12 @@
 -- ARGV[1] hold_us for how long the claims hold from now
 -- ARGV[2] begun '1' if handlers begin with them, else '0'
 -- ARGV[3] tasks... id and token of each, at most 100
+-- include clock, identity
 -- returns {now_ms, server, for each 1 if the claim is still that one, else 0}
 local claims, task_states = KEYS[1], KEYS[2]
 local hold_us, begun = ARGV[1], ARGV[2]
 
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_us, now_ms = clock()
 local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
 local hold = string.format('%.0f', math.ceil(hold_us / 1000))
 -- A write that is never refused comes first: a server that is out of memory then accepts the other too.
@@ -37,7 +37,4 @@ if #sets > 0 then
   redis.call('HSET', task_states, unpack(sets))
 end
 -- Time and identity of the server, as claim_tasks returns them: so a worker without room keeps its continuity.
-local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
-local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
-return { math.floor(now_us / 1000), run and replica and run .. '.' .. replica or '-', ours }
+return { now_ms, identity(), ours }

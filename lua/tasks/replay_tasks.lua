@@ -5,12 +5,13 @@
 -- KEYS[4] claims ZSET claimed tasks by the expiry time of their claim in milliseconds
 -- KEYS[5] wake LIST of at most one element: wakes one waiting worker
 -- ARGV[1] ids... of the dead tasks, at most 100
+-- include clock
 -- returns {moved, done}: it stops when bodies reach 1 MiB; the caller repeats those after the first `done`
 local dead_tasks, delay, delay_items, claims, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local LEAD, MAX_BYTES = { 'reason', 'attempts', 'error', 'history', 'task', 'queue', 'shard' }, 1048576
 
-local time = redis.call('TIME')
-local due = string.format('%.0f', math.ceil(tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000))
+local now_us = clock()
+local due = string.format('%.0f', math.ceil(now_us / 1000))
 local called, moved, done, bytes = redis.call('LLEN', wake) > 0, 0, 0, 0
 for i, id in ipairs(ARGV) do
   if bytes >= MAX_BYTES then

@@ -15,15 +15,14 @@
 -- Words are 'complete'; 'finish' (completed, and its id stays in use) with a window in milliseconds; 'retry' with due,
 -- attempt, error, history, failure; 'dead' with reason, attempts and the same three.
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
+-- include clock, due, body, task_body
 -- returns {applied, stale, done}: it stops when dead bodies reach 1 MiB; the caller repeats those after `done`
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
-local GRACE_US, FAR_MS, MAX_VALUES, MAX_BYTES, OLD = 250000, 36500 * 24 * 3600 * 1000, 6000, 1048576, 200
+local GRACE_US, MAX_BYTES, OLD = 250000, 1048576, 200
 
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now_us / 1000)
-local stamp = string.format('%.0f ', now_ms)
+local now_us, now_ms, now_text = clock()
+local stamp = now_text .. ' '
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 -- With the reads they detect a key of the wrong type before anything is changed.
 redis.call('ZREM', delay, '')
@@ -51,17 +50,6 @@ local known = redis.call('HMGET', task_states, unpack(ids))
 local gone, earliest, applied, settled, done, bytes = {}, math.huge, 0, {}, 0, 0
 local free, longest = {}, 0
 
-local function body_of(id)
-  local item = redis.call('HGET', delay_items, id)
-  bytes = bytes + #(item or '')
-  local readable, body = pcall(cmsgpack.unpack, item)
-  local whole = item and readable and type(body) == 'table' and #body % 2 == 0 and #body <= MAX_VALUES
-  for i = 1, whole and #body or 0 do
-    whole = whole and type(body[i]) == 'string'
-  end
-  return whole and body or item and { 'packed', item } or {}
-end
-
 for i, id in ipairs(ids) do
   if bytes >= MAX_BYTES then
     break
@@ -72,8 +60,7 @@ for i, id in ipairs(ids) do
   if claimed[i] and held_by == token and not settled[id] then
     applied, settled[id] = applied + 1, true
     if verdict == 'retry' then
-      local after_us = string.match(first, '^%+(%d+)$')
-      local due = after_us and math.ceil((now_us + after_us) / 1000) or math.min(tonumber(first), now_ms + FAR_MS)
+      local due = due_at(first, now_us)
       local due_text = string.format('%.0f', due)
       local rest = error_text .. '\n' .. history .. stamp .. number .. ' ' .. failure
       local crashed = '0'
@@ -89,9 +76,11 @@ for i, id in ipairs(ids) do
       earliest = math.min(earliest, due)
     else
       if verdict == 'dead' then
+        local body, size = task_body(redis.call('HGET', delay_items, id))
         local told_of = failure == '' and history or history .. stamp .. failure
         redis.call('XADD', dead_tasks, '*', 'reason', first, 'attempts', attempt, 'error', error_text,
-          'history', told_of, 'task', id, 'queue', queue, 'shard', shard, unpack(body_of(id)))
+          'history', told_of, 'task', id, 'queue', queue, 'shard', shard, unpack(body))
+        bytes = bytes + size
       end
       if verdict == 'finish' then
         free[#free + 1], free[#free + 2] = string.format('%.0f', now_ms + first), id

@@ -6,6 +6,7 @@
 -- ARGV[4] length how many stay, or ''
 -- ARGV[5] after id of the last task that an earlier call has counted, or ''
 -- ARGV[6] passed number of tasks up to that one
+-- include clock, size
 -- returns {aged, excess, 1 if there is more or 0, after, passed}, or the error FENCED: numbers of tasks that were too
 -- old, and that had too many newer ones; the arguments of the next call
 local dead_tasks = KEYS[1]
@@ -16,8 +17,7 @@ local mode, until_ms, age_ms, length, after, passed = ARGV[1], ARGV[2], ARGV[3],
 local BUDGET, STEP, FIRST, SINGLE, PAGE, MAX_BYTES = 20000, 100, 10, 100, 1000, 1048576
 passed = tonumber(passed)
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now = clock()
 if mode == 'worker' and now > tonumber(until_ms) then
   return redis.error_reply('FENCED the retention was read too long ago')
 end
@@ -29,13 +29,6 @@ local before = '(' .. stays
 local most = length == '' and math.huge or tonumber(length)
 local aged, excess, spent, step = 0, 0, 0, FIRST
 
-local function size(entry)
-  local bytes = 0
-  for _, value in ipairs(entry[2]) do
-    bytes = bytes + #value
-  end
-  return bytes
-end
 
 -- Counts by reading: the old ones are in front of all others, of which the number says how many are too many.
 if mode == 'count' then

@@ -3,6 +3,7 @@
 -- KEYS[2] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
 -- ARGV[1] count number of messages in the entry, at least 1
 -- ARGV[2] fields... names and values of the entry
+-- include clock
 -- returns the id of the entry, which is that of its last message; those before it have the sequence numbers before
 local log, packs = KEYS[1], KEYS[2]
 local count = ARGV[1]
@@ -12,8 +13,7 @@ local MAX_WHOLE = 2 ^ 53
 count = tonumber(count)
 -- Read first: a key of the wrong type is detected before anything is changed.
 local newest = redis.call('XREVRANGE', packs, '+', '-', 'COUNT', 1)[1]
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 local function split(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   return tonumber(ms), tonumber(seq)

@@ -21,41 +21,30 @@
 --   due is '+' and microseconds from now, or a time in milliseconds; line is the last line of the history, without
 --   the time,
 --   or empty; words are 'attempt suspicions by bytes error', then the history
+-- include clock, fence, due, body, retry_item
 -- returns {applied, stale, done} in messages, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies
 -- reach 1 MiB; the caller repeats those after the first `done`
 local fence, log, settled, held, retry_due, retry_items, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local mode, who, group, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local MAX_BYTES, FAR_MS = 1048576, 36500 * 24 * 3600 * 1000
+local MAX_BYTES = 1048576
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 -- They also detect a key of the wrong type before anything is changed.
 redis.call('HDEL', settled, '')
-local now_us, now_ms, now_text
+local now_us, now_text, _
 -- For all kinds but 'ack', which need the time and write to further keys.
 local function prepare()
   if not now_us then
-    local time = redis.call('TIME')
-    now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-    now_ms = math.floor(now_us / 1000)
-    now_text = string.format('%.0f', now_ms)
+    now_us, _, now_text = clock()
     redis.call('ZREM', retry_due, '')
     redis.call('HDEL', retry_items, '')
     redis.call('XDEL', dlq, '0-0')
   end
 end
 local noted, partly = redis.call('HLEN', held) > 0, redis.call('HLEN', settled) > 0
-
--- Rounded up: nothing is due too early.
-local function at_ms(due)
-  if string.sub(due, 1, 1) == '+' then
-    return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
-  end
-  return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
-end
 
 -- Bits of a pack's messages are worked on 32 at a time.
 local function words(bytes, count)
@@ -155,7 +144,7 @@ for _ = 1, #ARGV do
       local due, told, line = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
       local note = 'log:' .. message
       if open then
-        local text = (due == '+0' and '0' or at_ms(due)) .. ' ' .. told
+        local text = (due == '+0' and '0' or string.format('%.0f', due_at(due, now_us))) .. ' ' .. told
         if line ~= '' then
           text = text .. now_text .. ' ' .. line
         end
@@ -176,12 +165,8 @@ for _ = 1, #ARGV do
       end
       -- Put before remove: a failure in between leaves the same message twice, never a loss.
       if open and values > 0 and kind == 'retry' then
-        -- The error is usually the end of the history. It is then stored once: two texts lead instead of three.
-        local told = line ~= '' and string.match(line, '^%d+ (.*)$') == error_text
-        local item = told and { number, history, unpack(ARGV, at + 12, last) }
-          or { number, error_text, history, unpack(ARGV, at + 12, last) }
-        item = cmsgpack.pack(item)
-        local due = at_ms(word)
+        local item = retry_item(number, error_text, history, line, { unpack(ARGV, at + 12, last) })
+        local due = string.format('%.0f', due_at(word, now_us))
         redis.call('HSET', retry_items, origin, item)
         redis.call('ZADD', retry_due, due, origin)
       elseif open and values > 0 then

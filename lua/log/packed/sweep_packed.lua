@@ -8,6 +8,7 @@
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that reads
 -- ARGV[4] ids... of packs to look at, at most 1,000, or '': then a sample of what is noted
+-- include fence, ids, map
 -- returns {dropped, acknowledged, 1 if there may be as much again or 0}, or the error FENCED
 local fence, log, packs, held, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group = ARGV[1], ARGV[2], ARGV[3]
@@ -15,9 +16,8 @@ local first_id = ARGV[4]
 -- Number of fields of each hash that one call looks at.
 local SAMPLE = 100
 
--- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
-if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
-  return redis.error_reply('FENCED lease is lost')
+if not may_change(fence, mode, who) then
+  return fenced()
 end
 local any_settled, any_held = redis.call('HLEN', settled) > 0, redis.call('HLEN', held) > 0
 if not any_settled and not any_held then
@@ -34,21 +34,13 @@ if groups.err and not string.find(groups.err, 'no such key', 1, true) then
   return groups
 end
 for _, flat in ipairs(groups.err and {} or groups) do
-  local info = {}
-  for at = 1, #flat, 2 do
-    info[flat[at]] = flat[at + 1]
-  end
+  local info = map(flat)
   position = info.name == group and info['last-delivered-id'] or position
 end
 if not position then
   return { 0, 0, 0 }
 end
 
--- Ids are compared as text of one length: Lua numbers would lose their last digits.
-local function wide(id)
-  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
-  return ms and string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
-end
 local read_up_to = wide(position)
 -- Returns the pack that holds a message, its number of messages, and the message's place in it, from 0.
 local function pack_of(id)

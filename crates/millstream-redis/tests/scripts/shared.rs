@@ -130,7 +130,7 @@ async fn nothing_but_the_one_word_passes_the_fence_by() {
     {
         for (script, keys, args) in &settles {
             let mut cmd = redis::cmd("EVAL");
-            cmd.arg(script.source).arg(keys.len());
+            cmd.arg(&*script.text()).arg(keys.len());
             for key in keys {
                 cmd.arg(key.as_str());
             }

@@ -123,7 +123,7 @@ async fn with_every_key_checked_on_a_node_of_a_cluster() {
     assert_eq!(begun, ());
     for after in [">", "0-0"] {
         let mut read = redis::cmd("EVAL");
-        read.arg(format!("#!lua\n{}", millstream_lua::READ.source))
+        read.arg(format!("#!lua\n{}", millstream_lua::READ.text()))
             .arg(2)
             .arg(fence.as_str())
             .arg(log.as_str());

@@ -10,8 +10,7 @@ pub const MAXLEN: usize = 100;
 /// One change: the script, the text, and its replacement.
 type Patch = (&'static Script, &'static str, &'static str);
 
-const FENCE: &str = "if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then\n  \
-                     return redis.error_reply('FENCED lease is lost')\nend\n";
+const FENCE: &str = "if not may_change(fence, mode, who) then\n  return fenced()\nend\n";
 
 const ACK_BEFORE_RETRY: &[Patch] = &[
     // An entry that is pending is acknowledged and not stored; one that is not pending any more is stored. In shared mode the
@@ -74,16 +73,12 @@ const DEAD_LETTER_SWALLOWED: &[Patch] = &[
 const RETRY_TO_SHARED_LOG: &[Patch] = &[(
     &millstream_lua::PROMOTE,
     "put = redis.pcall('XADD', retry_log, '*', 'attempt', attempt, 'origin', origin, 'error', error_text, 'history',\n      \
-       history, unpack(fields, lead + 1))",
-    "put = redis.pcall('XADD', (string.gsub(retry_log, ':retry:[^:]*$', '')), '*', unpack(fields, lead + 1))",
+       history, unpack(values, first))",
+    "put = redis.pcall('XADD', (string.gsub(retry_log, ':retry:[^:]*$', '')), '*', unpack(values, first))",
 )];
 
 const RENEW_AFTER_RELEASE: &[Patch] = &[
-    (
-        &millstream_lua::RENEW,
-        "if not held and redis.call('HGET', fence, 'token') == token then",
-        "if not held then",
-    ),
+    (&millstream_lua::RENEW, "if not held and is_owner(fence, token) then", "if not held then"),
     (
         &millstream_lua::RENEW,
         "redis.call('SET', lease, token, 'PX', ttl_ms)\n",
@@ -91,7 +86,7 @@ const RENEW_AFTER_RELEASE: &[Patch] = &[
     ),
     (
         &millstream_lua::RENEW_LOCK,
-        "if redis.call('HGET', lock, 'token') ~= token then",
+        "if not is_owner(lock, token) then",
         "local known = redis.call('HGET', lock, 'token')\nif known and known ~= token then",
     ),
     (
@@ -145,7 +140,7 @@ const UNFENCED_TASK: &[Patch] = &[
 ];
 
 const TAKEOVER_AT_ONCE: &[Patch] =
-    &[(&millstream_lua::ACQUIRE, "local left_ms = judges_in()", "local left_ms = 0")];
+    &[(&millstream_lua::ACQUIRE, "local left_ms = judges_in(answered, now_ms)", "local left_ms = 0")];
 
 const UNCHECKED_LOCK_RELEASE: &[Patch] = &[(
     &millstream_lua::RELEASE_LOCK,
@@ -188,7 +183,7 @@ pub fn patched(mutant: Mutant) -> Vec<(&'static Script, String)> {
     for &(script, find, replace) in patches(mutant) {
         let known = sources.iter().position(|(other, _)| other.name == script.name);
         let at = known.unwrap_or_else(|| {
-            sources.push((script, script.source.to_owned()));
+            sources.push((script, script.text().into_owned()));
             sources.len() - 1
         });
         let source = &mut sources[at].1;
@@ -208,7 +203,7 @@ mod tests {
     fn each_change_has_its_place() {
         for mutant in Mutant::ALL {
             for (script, source) in patched(*mutant) {
-                assert_ne!(source, script.source, "{mutant}: nothing is changed in {}", script.name);
+                assert_ne!(source, script.text(), "{mutant}: nothing is changed in {}", script.name);
             }
         }
     }

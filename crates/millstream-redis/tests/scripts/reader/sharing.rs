@@ -165,7 +165,7 @@ async fn a_call_of_an_earlier_reader_reads_nothing() {
     assert!(fetch(&mut next, 10).await.entries.is_empty());
     bench.append_many(3).await;
     let mut late = redis::cmd("EVAL");
-    late.arg(millstream_lua::READ.source).arg(2).arg(bench.fence().as_str()).arg(bench.log().as_str());
+    late.arg(&*millstream_lua::READ.text()).arg(2).arg(bench.fence().as_str()).arg(bench.log().as_str());
     late.arg(&[bench.lease.token.as_str(), bench.group.as_str(), "owner", "10", ">", &word]);
     let answer: redis::RedisResult<Value> = late.query_async(&mut bench.raw).await;
     assert_eq!(answer.expect_err("refused").code(), Some("READER"));

@@ -1,0 +1,6 @@
+-- ids: returns an id padded to one length, so that ids are compared as text: Lua numbers would lose their last digits.
+-- Nothing if it is none. With zeros, since the server's locale may not count spaces.
+local function wide(id)
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  return ms and string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
+end
