@@ -5,6 +5,7 @@
 //! panic hook, which counts panics of its own thread and calls the hook before it.
 #![allow(missing_docs)]
 
+mod continuity;
 mod fuzzing;
 mod minimal;
 mod model;

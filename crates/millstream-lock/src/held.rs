@@ -5,24 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::error::{Error, ErrorKind, Result};
+use async_trait::async_trait;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::{Event, LockEnd};
-use millstream_core::leases::{reliable, renewal_timeout};
+use millstream_core::leases::reliable;
 use millstream_core::locks::{LockGrant, LockRelease, Locks};
 use millstream_core::{LockName, Observer};
-use millstream_loops::{ControlThread, LeaseClock};
-use tokio::time::{Instant, sleep, timeout};
+use millstream_loops::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::reaper::Claim;
-
-/// Operation of the watchdog in events.
-const RENEW: &str = "renew lock";
-
-/// Maximum pause after a failed renewal, a thirtieth of the ttl if that is less. With the time limit of the request it stays
-/// well below a sixth of the ttl, which `docs/protocol.md#continuity` demands.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// Result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,50 +262,39 @@ impl fmt::Debug for Held {
 
 /// Renews the lock until it is lost.
 async fn watch(state: Arc<State>, locks: Arc<dyn Locks>) {
+    let keeper = Keeper::new(state.grant().ttl, state.clock.clone());
+    let monitor = LoopMonitor::unlisted("renew lock", Scope::Lock(state.grant().name.clone()));
+    let watched = Watched { state: &state, locks: &*locks };
     tokio::select! {
         biased;
         () = state.until_lost() => {
             tracing::warn!(lock = %state.grant().name, epoch = state.grant().epoch, "a lock was lost");
         }
-        () = renew(&state, &*locks) => {}
+        () = keeper.run(state.granted.asked, &watched, &monitor, &*state.granted.observer) => {}
     }
     // A refusal has emitted it already.
     state.end(LockEnd::Expired);
 }
 
-async fn renew(state: &State, locks: &dyn Locks) {
-    let (ttl, name, mut asked) = (state.grant().ttl, &state.grant().name, state.granted.asked);
-    let limit = renewal_timeout(ttl);
-    let emit = |event: Event<'_>| state.granted.observer.observe(&event);
-    let mut failing = false;
-    loop {
-        state.clock.sleep_until(asked + ttl / 3).await;
-        loop {
-            // Taken before the request: the ttl cannot have started earlier.
-            let now = state.clock.now();
-            let late = |_| Err(Error::new(ErrorKind::Unconfirmed, format!("no answer within {limit:?}")));
-            match timeout(limit, locks.renew(state.grant())).await.unwrap_or_else(late) {
-                Ok(()) => {
-                    state.renewed(now);
-                    asked = now;
-                    if std::mem::take(&mut failing) {
-                        emit(Event::Recovered { operation: RENEW, topic_partition: None });
-                    }
-                    break;
-                }
-                Err(error) if error.kind() == ErrorKind::Fenced => {
-                    tracing::warn!(lock = %name, %error, "a renewal was refused");
-                    state.end(LockEnd::Refused);
-                    state.lost.cancel();
-                    return;
-                }
-                Err(error) => {
-                    tracing::warn!(lock = %name, %error, "a renewal failed");
-                    failing = true;
-                    emit(Event::Failing { operation: RENEW, topic_partition: None, error: &error });
-                }
+struct Watched<'a> {
+    state: &'a State,
+    locks: &'a dyn Locks,
+}
+
+#[async_trait]
+impl Rights for Watched<'_> {
+    async fn renew(&self, asked: Instant) -> Result<Kept> {
+        let state = self.state;
+        match self.locks.renew(state.grant()).await {
+            Ok(()) => state.renewed(asked),
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                tracing::warn!(lock = %state.grant().name, %error, "a renewal was refused");
+                state.end(LockEnd::Refused);
+                state.lost.cancel();
+                return Ok(Kept::Over);
             }
-            sleep((ttl / 30).min(RETRY)).await;
+            Err(error) => return Err(error),
         }
+        Ok(Kept::Renewed)
     }
 }

@@ -2,6 +2,7 @@
 
 mod answers;
 mod clock;
+mod keeper;
 mod monitor;
 mod panics;
 mod runners;
@@ -9,6 +10,7 @@ mod thread;
 
 pub use answers::Answers;
 pub use clock::LeaseClock;
+pub use keeper::{Keeper, Kept, Rights};
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;
 pub use runners::Runners;

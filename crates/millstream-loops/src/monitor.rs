@@ -9,7 +9,7 @@ use millstream_core::error::Error;
 use millstream_core::event::{Event, Observer};
 use millstream_core::health::{LoopFailure, LoopHealth, LoopsCheck};
 use millstream_core::policy::Exponential;
-use millstream_core::{GroupName, Place, Shard, TopicName, TopicPartition};
+use millstream_core::{GroupName, LockName, Place, Shard, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 /// Time that a round may take beyond its planned time before the loop counts as stalled. No request, and no work
@@ -27,6 +27,8 @@ pub enum Scope {
     Queue,
     /// One shard of a delay queue.
     Shard(Shard),
+    /// A lock.
+    Lock(LockName),
 }
 
 impl Scope {
@@ -63,6 +65,7 @@ impl fmt::Display for Scope {
             Self::Partition(topic_partition) => topic_partition.fmt(f),
             Self::Queue => f.write_str("all shards"),
             Self::Shard(shard) => shard.fmt(f),
+            Self::Lock(lock) => lock.fmt(f),
         }
     }
 }
@@ -164,15 +167,15 @@ impl LoopState {
         Some(LoopFailure::new(now.saturating_duration_since(since), error))
     }
 
-    /// Returns the loop's entry in a health report; `None` for a loop of a delay queue, whose reports have entries of
-    /// their own.
+    /// Returns the loop's entry in a health report; `None` for a loop of a delay queue or a lock, whose reports have entries of
+    /// their own, or none.
     #[must_use]
     pub fn health(self, now: Instant) -> Option<LoopHealth> {
         let failing = self.failure(now);
         let (topic, partition) = match self.scope {
             Scope::Topic(topic) => (topic, None),
             Scope::Partition(TopicPartition { topic, partition }) => (topic, Some(partition)),
-            Scope::Queue | Scope::Shard(_) => return None,
+            Scope::Queue | Scope::Shard(_) | Scope::Lock(_) => return None,
         };
         let mut health = LoopHealth::new(self.operation, topic, partition);
         health.last_progress = now.saturating_duration_since(self.last);
@@ -224,21 +227,23 @@ impl LoopMonitor {
     }
 
     /// Records that a round had nothing to do, which does not prove that the server answers: a loop that has failed recovers when
-    /// the loop `witness` of the same [`Loops`] has succeeded since.
-    pub fn had_nothing_to_do(&self, witness: &str, observer: &dyn Observer) {
+    /// the loop `witness` of the same [`Loops`] has succeeded since. Returns whether it has failed, and not recovered.
+    pub fn had_nothing_to_do(&self, witness: &str, observer: &dyn Observer) -> bool {
         let mut state = lock(&self.state);
         state.due = None;
         if state.failures == 0 {
             state.last = Instant::now();
-            return;
+            return false;
         }
         let failed_at = state.last;
         drop(state);
         let has_answered =
             |it: &LoopState| it.operation == witness && it.failing.is_none() && it.last > failed_at;
-        if self.loops.states().iter().any(has_answered) {
+        let recovers = self.loops.states().iter().any(has_answered);
+        if recovers {
             self.succeeded(observer);
         }
+        !recovers
     }
 
     /// Records that a round failed, logs it, emits [`Event::Failing`], and returns the pause before the next round:
@@ -331,14 +336,14 @@ mod tests {
         tokio::time::advance(step).await;
         let away = Error::new(ErrorKind::Unavailable, "away");
         let _ = monitor.failed(&away, &Ignore);
-        monitor.had_nothing_to_do("heartbeat", &Ignore);
+        assert!(monitor.had_nothing_to_do("heartbeat", &Ignore));
         assert!(is_failing(), "the other one was answered before");
         tokio::time::advance(step).await;
         let _ = heart.failed(&away, &Ignore);
-        monitor.had_nothing_to_do("heartbeat", &Ignore);
+        assert!(monitor.had_nothing_to_do("heartbeat", &Ignore));
         assert!(is_failing(), "the other one fails too");
         heart.succeeded(&Ignore);
-        monitor.had_nothing_to_do("heartbeat", &Ignore);
+        assert!(!monitor.had_nothing_to_do("heartbeat", &Ignore));
         assert!(!is_failing());
     }
 

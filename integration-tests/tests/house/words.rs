@@ -20,7 +20,6 @@ const RETIRED: &[(&str, &str)] = &[
     ("Gates", "Limiter"),
     ("Grasp", "EntryLease"),
     ("Heart", "ControlThread"),
-    ("Keeper", "ControlThread"),
     ("Heard", "NodeAnswers, or ShardAnswers"),
     ("HeldAs", "HandleLease"),
     ("Lanes", "KeyQueues"),

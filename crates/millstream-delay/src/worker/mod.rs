@@ -141,7 +141,6 @@ impl Worker {
 async fn run(context: Arc<Context>) {
     let control = ControlThread::of(&context.backend);
     let _renewals = control.spawn(loops::renew::run(context.clone()));
-    let _deadlines = control.spawn(loops::renew::expire(context.clone()));
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();
     for shard in &context.shards {

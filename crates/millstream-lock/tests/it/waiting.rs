@@ -150,7 +150,10 @@ async fn each_lock_begins_and_ends_with_one_event() {
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     faulty.fails.store(false, Ordering::SeqCst);
     tokio::time::sleep(SECOND).await;
-    assert_eq!(seen.take(), ["d acquired None 0", "renew lock unavailable", "renew lock works"]);
+    // However often it tried meanwhile.
+    let mut told = seen.take();
+    told.dedup();
+    assert_eq!(told, ["d acquired None 0", "renew lock unavailable", "renew lock works"]);
     faulty.fails.store(true, Ordering::SeqCst);
     held.lost().await;
     tokio::time::sleep(SECOND).await;

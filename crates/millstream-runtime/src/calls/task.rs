@@ -3,15 +3,17 @@
 //! All requests about a marker come from this task, one after the other, so that no extension brings back a marker that was
 //! abandoned. It outlives the call: one that is dropped at any point, also while its marker is being begun, leaves none behind.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::idempotency::{Begun, Idempotency, Marker};
-use millstream_loops::{ControlThread, LeaseClock};
-use tokio::sync::oneshot;
+use millstream_loops::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
+use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Times;
@@ -68,7 +70,7 @@ pub(super) async fn begin(
 ) -> Result<std::result::Result<Running, Begun>> {
     let (reply, begun) = oneshot::channel();
     let (sender, ended) = oneshot::channel();
-    let task = Task { role, marker, times, clock, observer };
+    let task = Task { role, marker, times, clock, observer, round: Mutex::default() };
     // Not aborted with the call: the task ends by itself when the call has gone.
     drop(control.spawn(task.run(reply, ended)).detach());
     let gone = || Error::new(ErrorKind::Unconfirmed, "the task of the call ended abnormally");
@@ -84,6 +86,8 @@ struct Task {
     times: Times,
     clock: Arc<LeaseClock>,
     observer: Arc<dyn Observer>,
+    /// Locked while the marker is being extended.
+    round: Mutex<()>,
 }
 
 impl Task {
@@ -179,30 +183,26 @@ impl Task {
     /// Extends the marker, three times per ttl, until the work has ended. `None` if the call was dropped. Sets `is_lost` if another
     /// call has begun the work.
     async fn extend_until(&self, mut ended: oneshot::Receiver<End>, is_lost: &mut bool) -> Option<End> {
-        let period = self.times.lease_ttl / 3;
-        let mut next = self.clock.now() + period;
-        loop {
-            tokio::select! {
-                biased;
-                end = &mut ended => return end.ok(),
-                () = self.clock.sleep_until(next) => {}
-            }
-            let asked = self.clock.now();
-            next = asked + period;
-            match self.role.extend(std::slice::from_ref(&self.marker)).await.pop() {
-                Some(Err(error)) if error.kind() == ErrorKind::Fenced => {
-                    *is_lost = true;
-                    self.lost();
-                    return ended.await.ok();
+        let keeper = Keeper::new(self.times.lease_ttl, self.clock.clone());
+        let scope = Scope::Topic(self.marker.operation.topic().clone());
+        let monitor = LoopMonitor::unlisted("extend marker", scope);
+        let mut kept = pin!(keeper.run(self.clock.now(), self, &monitor, &*self.observer));
+        tokio::select! {
+            biased;
+            end = &mut ended => {
+                // An extension that is under way would bring back a marker that is abandoned meanwhile.
+                tokio::select! {
+                    biased;
+                    _ = self.round.lock() => {}
+                    () = &mut kept => {}
                 }
-                // One lost request does no harm: a marker that expired is revived unless another call began.
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "a marker was not extended");
-                    next = asked + self.retry_period();
-                }
-                Some(Ok(())) | None => {}
+                return end.ok();
             }
+            () = &mut kept => {}
         }
+        *is_lost = true;
+        self.lost();
+        ended.await.ok()
     }
 
     /// Completes the operation. Repeated for as long as the result would be kept: until then another call would do the work again.
@@ -228,6 +228,19 @@ impl Task {
         {
             let calls = self.marker.operation.topic().as_str();
             tracing::warn!(calls, %error, "not abandoned: the next call waits until its marker expires");
+        }
+    }
+}
+
+/// The marker while the work runs. One lost request does no harm: a marker that expired is revived unless another call began.
+#[async_trait]
+impl Rights for Task {
+    async fn renew(&self, _: Instant) -> Result<Kept> {
+        let _round = self.round.lock().await;
+        match self.role.extend(std::slice::from_ref(&self.marker)).await.pop() {
+            Some(Err(error)) if error.kind() == ErrorKind::Fenced => Ok(Kept::Over),
+            Some(Err(error)) => Err(error),
+            Some(Ok(())) | None => Ok(Kept::Renewed),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::leases::renewal_timeout;
 use millstream_core::panics::{Careful, Policies};
 use millstream_core::{
     Backend, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition, TopicSpec,
@@ -24,7 +23,7 @@ use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
 use crate::consumer::{ConsumerConfig, RetryOrder, handler::Handler};
 use crate::report::Counts;
-use millstream_loops::{Answers, ControlThread, LeaseClock, LoopMonitor, Loops, Scope};
+use millstream_loops::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
 /// Shortest and longest part of a shutdown for the last settlements and for releasing partitions.
 const LAST_SETTLEMENTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -126,18 +125,9 @@ impl Context {
         self.config.lease_ttl / 4
     }
 
-    /// Returns the time limit for requests that keep us alive (heartbeats, renewals). After it, another one is sent.
-    ///
-    /// Together with the [pause](Self::retry_pause) it is well under a sixth of a ttl, if the ttl is a few seconds or
-    /// more. So a member whose last answered request was a third of a ttl before an outage of up to half a ttl gets an
-    /// answer again before the ttl is over.
-    pub(in crate::consumer) fn renewal_timeout(&self) -> Duration {
-        renewal_timeout(self.config.lease_ttl)
-    }
-
-    /// Returns the pause after a failed request that keeps us alive. `pause` is the pause of other loops.
-    pub(in crate::consumer) fn retry_pause(&self, error: &Error, pause: Duration) -> Duration {
-        pause.min(if error.is_transient() { self.config.lease_ttl / 30 } else { self.period() })
+    /// Returns the keeper of leases, and the rhythm of all that keeps us alive.
+    pub(in crate::consumer) fn keeper(&self) -> Keeper {
+        Keeper::new(self.config.lease_ttl, self.lease_clock.clone())
     }
 
     fn shutdown_timeout(&self) -> Duration {

@@ -45,11 +45,11 @@ pub(crate) use handler::{LetterAnswer, around};
 pub(crate) use partition::PartitionHandle;
 
 use context::{Context, Subscription};
-use group::lease_keeper::LeaseKeeper;
+use group::lease_keeper::renew_leases;
 use group::lease_table::LeaseTable;
 use group::membership::{Membership, Target};
 use group::ownership::Ownership;
-use markers::keeper::{MarkerKeeper, MarkerTable};
+use markers::keeper::{MarkerTable, extend_markers};
 
 use crate::report::Report;
 
@@ -85,16 +85,16 @@ impl Consumer {
             let subscription = Arc::new(subscription);
             let table = LeaseTable::default();
             let (aim, target) = watch::channel(Target::Unknown);
-            let renewer = LeaseKeeper::new(subscription.clone(), table.clone());
+            let renewals = renew_leases(subscription.clone(), table.clone());
             let membership = Membership::new(subscription.clone(), aim);
             let ownership = Ownership::new(subscription.clone(), table, target);
-            let markers = markers.map(|markers| MarkerKeeper::new(subscription.clone(), markers));
+            let markers = markers.map(|markers| extend_markers(subscription.clone(), markers));
             let control = control.clone();
             async move {
                 // The keeper runs to the very end: a partition is ours until its worker has released the lease.
-                let _renewals = control.spawn(renewer.run());
+                let _renewals = control.spawn(renewals);
                 let _membership = control.spawn(membership.run());
-                let _markers = markers.map(|markers| control.spawn(markers.run()));
+                let _markers = markers.map(|markers| control.spawn(markers));
                 match subscription.config.sharing {
                     Sharing::Exclusive => ownership.run().await,
                     Sharing::Shared => drop(tokio::join!(ownership.run(), shared::run(subscription))),

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, stream};
 use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::error::Result;
@@ -25,8 +26,7 @@ use super::layered;
 use super::letter::Counts;
 use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
 use crate::consumer::Layer;
-use millstream_loops::LeaseClock;
-use millstream_loops::{LoopMonitor, Loops, Scope};
+use millstream_loops::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
 /// Maximum number of letters per claim.
 const PAGE: usize = 20;
@@ -64,6 +64,26 @@ impl HeldLetters {
 
     fn since(&self) -> MutexGuard<'_, Instant> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The claims of a page while it is worked on. Where they are not renewed no further letter is started; those that have started
+/// go on.
+struct PageClaims<'a> {
+    worker: &'a DeadLetterWorker,
+    topic_partition: &'a TopicPartition,
+    hand: &'a HeldLetters,
+}
+
+#[async_trait]
+impl Rights for PageClaims<'_> {
+    async fn renew(&self, asked: Instant) -> Result<Kept> {
+        let hand = self.hand;
+        let ids = Vec::from_iter(hand.ids().iter().copied());
+        let kept = self.worker.claim(self.topic_partition, &ids).await?;
+        *hand.since() = asked;
+        hand.ids().retain(|id| kept.contains(id) || !ids.contains(id));
+        Ok(Kept::Renewed)
     }
 }
 
@@ -214,10 +234,13 @@ impl DeadLetterWorker {
                 hand.ids().remove(&id);
             }
         });
+        let keeper = Keeper::new(self.config.hold, self.clock.clone());
+        let monitor = LoopMonitor::unlisted("claim dead letters", Scope::Partition(topic_partition.clone()));
+        let claims = PageClaims { worker: self, topic_partition, hand: &hand };
         tokio::select! {
             biased;
             () = handled => {}
-            () = self.renew(topic_partition, &hand) => {}
+            () = keeper.run(*hand.since(), &claims, &monitor, &*self.observer) => {}
         }
         let rest: Vec<_> =
             hand.ids().iter().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
@@ -231,22 +254,6 @@ impl DeadLetterWorker {
     async fn claim(&self, topic_partition: &TopicPartition, ids: &[MessageId]) -> Result<Vec<MessageId>> {
         let claim = Claim { by: self.by.clone(), hold: self.config.hold, left_too: false };
         self.backend.dead_letters()?.claim(topic_partition, &self.group, ids, &claim).await
-    }
-
-    /// Renews the claims of the page. Never returns.
-    async fn renew(&self, topic_partition: &TopicPartition, hand: &HeldLetters) {
-        loop {
-            self.clock.sleep_until(self.clock.now() + self.config.hold / 3).await;
-            let (asked, ids) = (self.clock.now(), Vec::from_iter(hand.ids().iter().copied()));
-            match self.claim(topic_partition, &ids).await {
-                Ok(kept) => {
-                    *hand.since() = asked;
-                    hand.ids().retain(|id| kept.contains(id) || !ids.contains(id));
-                }
-                // No further letter is started until renewing works again; those that have started go on.
-                Err(error) => tracing::warn!(%topic_partition, %error, "claims are not renewed"),
-            }
-        }
     }
 
     /// Calls the handler and returns its outcome. A letter whose handler fails is left.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::ScheduleId;
+use millstream_core::leases::reliable;
 use millstream_core::sorted::SortedMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -70,11 +71,9 @@ impl Held {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the deadline of a claim requested at `asked`. The server counts from some time between the request and
-    /// its answer, so this counts from the request. A fifth is subtracted, for clocks of different speeds and for slow
-    /// handlers.
+    /// Returns the deadline of a claim requested at `asked`.
     fn deadline(&self, asked: Instant) -> Instant {
-        asked + self.hold - self.hold / 5
+        asked + reliable(self.hold)
     }
 
     /// Adds a claim that was requested at `asked`, for a new job.

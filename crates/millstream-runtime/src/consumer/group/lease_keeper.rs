@@ -1,123 +1,62 @@
-//! The renewal loop: renews all leases of a topic in one request, three times per ttl, and watches their deadlines.
+//! The leases of a topic, as its [`Keeper`](millstream_loops::Keeper) renews them: all in one request.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use async_trait::async_trait;
 use millstream_core::Lease;
-use millstream_core::error::{Error, ErrorKind};
-use tokio::time::{Instant, sleep, timeout};
+use millstream_core::error::{ErrorKind, Result};
+use millstream_loops::{Kept, Rights};
+use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
-use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::lease_table::LeaseTable;
-use millstream_loops::LeaseClock;
-use millstream_loops::LoopMonitor;
 
-/// Renews the leases of all owned partitions. A lost renewal is repeated after at most 2/15 of the ttl (the time limit and the
-/// pause), so that only several in a row stop dispatch: four, or two if the ttl is so short that the time limit is a quarter of it.
-pub(in crate::consumer) struct LeaseKeeper {
-    context: Arc<Subscription>,
-    table: LeaseTable,
-    monitor: LoopMonitor,
+/// Renews the leases of all owned partitions, until dropped.
+pub(in crate::consumer) async fn renew_leases(context: Arc<Subscription>, table: LeaseTable) {
+    let (keeper, monitor) = (context.keeper(), context.monitor("renew"));
+    let observer = context.observer.clone();
+    let leases = OwnedLeases { context, table };
+    keeper.run(keeper.clock().now(), &leases, &monitor, &*observer).await;
 }
 
-impl LeaseKeeper {
-    pub(in crate::consumer) fn new(context: Arc<Subscription>, table: LeaseTable) -> Self {
-        Self { monitor: context.monitor("renew"), context, table }
-    }
+struct OwnedLeases {
+    context: Arc<Subscription>,
+    table: LeaseTable,
+}
 
-    /// Renews until dropped.
-    pub(in crate::consumer) async fn run(mut self) {
-        let (table, clock) = (self.table.clone(), self.context.lease_clock.clone());
-        let renewals = async {
-            loop {
-                let started = clock.now();
-                let renewed = self.run_once().await;
-                self.monitor.begin_round(self.context.period());
-                match renewed {
-                    // After a stall one renewal is enough: missed ones are not made up for. The clock counts suspended
-                    // time: after a suspension the next renewal is late already, and is sent at once.
-                    Ok(()) => clock.sleep_until(started + self.context.period()).await,
-                    Err(pause) => sleep(pause).await,
-                }
-            }
-        };
-        tokio::select! {
-            biased;
-            () = watch_deadlines(&table, &clock) => {}
-            () = renewals => {}
-        }
-    }
-
-    /// Renews once. After a failure, returns the pause: shorter than the time to the next regular renewal.
-    async fn run_once(&mut self) -> Result<(), Duration> {
+#[async_trait]
+impl Rights for OwnedLeases {
+    async fn renew(&self, asked: Instant) -> Result<Kept> {
         let mut guards = self.table.all();
         guards.retain(|guard| !guard.lost().is_cancelled());
         if guards.is_empty() {
-            self.monitor.had_nothing_to_do("heartbeat", &*self.context.observer);
-            return Ok(());
+            return Ok(Kept::Nothing);
         }
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
-        // Taken before the request: the ttl cannot have started earlier.
-        let asked = self.context.lease_clock.now();
-        let limit = self.context.renewal_timeout();
-        let failed = match timeout(limit, self.context.backend.leases().renew(&leases)).await {
-            Ok(results) => self.note(&guards, results, asked),
-            Err(_) => {
-                Some(Error::new(ErrorKind::Unconfirmed, format!("no answer to a renewal within {limit:?}")))
-            }
-        };
-        match failed {
-            None => {
-                self.monitor.succeeded(&*self.context.observer);
-                Ok(())
-            }
-            Some(error) => {
-                let pause = self.monitor.failed(&error, &*self.context.observer);
-                Err(self.context.retry_pause(&error, pause))
-            }
-        }
-    }
-
-    fn note(
-        &self,
-        guards: &[Arc<LeaseGuard>],
-        results: Vec<millstream_core::Result<()>>,
-        asked: Instant,
-    ) -> Option<Error> {
-        let mut failed = None;
+        let results = self.context.backend.leases().renew(&leases).await;
+        let mut renewed = Ok(Kept::Renewed);
         for (guard, result) in guards.iter().zip(results) {
             match result {
                 Ok(()) => guard.renewed(asked),
                 Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
-                Err(error) => failed = Some(error),
+                Err(error) => renewed = Err(error),
             }
         }
-        failed
+        renewed
     }
-}
 
-/// Cancels the tokens of handlers at the deadline of their lease. Runs beside the renewals: a request that hangs must not
-/// delay it.
-async fn watch_deadlines(table: &LeaseTable, clock: &LeaseClock) {
-    loop {
+    fn expire(&self) -> Option<Instant> {
         let mut next = None;
-        for guard in table.all() {
+        for guard in self.table.all() {
             if guard.expire() {
                 tracing::warn!(resource = %guard.lease().resource, "not renewed in time: handlers are notified");
             }
             next = next.into_iter().chain(guard.deadline()).min();
         }
-        let next = async {
-            match next {
-                Some(next) => clock.sleep_until(next).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = table.added() => {}
-            () = next => {}
-        }
+        next
+    }
+
+    async fn sooner(&self, _: Option<Instant>) {
+        self.table.added().await;
     }
 }

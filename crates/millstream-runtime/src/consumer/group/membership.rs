@@ -146,7 +146,7 @@ impl Membership {
             }
             Err(error) => {
                 let pause = self.beating.failed(&error, &*self.context.observer);
-                return Some(Next::Retry(self.context.retry_pause(&error, pause)));
+                return Some(Next::Retry(self.context.keeper().pause(&error, pause)));
             }
         };
         self.beating.succeeded(&*self.context.observer);
@@ -196,7 +196,7 @@ impl Membership {
 
     async fn ask(&mut self, joining: bool) -> Result<HeartbeatReply> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
-        let limit = self.context.renewal_timeout();
+        let limit = self.context.keeper().limit();
         self.member.continuity = self.context.continuity();
         let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
         let request = self.context.backend.members().heartbeat(topic, group, &self.member, joining);

@@ -19,7 +19,7 @@ use crate::consumer::Concurrency;
 use crate::consumer::context::Context;
 use crate::consumer::handler::{BatchCall, Call, Handle, Handler, Input, Said, Verdict};
 use crate::consumer::idempotent::{IdSource, Idempotent, WhileRunning};
-use crate::consumer::markers::keeper::{Kept, MarkerTable};
+use crate::consumer::markers::keeper::{KeptMarker, MarkerTable};
 use crate::delivery::{Delivery, DeliveryMetadata};
 
 /// Longest time after which a message comes back whose operation runs elsewhere.
@@ -71,7 +71,7 @@ struct Guarded {
 /// What becomes of a message before its handler.
 enum Turn {
     /// The handler runs, under a marker unless the message has no operation.
-    Handle(Input, Option<Kept>),
+    Handle(Input, Option<KeptMarker>),
     /// The handler does not run.
     Done(Verdict),
     /// The consumer is about to end, or the message is no longer ours.
@@ -192,7 +192,7 @@ impl Guard {
     }
 
     /// Completes the operation if the handler succeeded or the check found its effect, and abandons it otherwise.
-    async fn end(&self, kept: &Kept, verdict: Option<&Verdict>) {
+    async fn end(&self, kept: &KeptMarker, verdict: Option<&Verdict>) {
         let Some(Verdict::Said(Outcome::Ack) | Verdict::Checked) = verdict else {
             return self.abandon(kept).await;
         };
@@ -213,7 +213,7 @@ impl Guard {
     }
 
     /// Abandons the operation. Tried once: if it fails, the marker expires by itself.
-    async fn abandon(&self, kept: &Kept) {
+    async fn abandon(&self, kept: &KeptMarker) {
         kept.abandons().await;
         match self.role.abandon(kept.marker()).await {
             Ok(()) => {}

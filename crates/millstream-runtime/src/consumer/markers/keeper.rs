@@ -1,14 +1,15 @@
-//! The extend loop of markers: extends those whose handlers run, three times per ttl.
+//! The markers of handlers that run, as their [`Keeper`](millstream_loops::Keeper) extends them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millstream_core::error::{Error, ErrorKind, Result};
+use async_trait::async_trait;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::idempotency::Marker;
 use millstream_core::{MessageId, TopicPartition};
-use millstream_loops::LoopMonitor;
-use tokio::time::{sleep, timeout};
+use millstream_loops::{Kept, Rights};
+use tokio::time::Instant;
 
 use crate::consumer::context::{Context, Subscription};
 
@@ -47,7 +48,7 @@ struct Running {
 }
 
 /// Marker that is extended until this is dropped.
-pub(in crate::consumer) struct Kept {
+pub(in crate::consumer) struct KeptMarker {
     table: MarkerTable,
     id: u64,
     running: Arc<Running>,
@@ -60,14 +61,14 @@ impl MarkerTable {
         marker: Marker,
         topic_partition: &TopicPartition,
         origin: MessageId,
-    ) -> Kept {
+    ) -> KeptMarker {
         let running = Arc::new(Running { marker, topic_partition: topic_partition.clone(), origin });
         let mut table = self.table();
         let id = table.next;
         table.next += 1;
         table.running.insert(id, (Phase::Handling, running.clone()));
         drop(table);
-        Kept { table: self.clone(), id, running }
+        KeptMarker { table: self.clone(), id, running }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -75,7 +76,7 @@ impl MarkerTable {
     }
 }
 
-impl Kept {
+impl KeptMarker {
     pub(in crate::consumer) fn marker(&self) -> &Marker {
         &self.running.marker
     }
@@ -106,7 +107,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptMarker {
     fn drop(&mut self) {
         self.table.table().running.remove(&self.id);
     }
@@ -122,44 +123,23 @@ impl Running {
     }
 }
 
-/// Extends the markers of a consumer. One lost request does no harm: a marker that expired is revived unless another message
-/// or instance began its operation.
-pub(in crate::consumer) struct MarkerKeeper {
-    context: Arc<Subscription>,
-    table: MarkerTable,
-    monitor: LoopMonitor,
+/// Extends the markers of a consumer, until dropped. It looks at fixed times and is not woken by each handler: most handlers end
+/// before. One lost request does no harm: a marker that expired is revived unless another message or instance began its operation.
+pub(in crate::consumer) async fn extend_markers(context: Arc<Subscription>, table: MarkerTable) {
+    let (keeper, monitor) = (context.keeper(), context.monitor("extend_markers"));
+    let observer = context.observer.clone();
+    let markers = Markers { context, table };
+    keeper.run(keeper.clock().now(), &markers, &monitor, &*observer).await;
 }
 
-impl MarkerKeeper {
-    pub(in crate::consumer) fn new(context: Arc<Subscription>, table: MarkerTable) -> Self {
-        Self { monitor: context.monitor("extend_markers"), context, table }
-    }
+struct Markers {
+    context: Arc<Subscription>,
+    table: MarkerTable,
+}
 
-    /// Extends until dropped. It looks at fixed times and is not woken by each handler: most handlers end before.
-    pub(in crate::consumer) async fn run(self) {
-        let (period, clock) = (self.context.period(), self.context.lease_clock.clone());
-        loop {
-            let started = clock.now();
-            self.monitor.begin_round(period);
-            match self.run_once().await {
-                Ok(is_asked) => {
-                    let observer = &*self.context.observer;
-                    match is_asked {
-                        true => self.monitor.succeeded(observer),
-                        false => self.monitor.had_nothing_to_do("heartbeat", observer),
-                    }
-                    clock.sleep_until(started + period).await;
-                }
-                Err(error) => {
-                    let pause = self.monitor.failed(&error, &*self.context.observer);
-                    sleep(self.context.retry_pause(&error, pause)).await;
-                }
-            }
-        }
-    }
-
-    /// Extends once. Returns whether there was anything to extend.
-    async fn run_once(&self) -> Result<bool> {
+#[async_trait]
+impl Rights for Markers {
+    async fn renew(&self, _: Instant) -> Result<Kept> {
         let _round = self.table.0.round.lock().await;
         let running: Vec<(u64, Arc<Running>)> = {
             let table = self.table.table();
@@ -167,18 +147,11 @@ impl MarkerKeeper {
             extended.map(|(id, (_, running))| (*id, running.clone())).collect()
         };
         if running.is_empty() {
-            return Ok(false);
+            return Ok(Kept::Nothing);
         }
         let markers: Vec<Marker> = running.iter().map(|(_, running)| running.marker.clone()).collect();
-        let limit = self.context.renewal_timeout();
-        let extended = timeout(limit, self.context.backend.idempotency()?.extend(&markers)).await;
-        let Ok(extended) = extended else {
-            return Err(Error::new(
-                ErrorKind::Unconfirmed,
-                format!("markers were not extended within {limit:?}"),
-            ));
-        };
-        let mut failed = Ok(true);
+        let extended = self.context.backend.idempotency()?.extend(&markers).await;
+        let mut kept = Ok(Kept::Renewed);
         for ((id, running), extended) in running.into_iter().zip(extended) {
             match extended {
                 Ok(()) => {}
@@ -187,12 +160,14 @@ impl MarkerKeeper {
                         running.report_lost(&self.context);
                     }
                 }
-                Err(error) => failed = Err(error),
+                Err(error) => kept = Err(error),
             }
         }
-        failed
+        kept
     }
+}
 
+impl Markers {
     /// Removes a marker that was taken over. False if it ended meanwhile, or is about to.
     fn take_lost(&self, id: u64) -> bool {
         let mut table = self.table.table();

@@ -1,90 +1,60 @@
-//! The extend loop: extends all entries in flight, three times per ttl, and watches their deadlines.
+//! The entries of a consumer, as its [`Keeper`](millstream_loops::Keeper) extends them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::future::join_all;
 use millstream_core::error::Result;
 use millstream_core::log::Receipt;
 use millstream_core::sorted::SortedSet;
 use millstream_core::{GroupName, Partition};
-use tokio::time::sleep;
+use millstream_loops::{Kept, Rights};
+use tokio::time::Instant;
 
-use crate::consumer::group::membership::within;
 use crate::consumer::partition::leases::entry_lease::Key;
 use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::shared::Sharer;
-use millstream_loops::LoopMonitor;
 
-/// Extends all entries of one consumer. A lost request is repeated as soon as a renewal of leases is: several in a row stop
-/// dispatch.
-pub(in crate::consumer) struct Extender {
-    sharer: Arc<Sharer>,
-    monitor: LoopMonitor,
+/// Extends all entries of one consumer, until dropped.
+pub(in crate::consumer) async fn extend_entries(sharer: Arc<Sharer>) {
+    let (keeper, monitor) = (sharer.context.keeper(), sharer.context.monitor("extend"));
+    let observer = sharer.context.observer.clone();
+    keeper.run(keeper.clock().now(), &*sharer, &monitor, &*observer).await;
 }
 
-impl Extender {
-    pub(in crate::consumer) fn new(sharer: Arc<Sharer>) -> Self {
-        Self { monitor: sharer.context.monitor("extend"), sharer }
-    }
-
-    /// Extends until dropped.
-    pub(in crate::consumer) async fn run(mut self) {
-        let sharer = self.sharer.clone();
-        let (period, clock) = (sharer.context.period(), sharer.context.lease_clock.clone());
-        let extends = async {
-            loop {
-                let started = clock.now();
-                let extended = self.run_once().await;
-                self.monitor.begin_round(period);
-                match extended {
-                    // After a suspension a waiting handler needs to know at once whether its entry is still ours.
-                    Ok(()) => tokio::select! {
-                        biased;
-                        () = clock.sleep_until(started + period) => {}
-                        () = sharer.leases.wanted() => {}
-                    },
-                    Err(pause) => sleep(pause).await,
-                }
-            }
-        };
-        tokio::select! {
-            biased;
-            () = watch_deadlines(&sharer.leases, &sharer.member.group, period / 8) => {}
-            () = extends => {}
+#[async_trait]
+impl Rights for Sharer {
+    async fn renew(&self, asked: Instant) -> Result<Kept> {
+        let all = self.leases.all();
+        if all.is_empty() {
+            return Ok(Kept::Nothing);
         }
-    }
-
-    /// Extends once. After a failure, returns the pause: shorter than the time to the next regular request.
-    async fn run_once(&mut self) -> Result<(), Duration> {
-        let all = self.sharer.leases.all();
-        let is_idle = all.is_empty();
-        let extends = all.into_iter().map(|(partition, keys)| self.extend(partition, keys));
+        let extends = all.into_iter().map(|(partition, keys)| self.extend(partition, keys, asked));
         let failed = join_all(extends).await.into_iter().find_map(Result::err);
-        let observer = &*self.sharer.context.observer;
-        match failed {
-            None if is_idle => {
-                self.monitor.had_nothing_to_do("heartbeat", observer);
-                Ok(())
-            }
-            None => {
-                self.monitor.succeeded(observer);
-                Ok(())
-            }
-            Some(error) => {
-                let pause = self.monitor.failed(&error, observer);
-                Err(self.sharer.context.retry_pause(&error, pause))
-            }
-        }
+        failed.map_or(Ok(Kept::Renewed), Err)
     }
 
-    async fn extend(&self, partition: Partition, keys: Vec<Key>) -> Result<()> {
-        let Sharer { context, member, leases, .. } = &*self.sharer;
-        // Taken before the request: the ttl cannot have started earlier.
-        let asked = context.lease_clock.now();
+    /// After a suspension a waiting handler needs to know at once whether its entry is still ours.
+    async fn wanted(&self) {
+        self.leases.wanted().await;
+    }
+
+    fn expire(&self) -> Option<Instant> {
+        give_up(&self.leases, &self.member.group, self.context.period() / 8)
+    }
+
+    async fn sooner(&self, _: Option<Instant>) {
+        self.leases.sooner().await;
+    }
+}
+
+impl Sharer {
+    async fn extend(&self, partition: Partition, keys: Vec<Key>, asked: Instant) -> Result<()> {
+        let Self { context, member, leases, .. } = self;
         let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
         let request = context.backend.shared()?.extend(member, partition, &receipts);
-        let lost = self.sharer.answer(&[partition], within(context.renewal_timeout(), request)).await?;
+        let lost = self.answer(&[partition], request).await?;
         let lost: SortedSet<Receipt> = lost.into_iter().collect();
         let messages = leases.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
@@ -96,53 +66,59 @@ impl Extender {
     }
 }
 
-/// Cancels the tokens of handlers at the deadline of their entry. Runs beside the requests: one that hangs must not delay
-/// it.
-///
-/// Deadlines move all the time, so they are looked at no more often than once in the time `shortest`, unless there is an
-/// earlier one.
-async fn watch_deadlines(leases: &EntryLeases, group: &GroupName, shortest: Duration) {
-    loop {
-        let (messages, next) = leases.expire();
-        if messages > 0 {
-            tracing::warn!(%group, messages, "not extended in time: handlers are notified");
-        }
-        let due = async {
-            match next {
-                Some(next) => leases.clock.sleep_until(next.max(leases.clock.now() + shortest)).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = leases.sooner() => {}
-            () = due => {}
-        }
+/// Cancels the tokens of handlers whose entries were not extended in time. Returns when to look again: deadlines move all the
+/// time, so no more often than once in the time `shortest`, unless there is an earlier one.
+fn give_up(leases: &EntryLeases, group: &GroupName, shortest: Duration) -> Option<Instant> {
+    let (messages, next) = leases.expire();
+    if messages > 0 {
+        tracing::warn!(%group, messages, "not extended in time: handlers are notified");
     }
+    next.map(|next| next.max(leases.clock.now() + shortest))
 }
 
 #[cfg(test)]
 mod tests {
     use millstream_core::MessageId;
     use millstream_core::log::{Entry, Source};
-    use tokio::time::{Instant, advance, timeout};
+    use tokio::time::{advance, timeout};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::consumer::partition::leases::entry_lease::Live;
-    use millstream_loops::LeaseClock;
+    use millstream_core::event::Ignore;
+    use millstream_loops::{Keeper, LeaseClock, LoopMonitor, Scope};
 
     const TTL: Duration = Duration::from_secs(10);
     /// How long an entry is certainly ours.
     const TRUST: Duration = Duration::from_secs(8);
     const SHORTEST: Duration = Duration::from_millis(400);
 
+    /// Leases that are only given up.
+    struct Watched(Arc<EntryLeases>);
+
+    #[async_trait]
+    impl Rights for Watched {
+        async fn renew(&self, _: Instant) -> Result<Kept> {
+            Ok(Kept::Nothing)
+        }
+
+        fn expire(&self) -> Option<Instant> {
+            give_up(&self.0, &"g".parse().expect("a name"), SHORTEST)
+        }
+
+        async fn sooner(&self, _: Option<Instant>) {
+            self.0.sooner().await;
+        }
+    }
+
     /// The leases of a consumer, whose deadlines are watched.
     async fn watched() -> Arc<EntryLeases> {
         let leases = Arc::new(EntryLeases::new(8, 1, TTL, LeaseClock::new(None)));
-        let watch = leases.clone();
+        let watched = Watched(leases.clone());
         tokio::spawn(async move {
-            watch_deadlines(&watch, &"g".parse().expect("a name"), SHORTEST).await;
+            let monitor = LoopMonitor::unlisted("extend", Scope::Queue);
+            let keeper = Keeper::new(TTL, LeaseClock::new(None));
+            keeper.run(Instant::now() + TTL * 1_000, &watched, &monitor, &Ignore).await;
         });
         tokio::task::yield_now().await;
         leases

@@ -42,7 +42,7 @@ use crate::consumer::partition::leases::entry_leases::EntryLeases;
 use crate::consumer::partition::source::inbox::{Inbox, Page};
 use crate::consumer::partition::worker::PartitionWorker;
 use claim::Claimer;
-use extend::Extender;
+use extend::extend_entries;
 use fetch::Fetcher;
 use unreadable::UnreadablePartitions;
 
@@ -98,7 +98,7 @@ impl Sharer {
         partitions: &[Partition],
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let quick = self.context.renewal_timeout().min(QUICK);
+        let quick = self.context.keeper().limit().min(QUICK);
         let mut request = pin!(request);
         let answer = loop {
             tokio::select! {
@@ -176,7 +176,7 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     });
 
     let (grown, partitions) = watch::channel(context.topic.partitions);
-    let _extends = context.control.spawn(Extender::new(sharer.clone()).run());
+    let _extends = context.control.spawn(extend_entries(sharer.clone()));
     let fetcher = Fetcher::new(sharer.clone(), partitions);
     let claimer = Claimer::new(sharer.clone(), grown);
     let work = async {
