@@ -65,12 +65,11 @@ impl Stage {
         let key = key.as_str();
         let kind = cli(&["TYPE", key]);
         match (damage, &*kind) {
-            (Damage::Gone, "none") => return false,
-            (Damage::Gone, _) => _ = cli(&["DEL", key]),
             (Damage::Emptied, "string") => _ = cli(&["SET", key, "", "KEEPTTL"]),
             (Damage::Emptied, "stream") => _ = cli(&["XTRIM", key, "MAXLEN", "0"]),
             // Redis has no other empty keys.
-            (Damage::Emptied, _) => return false,
+            (Damage::Emptied, _) | (Damage::Gone, "none") => return false,
+            (Damage::Gone, _) => _ = cli(&["DEL", key]),
             (Damage::Foreign, _) => {
                 let write = if kind == "string" { "RPUSH" } else { "SET" };
                 cli(&[
