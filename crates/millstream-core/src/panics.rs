@@ -19,6 +19,7 @@ use crate::event::{Event, Observer};
 use crate::partition::Partition;
 use crate::partitioner::Partitioner;
 use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, GivenUp, RetryPolicy, Verdict};
+use crate::span::Tracer;
 
 pub use crate::user_code::{Panicked, UserCode, catch, text_of};
 
@@ -192,6 +193,10 @@ impl Observer for Careful {
         if let Err(Panicked { code, text }) = catch(UserCode::Observer, || self.observer.observe(event)) {
             self.log(code, &text);
         }
+    }
+
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        self.observer.tracer()
     }
 }
 

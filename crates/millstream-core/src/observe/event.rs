@@ -10,6 +10,7 @@ use crate::id::MessageId;
 use crate::log::{Settled, Source};
 use crate::name::{GroupName, LockName, MemberId, QueueName, TopicName};
 use crate::schedule::{Place, ScheduleId, Shard};
+use crate::span::Tracer;
 use crate::topic::TopicPartition;
 use crate::user_code::{Panicked, UserCode, catch};
 
@@ -523,6 +524,11 @@ impl Panicked {
 pub trait Observer: Send + Sync {
     /// Receives an event.
     fn observe(&self, event: &Event<'_>);
+
+    /// Returns what starts spans, if this observer does. Called once by each producer, consumer, queue and worker. Default: `None`.
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        None
+    }
 }
 
 /// Calls the closure for each event.
@@ -536,6 +542,10 @@ impl<F: Fn(&Event<'_>) + Send + Sync> Observer for F {
 impl<O: Observer + ?Sized> Observer for Arc<O> {
     fn observe(&self, event: &Event<'_>) {
         (**self).observe(event);
+    }
+
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        (**self).tracer()
     }
 }
 
@@ -555,6 +565,11 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
         if let Err(panicked) = first.and(second).and(told) {
             panicked.resume();
         }
+    }
+
+    /// Returns that of the first observer that has one.
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        self.0.tracer().or_else(|| self.1.tracer())
     }
 }
 

@@ -1,7 +1,8 @@
-//! What observers get: events and health.
+//! What observers get: events, spans and health.
 
 pub mod event;
 mod handled;
 pub mod health;
 mod lock_end;
 mod message_bytes;
+pub mod span;
