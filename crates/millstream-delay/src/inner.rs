@@ -6,6 +6,7 @@ use bytes::Bytes;
 use millstream_core::error::Result;
 use millstream_core::panics::{self, Panicked};
 use millstream_core::schedule::ScheduleId;
+use millstream_core::span::Tracing;
 use millstream_core::{Backend, Codec, Envelope, Error, ErrorKind, Limits, Observer, Place, QueueSpec, wire};
 
 /// State of an open queue.
@@ -15,6 +16,8 @@ pub(crate) struct Inner<T: 'static> {
     pub(crate) codec: &'static dyn Codec<T>,
     pub(crate) limits: Limits,
     pub(crate) observer: Arc<dyn Observer>,
+    /// Its tracer, if it has one.
+    pub(crate) tracing: Option<Tracing>,
 }
 
 impl<T> Inner<T> {

@@ -10,6 +10,7 @@ use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
 use millstream_core::schedule::{Due, ScheduleId};
+use millstream_core::span::Tracing;
 use millstream_core::tasks::{QueueChange, TaskCounts};
 use millstream_core::{
     Backend, Capability, Codec, DeadLetterRetention, Error, ErrorKind, Limits, Observer, Place, QueueName,
@@ -347,7 +348,8 @@ impl<T> DelayQueueBuilder<T> {
             tracing::warn!(%queue, asked = %retention, %stored, "the queue exists with another retention of dead tasks");
         }
         let (codec, limits, observer) = (self.codec, self.limits, Careful::over(self.observer));
-        let inner = Inner { backend: backend.clone(), spec, codec, limits, observer };
+        let tracing = Tracing::of(&observer);
+        let inner = Inner { backend: backend.clone(), spec, codec, limits, observer, tracing };
         Ok(DelayQueue { inner: Arc::new(inner) })
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
-use millstream_core::{Envelope, Error, ErrorKind, Result, Timestamp};
+use millstream_core::span::{Detail, OperationKind};
+use millstream_core::{Envelope, Error, ErrorKind, Place, Result, Timestamp};
 use uuid::Uuid;
 
 use crate::inner::Inner;
@@ -179,14 +180,31 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
     type IntoFuture = BoxFuture<'a, Result<ScheduledTask>>;
 
     fn into_future(self) -> Self::IntoFuture {
+        let Self { queue, mut record } = self;
+        let headers = &mut record.envelope.headers;
+        let name = queue.spec.name.as_str();
+        let mut span = queue.tracing.as_ref().map(|it| it.sends(OperationKind::Schedule, name, headers));
         // Encoded here and not in the future, so that the future does not hold the value.
-        let scheduling = self.queue.scheduling(self.record, Uuid::new_v4().as_u128());
-        let schedule = self.queue.backend.schedule().clone();
+        let scheduling = queue.scheduling(record, Uuid::new_v4().as_u128());
+        if let (Some(span), Ok(Scheduling { place: Place::Shard(shard), .. })) = (&mut span, &scheduling) {
+            span.set(Detail::Partition(shard.shard));
+        }
+        let schedule = queue.backend.schedule().clone();
         Box::pin(async move {
-            let batch = [scheduling?];
-            let placed = schedule.schedule(&batch).await.pop().unwrap_or_else(unanswered)?;
-            let [Scheduling { id, .. }] = batch;
-            Ok(ScheduledTask { id, placed })
+            let scheduled = async {
+                let batch = [scheduling?];
+                let placed = schedule.schedule(&batch).await.pop().unwrap_or_else(unanswered)?;
+                let [Scheduling { id, .. }] = batch;
+                Ok(ScheduledTask { id, placed })
+            };
+            let scheduled = scheduled.await;
+            if let Some(mut span) = span {
+                if let Ok(task) = &scheduled {
+                    span.set(Detail::MessageId(&task.id));
+                }
+                span.end_with(scheduled.as_ref().err(), 1);
+            }
+            scheduled
         })
     }
 }
@@ -221,12 +239,17 @@ impl<T: 'static> Inner<T> {
         T: 'a,
     {
         let mut outcomes = Vec::new();
+        let mut span =
+            self.tracing.as_ref().map(|it| it.sends_all(OperationKind::Schedule, self.spec.name.as_str()));
         loop {
             let mut batch = Vec::new();
             let mut slots = Vec::new();
             // One random number per batch, not per task: each further task uses the next number.
             let first = Uuid::new_v4().as_u128();
-            for (nth, record) in records.by_ref().take(CHUNK).enumerate() {
+            for (nth, mut record) in records.by_ref().take(CHUNK).enumerate() {
+                if let Some(span) = &mut span {
+                    span.stamp_one_of_many(&mut record.envelope.headers);
+                }
                 slots.push(self.scheduling(record, first.wrapping_add(nth as u128)).map(|scheduling| {
                     let id = scheduling.id.clone();
                     batch.push(scheduling);
@@ -234,6 +257,11 @@ impl<T: 'static> Inner<T> {
                 }));
             }
             if slots.is_empty() {
+                if let Some(span) = span {
+                    let shard = |task: &ScheduledTask| self.spec.shard_of(&task.id).shard;
+                    let result = |it: &Result<ScheduledTask>| it.as_ref().map(shard).map_err(Error::kind);
+                    span.end_all(&mut outcomes.iter().map(result));
+                }
                 return outcomes;
             }
             let mut results = self.backend.schedule().schedule(&batch).await.into_iter();

@@ -12,6 +12,7 @@ mod calls;
 
 mod panics;
 mod report;
+mod spans;
 mod trimming;
 
 pub mod extract;

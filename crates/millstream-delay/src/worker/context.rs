@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::panics::{Careful, Policies};
+use millstream_core::span::Tracing;
 use millstream_core::{Backend, Limits, Observer, QueueName, Shard};
 use millstream_loops::{LeaseClock, Loops};
 use tokio::sync::{Notify, Semaphore};
@@ -28,6 +29,8 @@ pub(super) struct Context {
     pub(super) config: WorkerConfig,
     pub(super) limits: Limits,
     pub(super) observer: Arc<dyn Observer>,
+    /// Its tracer, if it has one.
+    pub(super) tracing: Option<Tracing>,
     pub(super) handler: Box<Call>,
     /// Whether a policy needs tasks that failed.
     pub(super) policies_need_message: bool,
@@ -66,6 +69,7 @@ impl Context {
     ) -> Self {
         let observer = Careful::over(observer);
         Self {
+            tracing: Tracing::of(&observer),
             policies_need_message: Policies {
                 retry: &*config.retry,
                 dead_letters: &*config.dead_letters,

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use millstream_core::event::{Event, Handled};
+use millstream_core::event::{Cause, Event, Handled};
 use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
 use millstream_core::schedule::Due;
+use millstream_core::span::CANCELLED;
 use millstream_core::tasks::Verdict;
 use millstream_core::{BoxError, Envelope, History, Outcome, Reason, Shard, Timestamp, wire};
 
@@ -27,6 +28,23 @@ pub(super) enum Said {
     Orphan,
     /// The work was not begun or not finished, because the worker is shutting down.
     Unfinished,
+}
+
+impl Said {
+    /// Returns the kind of the failure, if it is one.
+    pub(super) fn error(&self) -> Option<&'static str> {
+        let cause = match self {
+            Self::Outcome(Outcome::Ack | Outcome::Snooze(_)) => return None,
+            Self::Outcome(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => Cause::Error,
+            Self::Outcome(_) => Cause::Rejected,
+            Self::Panicked(_) => Cause::Panic,
+            Self::TimedOut(_) => Cause::Timeout,
+            Self::Undecodable(_) => Cause::Undecodable,
+            Self::Malformed(_) | Self::Orphan => Cause::Malformed,
+            Self::Unfinished => return Some(CANCELLED),
+        };
+        Some(cause.as_str())
+    }
 }
 
 /// Data of the current attempt.

@@ -341,9 +341,19 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
 
     /// Starts the consumer with a handler of any kind.
     pub(in crate::consumer) fn launch(self, handler: Handler) -> BoxFuture<'static, Result<Consumer>> {
+        self.launch_as(handler, false)
+    }
+
+    /// Starts the consumer. `pulls`: the handler of its first topic only offers messages.
+    pub(in crate::consumer) fn launch_as(
+        self,
+        handler: Handler,
+        pulls: bool,
+    ) -> BoxFuture<'static, Result<Consumer>> {
         let Self { backend, topic, group, config, check, observer, upkeep, also, layers, sends, problems } =
             self;
-        let parts = Parts { backend, group, config, check, observer, upkeep, also, layers, sends, problems };
+        let parts =
+            Parts { backend, group, config, check, observer, upkeep, also, layers, sends, problems, pulls };
         parts.start(topic.spec(), handler)
     }
 
@@ -398,6 +408,8 @@ struct Parts {
     layers: Vec<Arc<dyn Layer>>,
     sends: Vec<(String, Remembered)>,
     problems: Vec<Error>,
+    /// Whether the handler of the first topic only offers messages: a span begins when one is pulled.
+    pulls: bool,
 }
 
 impl Parts {
@@ -453,7 +465,8 @@ impl Parts {
         }
         let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
         let mut subscriptions = Vec::with_capacity(routes.len());
-        for (spec, handler) in routes {
+        for (at, (spec, handler)) in routes.into_iter().enumerate() {
+            let handler = handler.traced(context.tracing.as_ref().filter(|_| at > 0 || !self.pulls));
             let topic = context.backend.catalog().create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
             check_stored(&context, &topic, &self.sends)?;

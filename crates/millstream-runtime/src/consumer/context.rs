@@ -7,6 +7,7 @@ use std::time::Duration;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::panics::{Careful, Policies};
+use millstream_core::span::Tracing;
 use millstream_core::{
     Backend, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition, TopicSpec,
     Upkeep,
@@ -36,6 +37,8 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) observer: Arc<dyn Observer>,
     /// The same observer, for subscriptions to events.
     pub(in crate::consumer) event_sink: Arc<EventSink>,
+    /// Its tracer, if it has one.
+    pub(in crate::consumer) tracing: Option<Tracing>,
     pub(in crate::consumer) status: Arc<Status>,
     pub(in crate::consumer) loops: Loops,
     pub(in crate::consumer) pauses: Pauses,
@@ -80,6 +83,7 @@ impl Context {
             None => member_id(&config.label, &incarnation)?,
         };
         let event_sink = Arc::new(EventSink::new(Careful::over(observer)));
+        let observer: Arc<dyn Observer> = event_sink.clone();
         Ok(Self {
             control: ControlThread::of(&backend),
             lease_clock: LeaseClock::of(&backend),
@@ -93,7 +97,8 @@ impl Context {
             backend,
             group,
             config,
-            observer: event_sink.clone(),
+            tracing: Tracing::of(&observer),
+            observer,
             event_sink,
             status: Arc::default(),
             loops: Loops::default(),

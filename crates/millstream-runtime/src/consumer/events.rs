@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, Stream, StreamExt};
 use millstream_core::event::{Event, Observer};
+use millstream_core::span::Tracer;
 use millstream_core::{ErrorKind, MemberId, MessageId, TopicName, TopicPartition};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::broadcast::{Receiver, Sender};
@@ -229,6 +230,10 @@ impl Observer for EventSink {
         {
             let _ = self.events.send(event);
         }
+    }
+
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        self.observer.tracer()
     }
 }
 

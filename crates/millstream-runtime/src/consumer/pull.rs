@@ -9,11 +9,13 @@ use std::time::Duration;
 use futures_util::stream::{self, Stream, StreamExt};
 use millstream_core::error::Result;
 use millstream_core::panics::decode;
+use millstream_core::span::OperationKind;
 use millstream_core::{BoxError, Codec, Outcome, Timestamp, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::consumer::handler::{Handle, Handler, Input, Verdict, guarded};
+use crate::consumer::handler::{Handle, Handler, Input, Verdict, guarded, of_delivery};
 use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::pauses::Changes;
 use crate::consumer::{Consumer, ConsumerBuilder};
@@ -58,6 +60,8 @@ struct Offers<T> {
 /// A message that waits to be pulled.
 struct Offer<T> {
     topic_partition: TopicPartition,
+    /// Bytes of its payload.
+    body: usize,
     /// Taken either by the puller, or by the offering side when the consumer ends.
     delivery: Arc<Mutex<Option<Delivery<T>>>>,
     taken: oneshot::Sender<()>,
@@ -68,12 +72,19 @@ impl<T> Puller<T> {
     /// Waits for the next message. `None` when the consumer has been stopped, or has ended by itself (see
     /// [`Consumer::ended`]).
     pub async fn next(&self) -> Option<Pulled<T>> {
+        let tracing = self.consumer.context.tracing.as_ref();
+        let began = tracing.map(|_| Instant::now());
         let next = async { self.offers.lock().await.next().await };
-        tokio::select! {
+        let (pulled, body) = tokio::select! {
             biased;
             () = self.stopped.cancelled() => None,
             next = next => next,
+        }?;
+        if let (Some(tracing), Some(began)) = (tracing, began) {
+            let (kind, about) = (OperationKind::Receive, &pulled.delivery.about);
+            of_delivery(tracing, kind, about, body, began.elapsed()).end(None);
         }
+        Some(pulled)
     }
 
     /// Returns the messages as a [`Stream`], which ends when [`next`](Self::next) returns `None`. Dropping the stream loses nothing. Several
@@ -129,18 +140,18 @@ impl<T> Puller<T> {
 }
 
 impl<T> Offers<T> {
-    /// Waits for the next offer of a partition that is not paused.
-    async fn next(&mut self) -> Option<Pulled<T>> {
+    /// Waits for the next offer of a partition that is not paused. Returns its message with the bytes of the payload.
+    async fn next(&mut self) -> Option<(Pulled<T>, usize)> {
         loop {
             let free = |offer: &Offer<T>| !self.paused.is_on(&offer.topic_partition);
             if let Some(at) = self.waiting.iter().position(free)
-                && let Some(Offer { delivery, taken, say, .. }) = self.waiting.remove(at)
+                && let Some(Offer { delivery, taken, say, body, .. }) = self.waiting.remove(at)
             {
                 if let Some(delivery) = take(&delivery) {
                     // If the offering side is gone, the message has been given up: the outcome is then discarded when it
                     // is sent.
                     let _ = taken.send(());
-                    return Some(Pulled { delivery, say: Some(say) });
+                    return Some((Pulled { delivery, say: Some(say) }, body));
                 }
                 continue;
             }
@@ -253,7 +264,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     pub async fn pull(self) -> Result<Puller<T>> {
         let (offer, offers) = mpsc::unbounded_channel();
         let handler = erase(self.codec(), offer);
-        let consumer = self.launch(handler).await?;
+        let consumer = self.launch_as(handler, true).await?;
         let stopped = consumer.context.stop.clone();
         let paused = consumer.context.pauses.changes();
         let offers = Offers { new: offers, waiting: VecDeque::new(), paused };
@@ -279,7 +290,7 @@ impl<T: Send + 'static> Handle for Offering<T> {
         // If nobody pulls the message, its payload is dropped inside this block: that may panic, too.
         let offered = async move {
             match decode(self.codec, &payload) {
-                Ok(value) => offer(&self.offers, value, about, timeout).await,
+                Ok(value) => offer(&self.offers, (value, payload.len()), about, timeout).await,
                 Err(error) => Some(Verdict::Undecodable(error)),
             }
         };
@@ -290,7 +301,7 @@ impl<T: Send + 'static> Handle for Offering<T> {
 /// Offers one message, and waits until it is settled. `None` if the consumer ended before it was pulled.
 async fn offer<T: Send>(
     offers: &mpsc::UnboundedSender<Offer<T>>,
-    value: T,
+    (value, body): (T, usize),
     about: DeliveryMetadata,
     timeout: Option<Duration>,
 ) -> Option<Verdict> {
@@ -300,7 +311,7 @@ async fn offer<T: Send>(
     let (say, said) = oneshot::channel();
     // Sending fails if the puller was dropped: then the consumer is about to end.
     let topic_partition = handle.topic_partition.clone();
-    let _ = offers.send(Offer { topic_partition, delivery: delivery.clone(), taken, say });
+    let _ = offers.send(Offer { topic_partition, body, delivery: delivery.clone(), taken, say });
     tokio::select! {
         biased;
         Ok(()) = &mut is_taken => {}

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
-use millstream_core::{Error, ErrorKind, Partition, Result, Timestamp};
+use millstream_core::span::OperationKind;
+use millstream_core::{Envelope, Error, ErrorKind, Partition, Result, Timestamp};
 use uuid::Uuid;
 
 use super::layers::Encoded;
-use super::record::{Record, SendFuture};
+use super::record::{HasEnvelope, Record, SendFuture, noted};
 use super::{Inner, Producer};
+use crate::spans;
 
 /// Value to be sent with a delay: `Record::new(&reminder).key("k").delay(Duration::from_secs(60))`.
 #[derive(Debug)]
@@ -33,6 +35,12 @@ impl<'a, T> Record<'a, T> {
     #[must_use]
     pub fn at(self, time: impl Into<Timestamp>) -> DelayedRecord<'a, T> {
         DelayedRecord::new(self, Due::At(time.into()))
+    }
+}
+
+impl<T> HasEnvelope for DelayedRecord<'_, T> {
+    fn envelope_mut(&mut self) -> &mut Envelope {
+        self.record.envelope_mut()
     }
 }
 
@@ -206,8 +214,14 @@ impl<'a, T: Sync> IntoFuture for SendDelayed<'a, T> {
     type IntoFuture = BoxFuture<'a, Result<Delayed>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let encoded = self.producer.encode_delayed(self.record);
-        self.producer.inner.send_delayed(encoded, self.limit)
+        let Self { producer, mut record, limit } = self;
+        let mut span = producer.inner.sends(OperationKind::Schedule, &mut record.record.envelope);
+        let encoded = noted(&mut span, producer.encode_delayed(record));
+        let sending = producer.inner.send_delayed(encoded, limit);
+        match span {
+            Some(span) => spans::send(span, sending, |delayed| &delayed.id),
+            None => sending,
+        }
     }
 }
 

@@ -104,6 +104,7 @@ impl Inner {
         without_key: Option<&[u8]>,
         count: NonZeroU32,
     ) -> Result<Encoded<Append>> {
+        let body = envelope.payload.len();
         let next = self.layers.apply(&mut envelope)?;
         if next.is_none() {
             envelope.check(&self.config.limits)?;
@@ -121,11 +122,13 @@ impl Inner {
             None => Encoded {
                 message: Append { topic_partition, fields: wire::encode(&envelope) },
                 partition,
+                body,
                 unfinished: None,
             },
             Some(next) => Encoded {
                 message: Append { topic_partition, fields: Fields::new() },
                 partition,
+                body,
                 unfinished: Some(Box::new(Unfinished { envelope, next })),
             },
         })

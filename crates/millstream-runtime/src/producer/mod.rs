@@ -15,7 +15,6 @@ mod sender;
 mod sink;
 mod unique;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::IntoFuture;
 use std::num::NonZeroU32;
@@ -26,6 +25,7 @@ use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::panics::Careful;
 use millstream_core::schedule::Scheduling;
+use millstream_core::span::{OperationKind, Tracing};
 use millstream_core::{
     Backend, Capability, Codec, Durability, Observer, Partitioner, Topic, TopicName, TopicSpec,
 };
@@ -38,15 +38,16 @@ pub use layers::{AsyncProducerLayer, ProducerLayer};
 pub use record::{QualifiedSend, Record, SendFuture, Sent, TYPE_HEADER};
 
 use backpressure::Bound;
-use batcher::{Batcher, interrupted};
+use batcher::Batcher;
 use by_durability::ByDurability;
 use dedup::{DedupSends, unnumbered};
-use layers::{Encoded, Layers};
+use layers::{Encoded, Layers, one_by_one};
 pub(crate) use metadata_refresh::warn_if_other;
 use metadata_refresh::{MetadataRefresh, Partitions};
-use record::{Way, sent};
+use record::{Stamped, Way, sent};
 use sink::{Outgoing, ToSchedule, full_at, packs_at_once};
 
+use crate::spans;
 use crate::trimming::Trims;
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
@@ -75,6 +76,7 @@ struct Inner {
     layers: Arc<Layers>,
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
+    tracing: Option<Tracing>,
     appends: Arc<ByDurability>,
     dedup: Arc<DedupSends>,
     delayed: Arc<Batcher<Scheduling>>,
@@ -100,7 +102,8 @@ impl<T> Producer<T> {
     where
         T: 'a,
     {
-        let mut records = records.into_iter().peekable();
+        let mut span = self.inner.sends_all(OperationKind::Send);
+        let mut records = Stamped { records: records.into_iter(), span: span.as_mut() }.peekable();
         let mut outcomes = Vec::new();
         while let Some((way, durability)) = records.peek().map(|it| (self.way_of(it), self.durability_of(it)))
         {
@@ -148,6 +151,8 @@ impl<T> Producer<T> {
             };
             outcomes.extend(results.into_iter().map(|result| result.map(place)));
         }
+        drop(records);
+        spans::end_all(span, &outcomes, |sent| sent.partition);
         outcomes
     }
 
@@ -160,12 +165,17 @@ impl<T> Producer<T> {
     where
         T: 'a,
     {
-        let encoded = records.into_iter().map(|record| {
+        let mut span = self.inner.sends_all(OperationKind::Schedule);
+        let encoded = Stamped { records: records.into_iter(), span: span.as_mut() }.map(|record| {
             let encoded = self.encode_delayed(record)?;
             Ok(((encoded.partition, encoded.message.id.clone()), encoded))
         });
         let sent = self.in_chunks(&self.inner.delayed, encoded).await.into_iter();
-        sent.map(|sent| sent.map(|((partition, id), placed)| Delayed { partition, id, placed })).collect()
+        let sent: Vec<_> = sent
+            .map(|sent| sent.map(|((partition, id), placed)| Delayed { partition, id, placed }))
+            .collect();
+        spans::end_all(span, &sent, |delayed| delayed.partition);
+        sent
     }
 
     /// Sends the messages that could be encoded, chunk by chunk. Each result comes with the value that stood beside
@@ -199,7 +209,8 @@ impl<T> Producer<T> {
                 waiting.push((slots, batcher.send_chunk(chunk).await));
             }
             if let Some(late) = late {
-                rest = self.one_by_one(batcher, std::iter::once(late).chain(encoded)).await;
+                let encoded = std::iter::once(late).chain(encoded);
+                rest = one_by_one(&self.inner.layers, &self.inner.config, batcher, encoded).await;
                 break;
             }
         }
@@ -214,39 +225,6 @@ impl<T> Producer<T> {
         }
         outcomes.append(&mut rest);
         outcomes
-    }
-
-    /// Sends messages that may wait for layers: each as if it were sent alone, as many at a time as one request may have and the buffer
-    /// has room for.
-    async fn one_by_one<C: Outgoing, B>(
-        &self,
-        batcher: &Arc<Batcher<C>>,
-        mut encoded: impl Iterator<Item = Result<(B, Encoded<C>)>>,
-    ) -> Vec<Result<(B, C::Done)>> {
-        let inner = &*self.inner;
-        let (mut outcomes, mut waiting, mut bytes) = (Vec::new(), VecDeque::new(), 0);
-        loop {
-            while waiting.len() < inner.config.max_batch && bytes < inner.config.buffer_memory {
-                let Some(next) = encoded.next() else { break };
-                let begun = next.and_then(|(beside, encoded)| {
-                    let charge = encoded.charge();
-                    let sending =
-                        encoded.begin(inner.layers.clone(), inner.config.limits, batcher.clone())?;
-                    bytes += charge;
-                    Ok((beside, charge, sending))
-                });
-                waiting.push_back(begun);
-            }
-            match waiting.pop_front() {
-                None => return outcomes,
-                Some(Err(error)) => outcomes.push(Err(error)),
-                Some(Ok((beside, charge, sending))) => {
-                    let result = sending.await.unwrap_or_else(|_| Err(interrupted()));
-                    bytes -= charge;
-                    outcomes.push(result.map(|done| (beside, done)));
-                }
-            }
-        }
     }
 
     /// Waits until all earlier sends have their results.
@@ -502,6 +480,7 @@ impl Parts {
             trims,
             layers: Arc::new(self.layers),
             config: self.config,
+            tracing: Tracing::of(&observer),
             observer,
             appends: Arc::new(appends),
             dedup: Arc::new(dedup),

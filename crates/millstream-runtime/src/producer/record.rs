@@ -10,6 +10,7 @@ use millstream_core::codec::Json;
 use millstream_core::dedup::MAX_DEDUP_ID_LEN;
 use millstream_core::log::{Append, DedupAppend, Deduplicated, UniqueAppend};
 use millstream_core::policy::{MessageRetry, RETRY_HEADER};
+use millstream_core::span::{ActiveSpan, Detail, OperationKind};
 use millstream_core::{
     Codec, Delivered, Durability, Envelope, Error, ErrorKind, GroupName, MessageId, Partition, Result,
     TopicPartition,
@@ -18,6 +19,7 @@ use millstream_core::{
 use super::dedup::unnumbered;
 use super::layers::Encoded;
 use super::{Inner, Producer};
+use crate::spans;
 
 /// Header that names the type of a message, in a topic with several: that of [`Producer::typed`] and
 /// [`Router`](crate::Router).
@@ -399,19 +401,74 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future holds neither value nor codec, and is compiled once for all payloads.
-        let Self { producer, record, limit } = self;
+        let Self { producer, mut record, limit } = self;
         let durability = producer.durability_of(&record);
         let inner = &producer.inner;
-        match producer.way_of(&record) {
-            Way::Id => inner.send_dedup(producer.encode_dedup(record), durability, limit),
-            Way::Unique => inner.send_unique(producer.encode_unique(record), durability, limit),
-            Way::Number => inner.send_numbered(producer.encode(record), durability, limit),
-            Way::Plain => inner.send_plain(producer.encode(record), durability, limit),
+        let mut span = inner.sends(OperationKind::Send, &mut record.envelope);
+        let sending = match producer.way_of(&record) {
+            Way::Id => inner.send_dedup(noted(&mut span, producer.encode_dedup(record)), durability, limit),
+            Way::Unique => {
+                inner.send_unique(noted(&mut span, producer.encode_unique(record)), durability, limit)
+            }
+            Way::Number => inner.send_numbered(noted(&mut span, producer.encode(record)), durability, limit),
+            Way::Plain => inner.send_plain(noted(&mut span, producer.encode(record)), durability, limit),
+        };
+        match span {
+            Some(span) => spans::send(span, sending, |sent| &sent.id),
+            None => sending,
         }
     }
 }
 
+/// Message that is not encoded yet.
+pub(super) trait HasEnvelope {
+    fn envelope_mut(&mut self) -> &mut Envelope;
+}
+
+impl<T> HasEnvelope for Record<'_, T> {
+    fn envelope_mut(&mut self) -> &mut Envelope {
+        &mut self.envelope
+    }
+}
+
+/// Messages that are sent together, which carry the context of the span in which they are, if there is one.
+pub(super) struct Stamped<'a, I> {
+    pub(super) records: I,
+    pub(super) span: Option<&'a mut ActiveSpan>,
+}
+
+impl<I: Iterator<Item: HasEnvelope>> Iterator for Stamped<'_, I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let mut record = self.records.next()?;
+        if let Some(span) = &mut self.span {
+            span.stamp_one_of_many(&mut record.envelope_mut().headers);
+        }
+        Some(record)
+    }
+}
+
+/// Adds what is known of a message now that it is encoded.
+pub(super) fn noted<C>(span: &mut Option<ActiveSpan>, encoded: Result<Encoded<C>>) -> Result<Encoded<C>> {
+    if let (Some(span), Ok(encoded)) = (span, &encoded) {
+        span.set(Detail::Partition(encoded.partition.0));
+        span.set(Detail::BodySize(encoded.body));
+    }
+    encoded
+}
+
 impl Inner {
+    /// Starts the span of a send, and has the message carry its context, if there is a tracer.
+    pub(super) fn sends(&self, kind: OperationKind, envelope: &mut Envelope) -> Option<ActiveSpan> {
+        Some(self.tracing.as_ref()?.sends(kind, self.topic.as_str(), &mut envelope.headers))
+    }
+
+    /// Starts the span of a send of several messages, if there is a tracer.
+    pub(super) fn sends_all(&self, kind: OperationKind) -> Option<ActiveSpan> {
+        Some(self.tracing.as_ref()?.sends_all(kind, self.topic.as_str()))
+    }
+
     fn send_dedup(
         &self,
         encoded: Result<Encoded<DedupAppend>>,

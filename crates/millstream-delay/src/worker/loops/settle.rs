@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
+use millstream_core::span::{MessagingOperation, OperationKind};
 use millstream_core::tasks::Verdict;
 use millstream_core::{ScheduleId, Shard};
 use tokio::sync::OwnedSemaphorePermit;
@@ -116,7 +117,17 @@ impl Settler {
             (settling.id.clone(), token, settling.verdict.clone())
         };
         let batch: Vec<_> = self.waiting[from..to].iter().map(task).collect();
-        let settled = match self.context.backend.tasks()?.settle_tasks(&self.shard, &batch).await {
+        let tasks = self.context.backend.tasks()?;
+        let span = self.context.tracing.as_ref().map(|tracing| {
+            let mut operation = MessagingOperation::new(OperationKind::Settle, self.shard.queue.as_str());
+            (operation.partition, operation.batch) = (Some(self.shard.shard), Some(batch.len()));
+            tracing.start(&operation)
+        });
+        let settled = tasks.settle_tasks(&self.shard, &batch).await;
+        if let Some(span) = span {
+            span.end_with(settled.as_ref().err(), batch.len());
+        }
+        let settled = match settled {
             Ok(settled) => settled,
             Err(error) => {
                 if error.kind() == ErrorKind::Unconfirmed {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::panics::discard;
+use millstream_core::span::{Failed, MessagingOperation, OperationKind, SpanMessage};
 use millstream_core::tasks::{ClaimedTask, Verdict};
 use millstream_core::{Envelope, Outcome, ScheduleId, Shard, Timestamp, wire};
 use tokio::sync::OwnedSemaphorePermit;
@@ -55,7 +56,7 @@ impl Job {
         }
         let started = Instant::now();
         let (said, message) = match self.input(&context) {
-            Ok((input, message)) => ((context.handler)(input, context.kill.clone()).await, message),
+            Ok((input, message)) => (call(&context, input).await, message),
             Err(said) => (said, None),
         };
         self.end(&context, said, started.elapsed(), message.as_ref());
@@ -190,6 +191,25 @@ impl Job {
         // A closed channel means that the worker has ended before this job: the claim runs out.
         let _ = settlements.send(settling);
     }
+}
+
+/// Calls the handler, in a span if there is a tracer.
+async fn call(context: &Context, input: Input) -> Said {
+    let Some(tracing) = &context.tracing else { return (context.handler)(input, context.kill.clone()).await };
+    let mut span = {
+        let About { id, shard, attempt, headers, .. } = &input.about;
+        let mut message = SpanMessage::new(headers);
+        message.id = Some(id);
+        message.body = Some(input.payload.len());
+        let messages = [message];
+        let mut operation = MessagingOperation::new(OperationKind::Process, shard.queue.as_str());
+        (operation.partition, operation.attempt) = (Some(shard.shard), Some(*attempt));
+        operation.messages = &messages;
+        tracing.start(&operation)
+    };
+    let said = span.within((context.handler)(input, context.kill.clone())).await;
+    span.end(said.error().map(|error| Failed { error, messages: 1 }));
+    said
 }
 
 /// Logs the result of an attempt that failed. Of the task only its id is quoted.

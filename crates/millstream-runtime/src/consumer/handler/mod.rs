@@ -17,6 +17,7 @@ use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 mod layer;
 mod timeout;
 mod trace;
+mod traced;
 
 pub use layer::{Answer, Layer, Next};
 pub use timeout::Timeout;
@@ -25,6 +26,7 @@ pub use trace::Trace;
 pub(crate) use layer::{LetterAnswer, around};
 
 pub(in crate::consumer) use layer::Layered;
+pub(in crate::consumer) use traced::of_delivery;
 
 use crate::consumer::batch::BatchConfig;
 use crate::delivery::{Delivery, DeliveryMetadata};

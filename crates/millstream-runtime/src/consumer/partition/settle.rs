@@ -19,6 +19,7 @@ use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::leases::entry_lease::{NO_LEASE, Standing};
 use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::slot::Slot;
+use crate::spans;
 
 /// Settlements that are sent together.
 pub(in crate::consumer) type Settlements = Vec<(Receipt, Settlement)>;
@@ -373,14 +374,25 @@ impl Request {
     /// Settles `left[from..]`.
     async fn settle(&mut self, context: &Subscription, lease: &WorkerLease, from: usize) -> Result<()> {
         let (asked, batch) = (Instant::now(), &self.left[from..]);
-        let settled = match lease {
-            WorkerLease::Partition(guard) => context.backend.log().settle(guard.lease(), batch).await?,
+        let (tracing, group) = (context.tracing.as_ref(), &context.group);
+        let span = |tp: &_| Some(spans::of_settlements(tracing?, tp, group, batch.len()));
+        let (settled, span) = match lease {
+            WorkerLease::Partition(guard) => {
+                let span = span(guard.topic_partition());
+                (context.backend.log().settle(guard.lease(), batch).await, span)
+            }
             WorkerLease::Entries(entries) => {
                 let SharedPartition { member, partition, .. } = &**entries;
-                let settled = context.backend.shared()?.settle_shared(member, *partition, batch).await;
-                settled.map_err(|error| error.during(member.partition(*partition)))?
+                let (shared, span) = (context.backend.shared()?, span(&member.partition(*partition)));
+                let settled = shared.settle_shared(member, *partition, batch).await;
+                (settled.map_err(|error| error.during(member.partition(*partition))), span)
             }
         };
+        if let Some(span) = span {
+            span.end_with(settled.as_ref().err(), batch.len());
+        }
+        // An error leaves them where they are.
+        let settled = settled?;
         self.stored.push((self.left.split_off(from), settled, asked.elapsed()));
         Ok(())
     }

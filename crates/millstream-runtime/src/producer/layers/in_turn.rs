@@ -1,5 +1,6 @@
 //! Sends of a producer whose messages may wait for a layer.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::turns::Turn;
 use super::{Layers, Unfinished};
+use crate::producer::ProducerConfig;
 use crate::producer::batcher::{Batcher, interrupted, unanswered};
 use crate::producer::sink::Outgoing;
 
@@ -17,14 +19,16 @@ use crate::producer::sink::Outgoing;
 pub(in crate::producer) struct Encoded<C> {
     pub(in crate::producer) message: C,
     pub(in crate::producer) partition: Partition,
+    /// Bytes of its payload before the layers.
+    pub(in crate::producer) body: usize,
     /// What becomes its fields.
     pub(in crate::producer) unfinished: Option<Box<Unfinished>>,
 }
 
 impl<C> Encoded<C> {
     pub(in crate::producer) fn map<D>(self, to: impl FnOnce(C) -> D) -> Encoded<D> {
-        let Self { message, partition, unfinished } = self;
-        Encoded { message: to(message), partition, unfinished }
+        let Self { message, partition, body, unfinished } = self;
+        Encoded { message: to(message), partition, body, unfinished }
     }
 }
 
@@ -92,5 +96,37 @@ impl<C: Outgoing> Encoded<C> {
             Err(Error::new(ErrorKind::Unavailable, why))
         })?;
         batcher.send_by(message, deadline, turn).await
+    }
+}
+
+/// Sends messages that may wait for layers: each as if it were sent alone, as many at a time as one request may have and the buffer
+/// has room for.
+pub(in crate::producer) async fn one_by_one<C: Outgoing, B>(
+    layers: &Arc<Layers>,
+    config: &ProducerConfig,
+    batcher: &Arc<Batcher<C>>,
+    mut encoded: impl Iterator<Item = Result<(B, Encoded<C>)>>,
+) -> Vec<Result<(B, C::Done)>> {
+    let (mut outcomes, mut waiting, mut bytes) = (Vec::new(), VecDeque::new(), 0);
+    loop {
+        while waiting.len() < config.max_batch && bytes < config.buffer_memory {
+            let Some(next) = encoded.next() else { break };
+            let begun = next.and_then(|(beside, encoded)| {
+                let charge = encoded.charge();
+                let sending = encoded.begin(layers.clone(), config.limits, batcher.clone())?;
+                bytes += charge;
+                Ok((beside, charge, sending))
+            });
+            waiting.push_back(begun);
+        }
+        match waiting.pop_front() {
+            None => return outcomes,
+            Some(Err(error)) => outcomes.push(Err(error)),
+            Some(Ok((beside, charge, sending))) => {
+                let result = sending.await.unwrap_or_else(|_| Err(interrupted()));
+                bytes -= charge;
+                outcomes.push(result.map(|done| (beside, done)));
+            }
+        }
     }
 }

@@ -13,7 +13,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::panics::text_of;
 use millstream_core::{BoxError, Envelope};
 
-pub(super) use in_turn::Encoded;
+pub(super) use in_turn::{Encoded, one_by_one};
 
 use turns::Turns;
 
