@@ -39,6 +39,9 @@ mod admin {}
 #[doc = include_str!("../../docs/guides/metrics.md")]
 mod metrics {}
 
+#[doc = include_str!("../../docs/guides/tracing.md")]
+mod tracing {}
+
 #[doc = include_str!("../../docs/guides/deploy.md")]
 mod deploy {}
 

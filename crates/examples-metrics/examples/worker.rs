@@ -1,5 +1,5 @@
 //! A worker binary: state and parts of the message as arguments, a layer, retries with back-off, dead letters, metrics and probes
-//! over HTTP, and an orderly end by SIGTERM or Ctrl-C.
+//! over HTTP, spans of OpenTelemetry, and an orderly end by SIGTERM or Ctrl-C.
 //!
 //! ```sh
 //! cargo run -p examples-metrics --example worker                               # sends itself messages and SIGTERM, checks the result
@@ -21,6 +21,9 @@ use millstream::extract::{Attempt, Payload, State, with_state};
 use millstream::layer::{Answer, Layer, Next};
 use millstream::metrics::{Metrics, ServerConfig};
 use millstream::{Concurrency, Delivery, Exponential, Millstream, Outcome, Report, Topic};
+use opentelemetry::global;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -89,6 +92,20 @@ impl Layer for Slow {
     }
 }
 
+/// Exporter of spans: counts them by name. In production it is that of the crate `opentelemetry-otlp`.
+#[derive(Clone, Debug, Default)]
+struct Spans(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl SpanExporter for Spans {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for span in batch {
+            *counts.entry(span.name.into_owned()).or_default() += 1;
+        }
+        Ok(())
+    }
+}
+
 /// Ends with SIGTERM, which Kubernetes and systemd send, or with Ctrl-C.
 async fn stopped() {
     let mut terminate = signal(SignalKind::terminate()).expect("a signal handler");
@@ -134,7 +151,10 @@ async fn main() -> Result<()> {
     let level = if options.listen.is_some() { tracing::Level::INFO } else { tracing::Level::WARN };
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
     let metrics = Metrics::new()?;
-    let mut queue = Millstream::at(&options.url).metrics(&metrics);
+    let spans = Spans::default();
+    let tracers = SdkTracerProvider::builder().with_simple_exporter(spans.clone()).build();
+    global::set_tracer_provider(tracers.clone());
+    let mut queue = Millstream::at(&options.url).metrics(&metrics).opentelemetry();
     if options.listen.is_none() {
         // Runs on one server do not meet.
         let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_micros();
@@ -163,12 +183,17 @@ async fn main() -> Result<()> {
         "the worker has ended"
     );
     server.shutdown().await;
+    tracers.shutdown()?;
     if let Some(visitor) = visitor {
         visitor.await??;
         ensure!((report.acked, report.retried, report.dead) == (100, 20, 1), "{report:?}");
         let sent =
             outgoing.0.lock().unwrap_or_else(PoisonError::into_inner).values().map(Vec::len).sum::<usize>();
         ensure!(sent == 100, "{sent} mails");
+        let spans = spans.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // One for each send, and for each attempt: 100 succeed, 20 fail before, 1 is refused.
+        let count = |name| spans.get(name).copied().unwrap_or(0);
+        ensure!((count("send mails"), count("process mails")) == (101, 121), "{spans:?}");
         println!("100 mails sent, 10 of them at the third attempt, 1 refused");
     }
     Ok(())

@@ -1,40 +1,21 @@
-//! Spans with the names and attributes of OpenTelemetry's conventions for messaging, for any tracer.
+//! Spans and metrics of OpenTelemetry, by its conventions for messaging.
 //!
-//! A producer opens a span with [`Sending`] and sends its [`headers`] with the message. A consumer opens a span with
-//! [`Processing`], which links to the producer's span. It is a link and not a child, as the conventions define, since a
-//! message may be handled much later, several times, and by several groups.
+//! [`OpenTelemetry`] is an observer: whatever gets it makes a span for each send, handler, pulled message and settlement, and has
+//! the four metrics of the conventions. [`semconv`] has all names. For code of one's own, which continues a trace over other ways,
+//! [`headers`] and [`sent_in`] write and read the context of a message, and [`Sending`] and [`Processing`] build spans.
 
-use std::str::FromStr;
+mod context;
+pub mod semconv;
+mod tracer;
 
-use millstream_core::trace::TraceContext;
+use millstream_core::span::{MessagingOperation, OperationKind, SpanMessage};
 use millstream_core::{GroupName, Headers, MessageId, TopicName, TopicPartition};
-use opentelemetry::trace::{
-    Link, SpanBuilder, SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState,
-};
-use opentelemetry::{KeyValue, Value};
+use opentelemetry::trace::SpanBuilder;
 
-/// Value of the attribute `messaging.system`.
-pub const SYSTEM: &str = "millstream";
+pub use context::{headers, sent_in};
+pub use tracer::OpenTelemetry;
 
-/// Returns the headers of a message that is sent in this span: names and values, for `send(..).header(name, value)`.
-/// Empty if the span has no context, which means that nothing is recorded.
-#[must_use]
-pub fn headers(span: &SpanContext) -> Vec<(&'static str, String)> {
-    let (trace, id) = (span.trace_id().to_bytes(), span.span_id().to_bytes());
-    let Some(mut context) = TraceContext::new(trace, id, span.is_sampled()) else { return Vec::new() };
-    context.flags = span.trace_flags().to_u8();
-    context.state = span.trace_state().header();
-    context.headers().collect()
-}
-
-/// Returns the span that a message was sent in; `None` if it was sent without one.
-#[must_use]
-pub fn sent_in(headers: &Headers) -> Option<SpanContext> {
-    let context = TraceContext::of(headers)?;
-    let state = TraceState::from_str(&context.state).unwrap_or_default();
-    let (trace, span) = (TraceId::from_bytes(context.trace_id), SpanId::from_bytes(context.span_id));
-    Some(SpanContext::new(trace, span, TraceFlags::new(context.flags), true, state))
-}
+use tracer::Settings;
 
 /// Sending of messages to a topic.
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +30,9 @@ impl Sending<'_> {
     /// Returns a span for it, to be started with a tracer.
     #[must_use]
     pub fn span(&self) -> SpanBuilder {
-        let mut attributes = about("send", self.topic);
-        attributes.extend(count(self.messages));
-        SpanBuilder::from_name(format!("send {}", self.topic))
-            .with_kind(SpanKind::Producer)
-            .with_attributes(attributes)
+        let mut operation = MessagingOperation::new(OperationKind::Send, self.topic.as_str());
+        operation.batch = Some(self.messages).filter(|messages| *messages != 1);
+        Settings::default().builder(&operation)
     }
 }
 
@@ -74,32 +53,15 @@ impl Processing<'_> {
     /// Returns a span for it, to be started with a tracer. It has a link to each span that a message was sent in.
     #[must_use]
     pub fn span(&self) -> SpanBuilder {
-        let Self { topic_partition: TopicPartition { topic, partition }, group, origin, headers } = *self;
-        let mut attributes = about("process", topic);
-        attributes.push(KeyValue::new("messaging.destination.partition.id", partition.0.to_string()));
-        attributes.push(KeyValue::new("messaging.consumer.group.name", group.to_string()));
-        attributes.extend(origin.map(|id| KeyValue::new("messaging.message.id", id.to_string())));
-        attributes.extend(count(headers.len()));
-        let links = headers.iter().filter_map(|headers| sent_in(headers)).map(Link::with_context);
-        SpanBuilder::from_name(format!("process {topic}"))
-            .with_kind(SpanKind::Consumer)
-            .with_attributes(attributes)
-            .with_links(links.collect())
+        let Self { topic_partition: TopicPartition { topic, partition }, group, origin, headers } = self;
+        let mut messages: Vec<_> = headers.iter().map(|headers| SpanMessage::new(headers)).collect();
+        if let ([message], Some(origin)) = (&mut messages[..], origin) {
+            message.id = Some(origin);
+        }
+        let mut operation = MessagingOperation::new(OperationKind::Process, topic.as_str());
+        (operation.partition, operation.group) = (Some(partition.0), Some(group.as_str()));
+        operation.batch = Some(headers.len()).filter(|messages| *messages != 1);
+        operation.messages = &messages;
+        Settings::default().builder(&operation)
     }
-}
-
-/// Attributes of every span.
-fn about(operation: &'static str, topic: &TopicName) -> Vec<KeyValue> {
-    vec![
-        KeyValue::new("messaging.system", SYSTEM),
-        KeyValue::new("messaging.operation.name", operation),
-        KeyValue::new("messaging.operation.type", operation),
-        KeyValue::new("messaging.destination.name", topic.to_string()),
-    ]
-}
-
-/// Attribute with the number of messages, unless it is 1.
-fn count(messages: usize) -> Option<KeyValue> {
-    let count = Value::I64(i64::try_from(messages).unwrap_or(i64::MAX));
-    (messages != 1).then(|| KeyValue::new("messaging.batch.message_count", count))
 }

@@ -435,6 +435,21 @@ impl Builder {
         self.observer(metrics.clone())
     }
 
+    /// Makes a span for each send, handler, pulled message and settlement, and the metrics of OpenTelemetry's conventions for
+    /// messaging, with the providers of the process, which must be set before. For other providers and for settings, pass an
+    /// [`OpenTelemetry`](millstream_metrics::otel::OpenTelemetry) to [`observer`](Self::observer).
+    ///
+    /// ```no_run
+    /// # use millstream::Millstream;
+    /// # async fn example() -> millstream::Result<()> {
+    /// let mq = Millstream::at("redis://127.0.0.1").opentelemetry().await?;
+    /// # drop(mq); Ok(()) }
+    /// ```
+    #[cfg(feature = "opentelemetry")]
+    pub fn opentelemetry(self) -> Self {
+        self.observer(millstream_metrics::otel::OpenTelemetry::global())
+    }
+
     /// Sets the certificates for a URL that asks for TLS. Default: the authorities of the system, and no client
     /// certificate.
     #[cfg(feature = "tls")]

@@ -34,7 +34,7 @@ const CRATES: [&str; 16] = [
 const FOLDER: &str = "docs/api";
 
 /// Features that nothing else in the workspace turns on. Pages show every public item, as those of docs.rs do.
-const FEATURES: &str = "millstream/claim-check,millstream/cloudevents,millstream/zstd,millstream/encryption,millstream-metrics/opentelemetry";
+const FEATURES: &str = "millstream/claim-check,millstream/cloudevents,millstream/zstd,millstream/encryption";
 
 /// Writes the pages of the workspace, without warnings, and compares the texts or, if asked, rewrites them.
 pub(crate) fn run(accept: bool) -> Result<()> {

@@ -15,7 +15,7 @@ All settings of the library, with what they mean, their units and their defaults
 ";
 
 /// What has settings: the heading, how it is reached, the file, the type, and whether its fields or its methods are shown.
-const TYPES: [(&str, &str, &str, &str, Shown); 18] = [
+const TYPES: [(&str, &str, &str, &str, Shown); 19] = [
     ("Connection", "`Millstream::at(url)`", "crates/millstream/src/millstream.rs", "Builder", Shown::Methods),
     (
         "Redis",
@@ -117,6 +117,13 @@ const TYPES: [(&str, &str, &str, &str, Shown); 18] = [
         "crates/millstream-metrics/src/http.rs",
         "ServerConfig",
         Shown::Fields,
+    ),
+    (
+        "Tracing",
+        "`OpenTelemetry::global()`",
+        "crates/millstream-metrics/src/otel/tracer.rs",
+        "OpenTelemetry",
+        Shown::Methods,
     ),
 ];
 

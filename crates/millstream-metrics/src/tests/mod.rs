@@ -18,3 +18,5 @@ mod spans;
 #[cfg(feature = "prometheus")]
 mod support;
 mod table;
+#[cfg(feature = "opentelemetry")]
+mod telemetry;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Kind, Metric, MetricSource, table};
 
-fn read(path: &str) -> String {
+pub(super) fn read(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
