@@ -1,12 +1,15 @@
-//! Reset of a group: moving all its partitions while it is not running, and a preview of the effect.
+//! Reset of a group: moving its partitions while they have no owner, a preview of the effect, and the positions to go back to.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::Continuity;
 use millstream_core::catalog::{PartitionStats, Start};
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::inspect::OverviewQuery;
 use millstream_core::leases::{Acquired, Lease};
+use millstream_core::log::Source;
 use millstream_core::{
     Backend, Capability, GroupName, MessageId, Partition, Resource, TopicName, TopicPartition, TopicSpec,
 };
@@ -60,13 +63,47 @@ impl Admin {
     /// message, after which some partitions may have been moved: the call can be repeated. [`ErrorKind::Unsupported`] for
     /// a backend that cannot move groups.
     pub async fn reset_group(&self, topic: &TopicName, group: &GroupName, start: Start) -> Result<()> {
+        self.backend.require(Capability::Seek)?;
+        let topic = self.known(topic, group).await?;
+        let starts = topic.iter().map(|tp| (tp.partition, start)).collect();
+        self.reset_known(&topic, group, start, &starts).await
+    }
+
+    /// Moves some partitions of a group, each to a position of its own, as [`reset_group`](Self::reset_group) does with all.
+    /// Only these must have no owner.
+    ///
+    /// # Errors
+    /// Those of [`reset_group`](Self::reset_group). [`ErrorKind::NotFound`] for a partition that the topic does not have,
+    /// [`ErrorKind::InvalidConfig`] for a [`Start::After`] that is ahead of the log of its partition: nothing was changed.
+    pub async fn reset_partitions(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        starts: &BTreeMap<Partition, Start>,
+    ) -> Result<()> {
+        self.backend.require(Capability::Seek)?;
+        let topic = self.known(topic, group).await?;
+        self.check_starts(&topic, group, starts).await?;
+        self.reset_known(&topic, group, Start::Earliest, starts).await
+    }
+
+    /// Moves partitions of a group. Where the group is lost, it starts at `lost`.
+    async fn reset_known(
+        &self,
+        topic: &TopicSpec,
+        group: &GroupName,
+        lost: Start,
+        starts: &BTreeMap<Partition, Start>,
+    ) -> Result<()> {
         let backend = &self.backend;
-        backend.require(Capability::Seek)?;
-        let topic = &self.known(topic, group).await?;
         // Creates the group where it was lost, so that it can be moved on every partition.
-        backend.catalog().create_group(topic, group, start).await?;
-        let asked = topic.iter().map(|tp| acquire(backend, tp, group, OWNER));
-        let answers: Vec<Result<Lease>> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+        backend.catalog().create_group(topic, group, lost).await?;
+        let asked = starts.iter().map(async |(partition, start)| {
+            let topic_partition = TopicPartition::new(topic.name.clone(), partition.0);
+            Ok((acquire(backend, topic_partition, group, OWNER).await?, *start))
+        });
+        let answers: Vec<Result<(Lease, Start)>> =
+            stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
         let (mut leases, mut refused) = (Vec::new(), None);
         for answer in answers {
             match answer {
@@ -77,15 +114,45 @@ impl Admin {
         let sought = match refused {
             Some(error) => Err(error),
             None => {
-                let seeks = leases.iter().map(|lease| backend.log().seek(lease, start));
+                let seeks = leases.iter().map(|(lease, start)| backend.log().seek(lease, *start));
                 stream::iter(seeks).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
             }
         };
         // A successful seek releases its lease, so only after an error some may be left.
-        for lease in leases.iter().filter(|_| sought.is_err()) {
+        for (lease, _) in leases.iter().filter(|_| sought.is_err()) {
             release(backend, lease).await;
         }
         sought
+    }
+
+    /// Returns for each partition the id behind which the group would have to read to handle all that it has not settled: that of
+    /// the last entry that was handed out, or the one before its oldest pending entry of the log. Partitions on which the group
+    /// does not exist are left out.
+    ///
+    /// [`reset_partitions`](Self::reset_partitions) moves this group, or another one, there with [`Start::After`]. What was settled
+    /// behind a pending entry is then handled again. Messages that wait for a retry and dead letters are not included.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::Unsupported`] for a backend that cannot be
+    /// inspected; transient ones.
+    pub async fn group_positions(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+    ) -> Result<BTreeMap<Partition, MessageId>> {
+        let topic = self.known(topic, group).await?;
+        let inspect = self.backend.inspect()?;
+        let mut positions = BTreeMap::new();
+        for stats in self.backend.catalog().stats(&topic, group).await? {
+            let Some(mut position) = stats.position else { continue };
+            if stats.pending > 0 {
+                let tp = TopicPartition::new(topic.name.clone(), stats.partition.0);
+                let oldest = inspect.pending(&tp, group, Source::Log, MessageId::ZERO, 1).await?;
+                position = oldest.items.first().map_or(position, |it| it.id.previous().min(position));
+            }
+            positions.insert(stats.partition, position);
+        }
+        Ok(positions)
     }
 
     /// Returns the effect that [`reset_group`](Self::reset_group) would have on each partition, without changing
@@ -99,11 +166,74 @@ impl Admin {
         group: &GroupName,
         start: Start,
     ) -> Result<Vec<SeekPreview>> {
+        let topic = self.known(topic, group).await?;
+        let starts = topic.iter().map(|tp| (tp.partition, start)).collect();
+        self.preview_known(&topic, group, &starts).await
+    }
+
+    /// Returns the effect that [`reset_partitions`](Self::reset_partitions) would have, without changing anything. The group may
+    /// be running.
+    ///
+    /// # Errors
+    /// Those of [`reset_partitions`](Self::reset_partitions), except that no owner is in the way.
+    pub async fn reset_partitions_preview(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        starts: &BTreeMap<Partition, Start>,
+    ) -> Result<Vec<SeekPreview>> {
+        let topic = self.known(topic, group).await?;
+        self.check_starts(&topic, group, starts).await?;
+        self.preview_known(&topic, group, starts).await
+    }
+
+    async fn preview_known(
+        &self,
+        topic: &TopicSpec,
+        group: &GroupName,
+        starts: &BTreeMap<Partition, Start>,
+    ) -> Result<Vec<SeekPreview>> {
         let backend = &self.backend;
-        let topic = &self.known(topic, group).await?;
         let stats = backend.catalog().stats(topic, group).await?;
-        let looks = stats.into_iter().map(|stats| preview(backend, topic, stats, start));
+        let looks = stats.into_iter().filter_map(|stats| {
+            let start = *starts.get(&stats.partition)?;
+            Some(preview(backend, topic, stats, start))
+        });
         stream::iter(looks).buffered(AT_ONCE).try_collect().await
+    }
+
+    /// Refuses partitions that do not exist, and ids that the log of their partition has not reached: they are of another log.
+    async fn check_starts(
+        &self,
+        topic: &TopicSpec,
+        group: &GroupName,
+        starts: &BTreeMap<Partition, Start>,
+    ) -> Result<()> {
+        let name = &topic.name;
+        if let Some(unknown) = starts.keys().find(|partition| partition.0 >= topic.partitions) {
+            let why = format!("topic {name} has no partition {unknown}");
+            return Err(Error::new(ErrorKind::NotFound, why).at(name));
+        }
+        if !starts.values().any(|start| matches!(start, Start::After(_))) {
+            return Ok(());
+        }
+        let query = OverviewQuery::default().of(group.clone());
+        let Some(seen) = self.backend.overview(std::slice::from_ref(name), &query).await.pop() else {
+            return Ok(());
+        };
+        let seen = seen?;
+        let surveyed = seen.groups.first().and_then(|group| group.partitions.as_ref().ok());
+        for (partition, start) in starts {
+            let (Start::After(id), Some(log)) = (start, seen.logs.get(partition.0 as usize)) else { continue };
+            // A log of which nothing is left had any end.
+            let Some(last) = log.as_ref().map_err(Clone::clone)?.last else { continue };
+            let position = surveyed.and_then(|all| all.get(partition.0 as usize)?.stats.position);
+            if *id > last.max(position.unwrap_or(last)) {
+                let why = format!("{id} is ahead of partition {partition} of topic {name}, which ends with {last}");
+                return Err(Error::new(ErrorKind::InvalidConfig, why).at(name));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the topic if the group exists.

@@ -10,15 +10,16 @@ mod training;
 mod trimming;
 mod walks;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::audit::Fault;
 use millstream_core::inspect::{Range, Structure};
 use millstream_core::leases::Acquired;
-use millstream_core::log::Append;
+use millstream_core::log::{Append, Settlement};
 use millstream_core::{
-    Backend, Envelope, ErrorKind, GroupName, Lease, Limits, MessageId, Resource, Start, TopicName,
+    Backend, Envelope, ErrorKind, GroupName, Lease, Limits, MessageId, Partition, Resource, Start, TopicName,
     TopicPartition, TopicSpec, wire,
 };
 use millstream_memory::MemoryBackend;
@@ -199,6 +200,54 @@ async fn what_is_pending_is_paged_by_id_and_ranked_by_idle_time_and_deliveries()
     assert!(oldest.is_sorted_by_key(|entry| std::cmp::Reverse(entry.pending.idle)));
     assert!(oldest.iter().all(|entry| entry.topic_partition.partition.0 != 1), "{oldest:?}");
     assert_eq!(ranked(PendingOrder::Idle, Duration::from_secs(61)).await.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn positions_are_before_what_is_not_settled_and_bring_a_group_back() {
+    let stage = Stage::new().await;
+    let appended: Vec<_> = stage.append(12).await.into_iter().map(|(_, id)| id).collect();
+    // Partition 0 settles the second of three, 1 all of three, 2 has read nothing.
+    for (partition, settled) in [(0, 1..2), (1, 0..3)] {
+        let lease = stage.lease(partition).await;
+        let mut reader = stage.backend.log().reader(&lease).await.expect("a reader");
+        let read = reader.fetch(3, Duration::ZERO).await.expect("read").entries;
+        let acks: Vec<_> = read[settled].iter().map(|it| (it.receipt, Settlement::Ack)).collect();
+        stage.backend.log().settle(&lease, &acks).await.expect("settled");
+        stage.backend.leases().release(&lease).await.expect("released");
+    }
+    let (topic, group) = (&stage.topic.name, &stage.group);
+    let saved = stage.admin.group_positions(topic, group).await.expect("positions");
+    let expected = [appended[0].previous(), appended[7], MessageId::ZERO];
+    assert_eq!(saved.values().copied().collect::<Vec<_>>(), expected);
+
+    let starts: BTreeMap<_, _> = saved.iter().map(|(at, id)| (*at, Start::After(*id))).collect();
+    stage.admin.reset_group(topic, group, Start::Latest).await.expect("moved");
+    let one = stage.lease(1).await;
+    let refused = stage.admin.reset_partitions(topic, group, &starts).await.expect_err("1 has an owner");
+    assert_eq!(refused.kind(), ErrorKind::Fenced);
+    let others = starts.iter().filter(|(at, _)| at.0 != 1).map(|(at, start)| (*at, *start)).collect();
+    stage.admin.reset_partitions(topic, group, &others).await.expect("they have none");
+    stage.backend.leases().release(&one).await.expect("released");
+    let lags = async || {
+        let stats = stage.backend.catalog().stats(&stage.topic, group).await.expect("stats");
+        stats.iter().map(|it| it.lag.expect("a lag")).collect::<Vec<_>>()
+    };
+    assert_eq!(lags().await, [4, 0, 4]);
+    let preview = stage.admin.reset_partitions_preview(topic, group, &starts).await.expect("a preview");
+    assert_eq!(preview.iter().map(|it| it.reread).collect::<Vec<_>>(), [0, 1, 0]);
+    stage.admin.reset_partitions(topic, group, &starts).await.expect("moved");
+    assert_eq!((lags().await, stage.admin.group_positions(topic, group).await.expect("positions")), (vec![4, 1, 4], saved));
+
+    for (partition, id, kind) in [
+        (PARTITIONS, MessageId::ZERO, ErrorKind::NotFound),
+        (2, MessageId::new(appended[11].ms + 1, 0), ErrorKind::InvalidConfig),
+    ] {
+        let wrong = BTreeMap::from([(Partition(partition), Start::After(id))]);
+        let preview = stage.admin.reset_partitions_preview(topic, group, &wrong).await.map(drop);
+        let reset = stage.admin.reset_partitions(topic, group, &wrong).await;
+        assert_eq!([preview, reset].map(|it| it.expect_err("refused").kind()), [kind; 2]);
+    }
+    assert_eq!(lags().await, [4, 1, 4]);
 }
 
 #[tokio::test(start_paused = true)]

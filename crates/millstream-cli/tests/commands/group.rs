@@ -103,6 +103,59 @@ async fn a_reset_says_what_it_means_and_is_done_when_it_is_said() {
 }
 
 #[tokio::test]
+async fn one_partition_is_moved_and_positions_go_to_a_file_and_back() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 10).await;
+    seed::handled(&mq, 10, &[]).await;
+    let lag = || cli.json("group describe orders billing")["lag"].take();
+    let saved = cli.ok("group positions orders billing");
+    let listed = cli.json("group positions orders billing");
+    let position = |at: usize| listed[at]["position"].as_str().expect("an id").to_owned();
+    assert_eq!(saved, format!("orders,0,{}\norders,1,{}\n", position(0), position(1)));
+
+    let moved = cli.json("group reset orders billing --to earliest --partition 0 --execute --yes");
+    let again = moved["reread"].as_u64().expect("a number");
+    assert!(again > 0 && again < 10, "a part of them: {moved}");
+    assert_eq!((moved["partitions"].as_array().map(Vec::len), lag()), (Some(1), json!(again)));
+    cli.ok("group reset orders billing --to earliest --execute --yes");
+    assert_eq!(lag(), 10);
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("positions.csv");
+    let path = file.to_str().expect("a path");
+    let run = |group: &str, text: &str, also: &[&str]| {
+        std::fs::write(&file, text).expect("written");
+        let words = ["group", "reset", "orders", group, "--from-file", path, "--json"];
+        cli.run([&words[..], also].concat().as_slice())
+    };
+    let shown = run("billing", &saved, &[]);
+    assert!(shown.stdout.contains("\"dry_run\":true") && shown.stdout.contains("\"skipped\":10"), "{shown:?}");
+    assert_eq!(lag(), 10);
+    assert_eq!(run("billing", &saved, &["--partition", "1", "--execute", "--yes"]).code, 0);
+    assert_eq!(lag(), again, "the other one stays");
+    assert_eq!(run("billing", &saved, &["--execute", "--yes"]).code, 0);
+    assert_eq!((lag(), cli.ok("group positions orders billing")), (json!(0), saved.clone()));
+    // Another group goes on where this one is.
+    cli.ok("group create orders audit");
+    assert_eq!(run("audit", &saved, &["--execute", "--yes"]).code, 0);
+    assert_eq!(cli.ok("group positions orders audit"), saved);
+
+    for (text, code, why) in [
+        ("orders,0,nowhere", 2, "is no position"),
+        ("mails,0,1-0", 2, "not of orders"),
+        ("orders,9,1-0", 1, "topic orders has no partition 9"),
+        ("orders,1,99999999999999-0", 1, "is ahead of partition 1 of topic orders"),
+    ] {
+        let ran = run("billing", text, &["--execute", "--yes"]);
+        assert!(ran.code == code && ran.stderr.contains(why), "{text}: {ran:?}");
+    }
+    assert_eq!(run("billing", "orders,0,0-0", &["--partition", "1"]).code, 2, "the file has no such partition");
+    assert!(cli.fails(1, "group reset orders billing --to earliest --partition 9").contains("no partition 9"));
+    assert_eq!((lag(), cli.run("group reset orders billing").code), (json!(0), 2));
+}
+
+#[tokio::test]
 async fn a_group_that_runs_is_neither_moved_nor_deleted() {
     let cli = Cli::new();
     let mq = cli.mq().await;

@@ -51,6 +51,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("group describe", "orders billing", Looks),
     ("group create", "orders more", Changes),
     ("group reset", "orders billing --to earliest", Looks),
+    ("group positions", "orders billing", Looks),
     ("group pause", "orders billing", Changes),
     ("group resume", "orders billing", Changes),
     ("group delete", "orders billing", Asks),

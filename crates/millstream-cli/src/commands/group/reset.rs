@@ -1,15 +1,18 @@
-//! `group reset`: moves the position of a group.
+//! `group reset` and `group positions`: moves the position of a group, and prints it for a file.
 
-use anyhow::Result;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
 use clap::Args;
-use millstream::SeekPreview;
+use millstream::{MessageId, Partition, SeekPreview, Start, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::group::Of;
 use crate::context::{Context, to_the_end};
-use crate::exit::Exit;
+use crate::exit::{Exit, Usage, not_found};
 use crate::parse::{self, Position};
 use crate::{human, output};
 
@@ -22,13 +25,21 @@ use crate::{human, output};
 #[command(after_help = "Examples:
   millstream group reset orders billing --to earliest
   millstream group reset orders billing --to '2h ago' --execute --yes
-  millstream group reset orders billing --to 1700000000000-0 --json")]
+  millstream group reset orders billing --to 1700000000000-0 --partition 3 --json
+  millstream group positions orders billing > positions.csv
+  millstream group reset orders billing --from-file positions.csv --execute")]
 pub(super) struct Reset {
     #[command(flatten)]
     of: Of,
     /// New position: `earliest`, `latest`, an id (this entry is read next), a time (`2026-01-31T12:00:00Z`) or `2h ago`
-    #[arg(long, value_name = "POSITION", value_parser = parse::position)]
-    to: Position,
+    #[arg(long, value_name = "POSITION", value_parser = parse::position, required_unless_present = "from_file")]
+    to: Option<Position>,
+    /// Only these partitions. Only they must have no consumer. Default: all, or those of the file
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    partition: Vec<u32>,
+    /// New positions of partitions, as `group positions` prints them; `-` for stdin
+    #[arg(long, value_name = "FILE", conflicts_with = "to")]
+    from_file: Option<PathBuf>,
     /// Moves the position
     #[arg(long, conflicts_with = "dry_run")]
     execute: bool,
@@ -101,10 +112,10 @@ impl View {
 impl Reset {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let Of { topic, group } = &self.of;
-        let start = self.to.start(cx.now().await?);
         let admin = cx.admin();
         self.of.known(cx).await?;
-        let previews = admin.reset_group_preview(topic, group, start).await?;
+        let starts = self.starts(cx).await?;
+        let previews = admin.reset_partitions_preview(topic, group, &starts).await?;
         let sum = |of: fn(&SeekPreview) -> u64| previews.iter().map(of).sum();
         let view = View {
             topic: topic.to_string(),
@@ -120,7 +131,7 @@ impl Reset {
                 cx.output.note(&view.text());
             }
             cx.confirm(&format!("Move group {group} of topic {topic}?"))?;
-            to_the_end(admin.reset_group(topic, group, start)).await?;
+            to_the_end(admin.reset_partitions(topic, group, &starts)).await?;
         } else {
             cx.output.note("dry run: nothing was done; --execute does it");
         }
@@ -129,5 +140,133 @@ impl Reset {
             false => format!("group {group} of topic {topic} was moved"),
         })?;
         Ok(Exit::Done)
+    }
+
+    /// Returns the new position of each partition that is to be moved.
+    async fn starts(&self, cx: &Context) -> Result<BTreeMap<Partition, Start>> {
+        let topic = &self.of.topic;
+        let all: BTreeMap<_, _> = match (&self.from_file, self.to) {
+            (Some(file), _) => {
+                let text = match file.to_str() {
+                    Some("-") => std::io::read_to_string(std::io::stdin()).context("cannot read stdin"),
+                    _ => std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display())),
+                };
+                let positions = parse_positions(topic, &text?).map_err(Usage)?;
+                positions.into_iter().map(|(partition, id)| (partition, Start::After(id))).collect()
+            }
+            (None, Some(to)) => {
+                let start = to.start(cx.now().await?);
+                cx.admin().topic(topic).await?.iter().map(|it| (it.partition, start)).collect()
+            }
+            (None, None) => return Err(Usage("--to or --from-file is missing".to_owned()).into()),
+        };
+        if self.partition.is_empty() {
+            return Ok(all);
+        }
+        let chosen = self.partition.iter().map(|number| {
+            let partition = Partition(*number);
+            let start = all.get(&partition).ok_or_else(|| match &self.from_file {
+                Some(file) => Usage(format!("{} has no partition {number}", file.display())).into(),
+                None => not_found(format!("topic {topic} has no partition {number}")),
+            });
+            start.map(|start| (partition, *start))
+        });
+        chosen.collect()
+    }
+}
+
+/// Prints the position of a group in each partition, as lines of topic, partition and position
+///
+/// The position is the id behind which the group has to read to handle all that it has not settled. `group reset --from-file`
+/// moves this group, or another one of the topic, there. Messages that were settled behind a pending one are then handled
+/// again. Messages that wait for a retry and dead letters are not included.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group positions orders billing > positions.csv
+  millstream group reset orders billing --from-file positions.csv
+  millstream group positions orders billing | millstream group reset orders audit --from-file - --execute --yes")]
+pub(super) struct Positions {
+    #[command(flatten)]
+    of: Of,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct PositionView {
+    topic: String,
+    partition: u32,
+    /// The id behind which the group has to read.
+    position: String,
+}
+
+impl Positions {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let Of { topic, group } = &self.of;
+        self.of.known(cx).await?;
+        let positions = cx.admin().group_positions(topic, group).await?;
+        let view = |(partition, id): (&Partition, &MessageId)| PositionView {
+            topic: topic.to_string(),
+            partition: partition.0,
+            position: id.to_string(),
+        };
+        let view: Vec<_> = positions.iter().map(view).collect();
+        cx.output.show(&view, |view| {
+            let line = |it: &PositionView| format!("{},{},{}\n", it.topic, it.partition, it.position);
+            view.iter().map(line).collect()
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
+/// Parses lines of topic, partition and position. Empty lines are skipped.
+fn parse_positions(topic: &TopicName, text: &str) -> Result<BTreeMap<Partition, MessageId>, String> {
+    let mut positions = BTreeMap::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let fail = |why: String| Err(format!("line {} of the positions: {why}", at + 1));
+        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+        let [of, partition, id] = fields[..] else {
+            return fail(format!("{line:?} is not a topic, a partition and a position"));
+        };
+        if of != topic.as_str() {
+            return fail(format!("it is of topic {of:?}, not of {topic}"));
+        }
+        let Ok(partition) = partition.parse() else {
+            return fail(format!("{partition:?} is no partition"));
+        };
+        let Ok(id) = id.parse() else {
+            return fail(format!("{id:?} is no position, such as 1700000000000-0"));
+        };
+        if positions.insert(Partition(partition), id).is_some() {
+            return fail(format!("partition {partition} is there twice"));
+        }
+    }
+    match positions.is_empty() {
+        true => Err("the positions are empty".to_owned()),
+        false => Ok(positions),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_lines_of_one_topic() {
+        let topic = &"orders".parse().expect("a name");
+        let parsed = parse_positions(topic, "orders,0,5-1\n\n orders, 7 ,9-0\r\n").expect("positions");
+        let id = |text: &str| text.parse().expect("an id");
+        assert_eq!(parsed, BTreeMap::from([(Partition(0), id("5-1")), (Partition(7), id("9-0"))]));
+        for (wrong, why) in [
+            ("", "empty"),
+            ("orders,0", "line 1 of the positions: \"orders,0\" is not"),
+            ("orders,0,1-0\nmails,1,1-0", "line 2 of the positions: it is of topic \"mails\""),
+            ("orders,x,1-0", "\"x\" is no partition"),
+            ("orders,-1,1-0", "\"-1\" is no partition"),
+            ("orders,0,here", "\"here\" is no position"),
+            ("orders,0,1-0\norders,0,2-0", "partition 0 is there twice"),
+            ("orders,0,1-0,2-0", "is not a topic"),
+        ] {
+            let error = parse_positions(topic, wrong).expect_err(wrong);
+            assert!(error.contains(why), "{wrong}: {error}");
+        }
     }
 }
