@@ -8,7 +8,7 @@ use millstream_core::catalog::{PartitionStats, PartitionSurvey};
 use millstream_core::inspect::{GroupOverview, LogState, Overview, OverviewQuery};
 use millstream_core::schedule::Waiting;
 use millstream_core::{
-    Error, ErrorKind, GroupName, Partition, Result, Start, Timestamp, TopicName, TopicSpec,
+    Error, ErrorKind, GroupName, MessageId, Partition, Result, Start, Timestamp, TopicName, TopicSpec,
 };
 
 use crate::Admin;
@@ -103,6 +103,10 @@ impl GroupStats {
 pub struct TopicStats {
     /// Topic as stored.
     pub topic: TopicSpec,
+    /// Id of the oldest entry of all partitions; `None` if there is none, or the backend cannot be inspected.
+    pub first: Option<MessageId>,
+    /// Id of the newest entry of all partitions; `None` as for the oldest.
+    pub last: Option<MessageId>,
     /// Delayed messages that wait, due ones included.
     pub delayed: u64,
     /// Delayed messages that are due.
@@ -126,6 +130,16 @@ pub struct TopicSurvey {
     pub unlisted: Option<Error>,
 }
 
+impl TopicSurvey {
+    /// Returns the ids of the oldest and the newest entry of all logs that can be read; `None` if there is none, or the backend
+    /// cannot be inspected.
+    #[must_use]
+    pub fn ends(&self) -> Option<(MessageId, MessageId)> {
+        let logs = || self.logs.iter().filter_map(|log| log.as_ref().ok());
+        Some((logs().filter_map(|log| log.first).min()?, logs().filter_map(|log| log.last).max()?))
+    }
+}
+
 impl Admin {
     /// Returns the state of a topic with all of its groups. It fails if the state of one group cannot be read;
     /// [`survey`](Self::survey) returns that of the others.
@@ -134,6 +148,7 @@ impl Admin {
     /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::WrongType`] that names the key; transient ones.
     pub async fn stats(&self, topic: &TopicName) -> Result<TopicStats> {
         let survey = self.survey(topic).await?;
+        let (first, last) = survey.ends().unzip();
         let delayed = survey.delayed?;
         if let Some(error) = survey.unlisted {
             return Err(error);
@@ -142,7 +157,7 @@ impl Admin {
         if let Some(reason) = groups.iter().flat_map(GroupStats::reasons).next() {
             return Err(Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic));
         }
-        Ok(TopicStats { topic: survey.topic, delayed: delayed.total, overdue: delayed.overdue, groups })
+        Ok(TopicStats { topic: survey.topic, first, last, delayed: delayed.total, overdue: delayed.overdue, groups })
     }
 
     /// Returns the state of a topic with all of its groups, as far as it can be read: an error of one part does not

@@ -114,10 +114,7 @@ fn parse(args: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
     let matches = Cli::command().try_get_matches_from(args)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     cli.global.settle(&matches);
-    match cli.command.check() {
-        Ok(()) => Ok((cli, matches)),
-        Err(wrong) => Err(Cli::command().error(ErrorKind::ValueValidation, wrong)),
-    }
+    Ok((cli, matches))
 }
 
 /// Prints the help or the version, and ends with 0; or the error in the arguments, and ends with 2.

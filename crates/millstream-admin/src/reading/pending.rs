@@ -1,5 +1,4 @@
-//! Pending entries of a group, over all partitions: by id in pages, or those with the longest idle time or the most
-//! deliveries.
+//! Pending entries of a group, over all partitions, in pages: by id, by idle time or by number of deliveries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,14 +15,18 @@ use crate::stats::lasting;
 
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
+/// Maximum number of entries before a page in another order than by id: all of them are kept while the page is read.
+const MAX_BEFORE: u64 = 100_000;
+
 /// Order of a list of pending entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PendingOrder {
-    /// By id, oldest first. In pages, whose cost does not depend on the number of pending entries.
+    /// By id, oldest first. Without a minimum, the cost of a page does not depend on the number of pending entries.
     #[default]
     Id,
-    /// By idle time, longest first. Reads all pending entries once and keeps only the result: exact for entries that do
-    /// not change meanwhile, and without a next page.
+    /// By idle time, longest first. Each page reads all pending entries once, and keeps those up to its end, of which there may be
+    /// 100,000 before it. An entry that is handed out or settled between two pages moves the others: some may then be in both
+    /// pages, or in none.
     Idle,
     /// By number of deliveries, most first; works like `Idle`.
     Deliveries,
@@ -36,15 +39,23 @@ pub struct PendingQuery {
     pub order: PendingOrder,
     /// Maximum number of entries in the answer. Default: 100.
     pub limit: usize,
-    /// End of the previous page; only for the order by id. Default: start at the beginning.
+    /// End of the previous page, of the same order and minimums. Default: start at the beginning.
     pub after: Option<Cursor>,
-    /// Minimum idle time; not for the order by id. Default: all entries.
+    /// Minimum idle time. Default: all entries.
     pub idle: Duration,
+    /// Minimum number of deliveries. Default: all entries.
+    pub deliveries: u64,
+}
+
+impl PendingQuery {
+    fn takes(&self, pending: &Pending) -> bool {
+        pending.idle >= self.idle && pending.deliveries >= self.deliveries
+    }
 }
 
 impl Default for PendingQuery {
     fn default() -> Self {
-        Self { order: PendingOrder::Id, limit: 100, after: None, idle: Duration::ZERO }
+        Self { order: PendingOrder::Id, limit: 100, after: None, idle: Duration::ZERO, deliveries: 0 }
     }
 }
 
@@ -116,7 +127,22 @@ impl Admin {
         let fetch: Fetch<'_, Pending> = Box::new(|lane, behind, portion| {
             let (tp, source) = lanes[lane].clone();
             let after = behind.or(cursor.map(|cursor| cursor.after(lane))).unwrap_or(MessageId::ZERO);
-            Box::pin(async move { inspect.pending(&tp, group, source, after, portion).await })
+            Box::pin(async move {
+                if query.idle.is_zero() && query.deliveries == 0 {
+                    return inspect.pending(&tp, group, source, after, portion).await;
+                }
+                let (mut after, mut unreadable) = (after, None);
+                loop {
+                    let mut page = inspect.pending(&tp, group, source, after, MAX_PAGE).await?;
+                    after = page.items.last().map_or(after, |last| last.id);
+                    page.items.retain(|it| query.takes(it));
+                    unreadable = unreadable.or(page.unreadable);
+                    if !page.items.is_empty() || !page.more {
+                        page.unreadable = unreadable;
+                        return Ok(page);
+                    }
+                }
+            })
         });
         let merged = merge(lanes.len(), false, query.limit, |it: &Pending| it.id, fetch).await?;
         let errors = merged.failed.into_iter();
@@ -128,7 +154,7 @@ impl Admin {
         Ok(PendingPage { entries: entries.collect(), next: merged.next, errors: errors.collect() })
     }
 
-    /// Returns the `limit` entries of the highest rank, in one pass with a heap of that size.
+    /// Returns the entries of the highest rank behind those of earlier pages, in one pass with a heap of all of these.
     async fn top(
         &self,
         all: &[TopicPartition],
@@ -136,7 +162,14 @@ impl Admin {
         query: &PendingQuery,
         rank: fn(&Pending) -> u64,
     ) -> Result<PendingPage> {
-        let (mut top, mut errors) = (Top::new(query.limit), Vec::new());
+        // In place of an id, the cursor has the number of entries before the page.
+        let before = query.after.map_or(0, |after| after.id.ms);
+        if before > MAX_BEFORE {
+            let why = format!("a page behind {before} entries: there may be {MAX_BEFORE} in this order");
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        let end = before as usize + query.limit;
+        let (mut top, mut errors) = (Top::new(end + 1), Vec::new());
         for topic_partition in all {
             for source in SOURCES {
                 let mut after = MessageId::ZERO;
@@ -156,7 +189,7 @@ impl Admin {
                         errors.push(PartError { partition, error });
                     }
                     after = items.last().map_or(MessageId::MAX, |last| last.id);
-                    for pending in items.into_iter().filter(|it| it.idle >= query.idle) {
+                    for pending in items.into_iter().filter(|it| query.takes(it)) {
                         let (by, id) = (rank(&pending), pending.id);
                         let entry =
                             PendingEntry { topic_partition: topic_partition.clone(), source, pending };
@@ -168,7 +201,11 @@ impl Admin {
                 }
             }
         }
-        Ok(PendingPage { entries: top.into_sorted(), next: None, errors })
+        let mut entries = top.into_sorted();
+        let next = (entries.len() > end).then_some(Cursor { id: MessageId::new(end as u64, 0), lane: 0 });
+        entries.truncate(end);
+        entries.drain(..entries.len().min(before as usize));
+        Ok(PendingPage { entries, next, errors })
     }
 }
 

@@ -187,19 +187,46 @@ async fn what_is_pending_is_paged_by_id_and_ranked_by_idle_time_and_deliveries()
     }
     assert_eq!(seen, appended[..45], "the first 15 of each partition, by id");
 
-    let ranked = async |order, idle| {
-        let query = PendingQuery { order, idle, limit: 20, ..PendingQuery::default() };
-        let page = stage.admin.pending(&stage.topic.name, &stage.group, &query).await.expect("a page");
-        assert_eq!(page.next, None);
-        page.entries
+    // In pages of any size it is the same list.
+    let list = async |query: PendingQuery| {
+        let whole = PendingQuery { limit: 100, ..query.clone() };
+        let whole = stage.admin.pending(&stage.topic.name, &stage.group, &whole).await.expect("a page");
+        assert_eq!(whole.next, None);
+        let (mut query, mut paged) = (PendingQuery { limit: 7, ..query }, Vec::new());
+        loop {
+            let page = stage.admin.pending(&stage.topic.name, &stage.group, &query).await.expect("a page");
+            assert!(page.entries.len() == 7 || page.next.is_none(), "a full page, or the last one");
+            paged.extend(page.entries);
+            query.after = page.next.map(|next| next.to_string().parse().expect("a cursor"));
+            if query.after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(paged, whole.entries);
+        whole.entries
     };
+    let ranked = async |order, idle| list(PendingQuery { order, idle, ..PendingQuery::default() }).await;
     let most = ranked(PendingOrder::Deliveries, Duration::ZERO).await;
     let counts: Vec<_> = most.iter().map(|entry| entry.pending.deliveries).collect();
-    assert_eq!((counts[..15].to_vec(), counts[15..].to_vec()), (vec![2; 15], vec![1; 5]));
+    assert_eq!((counts[..15].to_vec(), counts[15..].to_vec()), (vec![2; 15], vec![1; 30]));
     let oldest = ranked(PendingOrder::Idle, Duration::ZERO).await;
     assert!(oldest.is_sorted_by_key(|entry| std::cmp::Reverse(entry.pending.idle)));
-    assert!(oldest.iter().all(|entry| entry.topic_partition.partition.0 != 1), "{oldest:?}");
-    assert_eq!(ranked(PendingOrder::Idle, Duration::from_secs(61)).await.len(), 0);
+    assert!(oldest[..30].iter().all(|entry| entry.topic_partition.partition.0 != 1), "{oldest:?}");
+    for order in [PendingOrder::Id, PendingOrder::Idle, PendingOrder::Deliveries] {
+        assert_eq!(ranked(order, Duration::from_secs(61)).await, []);
+        let idle = ranked(order, Duration::from_secs(60)).await;
+        assert!(idle.len() == 30 && idle.iter().all(|it| it.topic_partition.partition.0 != 1), "{idle:?}");
+        let again = list(PendingQuery { order, deliveries: 2, ..PendingQuery::default() }).await;
+        assert!(again.len() == 15 && again.iter().all(|it| it.topic_partition.partition.0 == 1), "{again:?}");
+        assert_eq!(list(PendingQuery { order, deliveries: 3, ..PendingQuery::default() }).await, []);
+    }
+    let far = PendingQuery {
+        order: PendingOrder::Idle,
+        after: Some("100001-0.0".parse().expect("a cursor")),
+        ..PendingQuery::default()
+    };
+    let refused = stage.admin.pending(&stage.topic.name, &stage.group, &far).await.expect_err("too far");
+    assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
 }
 
 #[tokio::test(start_paused = true)]

@@ -115,17 +115,6 @@ impl Command {
             Self::Schema(it) => ended(it.run(global.output())),
         }
     }
-
-    /// Checks combinations of arguments, which clap cannot check.
-    ///
-    /// # Errors
-    /// The fault, for the user.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        match self {
-            Self::Pending(it) => it.check(),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// A command that runs. Its type says nothing of the command: the states of all commands would otherwise be one type, which

@@ -24,12 +24,14 @@ const OWNER: &str = "owner";
 ///
 /// A partition that cannot be read is named on stderr, and in `errors` of JSON; the exit code is then 1.
 ///
-/// Sorted by id, the list has pages: `next` is the cursor of the next one. Sorted by idle time or deliveries, all
-/// pending entries are read, and the first --limit are shown.
+/// The list has pages: `next` is the cursor of the next one. Sorted by idle time or deliveries, each page reads all pending
+/// entries; what is handed out or settled between two pages can shift others into both or none. At most 100,000 entries may be
+/// before such a page.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream pending orders billing
-  millstream pending orders billing --sort idle --idle 5m --limit 20
+  millstream pending orders billing --sort idle --min-idle 5m --limit 20
+  millstream pending orders billing --min-deliveries 3
   millstream pending orders billing --after 1700000000000-0.3 --json")]
 pub(crate) struct Pending {
     #[command(flatten)]
@@ -40,12 +42,15 @@ pub(crate) struct Pending {
     /// Maximum number of entries
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
-    /// Cursor of the page, from `next` of the page before; only with `--sort id`
+    /// Cursor of the page, from `next` of the page before, with the same options
     #[arg(long, value_name = "CURSOR")]
     after: Option<Cursor>,
-    /// Only entries with at least this idle time; not with `--sort id`
-    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
-    idle: Option<Duration>,
+    /// Only entries with at least this idle time
+    #[arg(long, alias = "idle", value_name = "TIME", value_parser = parse::duration)]
+    min_idle: Option<Duration>,
+    /// Only entries that were handed out at least this often
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    min_deliveries: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -142,25 +147,19 @@ impl Entry {
 }
 
 impl Pending {
-    /// Checks combinations of options, which clap cannot check.
-    pub(super) fn check(&self) -> Result<(), String> {
-        match (self.sort, self.after, self.idle) {
-            (Sort::Idle | Sort::Deliveries, Some(_), _) => {
-                Err("--after goes with --sort id alone".to_owned())
-            }
-            (Sort::Id, _, Some(_)) => Err("--idle goes with --sort idle or deliveries".to_owned()),
-            _ => Ok(()),
-        }
-    }
-
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let order = match self.sort {
             Sort::Id => PendingOrder::Id,
             Sort::Idle => PendingOrder::Idle,
             Sort::Deliveries => PendingOrder::Deliveries,
         };
-        let idle = self.idle.unwrap_or_default();
-        let query = PendingQuery { order, limit: self.limit as usize, after: self.after, idle };
+        let query = PendingQuery {
+            order,
+            limit: self.limit as usize,
+            after: self.after,
+            idle: self.min_idle.unwrap_or_default(),
+            deliveries: self.min_deliveries,
+        };
         self.of.known(cx).await?;
         let page = cx.admin().pending(&self.of.topic, &self.of.group, &query).await?;
         let owners = cx.admin().owners(&self.of.topic, &self.of.group).await?;

@@ -24,6 +24,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let here = group_href(paths::PENDING, &topic, &group);
     let limit = cx.query.clamped("limit", 1..=500, 50);
     let idle = cx.query.clamped("idle", 0..=86_400, 0);
+    let deliveries = cx.query.clamped("deliveries", 0..=1_000_000, 0);
     let order = cx.query.text("order")?.unwrap_or("id");
     let order = match order {
         "idle" => PendingOrder::Idle,
@@ -47,6 +48,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         limit: limit as usize,
         after: cx.query.parsed("after")?,
         idle: Duration::from_secs(idle),
+        deliveries,
     };
     let choices =
         [("id", "oldest first"), ("idle", "longest idle first"), ("deliveries", "most deliveries first")];
@@ -56,6 +58,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         Field::new("order", "Order", chosen).input(Input::Choice(choices)),
         Field::new("idle", "Idle for at least, in seconds", idle.to_string())
             .input(Input::Number { min: 0, max: 86_400 }),
+        Field::new("deliveries", "Deliveries, at least", deliveries.to_string())
+            .input(Input::Number { min: 0, max: 1_000_000 }),
         Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 500 }),
     ];
     page.push(Part::Form(Form::filter("Order", here.clone(), fields)));
@@ -71,7 +75,13 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     }
     table.rows = found.entries.iter().map(|entry| row(&topic, &group, entry)).collect();
     if let Some(next) = found.next {
-        table = table.link("Next page", here.with("after", next).with("idle", idle).with("limit", limit));
+        let order = match order {
+            PendingOrder::Id => "id",
+            PendingOrder::Idle => "idle",
+            PendingOrder::Deliveries => "deliveries",
+        };
+        let next = here.with("after", next).with("order", order).with("idle", idle);
+        table = table.link("Next page", next.with("deliveries", deliveries).with("limit", limit));
     }
     Ok(page.table(table))
 }

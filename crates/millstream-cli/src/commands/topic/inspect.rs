@@ -69,6 +69,10 @@ pub(super) struct View {
     topic: TopicView,
     /// `null` if it is unknown.
     entries: Option<u64>,
+    /// The id of the oldest entry of all partitions that can be read.
+    first_id: Option<String>,
+    /// The id of the newest one.
+    last_id: Option<String>,
     logs: Vec<LogView>,
     delayed: Option<u64>,
     overdue: Option<u64>,
@@ -114,11 +118,15 @@ impl Describe {
         let survey = cx.admin().survey(&self.topic).await?;
         let Counted { entries, delayed, overdue, groups, errors, .. } = counted(&survey);
         let logs = survey.logs.iter().enumerate().map(|(at, log)| LogView::of(at, log)).collect();
-        let view =
-            View { topic: TopicView::of(&survey.topic), entries, logs, delayed, overdue, groups, errors };
+        let (first_id, last_id) =
+            survey.ends().map(|(first, last)| (first.to_string(), last.to_string())).unzip();
+        let topic = TopicView::of(&survey.topic);
+        let view = View { topic, entries, first_id, last_id, logs, delayed, overdue, groups, errors };
         cx.output.show(&view, |view| {
             let mut list = view.topic.list();
             list.push(("entries", known(view.entries)));
+            list.push(("first id", human::or_none(view.first_id.as_ref(), String::clone)));
+            list.push(("last id", human::or_none(view.last_id.as_ref(), String::clone)));
             list.push(("delayed", format!("{}, {} of them due", known(view.delayed), known(view.overdue))));
             let groups = match &*view.groups {
                 [] => "no groups".to_owned(),
