@@ -398,6 +398,10 @@ script!(
     ALTER_QUEUE, "tasks", "alter_queue", ["meta"], ["dead_letter_retention"]
 );
 script!(
+    /// Pauses or resumes a shard of a delay queue.
+    PAUSE_TASKS, "tasks", "pause_tasks", ["watcher", "wake"], ["paused"]
+);
+script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
     CLAIM_TASKS, "tasks", "claim_tasks", [CLOCK, IDENTITY, CONTINUITY, BODY, TASK_BODY],
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
@@ -613,6 +617,7 @@ pub const ALL: &[&Script] = &[
     &RECUR_FIRE,
     &CREATE_QUEUE,
     &ALTER_QUEUE,
+    &PAUSE_TASKS,
     &CLAIM_TASKS,
     &SETTLE_TASKS,
     &EXTEND_TASKS,

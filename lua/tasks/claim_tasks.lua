@@ -3,7 +3,8 @@
 -- KEYS[2] delay_items HASH bodies by id, of waiting and claimed tasks
 -- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds
 -- KEYS[4] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
--- KEYS[5] watcher HASH worker, at, until, steady; deputy, visit, backs; asked, caller: who watches the next due time
+-- KEYS[5] watcher HASH worker, at, until, steady; deputy, visit, backs; asked, caller: who watches the next due time;
+--   paused: since when the shard is paused
 -- KEYS[6] wake LIST of at most one element: wakes one waiting worker
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
 -- KEYS[8] recur ZSET ids of recurring rules by next due time
@@ -32,7 +33,13 @@ redis.call('HDEL', task_states, '')
 redis.call('XDEL', dead_tasks, '0-0')
 local called, recurs = redis.call('LLEN', wake) > 0, redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')[2]
 local look = redis.call('HMGET', watcher,
-  'worker', 'at', 'until', 'deputy', 'visit', 'steady', 'backs', 'asked', 'caller')
+  'worker', 'at', 'until', 'deputy', 'visit', 'steady', 'backs', 'asked', 'caller', 'paused')
+if look[10] then
+  -- Whoever resumes it wakes a worker. Recurring rules go on: what they add waits.
+  local next_us = math.max((recurs or math.huge) * 1000 - now_us, GRACE_US)
+  local recurring = recurs and tonumber(recurs) * 1000 <= now_us and 1 or 0
+  return { now, math.ceil(math.min(next_us, longest_sleep_us)), recurring, 0, {}, {}, {}, {}, '' }
+end
 local overdue = redis.call('ZRANGEBYSCORE', claims, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, 100)
 -- After the clock was set back, deadlines are too far away. They now expire after one hold: live workers extend them.
 local far = string.format('(%.0f', now + hold_ms + 1000)

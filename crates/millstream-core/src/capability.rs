@@ -80,6 +80,8 @@ capabilities! {
     TrimDeadTasks: "tasks", "retention of dead tasks", ["Tasks::alter_queue", "Tasks::trim_dead"];
     /// To delete a delay queue. A backend that claims it has the role [`Tasks`](crate::Tasks).
     DeleteQueue: "tasks", "deleting delay queues", ["Tasks::delete_queue"];
+    /// To pause a delay queue. A backend that claims it has the role [`Tasks`](crate::Tasks).
+    PauseQueue: "tasks", "pausing delay queues", ["Tasks::set_paused"];
     /// To change the due time of messages that wait.
     Reschedule: "schedule", "rescheduling", ["Schedule::reschedule"];
     /// To list messages that wait.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
@@ -17,6 +18,7 @@ use millstream_core::{
     QueueSpec,
 };
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
 
 use crate::dead::DeadTasks;
 use crate::inner::Inner;
@@ -24,6 +26,9 @@ use crate::list::{WaitingTask, page};
 use crate::recurring::{Home, Recur, RecurringEntry, Spread};
 use crate::schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 use crate::worker::WorkerBuilder;
+
+/// Pause between two looks at the claims of a queue that is paused.
+const PAUSE_POLL: Duration = Duration::from_millis(100);
 
 /// Queue of tasks with a due time. Cloning is cheap.
 ///
@@ -169,7 +174,8 @@ impl<T: 'static> DelayQueue<T> {
         page(&self.inner, after, limit).await
     }
 
-    /// Returns the numbers of tasks that are waiting, overdue, claimed, expired and dead, summed over all shards.
+    /// Returns the numbers of tasks that are waiting, overdue, claimed, expired and dead, summed over all shards, and since when
+    /// one of them is paused.
     ///
     /// # Errors
     /// Those of [`Tasks::counts`](millstream_core::Tasks::counts).
@@ -184,8 +190,57 @@ impl<T: 'static> DelayQueue<T> {
             all.claimed += counts.claimed;
             all.expired += counts.expired;
             all.dead += counts.dead;
+            all.paused = all.paused.into_iter().chain(counts.paused).min();
         }
         Ok(all)
+    }
+
+    /// Pauses the queue for all its workers, in all processes. Returns whether any shard was not paused before. When it returns, no
+    /// task is claimed any more. Tasks that workers have claimed are worked on to their end. Tasks can be scheduled, and those that
+    /// become due wait, as do occurrences of recurring tasks and retries.
+    ///
+    /// The pause is stored: it ends with [`resume`](Self::resume) alone, and [`count`](Self::count) returns since when it lasts.
+    /// Workers of versions that do not know it go on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a backend that cannot; those of
+    /// [`Tasks::set_paused`](millstream_core::Tasks::set_paused), after which some shards may be paused: the call can be repeated.
+    pub async fn pause(&self) -> Result<bool> {
+        self.set_paused(true).await
+    }
+
+    /// [Pauses](Self::pause) the queue, and waits until nothing is worked on any more. Returns the number of claims that are left
+    /// when `patience` is over: 0 if none is. A claim of a worker that died counts until the queue is resumed and another worker
+    /// takes it over.
+    ///
+    /// # Errors
+    /// Same as [`pause`](Self::pause), also after the queue was paused.
+    pub async fn pause_and_wait(&self, patience: Duration) -> Result<u64> {
+        self.pause().await?;
+        let started = Instant::now();
+        loop {
+            let claimed = self.count().await?.claimed;
+            let left = patience.saturating_sub(started.elapsed());
+            if claimed == 0 || left.is_zero() {
+                return Ok(claimed);
+            }
+            tokio::time::sleep(PAUSE_POLL.min(left)).await;
+        }
+    }
+
+    /// Ends the pause of the queue. Returns whether any shard was paused. Workers claim again at once.
+    ///
+    /// # Errors
+    /// Same as [`pause`](Self::pause).
+    pub async fn resume(&self) -> Result<bool> {
+        self.set_paused(false).await
+    }
+
+    async fn set_paused(&self, paused: bool) -> Result<bool> {
+        self.inner.backend.require(Capability::PauseQueue)?;
+        let (shards, tasks) = (self.inner.spec.iter().collect::<Vec<_>>(), self.inner.backend.tasks()?);
+        let changed = try_join_all(shards.iter().map(|shard| tasks.set_paused(shard, paused))).await?;
+        Ok(changed.contains(&true))
     }
 
     /// Returns the settings of the queue that were stored when it was opened.

@@ -37,6 +37,8 @@ pub(crate) struct Shard {
     /// Time at which a claiming worker called another one to stay near, and the name of the claiming worker, until it
     /// has passed on a call that reached itself.
     asked: Option<(Now, Option<String>)>,
+    /// Time since which nothing is handed out.
+    paused: Option<Timestamp>,
     /// Stores one call if no worker waits for it, as `Notify` does.
     pub(crate) calls: Arc<Notify>,
 }
@@ -77,6 +79,13 @@ impl Shard {
         let limit = ask.limit.min(MAX_CLAIM);
         let mut claimed = Claimed::default();
         (claimed.now, claimed.server) = (now.timestamp(), server.to_owned());
+        if self.paused.is_some() {
+            claimed.recurring = self.timetable.recurs_now(now.timestamp());
+            let recurs = self.timetable.first_recurrence();
+            let recurs = recurs.map_or(Now::NEVER, |due| now.at(due)).since(now).max(GRACE);
+            claimed.next = recurs.min(ask.longest_sleep);
+            return claimed;
+        }
         // All of them first: a claim with a hold of zero runs out in this millisecond.
         let (mut ran_out, mut due, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, None);
         for (deadline, id) in self.overdue(now) {
@@ -335,7 +344,20 @@ impl Shard {
             claimed: self.timetable.claimed.len() as u64,
             expired: expired as u64,
             dead: self.dead.len() as u64,
+            paused: self.paused,
         }
+    }
+
+    /// Pauses or resumes. Returns whether that changed anything.
+    pub(crate) fn set_paused(&mut self, paused: bool, now: Now) -> bool {
+        if self.paused.is_some() == paused {
+            return false;
+        }
+        self.paused = paused.then(|| now.timestamp());
+        if !paused {
+            self.calls.notify_one();
+        }
+        true
     }
 
     pub(crate) fn dead_above(&self, id: MessageId) -> impl Iterator<Item = (&MessageId, &Dead)> {

@@ -113,6 +113,7 @@ impl Mutant {
             Self::DurabilityUnsupported => Capability::Durability,
             Self::TrimDeadLettersUnsupported => Capability::TrimDeadLetters,
             Self::TrimDeadTasksUnsupported => Capability::TrimDeadTasks,
+            Self::PauseQueueUnsupported => Capability::PauseQueue,
             Self::DeleteQueueUnsupported => Capability::DeleteQueue,
             Self::RescheduleUnsupported => Capability::Reschedule,
             Self::ListScheduledUnsupported => Capability::ListScheduled,

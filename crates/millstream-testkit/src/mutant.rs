@@ -859,6 +859,10 @@ sabotages! {
     DeleteQueueForgotten,
     /// A deleted queue leaves its tasks behind.
     DeleteQueueKeepsTasks,
+    /// The pause of a queue's shard is confirmed and forgotten.
+    QueuePauseForgotten,
+    /// The end of a pause of a queue's shard is confirmed and forgotten.
+    QueuePausedForGood,
     /// A change of a queue's settings is confirmed and not stored.
     AlterQueueForgotten,
     /// A trim of dead tasks counts and drops nothing.
@@ -971,6 +975,8 @@ sabotages! {
     UnleasedTrimUnsupported,
     /// It claims deleting queues, and answers that it is unsupported.
     DeleteQueueUnsupported,
+    /// It claims pausing queues, and answers that it is unsupported.
+    PauseQueueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.
     RescheduleUnsupported,
     /// It claims the list of scheduled messages, and answers that it is unsupported.

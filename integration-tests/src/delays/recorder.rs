@@ -74,6 +74,10 @@ impl Tasks for Recorder {
         self.tasks.counts(shard).await
     }
 
+    async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        self.tasks.set_paused(shard, paused).await
+    }
+
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
         self.tasks.dead_tasks(shard, after, limit).await
     }

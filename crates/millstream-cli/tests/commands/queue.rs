@@ -52,6 +52,38 @@ async fn a_queue_is_created_once() {
 }
 
 #[tokio::test]
+async fn a_queue_is_paused_and_resumed() {
+    let cli = Cli::new();
+    let mails = mails(&cli).await;
+    let since = || cli.json("queue list")[0]["paused_at_ms"].as_u64();
+    let done = |paused: bool, changed: bool, dry_run: bool| json!({"queue": "mails", "paused": paused, "changed": changed, "claimed": 0, "dry_run": dry_run});
+    assert_eq!(cli.json("queue pause mails -n"), done(true, true, true));
+    assert_eq!((cli.json("queue resume mails"), since()), (done(false, false, false), None));
+    assert_eq!(cli.ok("queue pause mails --wait 1s"), "delay queue mails is paused\n");
+    assert_eq!(cli.json("queue pause mails"), done(true, false, false));
+    assert!(since() > Some(0) && cli.ok("queue counts mails").starts_with("paused since"));
+    assert!(cli.ok("queue list").contains("paused"));
+
+    let worked = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let worker = mails.worker().start({
+        let worked = worked.clone();
+        move |_: Task<String>| {
+            worked.add_permits(1);
+            std::future::pending::<()>()
+        }
+    });
+    let worker = worker.await.expect("a worker");
+    cli.ok("queue add mails --payload x --id a");
+    assert_eq!((worked.available_permits(), cli.json("queue counts mails")["overdue"].as_u64()), (0, Some(1)));
+    assert_eq!(cli.ok("queue resume mails"), "delay queue mails is resumed\n");
+    drop(worked.acquire().await.expect("open"));
+    let left = cli.run("queue pause mails --wait 1ms");
+    assert_eq!((left.code, left.stdout.trim()), (3, "delay queue mails is paused; 1 task is worked on"), "{left:?}");
+    worker.shutdown_within(Duration::ZERO).await;
+    assert_eq!(cli.json("queue pause mails --wait 10s"), done(true, false, false));
+}
+
+#[tokio::test]
 async fn tasks_are_added_listed_moved_and_cancelled() {
     let cli = Cli::new();
     assert!(cli.fails(1, "queue counts mails").contains("delay queue mails does not exist"));

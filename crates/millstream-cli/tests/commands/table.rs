@@ -99,6 +99,8 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("queue counts", "mails", Looks),
     ("queue tasks", "mails", Looks),
     ("queue show", "mails ID", Looks),
+    ("queue pause", "mails", Changes),
+    ("queue resume", "mails", Changes),
     ("queue add", "mails --payload x", Changes),
     ("queue cancel", "mails ID", Asks),
     ("queue reschedule", "mails ID --delay 2h", Changes),

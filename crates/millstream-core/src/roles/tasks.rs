@@ -321,6 +321,9 @@ pub struct TaskCounts {
     pub expired: u64,
     /// Tasks that were given up.
     pub dead: u64,
+    /// Time since which the shard is [paused](Tasks::set_paused), by the server's clock; of several shards that of the first one
+    /// that is. `None` if it is not.
+    pub paused: Option<Timestamp>,
 }
 
 /// Gives due tasks to workers.
@@ -425,6 +428,21 @@ pub trait Tasks: Send + Sync {
     /// # Errors
     /// Transient ones, after which deleted tasks stay deleted; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn purge_all(&self, shard: &Shard) -> Result<usize>;
+
+    /// Pauses or resumes a shard, and returns whether that changed anything. From the moment of a pause on no worker claims a
+    /// task in it, also none whose claim has expired. What was claimed before goes on, and may be extended and settled.
+    /// [Recurring](crate::Recurring) schedules are still reported as due. The pause is stored until the shard is resumed, which
+    /// wakes a worker.
+    ///
+    /// [Optional](crate::Capability::PauseQueue).
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). By default
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        let _ = (shard, paused);
+        Err(unsupported("Tasks::set_paused"))
+    }
 
     /// Changes settings of a queue, and returns all of them.
     ///

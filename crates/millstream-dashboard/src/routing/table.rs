@@ -104,6 +104,8 @@ pub(crate) static ROUTES: &[Route] = &[
     }),
     live(0, listed("Delay queues", QUEUES, Scope::General, || page(pages::queues::list))),
     live(0, read(QUEUE, Scope::General, || page(pages::queues::show))),
+    post(QUEUE_PAUSE, Operate, Scope::General, || change(pages::queues::pause)),
+    post(QUEUE_RESUME, Operate, Scope::General, || change(pages::queues::resume)),
     read(TASK, Scope::General, || page(pages::queues::task)),
     post(TASK_NOW, Operate, Scope::General, || change(pages::queues::now)),
     post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::cancel)),

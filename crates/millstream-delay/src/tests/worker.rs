@@ -58,6 +58,49 @@ async fn an_earlier_task_wakes_who_sleeps() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_paused_queue_begins_nothing_and_a_resumed_one_goes_on_at_once() {
+    let queue = open(&memory(), 3).await;
+    let (start, seen, gate) = (Instant::now(), Seen::default(), Arc::new(Semaphore::new(0)));
+    let handler = {
+        let (seen, gate) = (seen.clone(), gate.clone());
+        move |task: Task<u64>| {
+            seen.push((task.payload, start.elapsed()));
+            let gate = gate.clone();
+            async move { gate.acquire().await.expect("open").forget() }
+        }
+    };
+    let workers = [
+        queue.worker().start(handler.clone()).await.expect("starts"),
+        queue.worker().start(handler).await.expect("starts"),
+    ];
+    queue.recurring("each minute").every(SECS(60)).payload(&9).await.expect("recurs");
+    queue.schedule(&1).await.expect("scheduled");
+    seen.reach(1).await;
+    assert_eq!(queue.pause_and_wait(SECS(1)).await.expect("paused"), 1, "it is worked on");
+    let paused = queue.count().await.expect("counts").paused.expect("since when");
+    for number in [2, 3, 4] {
+        queue.schedule(&number).await.expect("scheduled");
+    }
+    gate.add_permits(1);
+    assert_eq!(queue.pause_and_wait(SECS(1)).await.expect("paused"), 0);
+    tokio::time::sleep(SECS(3_600)).await;
+    let counts = queue.count().await.expect("counts");
+    assert_eq!((seen.all().len(), counts.paused), (1, Some(paused)), "nothing began in an hour");
+    assert!(counts.waiting.overdue > 3, "with what recurs: {counts:?}");
+
+    queue.recurring("each minute").remove().await.expect("removed");
+    let (resumed, all) = (start.elapsed(), counts.waiting.overdue as usize);
+    gate.add_permits(1_000);
+    assert!(queue.resume().await.expect("resumed") && !queue.resume().await.expect("it is"));
+    seen.reach(1 + all).await;
+    let latest = seen.all().iter().map(|(_, at)| *at).max();
+    assert!(latest <= Some(resumed + SECS(1)), "{latest:?}, resumed at {resumed:?}");
+    for worker in workers {
+        worker.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn each_outcome_is_told_and_an_attempt_has_its_history() {
     let queue = queue().await;
     let seen = Seen::default();

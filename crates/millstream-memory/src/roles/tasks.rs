@@ -89,6 +89,12 @@ impl Tasks for MemoryBackend {
         Ok(state.peek_shard(shard).map(|shard| shard.counts(now)).unwrap_or_default())
     }
 
+    async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        let mut state = self.lock();
+        let now = self.now();
+        Ok(state.shard(shard).set_paused(paused, now))
+    }
+
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
         let state = self.lock();
         let Some(of_shard) = state.peek_shard(shard) else { return Ok(Vec::new()) };

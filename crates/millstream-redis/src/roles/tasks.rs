@@ -270,14 +270,23 @@ impl Tasks for RedisBackend {
         time.cmd("ZCARD").arg(claims.as_str());
         let now = self.inner.pool.send(&time).await?.into_iter().next().unwrap_or(Value::Nil);
         let now = reply::time(now)?;
-        let mut pipe = Pipeline::with_capacity(5);
+        let mut pipe = Pipeline::with_capacity(6);
         for key in [&delay, &claims] {
             pipe.cmd("ZCARD").arg(key.as_str());
             pipe.cmd("ZCOUNT").arg(key.as_str()).arg("-inf").arg(now.as_millis());
         }
         pipe.cmd("XLEN").arg(keys.dead_tasks(shard).as_str());
+        pipe.cmd("HGET").arg(keys.watcher(shard).as_str()).arg("paused");
         let answers = Value::Array(self.inner.pool.send(&pipe).await?);
-        let [total, overdue, claimed, expired, dead] = reply::tuple(answers)?;
+        let [total, overdue, claimed, expired, dead, paused] = reply::tuple(answers)?;
+        let paused = match reply::ok(paused).map_err(|error| error.during(format_args!("count {shard}")))? {
+            Value::Nil => None,
+            since => {
+                let since = reply::text(since)?;
+                let ms = since.parse().map_err(|_| unexpected(format_args!("{shard} is paused since {since:?}")))?;
+                Some(Timestamp::from_millis(ms))
+            }
+        };
         let number = |value: Value| {
             let number = reply::count(value).map_err(|error| error.during(format_args!("count {shard}")));
             number.map(|number| number as u64)
@@ -287,7 +296,16 @@ impl Tasks for RedisBackend {
             claimed: number(claimed)?,
             expired: number(expired)?,
             dead: number(dead)?,
+            paused,
         })
+    }
+
+    async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        let keys = &self.inner.keys;
+        let (watcher, wake) = (keys.watcher(shard), keys.wake(&shard.clone().into()));
+        let call = self.inner.scripts.pause_tasks.call([&watcher, &wake]).arg(u8::from(paused));
+        let changed = script::run_one(&self.inner.pool, call).await;
+        Ok(reply::int(changed.map_err(|error| error.during(format_args!("pause {shard}")))?)? == 1)
     }
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {

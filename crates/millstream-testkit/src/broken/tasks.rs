@@ -228,6 +228,15 @@ impl Tasks for Broken {
         Ok(counts)
     }
 
+    async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        self.supports(Capability::PauseQueue)?;
+        let forgotten = if paused { Mutant::QueuePauseForgotten } else { Mutant::QueuePausedForGood };
+        if self.is(forgotten) {
+            return Ok(true);
+        }
+        self.inner.tasks()?.set_paused(&self.shard(shard), paused).await
+    }
+
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
         let after = if self.is(Mutant::ListUnpaged) { MessageId::ZERO } else { after };
         let mut dead = self.inner.tasks()?.dead_tasks(&self.shard(shard), after, limit).await?;

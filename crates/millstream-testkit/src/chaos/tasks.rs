@@ -58,6 +58,10 @@ impl Tasks for Client {
         call!(self, Tasks, tasks?.counts(shard;))
     }
 
+    async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        call!(self, Tasks, tasks?.set_paused(shard; paused))
+    }
+
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
         call!(self, Tasks, tasks?.dead_tasks(shard; after, limit))
     }

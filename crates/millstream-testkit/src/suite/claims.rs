@@ -30,6 +30,7 @@ suite!("claims":
     trimming_dead_letters_is_as_claimed needs [DeadLetters],
     trimming_dead_tasks_is_as_claimed needs [Tasks],
     deleting_queues_is_as_claimed needs [Tasks],
+    pausing_queues_is_as_claimed needs [Tasks],
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
     promoting_without_a_lease_is_as_claimed,
@@ -156,6 +157,12 @@ async fn deleting_queues_is_as_claimed(h: Harness) -> Verdict {
         "Tasks::delete_queue",
         h.backend.tasks()?.delete_queue(&name).await,
     )
+}
+
+async fn pausing_queues_is_as_claimed(h: Harness) -> Verdict {
+    let shard = Shard::new(h.queue(1).await?.name, 0);
+    let paused = h.backend.tasks()?.set_paused(&shard, true).await;
+    as_claimed(&h, Capability::PauseQueue, "Tasks::set_paused", paused)
 }
 
 async fn rescheduling_is_as_claimed(h: Harness) -> Verdict {

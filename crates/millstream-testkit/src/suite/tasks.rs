@@ -3,6 +3,7 @@
 mod claiming;
 mod dead;
 mod expiring;
+mod pausing;
 mod queues;
 mod settling;
 mod trimming;
@@ -29,6 +30,7 @@ pub(super) fn cases() -> Vec<Case> {
         settling::cases(),
         expiring::cases(),
         dead::cases(),
+        pausing::cases(),
         trimming::cases(),
         watching::cases(),
     ]

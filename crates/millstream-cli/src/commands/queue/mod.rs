@@ -3,6 +3,7 @@
 mod change;
 pub(in crate::commands) mod dead;
 mod delete;
+mod pause;
 mod show;
 mod work;
 
@@ -10,9 +11,9 @@ use anyhow::Result;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::future::try_join_all;
-use millstream::DeadLetterRetention;
 use millstream::crates::core::QueueName;
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
+use millstream::{DeadLetterRetention, Timestamp};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -82,6 +83,8 @@ enum What {
         watch: WatchArgs,
     },
     Show(show::Show),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
     /// Schedules a task
     #[command(after_help = "Examples:
   millstream queue add mails --payload '\"welcome\"' --delay 1h --id welcome-42
@@ -156,6 +159,8 @@ struct Counts {
     /// The number of claimed tasks whose claim has expired.
     expired: u64,
     dead: u64,
+    /// The time since which it is paused; `null` if it is not.
+    paused_at_ms: Option<u64>,
     dead_letter_retention: DeadLetterRetentionView,
     #[serde(skip)]
     retention: DeadLetterRetention,
@@ -190,6 +195,8 @@ pub(in crate::commands) const DATA: Table = &[
     ("queue counts", of::<Counts>()),
     ("queue tasks", of::<Tasks>()),
     ("queue show", of::<show::Shown>()),
+    ("queue pause", of::<pause::View>()),
+    ("queue resume", of::<pause::View>()),
     ("queue add", of::<Added>()),
     ("queue cancel", of::<ids::Outcome>()),
     ("queue reschedule", of::<ids::Outcome>()),
@@ -211,6 +218,8 @@ impl Queue {
                 Box::pin(watch.run(cx, move || Box::pin(tasks(cx, queue.clone(), limit))))
             }
             What::Show(it) => Box::pin(it.run(cx)),
+            What::Pause(it) => Box::pin(it.run(cx)),
+            What::Resume(it) => Box::pin(it.run(cx)),
             What::Add(add) => Box::pin(add.run(cx)),
             What::Cancel(some) => Box::pin(some.cancel(cx)),
             What::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
@@ -258,7 +267,7 @@ impl Named {
 
 impl Counts {
     async fn of(queue: &DelayQueue<Bytes>) -> Result<Self> {
-        let TaskCounts { waiting, claimed, expired, dead } = queue.count().await?;
+        let TaskCounts { waiting, claimed, expired, dead, paused } = queue.count().await?;
         let (name, shards) = (queue.name().to_string(), queue.shards());
         let (overdue, waiting) = (waiting.overdue, waiting.total);
         let retention = queue.settings().dead_letter_retention;
@@ -271,6 +280,7 @@ impl Counts {
             claimed,
             expired,
             dead,
+            paused_at_ms: paused.map(Timestamp::as_millis),
             dead_letter_retention,
             retention,
         })
@@ -282,10 +292,11 @@ async fn list(cx: &Context) -> Result<Exit> {
     let counts = names.iter().map(async |name| Counts::of(&recurring::queue(cx, name).await?).await);
     let counts = try_join_all(counts).await?;
     cx.output.show(&counts, |counts| {
-        let titles = ["queue", ">shards", ">waiting", ">overdue", ">claimed", ">expired", ">dead"];
+        let titles = ["queue", ">shards", ">waiting", ">overdue", ">claimed", ">expired", ">dead", "state"];
         let rows = counts.iter().map(|it| {
             let numbers = [u64::from(it.shards), it.waiting, it.overdue, it.claimed, it.expired, it.dead];
-            std::iter::once(it.queue.clone()).chain(numbers.map(human::count))
+            let state = it.paused_at_ms.map_or_else(String::new, |_| "paused".to_owned());
+            std::iter::once(it.queue.clone()).chain(numbers.map(human::count)).chain([state])
         });
         output::table(&titles, rows)
     })?;
@@ -299,7 +310,8 @@ async fn counts(cx: &Context, queue: QueueName) -> Result<Exit> {
         let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
         let counts = pairs.into_iter().chain(more).map(|(name, it)| (name, human::count(it)));
         let retention = human::dead_letter_retention(it.retention);
-        output::list(counts.chain([("dead letter retention", retention)]))
+        let paused = it.paused_at_ms.map(|at| ("paused since", human::time(Timestamp::from_millis(at))));
+        output::list(paused.into_iter().chain(counts).chain([("dead letter retention", retention)]))
     })?;
     Ok(Exit::Done)
 }

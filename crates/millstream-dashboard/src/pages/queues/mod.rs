@@ -65,7 +65,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         }
     });
     let counted: Vec<(QueueName, u32, TaskCounts)> = counted.buffered(AT_ONCE).try_collect().await?;
-    let titles = ["Queue", ">Waiting", ">Overdue", ">Claimed", ">Claims that ran out", ">Dead", ">Shards"];
+    let titles =
+        ["Queue", ">Waiting", ">Overdue", ">Claimed", ">Claims that ran out", ">Dead", ">Shards", "State"];
     let mut table = Table::new("Delay queues", &titles, "There is no delay queue.");
     table.rows = counted
         .into_iter()
@@ -78,6 +79,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
                 Cell::alarm(Some(counts.expired), Tone::Warn),
                 Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name)),
                 Cell::count(u64::from(shards)),
+                counts.paused.map_or_else(Cell::none, |_| Cell::toned("paused", Tone::Warn)),
             ]
         })
         .collect();
@@ -95,9 +97,20 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let counts = queue.count().await?;
     let hidden = cx.app.hidden_in_queue(&name);
     let mut page = queue_page(format!("Delay queue {name}"), &name, paths::QUEUE).live();
-    page.push(Part::facts(
-        "",
-        vec![
+    if let Some(since) = counts.paused {
+        page.push(Part::notice(Tone::Warn, format!("The queue is paused since {since}: no task is begun.")));
+    }
+    let mut facts = Vec::new();
+    if cx.access.allows(Permission::Operate) {
+        let (label, path) = match counts.paused {
+            None => ("pause", paths::QUEUE_PAUSE),
+            Some(_) => ("resume", paths::QUEUE_RESUME),
+        };
+        let button = Button::new(label, name.as_str(), queue_href(path, &name));
+        facts.push(("Actions", Cell::buttons(vec![button])));
+    }
+    facts.extend(
+        [
             ("Waiting", Cell::count(counts.waiting.total)),
             ("Overdue", Cell::alarm(Some(counts.waiting.overdue), Tone::Warn)),
             ("Claimed by workers", Cell::count(counts.claimed)),
@@ -109,7 +122,8 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
                 Cell::text(format::dead_letter_retention(queue.settings().dead_letter_retention)),
             ),
         ],
-    ));
+    );
+    page.push(Part::facts("", facts));
     let tasks = queue.list(None, limit as usize).await?;
     let mut table =
         Table::new("Waiting, the next ones first", &["Id", "Due", "Key", "Payload", ""], "No task waits.");
@@ -166,6 +180,32 @@ pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
     page.push(Part::facts("", facts));
     story::content(&mut page, task.envelope(), &hidden);
     Ok(page)
+}
+
+/// Pauses a queue.
+pub(crate) async fn pause(cx: Context, _: Params) -> Result<Href, Failure> {
+    set_paused(cx, true).await
+}
+
+/// Resumes a queue.
+pub(crate) async fn resume(cx: Context, _: Params) -> Result<Href, Failure> {
+    set_paused(cx, false).await
+}
+
+async fn set_paused(cx: Context, pause: bool) -> Result<Href, Failure> {
+    let name = cx.queue()?;
+    let queue = open(&cx, &name).await?;
+    let what = if pause { "queue pause" } else { "queue resume" };
+    let order = Order::new(what, Subject::queue(&name));
+    cx.act(order, |action| async move {
+        let changed = if pause { queue.pause().await? } else { queue.resume().await? };
+        action.set(u64::from(changed), u64::from(!changed));
+        if !changed {
+            action.note(if pause { "it was paused already" } else { "it was not paused" });
+        }
+        Ok(())
+    })
+    .await
 }
 
 fn id(params: &Params) -> Result<String, Failure> {

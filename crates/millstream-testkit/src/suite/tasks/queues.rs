@@ -105,7 +105,7 @@ async fn a_shard_is_counted(h: Harness) -> Verdict {
     queue_under_test.runs_out(BRIEF).await?;
     let counts = queue_under_test.counts().await?;
     let waiting = Waiting { total: 5, overdue: 4 };
-    equal!(counts, TaskCounts { waiting, claimed: 1, expired: 1, dead: 1 }, "with a claim that has run out");
+    equal!(counts, TaskCounts { waiting, claimed: 1, expired: 1, dead: 1, paused: None }, "with a claim that has run out");
     let tasks = queue_under_test.take(&ask("w", 3), 3).await?;
     equal!(names(&tasks), ["brief", "long", "done"], "claimed");
     queue_under_test.settles(&tasks[2], Says::Complete).await?;
@@ -113,7 +113,7 @@ async fn a_shard_is_counted(h: Harness) -> Verdict {
     let waiting = Waiting { total: 3, overdue: 2 };
     equal!(
         queue_under_test.counts().await?,
-        TaskCounts { waiting, claimed: 2, expired: 0, dead: 1 },
+        TaskCounts { waiting, claimed: 2, expired: 0, dead: 1, paused: None },
         "with two claims that hold"
     );
     equal!(

@@ -45,7 +45,7 @@ impl QueueUnderTest {
     }
 
     /// Expects a call.
-    async fn is_called(&self, why: &str) -> Verdict {
+    pub(super) async fn is_called(&self, why: &str) -> Verdict {
         let called = self.h.soon(why, self.h.backend.tasks()?.wait(&self.shard, LONG)).await?;
         ensure!(called, "nobody was called: {why}");
         Ok(())
