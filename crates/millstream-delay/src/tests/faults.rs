@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::{Backend, Outcome};
 
 use crate::tests::support::link::Link;
-use crate::tests::support::{MS, SECS, Seen, events, eventually, memory, open};
+use crate::tests::support::{MS, SECS, Seen, events, eventually, memory, open, queue};
 use crate::{Check, Task, TaskRecord, Worker};
 
 /// A worker behind a link, that never ends a task.
@@ -221,6 +222,49 @@ async fn a_dead_task_that_cannot_be_kept_does_not_keep_others_from_being_done() 
     link.no_dead.store(false, Ordering::Relaxed);
     eventually(|| worker.report().dead == 3, "kept").await;
     drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_check_is_asked_after_a_shutdown_that_dropped_the_handler_and_no_attempt_is_used() {
+    let queue = queue().await;
+    queue.schedule(&7).id("dropped").await.expect("scheduled");
+    let begun = Seen::default();
+    let worker = queue.worker().concurrency(1).start({
+        let begun = begun.clone();
+        move |task: Task<u64>| {
+            begun.push(task.payload);
+            std::future::pending::<()>()
+        }
+    });
+    let worker = worker.await.expect("starts");
+    begun.reach(1).await;
+    queue.schedule(&8).id("not begun").await.expect("scheduled");
+    worker.shutdown_within(Duration::ZERO).await;
+
+    let (checked, worked) = (Seen::default(), Seen::default());
+    let worker = queue.worker().retry(Fixed::new(SECS(1)).attempts(1)).check({
+        let checked = checked.clone();
+        move |task: Task<u64>| {
+            checked.push(task.payload);
+            async { Ok::<_, String>(Check::Run) }
+        }
+    });
+    let worker = worker.start({
+        let worked = worked.clone();
+        move |task: Task<u64>| {
+            let failures =
+                task.history().failures().iter().map(|it| (it.attempt, it.error.clone())).collect::<Vec<_>>();
+            worked.push((task.payload, task.attempt(), task.crashes(), failures));
+            async {}
+        }
+    });
+    let worker = worker.await.expect("starts");
+    worked.reach(2).await;
+    worker.shutdown().await;
+    let mut worked = worked.all();
+    worked.sort();
+    let told = vec![(1, "the worker ended before the handler did".to_owned())];
+    assert_eq!((checked.all(), worked), (vec![7], vec![(7, 1, 0, told), (8, 1, 0, vec![])]));
 }
 
 #[tokio::test(start_paused = true)]

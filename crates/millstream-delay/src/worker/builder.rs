@@ -107,8 +107,8 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// Sets a check that runs before a task is worked on *again*: on a retry, or after a worker that had it died or
-    /// stalled and may have done it. The check should look into the application's own records whether the work is done.
+    /// Sets a check that runs before a task is worked on *again*: on a retry, or after a worker that had it died,
+    /// stalled, or dropped its handler at the end of a shutdown, and may have done it. The check should look into the application's own records whether the work is done.
     /// It counts as part of the handler: an error or a panic is a failed attempt.
     ///
     /// ```

@@ -26,7 +26,9 @@ pub(super) enum Said {
     Malformed(String),
     /// The body was deleted.
     Orphan,
-    /// The work was not begun or not finished, because the worker is shutting down.
+    /// The work was not begun, because the worker is shutting down.
+    Unbegun,
+    /// The handler was dropped, because the worker is shutting down.
     Unfinished,
 }
 
@@ -114,7 +116,13 @@ pub(super) fn decide(
             let error = "the body of the task is gone".to_owned();
             give_up(Reason::Orphan, unseen, error, attempt, policies)
         }
-        Said::Unfinished => return (put_off(Due::NOW, attempt), None),
+        Said::Unbegun => return (put_off(Due::NOW, attempt), None),
+        Said::Unfinished => {
+            // The same attempt again. The history shows that it had begun, so the check is asked before it does again.
+            let (attempt, history) = (attempt.number, attempt.history.clone());
+            let error = "the worker ended before the handler did".to_owned();
+            return (Verdict::Retry { due: Due::NOW, attempt, error, history }, None);
+        }
     };
     (verdict, Some(handled))
 }

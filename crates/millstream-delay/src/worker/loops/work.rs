@@ -64,7 +64,7 @@ impl Job {
 
     /// Hands the task back without having begun, since the worker is shutting down.
     pub(in crate::worker) fn hand_back(self, context: &Context) {
-        self.end(context, Said::Unfinished, Duration::ZERO, None);
+        self.end(context, Said::Unbegun, Duration::ZERO, None);
     }
 
     /// Checks whether the handler may begin. It may not if another worker may have the task, since the claim's answer
@@ -142,7 +142,7 @@ impl Job {
             headers: envelope.headers,
             cancelled: self.holding.cancelled.clone(),
         };
-        let again = task.crashes > 0 || task.attempt > 1;
+        let again = task.crashes > 0 || task.attempt > 1 || !task.history.is_empty();
         Ok((Input { about, payload: envelope.payload, again }, message))
     }
 
