@@ -224,12 +224,15 @@ impl Admin {
         let seen = seen?;
         let surveyed = seen.groups.first().and_then(|group| group.partitions.as_ref().ok());
         for (partition, start) in starts {
-            let (Start::After(id), Some(log)) = (start, seen.logs.get(partition.0 as usize)) else { continue };
+            let (Start::After(id), Some(log)) = (start, seen.logs.get(partition.0 as usize)) else {
+                continue;
+            };
             // A log of which nothing is left had any end.
             let Some(last) = log.as_ref().map_err(Clone::clone)?.last else { continue };
             let position = surveyed.and_then(|all| all.get(partition.0 as usize)?.stats.position);
             if *id > last.max(position.unwrap_or(last)) {
-                let why = format!("{id} is ahead of partition {partition} of topic {name}, which ends with {last}");
+                let why =
+                    format!("{id} is ahead of partition {partition} of topic {name}, which ends with {last}");
                 return Err(Error::new(ErrorKind::InvalidConfig, why).at(name));
             }
         }

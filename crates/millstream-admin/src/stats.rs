@@ -157,7 +157,14 @@ impl Admin {
         if let Some(reason) = groups.iter().flat_map(GroupStats::reasons).next() {
             return Err(Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic));
         }
-        Ok(TopicStats { topic: survey.topic, first, last, delayed: delayed.total, overdue: delayed.overdue, groups })
+        Ok(TopicStats {
+            topic: survey.topic,
+            first,
+            last,
+            delayed: delayed.total,
+            overdue: delayed.overdue,
+            groups,
+        })
     }
 
     /// Returns the state of a topic with all of its groups, as far as it can be read: an error of one part does not

@@ -263,7 +263,10 @@ async fn positions_are_before_what_is_not_settled_and_bring_a_group_back() {
     let preview = stage.admin.reset_partitions_preview(topic, group, &starts).await.expect("a preview");
     assert_eq!(preview.iter().map(|it| it.reread).collect::<Vec<_>>(), [0, 1, 0]);
     stage.admin.reset_partitions(topic, group, &starts).await.expect("moved");
-    assert_eq!((lags().await, stage.admin.group_positions(topic, group).await.expect("positions")), (vec![4, 1, 4], saved));
+    assert_eq!(
+        (lags().await, stage.admin.group_positions(topic, group).await.expect("positions")),
+        (vec![4, 1, 4], saved)
+    );
 
     for (partition, id, kind) in [
         (PARTITIONS, MessageId::ZERO, ErrorKind::NotFound),

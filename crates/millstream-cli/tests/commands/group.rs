@@ -130,7 +130,10 @@ async fn one_partition_is_moved_and_positions_go_to_a_file_and_back() {
         cli.run([&words[..], also].concat().as_slice())
     };
     let shown = run("billing", &saved, &[]);
-    assert!(shown.stdout.contains("\"dry_run\":true") && shown.stdout.contains("\"skipped\":10"), "{shown:?}");
+    assert!(
+        shown.stdout.contains("\"dry_run\":true") && shown.stdout.contains("\"skipped\":10"),
+        "{shown:?}"
+    );
     assert_eq!(lag(), 10);
     assert_eq!(run("billing", &saved, &["--partition", "1", "--execute", "--yes"]).code, 0);
     assert_eq!(lag(), again, "the other one stays");
@@ -150,8 +153,14 @@ async fn one_partition_is_moved_and_positions_go_to_a_file_and_back() {
         let ran = run("billing", text, &["--execute", "--yes"]);
         assert!(ran.code == code && ran.stderr.contains(why), "{text}: {ran:?}");
     }
-    assert_eq!(run("billing", "orders,0,0-0", &["--partition", "1"]).code, 2, "the file has no such partition");
-    assert!(cli.fails(1, "group reset orders billing --to earliest --partition 9").contains("no partition 9"));
+    assert_eq!(
+        run("billing", "orders,0,0-0", &["--partition", "1"]).code,
+        2,
+        "the file has no such partition"
+    );
+    assert!(
+        cli.fails(1, "group reset orders billing --to earliest --partition 9").contains("no partition 9")
+    );
     assert_eq!((lag(), cli.run("group reset orders billing").code), (json!(0), 2));
 }
 

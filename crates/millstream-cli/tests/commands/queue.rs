@@ -74,11 +74,18 @@ async fn a_queue_is_paused_and_resumed() {
     });
     let worker = worker.await.expect("a worker");
     cli.ok("queue add mails --payload x --id a");
-    assert_eq!((worked.available_permits(), cli.json("queue counts mails")["overdue"].as_u64()), (0, Some(1)));
+    assert_eq!(
+        (worked.available_permits(), cli.json("queue counts mails")["overdue"].as_u64()),
+        (0, Some(1))
+    );
     assert_eq!(cli.ok("queue resume mails"), "delay queue mails is resumed\n");
     drop(worked.acquire().await.expect("open"));
     let left = cli.run("queue pause mails --wait 1ms");
-    assert_eq!((left.code, left.stdout.trim()), (3, "delay queue mails is paused; 1 task is worked on"), "{left:?}");
+    assert_eq!(
+        (left.code, left.stdout.trim()),
+        (3, "delay queue mails is paused; 1 task is worked on"),
+        "{left:?}"
+    );
     worker.shutdown_within(Duration::ZERO).await;
     assert_eq!(cli.json("queue pause mails --wait 10s"), done(true, false, false));
 }

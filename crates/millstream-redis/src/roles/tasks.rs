@@ -283,7 +283,9 @@ impl Tasks for RedisBackend {
             Value::Nil => None,
             since => {
                 let since = reply::text(since)?;
-                let ms = since.parse().map_err(|_| unexpected(format_args!("{shard} is paused since {since:?}")))?;
+                let ms = since
+                    .parse()
+                    .map_err(|_| unexpected(format_args!("{shard} is paused since {since:?}")))?;
                 Some(Timestamp::from_millis(ms))
             }
         };

@@ -230,11 +230,10 @@ impl Tasks for Broken {
 
     async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
         self.supports(Capability::PauseQueue)?;
-        let forgotten = if paused { Mutant::QueuePauseForgotten } else { Mutant::QueuePausedForGood };
-        if self.is(forgotten) {
-            return Ok(true);
+        match (self.sabotage, paused) {
+            (Mutant::QueuePauseForgotten, true) | (Mutant::QueuePausedForGood, false) => Ok(true),
+            _ => self.inner.tasks()?.set_paused(&self.shard(shard), paused).await,
         }
-        self.inner.tasks()?.set_paused(&self.shard(shard), paused).await
     }
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {

@@ -149,7 +149,8 @@ impl Reset {
             (Some(file), _) => {
                 let text = match file.to_str() {
                     Some("-") => std::io::read_to_string(std::io::stdin()).context("cannot read stdin"),
-                    _ => std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display())),
+                    _ => std::fs::read_to_string(file)
+                        .with_context(|| format!("cannot read {}", file.display())),
                 };
                 let positions = parse_positions(topic, &text?).map_err(Usage)?;
                 positions.into_iter().map(|(partition, id)| (partition, Start::After(id))).collect()

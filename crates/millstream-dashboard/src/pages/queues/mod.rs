@@ -109,20 +109,18 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         let button = Button::new(label, name.as_str(), queue_href(path, &name));
         facts.push(("Actions", Cell::buttons(vec![button])));
     }
-    facts.extend(
-        [
-            ("Waiting", Cell::count(counts.waiting.total)),
-            ("Overdue", Cell::alarm(Some(counts.waiting.overdue), Tone::Warn)),
-            ("Claimed by workers", Cell::count(counts.claimed)),
-            ("Claims that ran out", Cell::alarm(Some(counts.expired), Tone::Warn)),
-            ("Dead", Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name))),
-            ("Shards", Cell::count(u64::from(queue.shards()))),
-            (
-                "Dead tasks are kept",
-                Cell::text(format::dead_letter_retention(queue.settings().dead_letter_retention)),
-            ),
-        ],
-    );
+    facts.extend([
+        ("Waiting", Cell::count(counts.waiting.total)),
+        ("Overdue", Cell::alarm(Some(counts.waiting.overdue), Tone::Warn)),
+        ("Claimed by workers", Cell::count(counts.claimed)),
+        ("Claims that ran out", Cell::alarm(Some(counts.expired), Tone::Warn)),
+        ("Dead", Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name))),
+        ("Shards", Cell::count(u64::from(queue.shards()))),
+        (
+            "Dead tasks are kept",
+            Cell::text(format::dead_letter_retention(queue.settings().dead_letter_retention)),
+        ),
+    ]);
     page.push(Part::facts("", facts));
     let tasks = queue.list(None, limit as usize).await?;
     let mut table =

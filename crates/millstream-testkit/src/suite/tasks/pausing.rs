@@ -46,7 +46,7 @@ async fn a_paused_shard_hands_out_nothing_until_it_is_resumed(h: Harness) -> Ver
         equal!(changed, changes, "whether the {nth} end of the pause changes anything");
     }
     queue_under_test.is_called("the shard is resumed").await?;
-    let tasks = queue_under_test.claim(&ask("v", 10)).await?.tasks;
+    let tasks = queue_under_test.take(&ask("v", 10), 4).await?;
     let all = BTreeSet::from(["runs out", "held", "waits", "new"]);
     equal!(names(&tasks).into_iter().collect::<BTreeSet<_>>(), all, "claimed after the pause");
     equal!(queue_under_test.counts().await?.paused, None, "since when a resumed shard is paused");
@@ -56,7 +56,11 @@ async fn a_paused_shard_hands_out_nothing_until_it_is_resumed(h: Harness) -> Ver
 async fn a_pause_is_of_one_shard(h: Harness) -> Verdict {
     let queue = h.queue(2).await?;
     let shards: Vec<_> = queue.iter().collect();
-    let of = |at: usize| QueueUnderTest { h: h.clone(), place: shards[at].clone().into(), shard: shards[at].clone() };
+    let of = |at: usize| QueueUnderTest {
+        h: h.clone(),
+        place: shards[at].clone().into(),
+        shard: shards[at].clone(),
+    };
     let [paused, other] = [of(0), of(1)];
     ensure!(h.backend.tasks()?.set_paused(&paused.shard, true).await?, "the pause changes nothing");
     for queue_under_test in [&paused, &other] {

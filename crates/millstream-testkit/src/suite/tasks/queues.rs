@@ -105,7 +105,11 @@ async fn a_shard_is_counted(h: Harness) -> Verdict {
     queue_under_test.runs_out(BRIEF).await?;
     let counts = queue_under_test.counts().await?;
     let waiting = Waiting { total: 5, overdue: 4 };
-    equal!(counts, TaskCounts { waiting, claimed: 1, expired: 1, dead: 1, paused: None }, "with a claim that has run out");
+    equal!(
+        counts,
+        TaskCounts { waiting, claimed: 1, expired: 1, dead: 1, paused: None },
+        "with a claim that has run out"
+    );
     let tasks = queue_under_test.take(&ask("w", 3), 3).await?;
     equal!(names(&tasks), ["brief", "long", "done"], "claimed");
     queue_under_test.settles(&tasks[2], Says::Complete).await?;
