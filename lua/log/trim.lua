@@ -148,19 +148,22 @@ for i, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
   for at = 1, #flat, 2 do
     info[flat[at]] = flat[at + 1]
   end
-  groups[i] = { name = info.name, pending = info.pending > 0, read = after(wide(info['last-delivered-id'])) }
+  -- A group of one instance, `name~instance`, keeps nothing: what it loses is counted.
+  local keeps, read = not string.find(info.name, '~', 1, true), after(wide(info['last-delivered-id']))
+  groups[i] = { name = info.name, pending = info.pending > 0, read = read, keeps = keeps }
   find_oldest(groups[i], start)
 end
 
--- The watermark: below it every group has settled everything; nil if there is no group. It is the lowest need of all
--- groups. Whether a pending entry is a ghost is only known from its body, and reading copies that: so it is read only
--- where it decides, for the group with the lowest need. After a ghost, the next pending entry of this group counts.
+-- The watermark: below it every group that keeps entries has settled everything; nil if there is none. It is the lowest
+-- need of these groups. Whether a pending entry is a ghost is only known from its body, and reading copies that: so it
+-- is read only where it decides, for the group with the lowest need. After a ghost, the group's next pending entry
+-- counts.
 -- `exact`: the watermark is no ghost. Otherwise there were too many to skip in one call, and the next one drops more.
 local watermark, exact, skip_bytes = nil, false, 0
 for _ = 1, math.ceil(MAX_SKIP_COST / (#groups + 100)) do
-  local lowest = groups[1]
+  local lowest
   for _, group in ipairs(groups) do
-    lowest = group.need < lowest.need and group or lowest
+    lowest = group.keeps and (not lowest or group.need < lowest.need) and group or lowest
   end
   watermark = lowest and lowest.need
   if not (lowest and lowest.oldest) then
@@ -218,6 +221,9 @@ if newest then
   look_for_holes()
 end
 local consumed = watermark and watermark < cut and watermark or cut
+for _, group in ipairs(groups) do
+  consumed = not group.keeps and group.need < consumed and group.need or consumed
+end
 local dropped, reply = drop(consumed, room), { 0, 0 }
 local oldest = consumed < cut and dropped < room and first()
 if oldest and oldest < cut then

@@ -1,7 +1,7 @@
 //! Validated names: the parts of keys that users choose.
 //!
 //! The rule is the same for all names: 1 to 128 characters of `A-Z a-z 0-9 . _ -`, in the name of a lock also
-//! `: / @ + = , #`. It excludes every character with a
+//! `: / @ + = , #`, in that of a group also `~`. It excludes every character with a
 //! meaning in a Redis key, a hash tag, an ACL pattern or a metrics label (`{ } : * ?`, spaces, control characters), so
 //! that no name can move a key to another slot, leave its prefix, or collide with another pair of names. Nothing new may be named
 //! `.` or `..`.
@@ -18,6 +18,9 @@ pub const MAX_NAME_LEN: usize = 128;
 /// Characters that the name of a lock may contain beside those of all names. It stands at the end of a key, behind the
 /// hash tag, so a colon in it cannot be mistaken.
 const IN_LOCKS: &str = ":/@+=,#";
+
+/// Character between the name of a group and that of an instance which is a group of its own.
+const OF_INSTANCE: &str = "~";
 
 fn check(what: &str, name: &str, also: &str) -> Result<()> {
     let error = |why: String| Err(Error::new(ErrorKind::InvalidName, format!("{what} name {why}")));
@@ -114,8 +117,11 @@ name!(
 );
 name!(
     /// Name of a consumer group. Groups are independent of each other: each gets every message.
+    ///
+    /// `cache~7` is the name of a [group of one instance](GroupName::of_instance).
     GroupName,
-    "group"
+    "group",
+    OF_INSTANCE
 );
 name!(
     /// Name of one instance of a consumer within its group.
@@ -138,6 +144,25 @@ name!(
     Namespace,
     "namespace"
 );
+
+impl GroupName {
+    /// Returns the name of the group of one instance of this group: `cache~7`. Each instance has a group of its own, so each gets
+    /// every message. Such a group keeps no entry from being dropped: what it has not read or settled by then is lost to it, and
+    /// counted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for the name of an instance that is none, or is too long together with that of the group.
+    pub fn of_instance(&self, instance: &str) -> Result<Self> {
+        check("instance", instance, "")?;
+        Self::new(format!("{self}{OF_INSTANCE}{instance}"))
+    }
+
+    /// Returns whether it is the group of one [instance](Self::of_instance), which keeps no entries.
+    #[must_use]
+    pub fn is_instance(&self) -> bool {
+        self.0.contains(OF_INSTANCE)
+    }
+}
 
 impl TopicName {
     /// Name of the topic in which dashboards record what their users do, unless they are given another one.
@@ -210,6 +235,21 @@ mod tests {
             let error = LockName::new(bad).expect_err(bad);
             assert_eq!(error.kind(), ErrorKind::InvalidName);
         }
+    }
+
+    #[test]
+    fn the_group_of_an_instance_shows_in_its_name() {
+        let cache = GroupName::new("cache").expect("a name");
+        let of_one = cache.of_instance("pod-7").expect("a name");
+        assert_eq!(
+            (of_one.as_str(), of_one.is_instance(), cache.is_instance()),
+            ("cache~pod-7", true, false)
+        );
+        assert_eq!(GroupName::new("cache~pod-7").expect("a name"), of_one);
+        for bad in ["", "a~b", "a:b", &"a".repeat(MAX_NAME_LEN - 5)] {
+            assert!(cache.of_instance(bad).is_err(), "{bad}");
+        }
+        assert!(TopicName::new("a~b").is_err() && MemberId::new("a~b").is_err());
     }
 
     #[test]

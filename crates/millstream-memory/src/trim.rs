@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
-use millstream_core::{Error, ErrorKind, MessageId, Result, Retention, Timestamp};
+use millstream_core::{Error, ErrorKind, GroupName, MessageId, Result, Retention, Timestamp};
 
 use crate::state::Partition;
 
@@ -33,7 +33,8 @@ pub(crate) fn trim_unleased(
 }
 
 pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timestamp) -> Result<Trimmed> {
-    let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
+    let keeping = partition.groups.iter().filter(|(name, _)| !name.is_instance());
+    let cursors = keeping.filter_map(|(_, group)| group.cursor.as_ref());
     let settled = cursors.map(|cursor| cursor.watermark(&partition.log)).min();
     let old = |age: Duration| MessageId::new(now.saturating_sub(age).as_millis(), 0);
     let cut = match retention {
@@ -46,7 +47,9 @@ pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timesta
             return Err(Error::new(ErrorKind::Unsupported, format!("unsupported retention {other:?}")));
         }
     };
-    Ok(cut.map_or_else(Trimmed::default, |cut| drop_below(partition, cut, retention.is_lossy())))
+    // The groups of instances keep nothing, whatever the retention is.
+    let is_lossy = retention.is_lossy() || partition.groups.keys().any(GroupName::is_instance);
+    Ok(cut.map_or_else(Trimmed::default, |cut| drop_below(partition, cut, is_lossy)))
 }
 
 fn drop_below(partition: &mut Partition, cut: MessageId, is_lossy: bool) -> Trimmed {

@@ -266,7 +266,8 @@ fn stats(number: Partition, partition: &state::Partition, group: &GroupName, now
 
 fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin> {
     let log = &partition.log;
-    let groups = partition.groups.iter().filter_map(|(name, group)| Some((name, group.cursor.as_ref()?)));
+    let keeping = partition.groups.iter().filter(|(name, _)| !name.is_instance());
+    let groups = keeping.filter_map(|(name, group)| Some((name, group.cursor.as_ref()?)));
     let mut marks: Vec<_> = groups.map(|(name, cursor)| (cursor.watermark(log), name, cursor)).collect();
     marks.sort_by_key(|(watermark, name, _)| (*watermark, *name));
     let (watermark, name, cursor) = *marks.first()?;

@@ -290,7 +290,7 @@ impl RedisBackend {
                         let id = format!("{word}:");
                         page.findings.push(Finding::new(Fault::PositionAhead, scope, id, detail));
                     }
-                    if let Some(before) = before.filter(|_| source == Source::Log) {
+                    if let Some(before) = before.filter(|_| source == Source::Log && !group.is_instance()) {
                         page.findings.extend(self.unread_missing(scope, (tp, group), &before, &info).await?);
                     }
                 }

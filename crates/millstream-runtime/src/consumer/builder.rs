@@ -15,10 +15,12 @@ use millstream_core::{
 };
 
 use crate::consumer::check::{self, CheckCall};
-use crate::consumer::context::{Context, Subscription};
+use crate::consumer::context::{Context, Subscription, unique_name};
 use crate::consumer::handler::{self, Handler, Layer};
 use crate::consumer::idempotent::Idempotent;
-use crate::consumer::maintenance::{settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer};
+use crate::consumer::maintenance::{
+    instances::InstanceSweeper, settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer,
+};
 use crate::consumer::markers::guard;
 use crate::consumer::markers::keeper::MarkerTable;
 use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing};
@@ -255,6 +257,33 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
+    /// Has every instance get every message, for caches and the like: each is a [group of its own](GroupName::of_instance),
+    /// `cache~pod-7` of the group `cache`, with the [member id](Self::member_id) or else a new name for each start. It begins with the
+    /// newest message, unless [`start_from`](Self::start_from) follows.
+    ///
+    /// Such a group keeps no message from being dropped. What the retention drops before the instance has handled it is lost to it,
+    /// and [counted](millstream_core::Event::Lost). Where instances alone read a topic, give it a retention by age or length:
+    /// they settle nothing for good. An instance of the same `group` removes the group once its instance has been gone for `expiry`,
+    /// at most twice that time later; its retries and dead letters go with it. An instance that comes back
+    /// after that, or was suspended for so long, ends with [`ErrorKind::Deleted`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream_runtime::{ConsumerBuilder, Delivery};
+    /// # async fn forget(_: u64) {}
+    /// # async fn example(changes: ConsumerBuilder<u64>) -> millstream_core::Result<()> {
+    /// let consumer = changes
+    ///     .every_instance(Duration::from_secs(600))
+    ///     .start(|change: Delivery<u64>| async move { forget(change.payload).await })
+    ///     .await?;
+    /// # consumer.shutdown().await; Ok(()) }
+    /// ```
+    pub fn every_instance(mut self, expiry: Duration) -> Self {
+        self.config.instance_expiry = Some(expiry);
+        self.config.start = Start::Latest;
+        self
+    }
+
     /// Sets how long the partitions of an instance with a member id are kept for it while it is away. Default: 45 s.
     pub fn rejoin_timeout(mut self, timeout: Duration) -> Self {
         self.config.rejoin_timeout = timeout;
@@ -427,7 +456,7 @@ impl Parts {
             }
         }
         let spec = problems.take(spec);
-        let group = problems.take(GroupName::new(&self.group));
+        let group = problems.take(self.group_name());
         self.config.check(&mut problems);
         if let Some(idempotent) = &self.config.idempotent {
             let topics = spec.iter().chain(self.also.iter().map(|(spec, _)| spec));
@@ -456,6 +485,15 @@ impl Parts {
         self.subscribe(group, routes).await
     }
 
+    fn group_name(&self) -> Result<GroupName> {
+        let group = GroupName::new(&self.group)?;
+        match (self.config.instance_expiry, &self.config.member_id) {
+            (None, _) => Ok(group),
+            (Some(_), Some(id)) => group.of_instance(id.as_str()),
+            (Some(_), None) => group.of_instance(&unique_name(&self.backend)),
+        }
+    }
+
     async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, Handler)>) -> Result<Consumer> {
         if self.config.sharing == Sharing::Shared {
             self.backend.require(Capability::Shared)?;
@@ -476,6 +514,10 @@ impl Parts {
             let settings = Arc::new(TopicSettings::new(context.backend.clone(), &topic));
             upkeep.push(Arc::new(Trimmer::new(settings.clone())));
             upkeep.push(Arc::new(DeadLetterTrimmer::new(settings)));
+            if let Some(expiry) = context.config.instance_expiry {
+                let backend = context.backend.clone();
+                upkeep.push(Arc::new(InstanceSweeper::new(backend, &self.group, expiry)));
+            }
             let (handler, markers) = match &context.config.idempotent {
                 Some(settings) => {
                     let markers = MarkerTable::default();

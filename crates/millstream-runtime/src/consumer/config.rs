@@ -116,6 +116,10 @@ pub struct ConsumerConfig {
     /// Name of this instance that stays the same after a restart. An instance with a name keeps its partitions over a
     /// restart that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.
     pub member_id: Option<MemberId>,
+    /// Makes each instance a [group of its own](GroupName::of_instance), so that every instance gets every message. The group is
+    /// removed when its instance has been gone for this time; at least three times [`lease_ttl`](Self::lease_ttl). Default: the
+    /// instances share one group.
+    pub instance_expiry: Option<Duration>,
     /// How long the partitions of an instance with a [`member_id`](Self::member_id) are kept for it while it is away.
     /// Default: 45 s, as in Kafka; at least [`lease_ttl`](Self::lease_ttl), and at most 30 days.
     pub rejoin_timeout: Duration,
@@ -157,6 +161,7 @@ impl Default for ConsumerConfig {
             handler_timeout: None,
             crash_limit: 3,
             member_id: None,
+            instance_expiry: None,
             rejoin_timeout: Duration::from_secs(45),
             max_partitions: None,
             pinned: Vec::new(),
@@ -230,6 +235,14 @@ impl ConsumerConfig {
         problems.require(self.rejoin_timeout <= LONGEST_REJOIN, || {
             format!("rejoin_timeout is {:?}, at most 30 days are allowed", self.rejoin_timeout)
         });
+        if let Some(expiry) = self.instance_expiry {
+            problems.require(expiry >= 3 * self.lease_ttl, || {
+                format!(
+                    "instance_expiry is {expiry:?}, shorter than three times lease_ttl {:?}",
+                    self.lease_ttl
+                )
+            });
+        }
         problems.require(self.max_wait >= SHORTEST_WAIT, || {
             format!(
                 "max_wait is {:?}, at least {SHORTEST_WAIT:?} are needed: less is a busy loop",

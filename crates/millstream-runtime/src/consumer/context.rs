@@ -74,10 +74,7 @@ impl Context {
         config: ConsumerConfig,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
-        let unique =
-            if backend.is_in_process() { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
-        let incarnation = unique.simple().to_string();
+        let incarnation = unique_name(&backend);
         let member = match &config.member_id {
             Some(id) => id.clone(),
             None => member_id(&config.label, &incarnation)?,
@@ -204,6 +201,13 @@ impl Context {
     pub(in crate::consumer) fn check(&self) -> Result<()> {
         self.cause().map_or(Ok(()), |cause| Err(cause.clone()))
     }
+}
+
+/// Returns a unique word.
+pub(in crate::consumer) fn unique_name(backend: &Backend) -> String {
+    // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
+    let unique = if backend.is_in_process() { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
+    unique.simple().to_string()
 }
 
 /// Returns a unique name: characters that names may not contain are replaced, and a long label is cut.

@@ -2,6 +2,7 @@
 
 pub(crate) mod deleted;
 pub(crate) mod faults;
+pub(crate) mod instances;
 pub(crate) mod lost;
 pub(crate) mod pause;
 pub(crate) mod rebalance;

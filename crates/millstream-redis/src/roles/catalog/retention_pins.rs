@@ -99,10 +99,11 @@ impl RedisBackend {
 }
 
 /// Returns the group that has settled the least of a log with entries, unless it has settled all of them. Groups with
-/// invalid names keep entries as well, but cannot be reported, and are skipped here.
+/// invalid names keep entries as well, but cannot be reported, and are skipped here. Those of instances keep none.
 fn pin(tp: &TopicPartition, look: &Look) -> Option<Pin> {
     let names = look.groups.iter().filter_map(|group| {
-        let name = GroupName::new(std::str::from_utf8(&group.name).ok()?).ok()?;
+        let name =
+            GroupName::new(std::str::from_utf8(&group.name).ok()?).ok().filter(|it| !it.is_instance())?;
         Some((group.watermark(), name, group.oldest()))
     });
     let (watermark, group, oldest) = names.min()?;

@@ -14,7 +14,9 @@ suite!("log":
     trim_drops_what_every_group_has_settled,
     trim_keeps_what_a_slow_group_still_needs,
     trim_keeps_what_is_pending_behind_what_is_done,
-    trim_without_a_group_drops_nothing;
+    trim_without_a_group_drops_nothing,
+    the_group_of_an_instance_keeps_nothing_and_its_losses_are_counted,
+    where_instances_alone_read_nothing_is_settled;
     with an operator:
     a_lost_group_is_reported needs [Restore],
     a_deleted_entry_becomes_a_ghost,
@@ -82,6 +84,38 @@ async fn trim_without_a_group_drops_nothing(h: Harness) -> Verdict {
     equal!(h.trim(&without.lease).await?, 0, "entries dropped without a group");
     let mut owner = h.owner(&tp, "group").await?;
     equal!(ids(&owner.take(3).await?), appended, "what a later group reads");
+    Ok(())
+}
+
+async fn the_group_of_an_instance_keeps_nothing_and_its_losses_are_counted(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut group = h.owner(&tp, "group").await?;
+    let mut instance = h.owner(&tp, "cache~1").await?;
+    let appended = h.append_each(&tp, 6).await?;
+    let done = group.take(4).await?;
+    group.ack(&done).await?;
+    let read = instance.take(2).await?;
+    instance.ack(&read[..1]).await?;
+    let trimmed = h.backend.log().trim(&group.lease, Retention::Consumed).await?;
+    equal!(trimmed.dropped, 4, "messages dropped that the group has settled");
+    let name = GroupName::new("cache~1")?;
+    equal!(trimmed.lost, [Lost { group: name, unread: 2, pending: 1 }], "what was lost, and to whom");
+    equal!(ids(&instance.take(2).await?), appended[4..], "what is left to the instance");
+    equal!(ids(&group.take(2).await?), appended[4..], "what is left to the group");
+    // Each sees what the other has not settled.
+    equal!(h.trim(&instance.lease).await?, 0, "messages dropped that the group has not settled");
+    Ok(())
+}
+
+async fn where_instances_alone_read_nothing_is_settled(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut instance = h.owner(&tp, "cache~1").await?;
+    h.append_each(&tp, 3).await?;
+    let read = instance.take(3).await?;
+    instance.ack(&read).await?;
+    equal!(h.trim(&instance.lease).await?, 0, "messages dropped without a group that settles them");
+    let mut group = h.owner(&tp, "group").await?;
+    equal!(group.take(3).await?.len(), 3, "messages that a later group reads");
     Ok(())
 }
 
