@@ -291,7 +291,7 @@ script!(
 script!(
     /// Moves parked messages that are due to the retry log.
     PROMOTE, "schedule", "promote", [CLOCK, FENCE, BODY, RETRY_ITEM, REDELIVERY],
-    ["fence", "retry_due", "retry_items", "retry_log", "dlq", "unique", "unique_retry"],
+    ["fence", "retry_due", "retry_items", "retry_log", "dlq", "unique", "unique_retry", "log", "packs"],
     ["token", "limit", "topic", "partition", "group"]
 );
 script!(
@@ -864,8 +864,8 @@ mod tests {
         assert_eq!(files, listed);
         for script in ALL {
             let lines = script.source.lines().count();
-            // `trim` is the longest: three rights, six rules, and packs.
-            assert!(lines <= 300, "{}: {lines} lines", script.name);
+            // `trim` is the longest: three rights, six rules, packs, and groups that keep nothing.
+            assert!(lines <= 305, "{}: {lines} lines", script.name);
             // The lines that name many keys or arguments cannot be broken.
             let mut lines = script.source.lines().filter(|line| !line.ends_with(']'));
             assert!(lines.all(|line| line.len() <= 120), "{}: a long line", script.name);

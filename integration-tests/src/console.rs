@@ -26,6 +26,16 @@ impl Operator for MemoryConsole {
         self.0.set_position(tp, group, id).then_some(()).ok_or_else(|| Violation::new("no such group"))
     }
 
+    async fn delete_parked(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        origin: MessageId,
+    ) -> Result<(), Violation> {
+        let deleted = self.0.delete_parked(tp, group, origin);
+        deleted.then_some(()).ok_or_else(|| Violation::new("no such retry"))
+    }
+
     async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
         self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
     }

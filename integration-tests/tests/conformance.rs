@@ -218,6 +218,15 @@ impl Operator for RedisConsole {
         set.map_err(|error| Violation::new(format!("{words:?}: {error}")))
     }
 
+    async fn delete_parked(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        origin: MessageId,
+    ) -> Result<(), Violation> {
+        self.deletes(&["HDEL"], &self.keys.retry_items(tp, group), origin.to_string()).await
+    }
+
     async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
         self.deletes(&["HDEL"], &self.keys.delay_items(place), id.to_string()).await
     }

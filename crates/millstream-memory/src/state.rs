@@ -134,6 +134,13 @@ pub(crate) struct Item {
     pub(crate) body: Fields,
 }
 
+impl Item {
+    /// Returns the retry of a message of which only the log is left.
+    pub(crate) fn of_log(body: Fields) -> Self {
+        Self { attempt: 2, error: String::new(), history: History::default(), body }
+    }
+}
+
 /// Last grant of a resource. It outlives the lease, so that no epoch is used twice.
 #[derive(Clone, Debug)]
 pub(crate) struct Fence {

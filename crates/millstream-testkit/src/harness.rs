@@ -68,6 +68,17 @@ pub trait Operator: Send + Sync {
         id: MessageId,
     ) -> Result<(), Violation>;
 
+    /// Deletes the body of a parked retry, and leaves its due time.
+    ///
+    /// # Errors
+    /// Any error; the case fails with it.
+    async fn delete_parked(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origin: MessageId,
+    ) -> Result<(), Violation>;
+
     /// Deletes the body of a scheduled message or task, and leaves its due time.
     ///
     /// # Errors

@@ -122,8 +122,7 @@ fn repair(state: &mut State, finding: &Finding, now: Timestamp) -> Result<bool> 
                 return Ok(of_group.parked.take_lost(origin));
             }
             if let Some(body) = body {
-                let (error, history) = (String::new(), History::default());
-                return Ok(of_group.parked.mend(origin, Item { attempt: 2, error, history, body }));
+                return Ok(of_group.parked.mend(origin, Item::of_log(body)));
             }
             let taken = of_group.parked.take_lost(origin);
             if taken {

@@ -82,9 +82,11 @@ impl Schedule for MemoryBackend {
         let (topic_partition, _) = lease.partition()?;
         let (partition, name) = state.owned(lease)?;
         let mut promoted = promote_delayed(partition, now, limit);
-        let group = partition.group(name);
         for _ in 0..limit.min(MAX_PROMOTE) {
-            let Some((origin, item)) = group.parked.take_due(now.timestamp()) else { break };
+            let Some((origin, item)) = partition.group(name).parked.take_due(now.timestamp()) else { break };
+            // A body that is gone may still be in the log.
+            let item = item.or_else(|| partition.log.get(origin).cloned().map(Parked::of_log));
+            let group = partition.group(name);
             if let Some(item) = item {
                 let fields = wire::redelivery(item.attempt, origin, &item.error, &item.history, &item.body);
                 group.retry.append(now.timestamp(), fields);
@@ -95,7 +97,7 @@ impl Schedule for MemoryBackend {
                 promoted.orphans += 1;
             }
         }
-        let retry = group.parked.head().map(|due| now.until(due));
+        let retry = partition.group(name).parked.head().map(|due| now.until(due));
         promoted.next = promoted.next.into_iter().chain(retry).min();
         if promoted.moved > 0 {
             partition.wake.notify_waiters();

@@ -71,6 +71,7 @@ async fn a_parked_retry_without_its_body_becomes_an_orphan() {
     bench.backend.log().settle(&bench.lease, &[(fetched.entries[0].receipt, retry)]).await.unwrap();
     assert!(bench.memory.operator().delete_parked(&bench.tp, &bench.group, ids[0]));
     assert!(!bench.memory.operator().delete_parked(&bench.tp, &bench.group, ids[0]));
+    assert!(bench.memory.operator().delete_entry(&bench.tp, ids[0]));
     tokio::time::sleep(after * 2).await;
     let promoted = bench.backend.schedule().promote(&bench.lease, 10).await.unwrap();
     assert_eq!((promoted.moved, promoted.orphans, promoted.next), (0, 1, None));

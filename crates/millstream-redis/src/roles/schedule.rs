@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::audit::{Audit, Fault, Finding, Scope};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -189,6 +190,8 @@ impl Schedule for RedisBackend {
                 &keys.dead_letters(tp, group),
                 &keys.unique(tp),
                 &keys.unique_retry(tp, group),
+                &keys.log(tp),
+                &keys.packs(tp),
             ])
             .arg(lease.token.as_str())
             .arg(limit.min(MAX_PROMOTE))
@@ -196,7 +199,29 @@ impl Schedule for RedisBackend {
             .arg(tp.partition.0)
             .arg(group.as_str());
         let answer = script::run_one(&inner.messages, call).await;
-        let [moved, orphans, next] = reply::tuple(answer.map_err(|error| fenced(error, lease))?)?;
+        let answer = answer.map_err(|error| fenced(error, lease))?;
+        let [moved, orphans, mut next, mended, in_packs] = reply::tuple(answer)?;
+        if reply::count(mended.clone())? > 0 {
+            let mended = reply::count(mended)?;
+            tracing::warn!(%tp, %group, mended, "bodies of retries were gone: they were taken from the log");
+        }
+        for origin in reply::array(in_packs)? {
+            let origin = reply::text(origin)?;
+            let scope = Scope::Group(tp.clone(), group.clone());
+            match self.repair(&Finding::new(Fault::RetryLost, &scope, &*origin, "")).await {
+                Ok(true) => {
+                    tracing::warn!(%tp, %group, origin, "the body of a retry was gone: it was taken from its pack");
+                    self.settle_retries(tp, group, &[origin.parse()?], RetryAction::Release).await?;
+                    next = Value::Int(0);
+                }
+                // A pack that cannot be read now: it is tried again when the retry is due once more.
+                Ok(false) => {}
+                // A user without the right, too: an operator has it.
+                Err(error) => {
+                    tracing::warn!(%tp, %group, origin, %error, "the body of a retry is left in a pack alone: `verify --repair` takes it from there");
+                }
+            }
+        }
         if let Some(error) = failed {
             return Err(error);
         }

@@ -283,24 +283,26 @@ async fn ghosts_are_stale_and_without_the_group_nothing_but_an_ack_is_settled() 
 #[tokio::test]
 async fn nothing_is_promoted_early_and_what_lost_its_body_is_told() {
     let mut bench = Bench::new().await;
-    let appended = bench.append_many(3).await;
+    let appended = bench.append_many(4).await;
     let mut reader = bench.reader().await;
     fetch(&mut reader, 10).await;
     let after = Duration::from_secs(1);
     let batch: Vec<_> = appended.iter().map(|id| (log(*id), retry(after, 2, *id))).collect();
-    assert_eq!(bench.settle(&batch).await, (3, 0));
+    assert_eq!(bench.settle(&batch).await, (4, 0));
     let promoted = bench.backend.promote(&bench.lease, 200).await.expect("promoted");
     assert_eq!((promoted.moved, promoted.orphans), (0, 0));
     let next = promoted.next.expect("something is parked");
     assert!(next <= after + Duration::from_millis(1) && next > NOW, "{next:?}");
     let items = bench.keys.retry_items(&bench.tp, &bench.group);
-    bench.cmd(&format!("HDEL {items} {}", appended[0])).await;
+    bench.cmd(&format!("HDEL {items} {} {}", appended[0], appended[3])).await;
+    let stream = bench.keys.log(&bench.tp);
+    bench.cmd(&format!("XDEL {stream} {}", appended[0])).await;
     bench.cmd(&format!("HSET {items} {} garbage", appended[1])).await;
     tokio::time::sleep(next).await;
     let first = bench.backend.promote(&bench.lease, 1).await.expect("promoted");
     assert_eq!((first.moved + first.orphans, first.next), (1, Some(NOW)), "the limit holds");
     let rest = bench.backend.promote(&bench.lease, 200).await.expect("promoted");
-    assert_eq!((first.moved + rest.moved, first.orphans + rest.orphans, rest.next), (1, 2, None));
+    assert_eq!((first.moved + rest.moved, first.orphans + rest.orphans, rest.next), (2, 2, None));
     let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("listed").items;
     let orphans: Vec<_> = letters.iter().map(|letter| (&letter.reason, letter.origin)).collect();
     assert_eq!(orphans, [(&Reason::Orphan, appended[0]), (&Reason::Orphan, appended[1])]);

@@ -11,6 +11,7 @@ use millstream_core::log::{Append, Entry, Log, Receipt, Settlement, Source};
 use millstream_core::packing::{PackCompression, Packing};
 use millstream_core::schedule::{RetryAction, Schedule};
 use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_core::{Limits, wire};
 use redis::Value;
 
 use crate::server::{Bench, dead, fetch, grant, ids, message, retry};
@@ -324,6 +325,28 @@ async fn a_repair_takes_the_body_of_a_lost_retry_from_its_pack() {
     assert_eq!((last.reason.as_str(), last.origin, last.body.len()), ("orphan", appended[1], 0));
     let losses = bench.backend.audit(&scope, Check::Losses, None).await.expect("audited");
     assert_eq!(losses.findings[0].loss.map(|it| (it.unread, it.pending)), Some((0, 1)));
+}
+
+/// The same when it is due before anybody repairs it.
+#[tokio::test]
+async fn a_retry_that_is_due_takes_its_lost_body_from_its_pack() {
+    let mut bench = packed().await;
+    let appended = bench.append_many(5).await;
+    let mut reader = bench.reader().await;
+    let all = receipts(&fetch(&mut reader, 100).await.entries);
+    assert_eq!(bench.settle(&[(all[3], retry(Duration::ZERO, 2, appended[3]))]).await, (1, 0));
+    bench.cmd(&format!("DEL {}", bench.keys.retry_items(&bench.tp, &bench.group))).await;
+    let (mut moved, mut calls) = (0, 0);
+    while moved == 0 && calls < 100 {
+        let promoted = bench.backend.promote(&bench.lease, 200).await.expect("promoted");
+        assert_eq!(promoted.orphans, 0, "call {calls}");
+        (moved, calls) = (moved + promoted.moved, calls + 1);
+    }
+    assert_eq!(moved, 1);
+    let retried = fetch(&mut reader, 100).await.entries;
+    let read = wire::decode(retried[0].receipt, &retried[0].fields, &Limits::default());
+    assert_eq!((read.origin, read.attempt), (appended[3], 2));
+    assert_eq!(read.envelope.expect("a message").payload, "3".as_bytes());
 }
 
 /// A group begins inside of a pack: it and what is noted for it come in one step, so an attempt that fails can be repeated.

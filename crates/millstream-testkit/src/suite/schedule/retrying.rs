@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millstream_core::envelope::Limits;
+use millstream_core::inspect::Range;
 use millstream_core::log::Entry;
 use millstream_core::schedule::{MAX_PROMOTE, Promoted, RetryAction, Seen};
 use millstream_core::{ErrorKind, GroupName, MessageId, Reason, wire};
@@ -26,7 +27,9 @@ suite!("schedule":
     the_next_owner_promotes_what_the_last_one_parked,
     a_released_retry_is_due_at_once_and_the_others_wait needs [SettleRetries],
     a_release_wakes_who_waits needs [SettleRetries, PromoteDelayed],
-    a_killed_retry_is_a_dead_letter_and_never_comes_back needs [SettleRetries],
+    a_killed_retry_is_a_dead_letter_and_never_comes_back needs [SettleRetries];
+    with an operator:
+    a_retry_that_lost_its_body_has_that_of_the_log_or_becomes_a_dead_letter needs [DeadLetters],
 );
 
 /// A delay that no case outlives.
@@ -42,6 +45,42 @@ async fn park(h: &Harness, owner: &mut Owner, delays: &[Duration]) -> Result<Vec
     let settled = h.backend.log().settle(&owner.lease, &batch).await?;
     equal!(settled.applied, batch.len(), "settlements that took effect");
     Ok(entries)
+}
+
+/// Its body is deleted by another program. The message is not lost as long as the log has it.
+async fn a_retry_that_lost_its_body_has_that_of_the_log_or_becomes_a_dead_letter(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let entries = park(&h, &mut owner, &[Duration::ZERO; 2]).await?;
+    let [kept, gone] = [0, 1].map(|at: usize| entries[at].receipt.id);
+    let (_, group) = owner.lease.partition()?;
+    for origin in [kept, gone] {
+        h.operator()?.delete_parked(&tp, group, origin).await?;
+    }
+    h.operator()?.delete_entry(&tp, gone).await?;
+    let now = h.clock(&tp).await?;
+    h.clock_passes(&tp, now.saturating_add(Duration::from_millis(2))).await?;
+    let mut deadline = h.wait_for("both to be promoted");
+    let (mut moved, mut orphans) = (0, 0);
+    while moved + orphans < 2 {
+        let promoted = h.backend.schedule().promote(&owner.lease, 10).await?;
+        (moved, orphans) = (moved + promoted.moved, orphans + promoted.orphans);
+        deadline.pause().await?;
+    }
+    equal!((moved, orphans), (1, 1), "messages that were moved, and orphans");
+    let group = group.clone();
+    let retried = owner.take_retries(1).await?;
+    let read = wire::decode(retried[0].receipt, &retried[0].fields, &Limits::default());
+    equal!(read.origin, kept, "the origin of the retry");
+    let sent = wire::decode(entries[0].receipt, &entries[0].fields, &Limits::default());
+    let body = |decoded: wire::Decoded| {
+        decoded.envelope.map(|envelope| envelope.payload).map_err(|error| error.to_string())
+    };
+    equal!(body(read), body(sent), "its payload");
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
+    let told: Vec<_> = letters.iter().map(|letter| (letter.reason.clone(), letter.origin)).collect();
+    equal!(told, [(Reason::Orphan, gone)], "dead letters");
+    Ok(())
 }
 
 fn origin(entry: &Entry) -> MessageId {
