@@ -73,7 +73,7 @@ async fn a_queue_is_paused_and_resumed() {
         }
     });
     let worker = worker.await.expect("a worker");
-    cli.ok("queue add mails --payload x --id a");
+    cli.ok("queue add mails --payload \"x\" --id a");
     assert_eq!(
         (worked.available_permits(), cli.json("queue counts mails")["overdue"].as_u64()),
         (0, Some(1))
@@ -122,7 +122,7 @@ async fn tasks_are_added_listed_moved_and_cancelled() {
     assert_eq!(cli.json("queue add mails --payload x --id a --keep-last -n")["outcome"], "replaced");
     assert_eq!(add("b", "2h")["outcome"], "new");
     assert_eq!(add("a", "3h")["outcome"], "kept");
-    let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0, "dead_letter_retention": keeps(None, None)});
+    let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0, "paused_at_ms": null, "dead_letter_retention": keeps(None, None)});
     assert_eq!((cli.json("queue counts mails"), cli.json("queue list")), (counts.clone(), json!([counts])));
     let shown = cli.ok("queue counts mails");
     assert!(shown.lines().next().is_some_and(|line| line.split_whitespace().eq(["waiting", "2"])), "{shown}");

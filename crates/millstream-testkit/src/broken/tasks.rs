@@ -230,10 +230,10 @@ impl Tasks for Broken {
 
     async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
         self.supports(Capability::PauseQueue)?;
-        match (self.sabotage, paused) {
-            (Mutant::QueuePauseForgotten, true) | (Mutant::QueuePausedForGood, false) => Ok(true),
-            _ => self.inner.tasks()?.set_paused(&self.shard(shard), paused).await,
+        if self.is(if paused { Mutant::QueuePauseForgotten } else { Mutant::QueuePausedForGood }) {
+            return Ok(true);
         }
+        self.inner.tasks()?.set_paused(&self.shard(shard), paused).await
     }
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {

@@ -45,7 +45,7 @@ async fn wrong_usage_is_an_error_of_the_command_that_it_names() {
         ("nothing", "", "unrecognized subcommand 'nothing'"),
         ("topic list --nope", "topic list", "unexpected argument '--nope' found"),
         ("group describe orders", "group describe", "were not provided: <GROUP>"),
-        ("pending orders billing --idle 5m", "pending", "--idle goes with --sort idle or deliveries"),
+        ("pending orders billing --sort age", "pending", "invalid value 'age'"),
         ("topic delete orders", "topic delete", "it has to be confirmed"),
         ("top", "top", "--json needs --once"),
     ] {
