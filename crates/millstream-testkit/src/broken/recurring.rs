@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::Result;
 use millstream_core::Timestamp;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, Recurrence, Recurring};
-use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId};
+use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId, Shard};
+use millstream_core::{Capability, Result};
 
 use super::{Broken, Mutant};
 
@@ -152,5 +152,14 @@ impl Broken {
 
     async fn recurrence(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
         Ok(self.all(place).await?.into_iter().find(|it| it.id == *id))
+    }
+}
+
+impl Broken {
+    /// Pauses or resumes a shard, unless the mistake forgets that.
+    pub(super) async fn pauses_shard(&self, shard: &Shard, paused: bool) -> Result<bool> {
+        self.supports(Capability::PauseQueue)?;
+        let forgotten = if paused { Mutant::QueuePauseForgotten } else { Mutant::QueuePausedForGood };
+        if self.is(forgotten) { Ok(true) } else { self.inner.tasks()?.set_paused(shard, paused).await }
     }
 }

@@ -229,11 +229,7 @@ impl Tasks for Broken {
     }
 
     async fn set_paused(&self, shard: &Shard, paused: bool) -> Result<bool> {
-        self.supports(Capability::PauseQueue)?;
-        if self.is(if paused { Mutant::QueuePauseForgotten } else { Mutant::QueuePausedForGood }) {
-            return Ok(true);
-        }
-        self.inner.tasks()?.set_paused(&self.shard(shard), paused).await
+        self.pauses_shard(&self.shard(shard), paused).await
     }
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
