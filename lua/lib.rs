@@ -290,7 +290,7 @@ script!(
 );
 script!(
     /// Moves parked messages that are due to the retry log.
-    PROMOTE, "schedule", "promote", [CLOCK, FENCE, BODY, RETRY_ITEM, REDELIVERY],
+    PROMOTE, "schedule", "promote", [CLOCK, FENCE, BODY, RETRY_ITEM, REDELIVERY, SIZE],
     ["fence", "retry_due", "retry_items", "retry_log", "dlq", "unique", "unique_retry", "log", "packs"],
     ["token", "limit", "topic", "partition", "group"]
 );
@@ -323,7 +323,7 @@ script!(
 script!(
     /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
     /// per group.
-    TRIM, "log", "trim", [CLOCK, FENCE, IDS, PACKS],
+    TRIM, "log", "trim", [CLOCK, FENCE, IDS, MAP, PACKS],
     ["fence", "log", "packs", "settled..."], ["token", "limit", "rule", "figure", "groups..."]
 );
 
@@ -399,7 +399,7 @@ script!(
 );
 script!(
     /// Pauses or resumes a shard of a delay queue.
-    PAUSE_TASKS, "tasks", "pause_tasks", ["watcher", "wake"], ["paused"]
+    PAUSE_TASKS, "tasks", "pause_tasks", [CLOCK], ["watcher", "wake"], ["paused"]
 );
 script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.

@@ -42,7 +42,6 @@ end
 local function text(number)
   return number and string.format('%.0f', number)
 end
--- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
 -- Lua compares text by the server's locale, the list of groups by bytes.
 local function up_to(one, other)
   for i = 1, math.min(#one, #other) do

@@ -14,7 +14,7 @@ local token, group, consumer, count, after, reader = ARGV[1], ARGV[2], ARGV[3], 
 -- A server that is out of memory refuses every command inside MULTI, but no script whose commands free memory or move
 -- entries.
 local holder = redis.call('HMGET', fence, 'token', 'reader')
-if holder[1] ~= token then
+if token == '' or holder[1] ~= token then
   return redis.error_reply('FENCED lease is lost')
 end
 -- A call that arrives late, after its caller has given it up and begun anew: what it reads now would be lost to that

@@ -9,7 +9,7 @@
 -- ARGV[3] rule 'consumed', 'consumed-after', 'age', 'length' or 'below'
 -- ARGV[4] figure of the rule: milliseconds, messages, an id, or 0
 -- ARGV[5] groups... the names of the groups of KEYS[4], or '' if there are none
--- include clock, fence, ids, packs
+-- include clock, fence, ids, map, packs
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, without those
 --   that a named group has settled; {0, 2} if another client had the turn; or the error FENCED
 local fence, log, packs = KEYS[1], KEYS[2], KEYS[3]
@@ -53,6 +53,9 @@ local function more_gone()
   return newest and more_up_to(packs, oldest and '(' .. oldest or '+') or 0
 end
 local below = rule == 'below' and wide(figure)
+if rule == 'below' and not below then
+  return redis.error_reply('ERR the figure is no id')
+end
 figure = tonumber(figure) or 0
 local _, now_ms = clock()
 local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
@@ -144,10 +147,7 @@ local function find_oldest(group, from)
 end
 local start = first() or '+'
 for i, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
-  local info = {}
-  for at = 1, #flat, 2 do
-    info[flat[at]] = flat[at + 1]
-  end
+  local info = map(flat)
   -- A group of one instance, `name~instance`, keeps nothing: what it loses is counted.
   local keeps, read = not string.find(info.name, '~', 1, true), after(wide(info['last-delivered-id']))
   groups[i] = { name = info.name, pending = info.pending > 0, read = read, keeps = keeps }

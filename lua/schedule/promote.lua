@@ -13,7 +13,7 @@
 -- ARGV[3] topic for dead letters
 -- ARGV[4] partition for dead letters
 -- ARGV[5] group for dead letters
--- include clock, fence, body, retry_item, redelivery
+-- include clock, fence, body, retry_item, redelivery, size
 -- returns {moved, orphans, next_us, mended, in_packs}: microseconds until the next is due, or -1; how many of those
 --   moved have their body from the log; the origins whose body is left in a pack alone, which a script cannot read:
 --   they are due later; or the error FENCED
@@ -32,11 +32,13 @@ local now_us, _, now_text = clock()
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
 
+local moved, orphans, bytes, gone, failed, mended, in_packs = 0, 0, 0, {}, nil, 0, {}
 -- Returns the body that the log has of a message, or whether a pack there has it.
 local function in_log(origin)
   local entry = redis.pcall('XRANGE', log, origin, '+', 'COUNT', 1)[1]
   local id = entry and entry[1] or ''
   local pack = entry and redis.pcall('XRANGE', packs, id, id)[1]
+  bytes = bytes + size(entry)
   local ms, seq = string.match(origin, '^(%d+)%-(%d+)$')
   local pack_ms, pack_seq = string.match(id, '^(%d+)%-(%d+)$')
   if pack then
@@ -45,7 +47,6 @@ local function in_log(origin)
   return id == origin and bounded(entry[2]) or nil
 end
 
-local moved, orphans, bytes, gone, failed, mended, in_packs = 0, 0, 0, {}, nil, 0, {}
 local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', now_text, 'LIMIT', 0, limit)
 for _, origin in ipairs(due) do
   if bytes >= MAX_BYTES then

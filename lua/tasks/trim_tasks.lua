@@ -29,7 +29,6 @@ local before = '(' .. stays
 local most = length == '' and math.huge or tonumber(length)
 local aged, excess, spent, step = 0, 0, 0, FIRST
 
-
 -- Counts by reading: the old ones are in front of all others, of which the number says how many are too many.
 if mode == 'count' then
   local looked, bytes, largest = 0, 0, 0

@@ -35,7 +35,7 @@ pub trait Rights: Send + Sync {
 
     /// Waits until somebody needs a renewal before its time.
     async fn wanted(&self) {
-        pending().await
+        pending::<()>().await;
     }
 
     /// Gives up what was not renewed in time. Returns when the next of them is to be given up.
@@ -46,7 +46,7 @@ pub trait Rights: Send + Sync {
     /// Waits until something may be given up before `known`, the time that [`expire`](Self::expire) returned.
     async fn sooner(&self, known: Option<Instant>) {
         let _ = known;
-        pending().await
+        pending::<()>().await;
     }
 }
 
@@ -62,7 +62,7 @@ pub enum Kept {
 }
 
 /// The rhythm in which rights of one ttl are renewed: three times per ttl, and after a renewal that failed or was not answered
-/// again within a sixth of the ttl, as `docs/protocol.md#continuity` demands.
+/// again within a sixth of the ttl, as `docs/protocol.md#continuity` demands; ttls below 2.6 s are too short for that.
 #[derive(Clone, Debug)]
 pub struct Keeper {
     ttl: Duration,
@@ -88,7 +88,7 @@ impl Keeper {
         self.ttl / 3
     }
 
-    /// Returns how long a renewal may take: a tenth of the ttl, or half a second if that is more and ttls are not that short.
+    /// Returns how long a renewal may take, as [`renewal_timeout`] says: a tenth of the ttl, at least 350 ms, at most a quarter.
     #[must_use]
     pub fn limit(&self) -> Duration {
         renewal_timeout(self.ttl)
@@ -99,6 +99,13 @@ impl Keeper {
     #[must_use]
     pub fn pause(&self, error: &Error, pause: Duration) -> Duration {
         pause.min(self.ttl / if error.is_transient() { 30 } else { 15 })
+    }
+
+    /// Returns the longest time from one renewal that fails to the next one: when a server is back after an outage, each client
+    /// that lives has renewed what it holds within this time.
+    #[must_use]
+    pub fn retries_within(&self) -> Duration {
+        self.limit() + self.ttl / 15
     }
 
     /// Renews until dropped, or until all [is over](Kept::Over). The first renewal is due a third of the ttl after `from`, the

@@ -245,7 +245,7 @@ impl Health {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerLoop {
-    /// Operation of the loop: `claim`, `wait`, `fire` and `settle` for a shard, `extend` and `expire` for all of them.
+    /// Operation of the loop: `claim`, `wait`, `fire` and `settle` for a shard, `extend` for all of them.
     pub operation: &'static str,
     /// The shard, if the loop works for one.
     pub shard: Option<u32>,

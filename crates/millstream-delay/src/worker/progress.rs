@@ -33,7 +33,7 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failing {
-    /// Name of the operation: `claim`, `wait`, `fire`, `settle`, `extend`, `expire` or `trim`.
+    /// Name of the operation: `claim`, `wait`, `fire`, `settle`, `extend` or `trim`.
     pub operation: &'static str,
     /// Shard of the operation; `None` for all shards.
     pub shard: Option<Shard>,

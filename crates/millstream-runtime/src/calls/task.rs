@@ -1,7 +1,7 @@
 //! Task of a call: owns its marker from the begin to the end, and extends it while the work runs.
 //!
 //! All requests about a marker come from this task, one after the other, so that no extension brings back a marker that was
-//! abandoned. It outlives the call: one that is dropped at any point, also while its marker is being begun, leaves none behind.
+//! abandoned; one that had no answer in time may, if it arrives that late, and then the next call waits for a ttl. It outlives the call: one that is dropped at any point, also while its marker is being begun, leaves none behind.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl Task {
             let pause = match &begun {
                 Ok(Begun::Running { expires_in, .. }) if !left.is_zero() => {
                     if std::mem::take(&mut was_away) {
-                        self.retry_period() * 2
+                        self.keeper().retries_within() * 4 / 3
                     } else {
                         look = (look * 2).min(LOOKS[1]);
                         look.min(*expires_in + Duration::from_millis(1))
@@ -167,9 +167,8 @@ impl Task {
         }
     }
 
-    /// Interval at which extensions are repeated that failed.
-    fn retry_period(&self) -> Duration {
-        (self.times.lease_ttl / 3).min(PAUSES[1])
+    fn keeper(&self) -> Keeper {
+        Keeper::new(self.times.lease_ttl, self.clock.clone())
     }
 
     /// Reports that another call has begun the work.
@@ -183,7 +182,7 @@ impl Task {
     /// Extends the marker, three times per ttl, until the work has ended. `None` if the call was dropped. Sets `is_lost` if another
     /// call has begun the work.
     async fn extend_until(&self, mut ended: oneshot::Receiver<End>, is_lost: &mut bool) -> Option<End> {
-        let keeper = Keeper::new(self.times.lease_ttl, self.clock.clone());
+        let keeper = self.keeper();
         let scope = Scope::Topic(self.marker.operation.topic().clone());
         let monitor = LoopMonitor::unlisted("extend marker", scope);
         let mut kept = pin!(keeper.run(self.clock.now(), self, &monitor, &*self.observer));

@@ -84,6 +84,7 @@ impl Rights for Context {
         }
     }
 }
+
 /// Renews claims of a shard, by a request of the time `asked`. Those that were `adopted` are told to have begun.
 async fn extend(
     context: &Context,

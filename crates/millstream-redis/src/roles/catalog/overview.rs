@@ -208,7 +208,7 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Returns what identifies the process of the only server, and its data set, in the form of the script `look`.
+    /// Returns what identifies the process of the only server, and its data set, as the part `identity` of scripts does.
     async fn identity(&self) -> Result<Option<String>> {
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("INFO").arg("server").cmd("INFO").arg("replication");
@@ -218,7 +218,7 @@ impl RedisBackend {
             info.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
         };
         let both = field(process, "run_id:").zip(field(history, "master_replid:"));
-        Ok(both.map(|(run, replica)| format!("{run} {replica}")))
+        Ok(both.map(|(run, replica)| format!("{run}.{replica}")))
     }
 
     /// Finds the groups that keep entries. A log that cannot be read has none; its error is in the lengths.

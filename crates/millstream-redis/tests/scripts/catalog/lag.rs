@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use millstream_core::catalog::{Catalog, PartitionStats};
+use millstream_core::inspect::{Inspect, OverviewQuery};
 use millstream_core::topic::TopicSpec;
 use millstream_redis::{RedisBackend, RedisConfig};
 
@@ -72,6 +73,14 @@ impl Bench {
         backend.stats(&self.spec, &self.group).await.expect("stats").remove(0)
     }
 
+    /// The same, as it is read with that of all topics.
+    async fn lag_in_overview(&self, backend: &RedisBackend) -> Option<u64> {
+        let query = OverviewQuery::default().of(self.group.clone());
+        let all = Inspect::overview(backend, std::slice::from_ref(&self.spec.name), &query).await;
+        let overview = all.expect("all at once").remove(0).expect("an overview");
+        overview.groups[0].partitions.as_ref().expect("partitions")[0].stats.lag
+    }
+
     /// The same server, as if it said nothing of the lag.
     async fn silent(&self) -> RedisBackend {
         let config = RedisConfig::new(self.url.clone()).with_namespace(self.namespace.clone());
@@ -96,6 +105,7 @@ async fn the_lag_is_exact_whatever_was_done_to_the_log() {
             let stats = bench.lag_of(backend).await;
             assert_eq!(stats.lag, Some(*expected), "{steps:?}, {who}: {stats:?}");
             assert_eq!(stats.lag_at_least, *expected, "{steps:?}, {who}");
+            assert_eq!(bench.lag_in_overview(backend).await, Some(*expected), "{steps:?}, {who}, overview");
         }
     }
 }

@@ -12,11 +12,14 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease_table::LeaseTable;
 
 /// Renews the leases of all owned partitions, until dropped.
-pub(in crate::consumer) async fn renew_leases(context: Arc<Subscription>, table: LeaseTable) {
+pub(in crate::consumer) fn renew_leases(
+    context: Arc<Subscription>,
+    table: LeaseTable,
+) -> impl Future<Output = ()> + Send {
     let (keeper, monitor) = (context.keeper(), context.monitor("renew"));
     let observer = context.observer.clone();
     let leases = OwnedLeases { context, table };
-    keeper.run(keeper.clock().now(), &leases, &monitor, &*observer).await;
+    async move { keeper.run(keeper.clock().now(), &leases, &monitor, &*observer).await }
 }
 
 struct OwnedLeases {

@@ -125,11 +125,14 @@ impl Running {
 
 /// Extends the markers of a consumer, until dropped. It looks at fixed times and is not woken by each handler: most handlers end
 /// before. One lost request does no harm: a marker that expired is revived unless another message or instance began its operation.
-pub(in crate::consumer) async fn extend_markers(context: Arc<Subscription>, table: MarkerTable) {
+pub(in crate::consumer) fn extend_markers(
+    context: Arc<Subscription>,
+    table: MarkerTable,
+) -> impl Future<Output = ()> + Send {
     let (keeper, monitor) = (context.keeper(), context.monitor("extend_markers"));
     let observer = context.observer.clone();
     let markers = Markers { context, table };
-    keeper.run(keeper.clock().now(), &markers, &monitor, &*observer).await;
+    async move { keeper.run(keeper.clock().now(), &markers, &monitor, &*observer).await }
 }
 
 struct Markers {

@@ -98,7 +98,8 @@ impl Sharer {
         partitions: &[Partition],
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let quick = self.context.keeper().limit().min(QUICK);
+        // Before the keeper gives the request up: then nothing is recorded any more.
+        let quick = (self.context.keeper().limit() / 2).min(QUICK);
         let mut request = pin!(request);
         let answer = loop {
             tokio::select! {
