@@ -25,8 +25,10 @@ impl Observer for Failures {
     fn observe(&self, event: &Event<'_>) {
         let name = match event {
             Event::Failing { operation, .. } => operation,
-            Event::MarkerLost { .. } | Event::CallMarkerLost { .. } | Event::ClaimsLost { .. } => "lost",
-            Event::LockEnded { .. } => "lost",
+            Event::MarkerLost { .. }
+            | Event::CallMarkerLost { .. }
+            | Event::ClaimsLost { .. }
+            | Event::LockEnded { .. } => "lost",
             _ => return,
         };
         self.0.lock().expect("no panic").push((name, Instant::now()));

@@ -36,7 +36,7 @@ impl Said {
     /// Returns the kind of the failure, if it is one.
     pub(super) fn error(&self) -> Option<&'static str> {
         let cause = match self {
-            Self::Outcome(Outcome::Ack | Outcome::Snooze(_)) => return None,
+            Self::Outcome(Outcome::Ack | Outcome::Snooze(_)) | Self::Unbegun => return None,
             Self::Outcome(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => Cause::Error,
             Self::Outcome(_) => Cause::Rejected,
             Self::Panicked(_) => Cause::Panic,

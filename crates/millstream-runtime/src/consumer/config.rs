@@ -116,7 +116,7 @@ pub struct ConsumerConfig {
     /// Name of this instance that stays the same after a restart. An instance with a name keeps its partitions over a
     /// restart that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.
     pub member_id: Option<MemberId>,
-    /// Makes each instance a [group of its own](GroupName::of_instance), so that every instance gets every message. The group is
+    /// Makes each instance a [group of its own](millstream_core::GroupName::of_instance), so that every instance gets every message. The group is
     /// removed when its instance has been gone for this time; at least three times [`lease_ttl`](Self::lease_ttl). Default: the
     /// instances share one group.
     pub instance_expiry: Option<Duration>,

@@ -115,7 +115,13 @@ impl Reset {
         let admin = cx.admin();
         self.of.known(cx).await?;
         let starts = self.starts(cx).await?;
-        let previews = admin.reset_partitions_preview(topic, group, &starts).await?;
+        // One position for all partitions may be behind the end of some: they start at their end.
+        let whole =
+            starts.values().next().copied().filter(|_| self.from_file.is_none() && self.partition.is_empty());
+        let previews = match whole {
+            Some(start) => admin.reset_group_preview(topic, group, start).await?,
+            None => admin.reset_partitions_preview(topic, group, &starts).await?,
+        };
         let sum = |of: fn(&SeekPreview) -> u64| previews.iter().map(of).sum();
         let view = View {
             topic: topic.to_string(),
@@ -131,7 +137,10 @@ impl Reset {
                 cx.output.note(&view.text());
             }
             cx.confirm(&format!("Move group {group} of topic {topic}?"))?;
-            to_the_end(admin.reset_partitions(topic, group, &starts)).await?;
+            match whole {
+                Some(start) => to_the_end(admin.reset_group(topic, group, start)).await?,
+                None => to_the_end(admin.reset_partitions(topic, group, &starts)).await?,
+            }
         } else {
             cx.output.note("dry run: nothing was done; --execute does it");
         }
