@@ -318,7 +318,7 @@ mod tests {
     use super::*;
     use crate::event::Event;
 
-    /// Observer whose tracer panics in the call with this number, and that counts the panics it is told of.
+    /// Observer whose tracer panics in the call with this number, and that counts the panics that it receives.
     #[derive(Default)]
     struct Panics {
         at: usize,

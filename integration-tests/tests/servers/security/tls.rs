@@ -268,7 +268,7 @@ async fn a_server_that_asks_for_a_certificate_gets_it() {
     }
     let (past, future) = (ours.sign("client", PAST), ours.sign("client", FUTURE));
     for tls in [tls(), with(other.sign("client", AS_IS)), with(past), with(future)] {
-        // The session is refused after the client takes it for open, and the server hangs up: whatever comes first, the reason is told.
+        // The session is refused after the client takes it for open, and the server hangs up: whatever comes first, the error has the reason.
         for _ in 0..20 {
             let (kind, text) = refused(&url, tls.clone()).await;
             let told = text.contains("refuses the TLS session") && text.contains("client certificate");

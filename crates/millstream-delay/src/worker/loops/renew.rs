@@ -85,7 +85,7 @@ impl Rights for Context {
     }
 }
 
-/// Renews claims of a shard, by a request of the time `asked`. Those that were `adopted` are told to have begun.
+/// Renews claims of a shard, by a request of the time `asked`. Those that were `adopted` are reported as begun.
 async fn extend(
     context: &Context,
     shard: &Shard,
