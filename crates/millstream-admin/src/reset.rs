@@ -227,7 +227,7 @@ impl Admin {
             let (Start::After(id), Some(log)) = (start, seen.logs.get(partition.0 as usize)) else {
                 continue;
             };
-            // A log of which nothing is left had any end.
+            // The end of an empty log is not known: any id may be before it.
             let Some(last) = log.as_ref().map_err(Clone::clone)?.last else { continue };
             let position = surveyed.and_then(|all| all.get(partition.0 as usize)?.stats.position);
             if *id > last.max(position.unwrap_or(last)) {

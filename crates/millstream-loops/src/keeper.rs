@@ -25,7 +25,7 @@ pub trait Rights: Send + Sync {
     /// What the monitor reports; some rights may have been renewed.
     async fn renew(&self, asked: Instant) -> Result<Kept>;
 
-    /// Returns the loop whose success proves that the server answers, for rights of which nothing is held.
+    /// Returns the name of the loop whose success shows that the server answers. The keeper looks at it while nothing is held.
     fn witness(&self) -> &'static str {
         "heartbeat"
     }
