@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::error::Result;
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Retention, Topic, TopicPartition};
+use millstream_core::log::Append;
+use millstream_core::{Backend, Envelope, Retention, Topic, TopicPartition, wire};
 use millstream_memory::{MemoryBackend, SuspendableClock};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
@@ -254,4 +255,26 @@ async fn a_lossy_retention_holds_without_a_consumer() {
     scene.write(20).await;
     scene.sent().await;
     eventually(async || scene.sent().await == 5).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_partition_has_its_turn_where_there_are_more_than_a_round_trims() {
+    let backend = Backend::from(MemoryBackend::new());
+    let many = LINES.partitions(200).retention(Retention::Length(5)).spec().expect("it works");
+    let many = backend.catalog().create_topic(&many).await.expect("it works");
+    let mut trims = Trims::new(backend.log().clone(), backend.catalog().clone(), Arc::new(Ignore));
+    let partitions: Vec<_> = many.iter().collect();
+    for _ in 0..60 {
+        for topic_partition in &partitions {
+            let fields = wire::encode(&Envelope::default());
+            let append = Append { topic_partition: topic_partition.clone(), fields };
+            backend.log().append(&[append]).await.pop().expect("a result").expect("it works");
+            trims.stored(topic_partition);
+        }
+        trims.begin().await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    // 4 rounds of a second reach all of them.
+    let longest = backend.log().lengths(&partitions).await.expect("it works").into_iter().max();
+    assert!(longest < Some(5 + 20), "{longest:?}");
 }

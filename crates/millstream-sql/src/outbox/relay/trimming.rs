@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::error::Result;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
 use millstream_core::{Catalog, Log, TopicPartition};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Minimum time between two trims of a partition, and after one that was another client's turn.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(4));
-/// Pause after an error.
-const FAILED: Duration = Duration::from_secs(60);
+/// Minimum time between two trims of a partition, a little longer than a turn, and after one that was another client's turn.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1_010), Duration::from_secs(2));
+/// Pause of a relay that may not trim.
+const DENIED: Duration = Duration::from_secs(600);
 /// Maximum number of partitions that are trimmed one after the other.
 const MOST: usize = 64;
 
@@ -50,7 +50,8 @@ impl Trims {
                     Ok(trimmed) => trimmed.more.then_some(PAUSE.0),
                     Err(error) => {
                         tracing::debug!(%topic_partition, %error, "the retention was not applied");
-                        Some(FAILED)
+                        let may_not = matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unsupported);
+                        Some(if may_not { DENIED } else { PAUSE.0 })
                     }
                 };
                 if let Some(pause) = again {
@@ -62,8 +63,10 @@ impl Trims {
         if self.running.is_some() {
             return;
         }
-        let due = self.due.iter().filter(|(_, due)| **due <= now).map(|(topic_partition, _)| topic_partition);
-        let due: Vec<TopicPartition> = due.take(MOST).cloned().collect();
+        // Those that have waited longest first, or some would never come.
+        let mut due: Vec<_> = self.due.iter().filter(|(_, due)| **due <= now).collect();
+        due.sort_unstable_by_key(|(_, due)| **due);
+        let due: Vec<_> = due.into_iter().take(MOST).map(|(partition, _)| partition.clone()).collect();
         self.due.retain(|topic_partition, _| !due.contains(topic_partition));
         if !due.is_empty() {
             let (log, catalog, observer) = (self.log.clone(), self.catalog.clone(), self.observer.clone());
