@@ -7,7 +7,7 @@ use millstream_core::{Error, ErrorKind, GroupName, MessageId, Result, Retention,
 
 use crate::state::Partition;
 
-/// Time after a turn in which nobody else has one.
+/// Time after a turn in which nobody has one, its last millisecond included: as a key of Redis that has this ttl.
 const TURN: Duration = Duration::from_secs(1);
 
 /// Trims for a client without a lease.
@@ -18,7 +18,7 @@ pub(crate) fn trim_unleased(
 ) -> Result<Trimmed> {
     match rule {
         UnleasedTrim::OncePerSecond(retention) => {
-            if partition.trimmed.is_some_and(|at| at > now.saturating_sub(TURN)) {
+            if partition.trimmed.is_some_and(|at| at >= now.saturating_sub(TURN)) {
                 let mut trimmed = Trimmed::default();
                 trimmed.skipped = true;
                 return Ok(trimmed);

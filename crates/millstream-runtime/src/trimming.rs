@@ -21,11 +21,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Minimum time between two rounds.
-const EVERY: Duration = Duration::from_secs(1);
+/// Minimum time between two rounds: a turn, which lasts a second by the server's clock of whole milliseconds, and as much as this
+/// clock may go faster. Who comes within its own turn takes it for another client's.
+const EVERY: Duration = Duration::from_millis(1_010);
 /// Shortest and longest time between two trims by age of a partition to which nothing is sent.
 const IDLE: (Duration, Duration) = (EVERY, Duration::from_secs(60));
-/// Number of times that a partition which other clients trim comes half as often: it comes every 4 s at least.
+/// Maximum number of turns for which it waits where another client has had as many in a row. That client may end after one.
 const MAX_SKIPS: u32 = 2;
 /// A round trims this many partitions at most, or one for this many messages that were sent: so where a producer sends to
 /// thousands of partitions, trims stay few beside its sends.
@@ -101,7 +102,7 @@ impl Plan {
         if trimmed.skipped {
             turn.skips = MAX_SKIPS.min(turn.skips + 1);
             let pause = if turn.stored > 0 { EVERY } else { idle.unwrap_or(EVERY) };
-            turn.due = now + pause * (1 << turn.skips);
+            turn.due = now + pause * turn.skips;
         } else if trimmed.more {
             (turn.skips, turn.due) = (0, now + EVERY);
         } else if let Some(idle) = idle {
@@ -196,7 +197,11 @@ impl Trimmer {
                         );
                         DENIED
                     }
-                    Err(error) => monitor.failed(&error, &*self.observer).max(EVERY),
+                    // No longer pause: what is sent meanwhile may be stored, and other partitions have no error.
+                    Err(error) => {
+                        let _ = monitor.failed(&error, &*self.observer);
+                        EVERY
+                    }
                 };
                 if closing.is_cancelled() {
                     return;

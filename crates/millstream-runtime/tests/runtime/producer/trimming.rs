@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Event, Observer, Retention, Start, Topic, TopicChange, TopicPartition};
+use millstream_core::{
+    Backend, Event, Observer, Partition, Retention, Start, Topic, TopicChange, TopicPartition,
+};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{Producer, ProducerBuilder, Record};
 use tokio::time::sleep;
@@ -53,6 +55,46 @@ async fn a_bound_holds_without_any_group() {
         let most = 100 + 2 * 10 * 10;
         assert!(lengths(&backend).await[0] <= most, "{:?}", lengths(&backend).await);
     }
+}
+
+/// Sends 100 messages a second for a minute, shared by the producers, and returns the greatest length of the partition.
+async fn greatest_length(backend: &Backend, partition: u32, producers: &[Producer<u64>]) -> u64 {
+    let mut greatest = 0;
+    for _ in 0..600 {
+        for producer in producers {
+            send(producer, partition, 10 / producers.len() as u64).await;
+        }
+        sleep(SECOND / 10).await;
+        greatest = greatest.max(lengths(backend).await[partition as usize]);
+    }
+    greatest
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bound_holds_when_the_one_that_trims_ends() {
+    let backend = Backend::from(MemoryBackend::new());
+    let first = producer(&backend, Retention::Length(100)).await;
+    assert!(greatest_length(&backend, 0, std::slice::from_ref(&first)).await <= 300);
+    let second = producer(&backend, Retention::Length(100)).await;
+    let mut both = vec![first, second];
+    assert!(greatest_length(&backend, 0, &both).await <= 300);
+    drop(both.remove(0));
+    let greatest = greatest_length(&backend, 0, &both).await;
+    assert!(greatest <= 300, "{greatest}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_cannot_be_trimmed_does_not_hold_up_the_others() {
+    let (link, backend) = link(&Backend::from(MemoryBackend::new()));
+    let producer = producer(&backend, Retention::Length(100)).await;
+    *link.not_trimmed.lock().expect("lock") = Some(Partition(1));
+    send(&producer, 1, 1_000).await;
+    let greatest = greatest_length(&backend, 0, std::slice::from_ref(&producer)).await;
+    assert!(greatest <= 300, "{greatest}");
+    assert_eq!(lengths(&backend).await[1], 1_000);
+    *link.not_trimmed.lock().expect("lock") = None;
+    sleep(2 * SECOND).await;
+    assert_eq!(lengths(&backend).await, [100, 100]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,8 +164,8 @@ async fn many_producers_of_a_partition_take_turns() {
         assert!(lengths(&backend).await[0] <= 100 + 2 * 200, "{:?}", lengths(&backend).await);
     }
     let calls = link.calls().remove("trim_unleased").unwrap_or_default();
-    // One each second has its turn; the others come every four seconds, after a beginning in which they find that out.
-    assert!((seconds..=20 * (seconds / 4 + 3)).contains(&calls), "{calls} calls");
+    // One each second has its turn; the others come every two seconds, after a beginning in which they find that out.
+    assert!((seconds * 9 / 10..=20 * (seconds / 2 + 3)).contains(&calls), "{calls} calls");
     drop(producers);
     sleep(10 * SECOND).await;
     assert_eq!(link.calls().get("trim_unleased"), None, "they ended");

@@ -47,6 +47,8 @@ pub struct Link {
     pub delay_claims: AtomicU64,
     /// How many milliseconds a request takes to get through, at most.
     pub latency: AtomicU64,
+    /// A partition whose log is of another type for those that trim.
+    pub not_trimmed: Mutex<Option<Partition>>,
     /// How many milliseconds the clocks of other nodes are ahead of that of the partitions.
     pub other_clock_ahead: AtomicU64,
     /// While this holds, nothing is sent and no answer is seen, as in a process that is stopped.
@@ -260,6 +262,9 @@ impl Log for Linked<dyn Log> {
     }
 
     async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
+        if *self.link.not_trimmed.lock().expect("lock") == Some(topic_partition.partition) {
+            return Err(Error::new(ErrorKind::WrongType, "told to fail"));
+        }
         self.link.pass("trim_unleased", self.role.trim_unleased(topic_partition, rule)).await
     }
 
