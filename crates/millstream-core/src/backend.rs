@@ -58,6 +58,7 @@ pub struct Backend {
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
     in_process: bool,
+    lasting: bool,
     boot_clock: Option<Arc<dyn BootClock>>,
 }
 
@@ -113,6 +114,7 @@ impl Backend {
             idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
             operations: self.operations,
             in_process: self.in_process,
+            lasting: self.lasting,
             boot_clock: self.boot_clock.clone(),
             ..all
         }
@@ -138,6 +140,7 @@ impl Backend {
             idempotency: None,
             operations: Capabilities::NONE,
             in_process: false,
+            lasting: false,
             boot_clock: None,
         }
     }
@@ -251,6 +254,13 @@ impl Backend {
         Self { in_process: true, boot_clock: None, ..self }
     }
 
+    /// Returns the same backend, marked as one [in this process](Self::in_process) whose clients hold what they have until they
+    /// release it. See [`is_lasting`](Self::is_lasting).
+    #[must_use]
+    pub fn lasting(self) -> Self {
+        Self { lasting: true, ..self.in_process() }
+    }
+
     /// Returns the same backend, with a clock that also counts while the machine is suspended.
     #[must_use]
     pub fn with_boot_clock(self, clock: impl BootClock + 'static) -> Self {
@@ -330,6 +340,16 @@ impl Backend {
     #[must_use]
     pub fn is_in_process(&self) -> bool {
         self.in_process
+    }
+
+    /// Whether clients hold their leases and memberships until they release them, since they end only with this process. A consumer
+    /// then renews them a few times a day, and what it does from time to time it does seldom, so that hours of a paused clock cost
+    /// little. A consumer in shared mode, or with a `member_id` or `instance_expiry`, does as over other backends.
+    ///
+    /// A consumer whose runtime has ended has released nothing: others wait for its partitions for a day.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        self.lasting
     }
 
     /// Returns the clock that also counts the time for which this machine was suspended, since leases continue to expire

@@ -55,7 +55,7 @@ pub(crate) struct State {
     pub(crate) losses: SortedMap<Scope, Loss>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
-    memberships: SortedMap<TopicName, SortedMap<GroupName, Membership>>,
+    pub(crate) memberships: SortedMap<TopicName, SortedMap<GroupName, Membership>>,
     pub(crate) queues: SortedMap<QueueName, QueueSpec>,
     shards: SortedMap<ShardName, Shard>,
     pub(crate) markers: Markers,

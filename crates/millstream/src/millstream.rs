@@ -111,7 +111,11 @@ impl Millstream {
         topic: impl Borrow<Topic<T>>,
         group: impl Into<String>,
     ) -> ConsumerBuilder<T> {
-        let promoter = Promoter::new(&self.backend, PromoterConfig::default());
+        let mut config = PromoterConfig::default();
+        if self.backend.is_lasting() {
+            config = config.with_longest_sleep(std::time::Duration::from_secs(24 * 3_600));
+        }
+        let promoter = Promoter::new(&self.backend, config);
         let topic = topic.borrow().clone();
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
     }
@@ -559,7 +563,7 @@ impl Builder {
         } else if !rest.is_empty() {
             "the URL of a queue in memory is memory:// and nothing else: each has keys of its own"
         } else {
-            return Ok(Backend::from(MemoryBackend::new()));
+            return Ok(Backend::from(MemoryBackend::new()).lasting());
         };
         Err(Error::new(ErrorKind::InvalidConfig, why))
     }

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, REMEMBERED, Start};
 use millstream_core::packing::DictionaryName;
+use millstream_core::sorted::SortedMap;
 use millstream_core::{
     Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition,
     TopicSpec,
@@ -72,6 +73,11 @@ impl Catalog for MemoryBackend {
             for group in &groups {
                 create(partition, group, MessageId::ZERO);
             }
+        }
+        let now = self.now();
+        for membership in state.memberships.get_mut(name).into_iter().flat_map(SortedMap::values_mut) {
+            // Members learn of it by their next heartbeat.
+            membership.told(now);
         }
         Ok(grown)
     }

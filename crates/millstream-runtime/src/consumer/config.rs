@@ -16,7 +16,7 @@ use millstream_core::{
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 /// Longest [`lease_ttl`](ConsumerConfig::lease_ttl): a day. Leases are renewed, so that a longer one only makes others wait
 /// after a crash.
-const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3_600);
+pub(in crate::consumer) const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3_600);
 /// Longest [`rejoin_timeout`](ConsumerConfig::rejoin_timeout): 30 days.
 const LONGEST_REJOIN: Duration = Duration::from_secs(30 * 24 * 3_600);
 
@@ -84,7 +84,8 @@ pub struct ConsumerConfig {
     /// Position at which a new group starts reading. Default: [`Start::Earliest`].
     pub start: Start,
     /// How long a partition stays owned without a renewal, and therefore how long its messages wait when its owner dies.
-    /// The lease is renewed three times in this period. Default: 10 s; 100 ms to a day.
+    /// The lease is renewed three times in this period. Default: 10 s; 100 ms to a day. Without effect over a
+    /// [backend](millstream_core::Backend::is_lasting) that ends with the process, as `memory://`.
     pub lease_ttl: Duration,
     /// Maximum number of messages of one partition that are read and not yet settled. With [`Sharing::Shared`] the
     /// maximum of this consumer over all partitions; other members do not get these messages. Default: 512.

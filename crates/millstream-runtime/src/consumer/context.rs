@@ -17,12 +17,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::consumer::config::LONGEST_LEASE;
 use crate::consumer::events::EventSink;
 use crate::consumer::partition::dispatch::limits::Limiter;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
-use crate::consumer::{ConsumerConfig, RetryOrder, handler::Handler};
+use crate::consumer::{ConsumerConfig, RetryOrder, Sharing, handler::Handler};
 use crate::report::Counts;
 use millstream_loops::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
@@ -49,6 +50,8 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) limiter: Limiter,
     /// Thread for renewals and heartbeats.
     pub(in crate::consumer) control: ControlThread,
+    /// Ttl of leases and memberships: that of the settings, or a day where they end with the process.
+    pub(in crate::consumer) lease_ttl: Duration,
     /// Clock for the deadlines of leases.
     pub(in crate::consumer) lease_clock: Arc<LeaseClock>,
     /// Our name in the group, which is displayed as the owner of a partition.
@@ -79,10 +82,13 @@ impl Context {
             Some(id) => id.clone(),
             None => member_id(&config.label, &incarnation)?,
         };
+        let of_instances = config.member_id.is_some() || config.instance_expiry.is_some();
+        let lasts = backend.is_lasting() && config.sharing == Sharing::Exclusive && !of_instances;
         let event_sink = Arc::new(EventSink::new(Careful::over(observer)));
         let observer: Arc<dyn Observer> = event_sink.clone();
         Ok(Self {
             control: ControlThread::of(&backend),
+            lease_ttl: if lasts { LONGEST_LEASE } else { config.lease_ttl },
             lease_clock: LeaseClock::of(&backend),
             limiter: Limiter::new(config.max_handlers),
             policies_need_message: Policies {
@@ -119,7 +125,12 @@ impl Context {
 
     /// Returns the period of renewals and heartbeats.
     pub(in crate::consumer) fn period(&self) -> Duration {
-        self.config.lease_ttl / 3
+        self.lease_ttl / 3
+    }
+
+    /// Returns the maximum time that one request waits for messages. A backend in the process loses no wake-up.
+    pub(in crate::consumer) fn max_wait(&self) -> Duration {
+        if self.backend.is_lasting() { LONGEST_LEASE } else { self.config.max_wait }
     }
 
     /// Returns the time limit for requests about leases and membership.
@@ -127,7 +138,7 @@ impl Context {
         self.config.lease_ttl / 4
     }
 
-    /// Returns the keeper of leases, and the rhythm of all that keeps us alive.
+    /// Returns the rhythm of all that ends after the ttl of the settings.
     pub(in crate::consumer) fn keeper(&self) -> Keeper {
         Keeper::new(self.config.lease_ttl, self.lease_clock.clone())
     }
@@ -237,7 +248,7 @@ impl Subscription {
         handler: Handler,
         upkeep: Vec<Arc<dyn Upkeep>>,
     ) -> Self {
-        let answers = Answers::new(context.config.lease_ttl);
+        let answers = Answers::new(context.lease_ttl);
         Self { context, topic, handler, upkeep, changed: Notify::new(), answers }
     }
 }

@@ -30,6 +30,7 @@ use millstream_core::event::Event;
 use millstream_core::schedule::Place;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 pub use batch::{Batch, BatchConfig};
 pub use builder::ConsumerBuilder;
@@ -55,7 +56,7 @@ use crate::report::Report;
 
 /// First pause between two questions of [`Consumer::wait_idle`].
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
-/// Longest of these pauses: each question is a few requests for each partition.
+/// Longest of these pauses, or a 64th of the time waited, if that is longer: each question is a few requests for each partition.
 const MAX_IDLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A running consumer. Server errors never end it: it reports them, pauses and tries again.
@@ -178,7 +179,7 @@ impl Consumer {
     }
 
     async fn wait_until_idle(&self, delayed: bool) -> Result<()> {
-        let (mut pause, mut idle) = (IDLE_PAUSE, None);
+        let (mut pause, mut idle, started) = (IDLE_PAUSE, None, Instant::now());
         loop {
             self.context.check()?;
             if self.context.stop.is_cancelled() {
@@ -201,7 +202,8 @@ impl Consumer {
                 () = self.context.stop.cancelled() => {}
             }
             // The second answer is wanted soon.
-            pause = if is_idle { IDLE_PAUSE } else { (pause * 2).min(MAX_IDLE_PAUSE) };
+            let longest = MAX_IDLE_PAUSE.max(started.elapsed() / 64);
+            pause = if is_idle { IDLE_PAUSE } else { (pause * 2).min(longest) };
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod deleted;
 pub(crate) mod faults;
+pub(crate) mod idle;
 pub(crate) mod instances;
 pub(crate) mod lost;
 pub(crate) mod pause;

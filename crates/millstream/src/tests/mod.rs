@@ -2,6 +2,7 @@
 
 #[cfg(feature = "redis")]
 mod connect;
+mod hours;
 #[cfg(feature = "cron")]
 mod recurring;
 mod topics;

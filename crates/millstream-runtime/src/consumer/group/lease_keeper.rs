@@ -1,11 +1,11 @@
-//! The leases of a topic, as its [`Keeper`](millstream_loops::Keeper) renews them: all in one request.
+//! The leases of a topic, as its [`Keeper`] renews them: all in one request.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use millstream_core::Lease;
 use millstream_core::error::{ErrorKind, Result};
-use millstream_loops::{Kept, Rights};
+use millstream_loops::{Keeper, Kept, Rights};
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
@@ -16,7 +16,8 @@ pub(in crate::consumer) fn renew_leases(
     context: Arc<Subscription>,
     table: LeaseTable,
 ) -> impl Future<Output = ()> + Send {
-    let (keeper, monitor) = (context.keeper(), context.monitor("renew"));
+    let keeper = Keeper::new(context.lease_ttl, context.lease_clock.clone());
+    let monitor = context.monitor("renew");
     let observer = context.observer.clone();
     let leases = OwnedLeases { context, table };
     async move { keeper.run(keeper.clock().now(), &leases, &monitor, &*observer).await }

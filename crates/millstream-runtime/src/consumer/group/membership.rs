@@ -85,7 +85,7 @@ impl Membership {
         let config = &context.config;
         // In shared mode partitions are not kept for a member that is away, so the rejoin timeout does not apply.
         let returns = config.member_id.is_some() && config.sharing == Sharing::Exclusive;
-        let ttl = if returns { config.rejoin_timeout } else { config.lease_ttl };
+        let ttl = if returns { config.rejoin_timeout } else { context.lease_ttl };
         let member = Member::new(context.member.clone(), context.incarnation.clone(), ttl);
         // Refers to this topic: one that is created in its place may have another number of partitions, and we must not
         // expand it.

@@ -297,7 +297,7 @@ async fn acquire(
         let (leases, owner) = (context.backend.leases(), context.member.as_str());
         // Taken before the request: the ttl cannot have started earlier.
         let (asked, continuity) = (context.lease_clock.now(), context.continuity());
-        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &continuity);
+        let acquired = leases.acquire(&resource, owner, &nonce, context.lease_ttl, &continuity);
         Ok(match within(context.request_timeout(), acquired).await? {
             Acquired::Granted(lease) => {
                 let guard = Arc::new(LeaseGuard::new(lease, names, asked, context.lease_clock.clone()));

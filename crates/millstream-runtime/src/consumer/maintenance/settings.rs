@@ -39,6 +39,11 @@ impl TopicSettings {
         Self { backend, topic: topic.name.clone(), known, reading: tokio::sync::Mutex::default() }
     }
 
+    /// Returns the maximum time between two looks at what is to be trimmed, if nothing is settled.
+    pub(super) fn at_least_every(&self) -> Duration {
+        if self.backend.is_lasting() { EVERY * 60 } else { EVERY }
+    }
+
     pub(super) async fn get(&self) -> Result<Known> {
         let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.at.elapsed() < EVERY {

@@ -15,8 +15,8 @@ use crate::trimming::emit_trimmed;
 
 /// Minimum time between two trims of a partition: a call costs about as much as reading a few messages.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// Maximum time between two trims.
-const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// Maximum time between two trims by age.
+const AGED_EVERY: Duration = Duration::from_secs(60);
 /// Period for a log with bounded length, whether anything is settled or not.
 const BOUNDED_EVERY: Duration = Duration::from_secs(5);
 /// Pause before the next call if there is more to trim.
@@ -39,15 +39,13 @@ impl fmt::Debug for Trimmer {
     }
 }
 
-/// Returns the time until the next trim if nothing is settled.
-fn period(retention: Retention) -> Duration {
+/// Returns the time until the next trim if nothing is settled; `otherwise` where nothing but settlements leaves something to drop.
+fn period(retention: Retention, otherwise: Duration) -> Duration {
     match retention {
         // Being late by a tenth of the age does no harm.
-        Retention::ConsumedAfter(age) | Retention::Age(age) => {
-            (age / 10).clamp(AT_MOST_EVERY, AT_LEAST_EVERY)
-        }
+        Retention::ConsumedAfter(age) | Retention::Age(age) => (age / 10).clamp(AT_MOST_EVERY, AGED_EVERY),
         Retention::Length(_) => BOUNDED_EVERY,
-        _ => AT_LEAST_EVERY,
+        _ => otherwise,
     }
 }
 
@@ -63,12 +61,13 @@ impl Upkeep for Trimmer {
 
     async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
         let retention = self.settings.get().await?.retention;
+        let otherwise = self.settings.at_least_every();
         if retention == Retention::Keep {
-            return Ok(Some(AT_LEAST_EVERY));
+            return Ok(Some(otherwise));
         }
         let trimmed = self.settings.backend.log().trim(lease, retention).await?;
         emit_trimmed(lease.partition()?.0, &trimmed, retention, true, events);
-        Ok(Some(if trimmed.more { AT_ONCE } else { period(retention) }))
+        Ok(Some(if trimmed.more { AT_ONCE } else { period(retention, otherwise) }))
     }
 }
 
@@ -86,7 +85,7 @@ mod tests {
             (Retention::Age(seconds(100)), seconds(10)),
             (Retention::ConsumedAfter(seconds(86_400)), seconds(60)),
         ] {
-            assert_eq!(period(retention), expected, "{retention}");
+            assert_eq!(period(retention, seconds(60)), expected, "{retention}");
         }
     }
 }

@@ -15,8 +15,6 @@ use super::settings::TopicSettings;
 
 /// Minimum time between two trims after settlements: among these may be dead letters, which may be too many.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);
-/// Time between two looks at the settings while all dead letters are kept.
-const KEPT: Duration = Duration::from_secs(60);
 /// Pause before the next call if there is more to drop.
 const AT_ONCE: Duration = Duration::from_millis(10);
 
@@ -50,7 +48,7 @@ impl Upkeep for DeadLetterTrimmer {
     async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
         let retention = self.settings.get().await?.dead_letters;
         if retention.is_keep() {
-            return Ok(Some(KEPT));
+            return Ok(Some(self.settings.at_least_every()));
         }
         let (topic_partition, group) = lease.partition()?;
         let role = self.settings.backend.dead_letters()?;

@@ -24,15 +24,16 @@ pub(in crate::consumer) struct OrphanClaimer {
     context: Arc<Subscription>,
     guard: Arc<LeaseGuard>,
     due: Instant,
-    /// Pause in ttls between the next check and the one after it.
-    ttls: u32,
+    /// Pause between the next check and the one after it.
+    pause: Duration,
     monitor: LoopMonitor,
 }
 
 impl OrphanClaimer {
     pub(in crate::consumer) fn new(context: Arc<Subscription>, guard: Arc<LeaseGuard>) -> Self {
         let monitor = context.monitor_of("adopt", guard.topic_partition());
-        Self { context, guard, due: Instant::now(), ttls: 1, monitor }
+        let pause = context.config.lease_ttl;
+        Self { context, guard, due: Instant::now(), pause, monitor }
     }
 
     /// Returns the time until the next check.
@@ -47,7 +48,7 @@ impl OrphanClaimer {
         if now < self.due {
             return Ok(false);
         }
-        let lease = self.guard.lease();
+        let (lease, ttl) = (self.guard.lease(), self.context.config.lease_ttl);
         let Ok(shared) = self.context.backend.shared() else {
             // Without shared mode there are no entries under other names.
             self.due = now + lease.ttl * SELDOM;
@@ -55,14 +56,14 @@ impl OrphanClaimer {
         };
         let (topic_partition, group) = (self.guard.topic_partition(), self.guard.group());
         let observer = &*self.context.observer;
-        match shared.adopt(lease, lease.ttl, MOST, &self.context.continuity()).await {
+        match shared.adopt(lease, ttl, MOST, &self.context.continuity()).await {
             Ok(messages) => {
                 self.monitor.succeeded(observer);
                 if messages > 0 {
                     tracing::info!(%topic_partition, %group, messages, "claimed from other consumer names");
                 }
-                self.due = if messages < MOST { now + lease.ttl * self.ttls } else { now };
-                self.ttls = if messages > 0 { 1 } else { SELDOM };
+                self.due = if messages < MOST { now + self.pause } else { now };
+                self.pause = if messages > 0 { ttl } else { lease.ttl * SELDOM };
                 Ok(messages > 0)
             }
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::GroupMissing) => Err(error),

@@ -99,7 +99,7 @@ impl Fetcher {
             return;
         }
         let Some(room) = in_flight.room() else { return };
-        self.monitor.begin_round(self.context.config.max_wait);
+        self.monitor.begin_round(self.context.max_wait());
         if in_flight.take_look_again() {
             start_over(tools, in_flight);
         }
@@ -132,7 +132,7 @@ impl Fetcher {
         }
         in_flight.begin_read();
         // Wait no longer than until the next check for orphans, and not at all before everything pending is known.
-        let wait = if self.caught_up { self.context.config.max_wait } else { Duration::ZERO };
+        let wait = if self.caught_up { self.context.max_wait() } else { Duration::ZERO };
         let wait = wait.min(tools.orphans.due_in());
         self.request.start(Box::pin(async move {
             let fetched = tokio::select! {
