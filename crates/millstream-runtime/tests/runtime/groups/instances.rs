@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::support::link::link;
 use crate::support::*;
 use millstream_core::{ErrorKind, TopicName};
 use millstream_runtime::{Consumer, Delivery};
@@ -56,6 +57,69 @@ async fn every_instance_gets_everything_and_the_group_of_one_that_is_gone_is_rem
     until(&of_one, 16).await;
     one.shutdown().await;
     assert_eq!((of_two.lock().expect("lock").len(), again.lock().expect("lock").len()), (10, 5));
+}
+
+/// Five instances of which some end, and a thousand: all get everything, what is gone vanishes, nothing is kept for it, and each
+/// looks after the next one only.
+#[tokio::test(start_paused = true)]
+async fn of_many_instances_each_gets_everything_and_looks_after_the_next() {
+    for (count, gone) in [(5, [1, 2]), (1_000, [7, 998])] {
+        let bench = bench();
+        let (link, backend) = link(&bench.backend);
+        let bench = Bench { backend, ..bench };
+        let mut instances = Vec::new();
+        for n in 0..count {
+            instances.push(start(&bench, &format!("i-{n}")).await);
+        }
+        let names = |groups: &[usize]| {
+            let mut names: Vec<_> = groups.iter().map(|n| format!("cache~i-{n}")).collect();
+            names.sort();
+            names
+        };
+        // A group that keeps what it has not settled: without one, nobody knows what is needed no more.
+        let ledger =
+            bench.consumer(NUMBERS, "ledger").start(async |_: Delivery<u64>| {}).await.expect("started");
+        let names = |groups: &[usize]| [names(groups), vec!["ledger".to_owned()]].concat();
+        let all: Vec<usize> = (0..count).collect();
+        assert_eq!(groups(&bench).await, names(&all));
+        produce(&bench, 10).await;
+        for (_, seen) in &instances {
+            until(seen, 10).await;
+        }
+        link.calls();
+        sleep(4 * EXPIRY).await;
+        // 16 looks, and a roster for each new member at the start.
+        let rosters = link.calls().remove("roster").unwrap_or_default();
+        assert!(rosters <= 18 * count as u64, "{rosters} looks of {count} instances");
+        // Those that end in an orderly way, and at once, are removed, also where they stand side by side.
+        let (ending, staying): (Vec<_>, Vec<_>) = instances
+            .into_iter()
+            .enumerate()
+            .partition(|(n, _)| if count == 5 { gone.contains(n) } else { (gone[0]..gone[1]).contains(n) });
+        for (n, (consumer, _)) in ending {
+            if n % 2 == 1 {
+                consumer.shutdown().await;
+            }
+        }
+        produce(&bench, 10).await;
+        sleep(4 * EXPIRY).await;
+        let left: Vec<usize> = staying.iter().map(|(n, _)| *n).collect();
+        assert_eq!(groups(&bench).await, names(&left));
+        produce(&bench, 5).await;
+        for (_, (_, seen)) in &staying {
+            until(seen, 25).await;
+        }
+        sleep(2 * EXPIRY).await;
+        let topic = bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic");
+        let group = names(&left)[0].parse().expect("name");
+        let stats = bench.backend.catalog().stats(&topic, &group).await.expect("stats");
+        assert_eq!(stats[0].length, 0, "nothing is kept");
+        for (_, (consumer, seen)) in staying {
+            consumer.shutdown().await;
+            assert_eq!(seen.lock().expect("lock").len(), 25);
+        }
+        ledger.shutdown().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
