@@ -32,7 +32,7 @@ pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,
-    ProducerLayer, QualifiedSend, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,
+    ProducerLayer, QualifiedRecord, QualifiedSend, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,
 };
 pub use report::Report;
 

@@ -25,8 +25,8 @@ pub use millstream_runtime::{
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
     IntoDeadLetterOutcome, Letter, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
-    ProducerConfig, Pulled, Puller, QualifiedSend, Record, Report, RetryOrder, Router, SendDelayed,
-    SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
+    ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, RetryOrder, Router,
+    SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

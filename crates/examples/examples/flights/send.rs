@@ -99,7 +99,7 @@ async fn send_once(producer: &Producer<Departure>, departure: &Departure, alone:
     let (mut repeated, mut unconfirmed) = (0, 0);
     loop {
         let record = record(departure);
-        let record = if alone.load(Relaxed) { record.durability(Durability::Stored) } else { record };
+        let record = if alone.load(Relaxed) { record.durability(Durability::Stored) } else { record.into() };
         let sent = producer.send_all([record]).await.pop().context("no result")?;
         match sent {
             Ok(_) => return Ok(repeated),

@@ -120,7 +120,7 @@ async fn send_all(
             };
             match ids {
                 Some(ids) => record.dedup(format!("{ids:032x}-{n}")),
-                None => record,
+                None => record.into(),
             }
         });
         for sent in producer.send_all(records).await {

@@ -55,14 +55,6 @@ impl<T> Producer<T> {
             let why = format!("a delayed message cannot be {durability}, only {}", Durability::Stored);
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
-        if record.record.dedup.is_some() {
-            let why = "a delayed message has no dedup id: it is recognised by its id while it waits";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        if record.record.unique.is_some() {
-            let why = "a delayed message has no unique id: it is recognised by its id while it waits";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
         let DelayedRecord { record, due, id: given, on_conflict } = record;
         // Without a key, an explicit id chooses the partition: only messages of one partition are compared by id.
         let encoded = self.encoded(record, given.as_ref().map(String::as_bytes))?;

@@ -35,7 +35,7 @@ use config::MAX_BATCH;
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use layers::{AsyncProducerLayer, ProducerLayer};
-pub use record::{QualifiedSend, Record, SendFuture, Sent, TYPE_HEADER};
+pub use record::{QualifiedRecord, QualifiedSend, Record, SendFuture, Sent, TYPE_HEADER};
 
 use backpressure::Bound;
 use batcher::Batcher;
@@ -98,12 +98,24 @@ impl<T> Producer<T> {
     /// Sends many values in as few requests as possible, and returns one result per value, in the same order.
     ///
     /// Values are taken from the iterator as room becomes free in the buffer.
-    pub async fn send_all<'a>(&self, records: impl IntoIterator<Item = Record<'a, T>>) -> Vec<Result<Sent>>
+    ///
+    /// ```
+    /// # use millstream_runtime::{Producer, Record};
+    /// # async fn example(orders: Producer<u64>) {
+    /// let numbers = [7, 8];
+    /// orders.send_all(numbers.iter().map(|n| Record::new(n).dedup(format!("order-{n}")))).await;
+    /// # }
+    /// ```
+    pub async fn send_all<'a>(
+        &self,
+        records: impl IntoIterator<Item: Into<QualifiedRecord<'a, T>>>,
+    ) -> Vec<Result<Sent>>
     where
         T: 'a,
     {
         let mut span = self.inner.sends_all(OperationKind::Send);
-        let mut records = Stamped { records: records.into_iter(), span: span.as_mut() }.peekable();
+        let records = records.into_iter().map(|record| record.into().0);
+        let mut records = Stamped { records, span: span.as_mut() }.peekable();
         let mut outcomes = Vec::new();
         while let Some((way, durability)) = records.peek().map(|it| (self.way_of(it), self.durability_of(it)))
         {

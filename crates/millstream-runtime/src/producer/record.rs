@@ -97,37 +97,94 @@ impl<'a, T> Record<'a, T> {
     /// Sends of different durability go to the server on different ways: one keeps its order behind another only if it
     /// begins after the other has ended. [`Producer::send_all`] sees to that by itself.
     #[must_use]
-    pub fn durability(mut self, durability: Durability) -> Self {
+    pub fn durability(mut self, durability: Durability) -> QualifiedRecord<'a, T> {
         self.durability = Some(durability);
-        self
+        QualifiedRecord(self)
     }
 
     /// Sets an id of 1 to 128 bytes by which this send is recognised when it is repeated: see [`SendFuture::dedup`].
     #[must_use]
-    pub fn dedup(mut self, id: impl AsRef<[u8]>) -> Self {
+    pub fn dedup(mut self, id: impl AsRef<[u8]>) -> QualifiedRecord<'a, T> {
         self.dedup = Some(Bytes::copy_from_slice(id.as_ref()));
-        self
+        QualifiedRecord(self)
     }
 
     /// Sets an id of 1 to 128 bytes with which no second message is stored while one has still to be settled: see
     /// [`SendFuture::unique`].
     #[must_use]
-    pub fn unique(mut self, id: impl AsRef<[u8]>) -> Self {
+    pub fn unique(mut self, id: impl AsRef<[u8]>) -> QualifiedRecord<'a, T> {
         self.unique = Some(Bytes::copy_from_slice(id.as_ref()));
-        self
+        QualifiedRecord(self)
     }
 
     /// Sets a dedup id that names a delivery and a number: see [`SendFuture::once_for`].
     #[must_use]
-    pub fn once_for(self, delivery: &impl Delivered, nth: u32) -> Self {
+    pub fn once_for(self, delivery: &impl Delivered, nth: u32) -> QualifiedRecord<'a, T> {
         self.dedup(id_for(delivery.topic_partition(), delivery.group(), delivery.origin(), nth))
     }
 
     /// Stores at most one message with this id in a window: see [`SendFuture::throttle`].
     #[must_use]
-    pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> Self {
+    pub fn throttle(mut self, id: impl AsRef<[u8]>, window: Duration) -> QualifiedRecord<'a, T> {
         self.window = Some(window);
         self.dedup(id)
+    }
+}
+
+/// Record with an id, or with a durability of its own. As [`QualifiedSend`], it has no method for what does not go together. In a list
+/// with others a [`Record`] becomes one by `into`.
+///
+/// ```
+/// # use millstream_runtime::{Producer, QualifiedRecord, Record};
+/// # async fn example(orders: Producer<u64>) {
+/// let some: Vec<QualifiedRecord<u64>> = vec![Record::new(&7).dedup("order-7").key("k"), Record::new(&8).into()];
+/// orders.send_all(some).await;
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # use millstream_runtime::Record;
+/// let _ = Record::new(&7).dedup("order-7").delay(std::time::Duration::from_secs(60));
+/// ```
+/// ```compile_fail,E0599
+/// # use millstream_runtime::Record;
+/// let _ = Record::new(&7).delay(std::time::Duration::from_secs(60)).unique("order-7");
+/// ```
+/// ```compile_fail,E0599
+/// # use millstream_runtime::Record;
+/// let _ = Record::new(&7).dedup("order-7").durability(millstream_core::Durability::Fsynced);
+/// ```
+#[derive(Debug)]
+pub struct QualifiedRecord<'a, T>(pub(super) Record<'a, T>);
+
+impl<'a, T> From<Record<'a, T>> for QualifiedRecord<'a, T> {
+    fn from(record: Record<'a, T>) -> Self {
+        Self(record)
+    }
+}
+
+impl<T> QualifiedRecord<'_, T> {
+    /// Sets the key: messages with the same key go to the same partition and keep their order.
+    #[must_use]
+    pub fn key(self, key: impl AsRef<[u8]>) -> Self {
+        Self(self.0.key(key))
+    }
+
+    /// Appends a header.
+    #[must_use]
+    pub fn header(self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
+        Self(self.0.header(name, value))
+    }
+
+    /// Sets the retry policy of this message: see [`Record::retry`].
+    #[must_use]
+    pub fn retry(self, policy: MessageRetry) -> Self {
+        Self(self.0.retry(policy))
+    }
+
+    /// Sets the partition, regardless of the key.
+    #[must_use]
+    pub fn partition(self, partition: u32) -> Self {
+        Self(self.0.partition(partition))
     }
 }
 
@@ -160,8 +217,8 @@ impl<'a, T> Record<'a, T> {
 pub struct QualifiedSend<'a, T: 'static>(SendFuture<'a, T>);
 
 impl<'a, T> SendFuture<'a, T> {
-    fn qualified(self, with: impl FnOnce(Record<'a, T>) -> Record<'a, T>) -> QualifiedSend<'a, T> {
-        QualifiedSend(SendFuture { record: with(self.record), ..self })
+    fn qualified(self, with: impl FnOnce(Record<'a, T>) -> QualifiedRecord<'a, T>) -> QualifiedSend<'a, T> {
+        QualifiedSend(SendFuture { record: with(self.record).0, ..self })
     }
 }
 

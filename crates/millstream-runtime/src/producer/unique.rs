@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::error::Result;
 use millstream_core::event::Observer;
 use millstream_core::log::{DedupId, Deduplicated, UniqueAppend};
 use millstream_core::wire::Fields;
@@ -21,11 +21,6 @@ impl<T> Producer<T> {
     /// Encodes a record with a unique id.
     pub(super) fn encode_unique(&self, record: Record<'_, T>) -> Result<Encoded<UniqueAppend>> {
         let inner = &*self.inner;
-        if record.dedup.is_some() {
-            let why = "a send has a dedup id or a unique id, not both: repetitions of the one are stored again when their message is \
-                       settled, those of the other are not";
-            return Err(Error::new(ErrorKind::InvalidConfig, why).at(&inner.topic));
-        }
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
         let id = DedupId::named(record.unique.clone().unwrap_or_default(), "unique id")?;
         let encoded = self.encoded(record, Some(id.as_bytes()))?;

@@ -161,7 +161,11 @@ async fn send(
     piece: &[Outgoing],
     options: &Produce,
 ) -> Vec<Result<Accepted, Error>> {
-    let now = piece.iter().filter(|it| it.due.is_none()).map(record);
+    let now = piece.iter().filter(|it| it.due.is_none()).map(|it| match &it.once {
+        Some(Once::Dedup(id)) => record(it).dedup(id),
+        Some(Once::Unique(id)) => record(it).unique(id),
+        None => record(it).into(),
+    });
     let later = piece.iter().filter_map(|it| it.due.map(|due| (it, due))).map(|(it, due)| {
         let record = match due {
             Due::In(delay) => record(it).delay(delay),
@@ -187,15 +191,11 @@ async fn send(
     piece.iter().map(outcome).collect()
 }
 
+/// Returns the record without its id.
 fn record(message: &Outgoing) -> Record<'_, Bytes> {
     let envelope = &message.envelope;
     let record = Record::new(&envelope.payload);
     let record = envelope.key.iter().fold(record, Record::key);
     let record = message.partition.iter().fold(record, |record, partition| record.partition(*partition));
-    let record = match &message.once {
-        Some(Once::Dedup(id)) => record.dedup(id),
-        Some(Once::Unique(id)) => record.unique(id),
-        None => record,
-    };
     envelope.headers.iter().fold(record, |record, (name, value)| record.header(name, value))
 }

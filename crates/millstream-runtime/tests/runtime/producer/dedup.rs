@@ -49,7 +49,7 @@ async fn lost_answers_store_nothing_twice_and_keep_the_order() {
         let values: Vec<u64> = (0..500).collect();
         let records = values.iter().map(|n| {
             let record = Record::new(n).key(format!("k{}", n % 5));
-            if idempotent { record } else { record.dedup(format!("id {n}")) }
+            if idempotent { record.into() } else { record.dedup(format!("id {n}")) }
         });
         let sent = producer.send_all(records).await;
         let sent: Vec<_> = sent.into_iter().map(|sent| sent.expect("sent in the end")).collect();
@@ -152,7 +152,7 @@ async fn plain_sends_and_those_with_an_id_keep_their_order_in_one_call() {
     let producer = bench.producer(NUMBERS).await;
     let values: Vec<u64> = (0..30).collect();
     let records = values.iter().map(|n| match n % 3 {
-        0 => Record::new(n),
+        0 => Record::new(n).into(),
         _ => Record::new(n).dedup(n.to_string()),
     });
     let sent: Vec<_> =
@@ -181,11 +181,6 @@ async fn what_cannot_be_recognised_is_refused() {
     let kind = |error: millstream_core::Error| error.kind();
     assert_eq!(producer.send(&1).dedup("").await.map_err(kind), Err(ErrorKind::InvalidName));
     assert_eq!(producer.send(&1).dedup([0; 129]).await.map_err(kind), Err(ErrorKind::TooLarge));
-    // Records of one list are of one type: there the order is checked when they are sent.
-    let delayed = producer.send_all_delayed([Record::new(&1).dedup("a").delay(MS(1))]).await.remove(0);
-    assert_eq!(delayed.map_err(kind).map(|_| ()), Err(ErrorKind::Unsupported));
-    let both = producer.send_all([Record::new(&1).dedup("a").unique("a")]).await.remove(0);
-    assert_eq!(both.map_err(kind).map(|_| ()), Err(ErrorKind::InvalidConfig));
     assert_eq!(length(&bench, 3).await, 0);
     let build = |builder: ProducerBuilder<u64>| async { builder.await.map(|_| ()).map_err(kind) };
     assert_eq!(
