@@ -33,6 +33,7 @@ pub use owners::{OwnedPartition, Owners, Standing};
 pub use reading::cursor::Cursor;
 pub use reading::messages::{Browse, Filter, Message, Messages};
 pub use reading::pending::{PartError, PendingEntry, PendingOrder, PendingPage, PendingQuery};
+pub use reading::positions::parse_positions;
 pub use reading::retries::{WaitingRetries, WaitingRetry};
 pub use reading::tail::Tail;
 pub use reading::walk::MessageWalk;

@@ -22,6 +22,7 @@ pub(crate) const GROUP: &str = "/topics/{topic}/groups/{group}";
 pub(crate) const PAUSE: &str = "/topics/{topic}/groups/{group}/pause";
 pub(crate) const RESUME: &str = "/topics/{topic}/groups/{group}/resume";
 pub(crate) const RESET: &str = "/topics/{topic}/groups/{group}/reset";
+pub(crate) const POSITIONS: &str = "/topics/{topic}/groups/{group}/positions/export";
 pub(crate) const PENDING: &str = "/topics/{topic}/groups/{group}/pending";
 pub(crate) const RETRIES: &str = "/topics/{topic}/groups/{group}/retries";
 pub(crate) const RETRIES_NOW: &str = "/topics/{topic}/groups/{group}/retries/now";

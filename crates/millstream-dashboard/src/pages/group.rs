@@ -55,12 +55,11 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
             links.push(("Pause the group…".into(), href(paths::PAUSE)));
         }
     }
+    links.push(("Download the positions".into(), href(paths::POSITIONS)));
     if cx.may(&topic, Permission::Admin) {
         links.push(("Move the group to another position…".into(), href(paths::RESET)));
     }
-    if !links.is_empty() {
-        page.push(Part::Links(links));
-    }
+    page.push(Part::Links(links));
     page.push(Part::Table(partitions(&topic, group, &owners)));
     page.push(Part::Table(members(&owners)));
     Ok(page)

@@ -1,7 +1,12 @@
-//! Moving a group to another position, with a preview of the effect.
+//! Moving a group to another position, or to those of a file, with a preview of the effect; and that file.
 
-use millstream::admin::SeekPreview;
-use millstream::{Error, ErrorKind, Start, Timestamp};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use millstream::admin::{SeekPreview, parse_positions};
+use millstream::{Error, ErrorKind, MessageId, Partition, Start, Timestamp, TopicName};
 
 use super::group_page;
 use crate::actions::Order;
@@ -18,20 +23,43 @@ use crate::view::format;
 use crate::view::href::Href;
 use crate::view::{Page, Part, Table};
 
+/// Number of positions that the audit log has.
+const LOGGED: usize = 20;
+
+/// New position of a group.
+enum Target {
+    /// The same for all partitions.
+    All(Start),
+    /// That of each partition behind an id; others stay.
+    Each(BTreeMap<Partition, MessageId>),
+}
+
+impl Target {
+    fn starts(positions: &BTreeMap<Partition, MessageId>) -> BTreeMap<Partition, Start> {
+        positions.iter().map(|(partition, id)| (*partition, Start::After(*id))).collect()
+    }
+}
+
 /// Reads the position of a form.
-fn start(params: &Params) -> Result<Option<Start>, Failure> {
-    match params.text("to")? {
-        None => Ok(None),
-        Some("earliest") => Ok(Some(Start::Earliest)),
-        Some("latest") => Ok(Some(Start::Latest)),
+fn target(params: &Params, topic: &TopicName) -> Result<Option<Target>, Failure> {
+    let start = match params.text("to")? {
+        None => return Ok(None),
+        Some("earliest") => Start::Earliest,
+        Some("latest") => Start::Latest,
         Some("time") => {
             let time: Timestamp =
                 when(params, "time")?.ok_or_else(|| Failure::invalid("time is missing").of("time"))?;
-            Ok(Some(Start::At(time)))
+            Start::At(time)
         }
-        Some("id") => Ok(Some(Start::After(params.needed("id")?))),
-        Some(other) => Err(Failure::invalid(format!("{other:?} is no position")).of("to")),
-    }
+        Some("id") => Start::After(params.needed("id")?),
+        Some("positions") => {
+            let positions = parse_positions(topic, params.raw("positions").unwrap_or_default());
+            let refused = |error: Error| Failure::invalid(error.to_string()).of("positions");
+            return Ok(Some(Target::Each(positions.map_err(refused)?)));
+        }
+        Some(other) => return Err(Failure::invalid(format!("{other:?} is no position")).of("to")),
+    };
+    Ok(Some(Target::All(start)))
 }
 
 /// Shows the effect of a reset, and asks for a confirmation.
@@ -56,8 +84,23 @@ pub(crate) async fn preview(cx: Context) -> Result<Page, Failure> {
     let mut ask = Form::filter("Position", here.clone(), fields);
     ask.submit = "Preview".to_owned();
     page.push(Part::Form(ask));
-    let Some(start) = start(&cx.query)? else { return Ok(page) };
-    let preview = cx.admin().reset_group_preview(&topic, &group, start).await?;
+    let lines = Field::new("positions", "Topic, partition and position", raw("positions"))
+        .input(Input::Area)
+        .hint("A line for each partition, as the downloaded file has them: orders,0,1700000000000-0. Others stay.");
+    let from_file = Form::action("Positions of a file", here.clone(), vec![lines], "Preview");
+    page.push(Part::Form(from_file.hide("to", "positions")));
+    let target = match target(&cx.query, &topic) {
+        // They were sent by the form, beside which it is said.
+        Err(failure) if failure.field.as_deref() == Some("positions") => return Ok(page),
+        target => target?,
+    };
+    let Some(target) = target else { return Ok(page) };
+    let preview = match &target {
+        Target::All(start) => cx.admin().reset_group_preview(&topic, &group, *start).await?,
+        Target::Each(positions) => {
+            cx.admin().reset_partitions_preview(&topic, &group, &Target::starts(positions)).await?
+        }
+    };
     let sum = |figure: fn(&SeekPreview) -> u64| preview.iter().map(figure).sum::<u64>();
     let (reread, skipped, pending) = (sum(|it| it.reread), sum(|it| it.skipped), sum(|it| it.pending));
     page.push(Part::facts(
@@ -80,9 +123,10 @@ pub(crate) async fn preview(cx: Context) -> Result<Page, Failure> {
         Field::new("confirm", format!("Type the name of the group, {group}, to move it"), "").required();
     let form = Form::action("Move the group", here, vec![confirm], "Move the group").danger();
     // A time that is relative to now would be another one when it is confirmed.
-    let form = match start {
-        Start::At(time) => form.hide("to", "time").hide("time", time.to_string()),
-        _ => form.hide("to", raw("to")).hide("id", raw("id")),
+    let form = match target {
+        Target::Each(_) => form.hide("to", "positions").hide("positions", raw("positions")),
+        Target::All(Start::At(time)) => form.hide("to", "time").hide("time", time.to_string()),
+        Target::All(_) => form.hide("to", raw("to")).hide("id", raw("id")),
     };
     page.push(Part::Form(form));
     let titles = [">Partition", "Position now", ">Handled again", ">Never handled", ">Pending"];
@@ -111,27 +155,53 @@ fn limited(number: u64) -> String {
 pub(crate) async fn reset(cx: Context, params: Params) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
     if params.text("confirm")?.map(str::trim) != Some(group.as_str()) {
+        // Its preview shows positions that cannot be read.
+        target(&params, &topic)?;
         return Err(Failure::invalid(format!("nothing was changed: type {group} to confirm")).of("confirm"));
     }
-    let start = start(&params)?.ok_or_else(|| Failure::invalid("to is missing").of("to"))?;
-    let to = match start {
-        Start::Earliest => "the oldest entry".to_owned(),
-        Start::Latest => "the newest entry".to_owned(),
-        Start::At(time) => time.to_string(),
-        Start::After(id) => format!("behind {id}"),
-        _ => "another position".to_owned(),
+    let target = target(&params, &topic)?.ok_or_else(|| Failure::invalid("to is missing").of("to"))?;
+    let to = match &target {
+        Target::All(Start::Earliest) => "the oldest entry".to_owned(),
+        Target::All(Start::Latest) => "the newest entry".to_owned(),
+        Target::All(Start::At(time)) => time.to_string(),
+        Target::All(Start::After(id)) => format!("behind {id}"),
+        Target::All(_) => "another position".to_owned(),
+        Target::Each(positions) => {
+            let some = positions.iter().take(LOGGED);
+            let some: Vec<_> = some.map(|(partition, id)| format!("{partition} behind {id}")).collect();
+            let more = if positions.len() > LOGGED { ", …" } else { "" };
+            format!("{} partitions: {}{more}", positions.len(), some.join(", "))
+        }
     };
     let order = Order::new("group reset", Subject::group(&topic, &group).set("to", to));
     let (admin, app) = (cx.admin(), cx.app.clone());
     cx.act(order, |action| async move {
         // The compiler cannot prove that this future may move between threads, so it stays on one.
         let (runtime, of) = (tokio::runtime::Handle::current(), (topic.clone(), group.clone()));
-        let moved =
-            tokio::task::spawn_blocking(move || runtime.block_on(admin.reset_group(&of.0, &of.1, start)));
+        let moved = tokio::task::spawn_blocking(move || match target {
+            Target::All(start) => runtime.block_on(admin.reset_group(&of.0, &of.1, start)),
+            Target::Each(positions) => {
+                let starts = Target::starts(&positions);
+                runtime.block_on(admin.reset_partitions(&of.0, &of.1, &starts))
+            }
+        });
         moved.await.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
         action.add(1);
         app.reading.changed(&topic, Some(&group));
         Ok(())
     })
     .await
+}
+
+/// Sends the positions of the group, as the form and `millstream group reset --from-file` read them.
+pub(crate) async fn export(cx: Context) -> Result<Response, Failure> {
+    let (topic, group) = (cx.topic()?, cx.group()?);
+    let mut lines = String::new();
+    for (partition, id) in cx.admin().group_positions(&topic, &group).await? {
+        let _ = writeln!(lines, "{topic},{partition},{id}");
+    }
+    let name = format!("attachment; filename=\"{topic}-{group}-positions.csv\"");
+    let headers =
+        [(header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, name)];
+    Ok((headers, lines).into_response())
 }

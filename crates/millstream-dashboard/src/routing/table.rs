@@ -80,6 +80,7 @@ pub(crate) static ROUTES: &[Route] = &[
     post(RESUME, Operate, Scope::Topic, || change(pages::group::resume)),
     confirmation(RESET, Admin, Scope::Topic, || page(pages::reset::preview)),
     post(RESET, Admin, Scope::Topic, || change_on(pages::reset::preview, pages::reset::reset)),
+    read(POSITIONS, Scope::Topic, || file(pages::reset::export)),
     live(4, read(PENDING, Scope::Topic, || page(pages::pending::list))),
     live(4, read(RETRIES, Scope::Topic, || page(pages::retries::list))),
     confirmation(RETRIES_NOW, Operate, Scope::Topic, || page(pages::retries::confirm_now)),

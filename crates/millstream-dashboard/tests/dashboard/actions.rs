@@ -265,26 +265,6 @@ async fn schedules_and_locks_are_changed() {
 }
 
 #[tokio::test]
-async fn a_group_is_moved_after_a_preview() {
-    let scene = Scene::new(|| Access::admin("ann")).await;
-    let path = format!("{BILLING}/reset");
-    let preview = scene.get(&format!("{path}?to=earliest")).await;
-    assert!(
-        preview.body.contains("Handled again") && preview.body.contains("Never handled"),
-        "{}",
-        preview.body
-    );
-    let refused = scene.post(&path, &[("to", "earliest"), ("confirm", "yes")]).await;
-    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
-    let page = scene.ended(scene.post(&path, &[("to", "earliest"), ("confirm", "billing")]).await).await;
-    assert!(page.contains("done"), "{page}");
-    let (topic, group) = names();
-    let stats = scene.mq.admin().group_stats(&topic, &group).await.expect("stats");
-    assert_eq!(stats.totals.lag, Some(5));
-    assert_eq!(Start::default(), Start::Earliest);
-}
-
-#[tokio::test]
 async fn what_is_redacted_is_nowhere() {
     let scene = Scene::new(|| Access::admin("ann")).await;
     let secret = bytes::Bytes::from_static(b"the-secret-payload");

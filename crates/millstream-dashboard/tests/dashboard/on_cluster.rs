@@ -12,6 +12,8 @@ mod forms;
 mod moves;
 #[path = "place.rs"]
 mod place;
+#[path = "guarded/positions.rs"]
+mod positions;
 #[path = "support.rs"]
 mod support;
 #[path = "topics.rs"]

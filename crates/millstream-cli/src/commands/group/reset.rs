@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use millstream::{MessageId, Partition, SeekPreview, Start, TopicName};
+use millstream::admin::parse_positions;
+use millstream::{MessageId, Partition, SeekPreview, Start};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -161,7 +162,7 @@ impl Reset {
                     _ => std::fs::read_to_string(file)
                         .with_context(|| format!("cannot read {}", file.display())),
                 };
-                let positions = parse_positions(topic, &text?).map_err(Usage)?;
+                let positions = parse_positions(topic, &text?).map_err(|error| Usage(error.to_string()))?;
                 positions.into_iter().map(|(partition, id)| (partition, Start::After(id))).collect()
             }
             (None, Some(to)) => {
@@ -224,59 +225,5 @@ impl Positions {
             view.iter().map(line).collect()
         })?;
         Ok(Exit::Done)
-    }
-}
-
-/// Parses lines of topic, partition and position. Empty lines are skipped.
-fn parse_positions(topic: &TopicName, text: &str) -> Result<BTreeMap<Partition, MessageId>, String> {
-    let mut positions = BTreeMap::new();
-    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let fail = |why: String| Err(format!("line {} of the positions: {why}", at + 1));
-        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-        let [of, partition, id] = fields[..] else {
-            return fail(format!("{line:?} is not a topic, a partition and a position"));
-        };
-        if of != topic.as_str() {
-            return fail(format!("it is of topic {of:?}, not of {topic}"));
-        }
-        let Ok(partition) = partition.parse() else {
-            return fail(format!("{partition:?} is no partition"));
-        };
-        let Ok(id) = id.parse() else {
-            return fail(format!("{id:?} is no position, such as 1700000000000-0"));
-        };
-        if positions.insert(Partition(partition), id).is_some() {
-            return fail(format!("partition {partition} is there twice"));
-        }
-    }
-    match positions.is_empty() {
-        true => Err("the positions are empty".to_owned()),
-        false => Ok(positions),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn positions_are_lines_of_one_topic() {
-        let topic = &"orders".parse().expect("a name");
-        let parsed = parse_positions(topic, "orders,0,5-1\n\n orders, 7 ,9-0\r\n").expect("positions");
-        let id = |text: &str| text.parse().expect("an id");
-        assert_eq!(parsed, BTreeMap::from([(Partition(0), id("5-1")), (Partition(7), id("9-0"))]));
-        for (wrong, why) in [
-            ("", "empty"),
-            ("orders,0", "line 1 of the positions: \"orders,0\" is not"),
-            ("orders,0,1-0\nmails,1,1-0", "line 2 of the positions: it is of topic \"mails\""),
-            ("orders,x,1-0", "\"x\" is no partition"),
-            ("orders,-1,1-0", "\"-1\" is no partition"),
-            ("orders,0,here", "\"here\" is no position"),
-            ("orders,0,1-0\norders,0,2-0", "partition 0 is there twice"),
-            ("orders,0,1-0,2-0", "is not a topic"),
-        ] {
-            let error = parse_positions(topic, wrong).expect_err(wrong);
-            assert!(error.contains(why), "{wrong}: {error}");
-        }
     }
 }
