@@ -57,6 +57,8 @@ pub struct Backend {
     idempotency: Option<Arc<dyn Idempotency>>,
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
+    /// What was left out when the backend was compiled, with the feature that brings it.
+    left_out: &'static [(Capability, &'static str)],
     in_process: bool,
     lasting: bool,
     boot_clock: Option<Arc<dyn BootClock>>,
@@ -113,6 +115,7 @@ impl Backend {
             audit: all.audit.filter(|_| self.audit.is_some()),
             idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
             operations: self.operations,
+            left_out: self.left_out,
             in_process: self.in_process,
             lasting: self.lasting,
             boot_clock: self.boot_clock.clone(),
@@ -139,6 +142,7 @@ impl Backend {
             audit: None,
             idempotency: None,
             operations: Capabilities::NONE,
+            left_out: &[],
             in_process: false,
             lasting: false,
             boot_clock: None,
@@ -248,6 +252,12 @@ impl Backend {
         self
     }
 
+    /// Returns the same backend, which says of a capability that it does not have that it was compiled without this feature.
+    #[must_use]
+    pub fn compiled_without(self, left_out: &'static [(Capability, &'static str)]) -> Self {
+        Self { left_out, ..self }
+    }
+
     /// Returns the same backend, marked as living in this process. See [`is_in_process`](Self::is_in_process).
     #[must_use]
     pub fn in_process(self) -> Self {
@@ -288,6 +298,13 @@ impl Backend {
         present.fold(self.operations, |all, (role, _)| all.with(role))
     }
 
+    fn missing(&self, capability: Capability) -> Error {
+        match self.left_out.iter().find(|(left_out, _)| *left_out == capability) {
+            Some((_, feature)) => capability.left_out(feature),
+            None => capability.missing(),
+        }
+    }
+
     /// Whether this backend supports `capability`.
     #[must_use]
     pub fn supports(&self, capability: Capability) -> bool {
@@ -299,7 +316,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), which names what is missing.
     pub fn require(&self, capability: Capability) -> Result<()> {
-        if self.supports(capability) { Ok(()) } else { Err(capability.missing()) }
+        if self.supports(capability) { Ok(()) } else { Err(self.missing(capability)) }
     }
 }
 
@@ -368,7 +385,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn dead_letters(&self) -> Result<&Arc<dyn DeadLetters>> {
-        present(self.dead_letters.as_ref(), Capability::DeadLetters)
+        self.dead_letters.as_ref().ok_or_else(|| self.missing(Capability::DeadLetters))
     }
 
     /// Returns the role that keeps recurring schedules.
@@ -376,7 +393,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn recurring(&self) -> Result<&Arc<dyn Recurring>> {
-        present(self.recurring.as_ref(), Capability::Recurring)
+        self.recurring.as_ref().ok_or_else(|| self.missing(Capability::Recurring))
     }
 
     /// Returns the role that keeps delay queues, which are used without topics.
@@ -384,7 +401,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn tasks(&self) -> Result<&Arc<dyn Tasks>> {
-        present(self.tasks.as_ref(), Capability::Tasks)
+        self.tasks.as_ref().ok_or_else(|| self.missing(Capability::Tasks))
     }
 
     /// Returns the role that reads and settles for many consumers of a partition, without an owner.
@@ -392,7 +409,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn shared(&self) -> Result<&Arc<dyn Shared>> {
-        present(self.shared.as_ref(), Capability::Shared)
+        self.shared.as_ref().ok_or_else(|| self.missing(Capability::Shared))
     }
 
     /// Returns the role that grants locks on named resources.
@@ -400,7 +417,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn locks(&self) -> Result<&Arc<dyn Locks>> {
-        present(self.locks.as_ref(), Capability::Locks)
+        self.locks.as_ref().ok_or_else(|| self.missing(Capability::Locks))
     }
 
     /// Returns the role that lists stored data, read-only.
@@ -408,7 +425,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn inspect(&self) -> Result<&Arc<dyn Inspect>> {
-        present(self.inspect.as_ref(), Capability::Inspect)
+        self.inspect.as_ref().ok_or_else(|| self.missing(Capability::Inspect))
     }
 
     /// Returns the role that finds and repairs inconsistencies.
@@ -416,7 +433,7 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn audit(&self) -> Result<&Arc<dyn Audit>> {
-        present(self.audit.as_ref(), Capability::Audit)
+        self.audit.as_ref().ok_or_else(|| self.missing(Capability::Audit))
     }
 
     /// Returns the role that keeps markers of operations that are to take effect once.
@@ -424,12 +441,8 @@ impl Backend {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn idempotency(&self) -> Result<&Arc<dyn Idempotency>> {
-        present(self.idempotency.as_ref(), Capability::Idempotency)
+        self.idempotency.as_ref().ok_or_else(|| self.missing(Capability::Idempotency))
     }
-}
-
-fn present<R: ?Sized>(role: Option<&Arc<R>>, capability: Capability) -> Result<&Arc<R>> {
-    role.ok_or_else(|| capability.missing())
 }
 
 /// The state of topics.

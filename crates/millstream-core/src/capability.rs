@@ -127,6 +127,12 @@ impl Capability {
         };
         Error::new(ErrorKind::Unsupported, message)
     }
+
+    /// Returns the error of a backend that has this capability where its crate is compiled with `feature`.
+    #[must_use]
+    pub fn left_out(self, feature: &str) -> Error {
+        self.missing().during(format_args!("compiled without the feature `{feature}`"))
+    }
 }
 
 impl fmt::Display for Capability {

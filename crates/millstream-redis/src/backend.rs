@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, join_all};
 use millstream_core::backend::Backend;
+use millstream_core::capability::Capability;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
@@ -339,11 +340,39 @@ impl fmt::Debug for RedisBackend {
 
 impl From<RedisBackend> for Backend {
     fn from(backend: RedisBackend) -> Self {
-        let backend = Self::new(backend);
+        let backend = roles(backend);
         #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
         let backend = backend.with_boot_clock(crate::boot_clock::SystemBootClock);
         backend
     }
+}
+
+/// Roles and operations that need a feature of this crate: without it, a program that only produces and consumes does not compile them.
+const OF_FEATURES: &[(Capability, &str)] = &[
+    #[cfg(not(feature = "admin"))]
+    (Capability::Audit, "admin"),
+    #[cfg(not(feature = "admin"))]
+    (Capability::Inspect, "admin"),
+    #[cfg(not(feature = "admin"))]
+    (Capability::Pins, "admin"),
+    #[cfg(not(feature = "lock"))]
+    (Capability::Locks, "lock"),
+];
+
+fn roles(backend: RedisBackend) -> Backend {
+    let shared = Arc::new(backend.clone());
+    let all = Backend::minimal(backend)
+        .with_dead_letters(shared.clone())
+        .with_recurring(shared.clone())
+        .with_tasks(shared.clone())
+        .with_shared(shared.clone())
+        .with_idempotency(shared.clone());
+    #[cfg(feature = "admin")]
+    let all = all.with_inspect(shared.clone()).with_audit(shared.clone());
+    #[cfg(feature = "lock")]
+    let all = all.with_locks(shared);
+    let is_here = |it: &&Capability| OF_FEATURES.iter().all(|(left_out, _)| left_out != *it);
+    all.claiming(Capability::ALL.iter().filter(is_here).copied()).compiled_without(OF_FEATURES)
 }
 
 #[cfg(test)]

@@ -10,7 +10,9 @@ mod config;
 mod credentials;
 mod error;
 mod risks;
+#[cfg(feature = "admin")]
 mod server;
+#[cfg(feature = "admin")]
 mod usage;
 
 mod conn;

@@ -2,8 +2,7 @@
 //! slots.
 
 mod catalog;
-mod in_log;
-pub(crate) mod losses;
+mod losses;
 
 use async_trait::async_trait;
 use millstream_core::Timestamp;
@@ -24,15 +23,12 @@ use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::queue::scheduling::{claims, states, word};
-use crate::roles::inspect::is_no_group;
 use crate::scripts::script;
+use crate::stored::losses::StreamInfo;
 use crate::stored::note;
+use crate::stored::repair::split;
 use catalog::is_number;
-use in_log::InLog;
-use losses::StreamInfo;
 
-/// Maximum number of calls of a repair that continues as long as it finds something.
-const MAX_CALLS: usize = 10_000;
 /// Minimum idle time of an entry in milliseconds, so that its consumer is not just about to settle it.
 const IDLE_MS: u64 = 60_000;
 
@@ -78,15 +74,6 @@ impl Audit for RedisBackend {
             }
             (Scope::Group(tp, group), _) => self.repair_group(tp, group, finding).await,
         }
-    }
-}
-
-/// Splits a finding's `<source>:<id>`; an id without a source belongs to the log.
-fn split(id: &str) -> (Source, &str) {
-    match id.split_once(':') {
-        Some(("retry", id)) => (Source::Retry, id),
-        Some(("log", id)) => (Source::Log, id),
-        _ => (Source::Log, id),
     }
 }
 
@@ -199,60 +186,6 @@ impl RedisBackend {
         Ok(done)
     }
 
-    async fn repair_group(&self, tp: &TopicPartition, group: &GroupName, finding: &Finding) -> Result<bool> {
-        let keys = &self.inner.keys;
-        let (source, id) = match finding.fault {
-            Fault::RetryLeaked => (Source::Retry, finding.id.as_str()),
-            Fault::PositionAhead => (split(&finding.id).0, ""),
-            _ => split(&finding.id),
-        };
-        let (mut is_lost, mut body) = (finding.fault == Fault::Ghost, Vec::new());
-        if finding.fault == Fault::RetryLost {
-            match self.in_log(tp, id).await? {
-                InLog::Entry => {}
-                InLog::InPack(Ok(message)) => body = message,
-                InLog::InPack(Err(error)) => {
-                    tracing::warn!(%tp, id, "a lost retry is in a pack that cannot be read now: {error}");
-                    return Ok(false);
-                }
-                // Only a dead letter without a body is left of the message.
-                InLog::Gone => is_lost = true,
-            }
-        }
-        let mut messages = 0;
-        for _ in 0..MAX_CALLS {
-            let call = self.inner.scripts.repair.call([
-                &self.inner.stream(tp, group, source),
-                &keys.retry_due(tp, group),
-                &keys.retry_items(tp, group),
-                &keys.held(tp, group),
-                &keys.dead_letters(tp, group),
-                &keys.lease(tp, group),
-                &keys.fence(tp, group),
-                &keys.packs(tp),
-                &keys.settled(tp, group),
-            ]);
-            let words = [finding.fault.as_str(), note::word(source), group.as_str(), id, CONSUMER];
-            let mut call = call.args(words).arg(tp.topic.as_str()).arg(tp.partition.0);
-            if body.is_empty() {
-                call.push("");
-            }
-            for (name, value) in &body {
-                call.extend([&name[..], &value[..]]);
-            }
-            let now = reply::count(script::run_one(&self.inner.pool, call).await?)? as u64;
-            messages += now;
-            // A consumer may have more entries than one call moves.
-            if now == 0 || finding.fault != Fault::ConsumerStray {
-                break;
-            }
-        }
-        if messages > 0 && is_lost {
-            self.record_loss(&finding.scope, Loss::new(0, messages, 0, None)).await?;
-        }
-        Ok(messages > 0)
-    }
-
     async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         self.inner.pool.send(pipe).await
     }
@@ -359,7 +292,7 @@ impl RedisBackend {
             let mut pipe = Pipeline::with_capacity(1);
             pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str());
             let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
-            if is_no_group(&answer) {
+            if reply::is_no_group(&answer) {
                 continue;
             }
             let [_, _, _, consumers] = reply::tuple(answer)?;

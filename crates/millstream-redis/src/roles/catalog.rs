@@ -4,8 +4,10 @@ mod count_range;
 mod deleting;
 mod groups;
 mod lag;
+#[cfg(feature = "admin")]
 mod overview;
 mod packed;
+#[cfg(feature = "admin")]
 mod retention_pins;
 mod settings;
 mod snapshot;
@@ -14,9 +16,9 @@ mod stats;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millstream_core::catalog::{
-    Catalog, GroupCreated, GroupState, PartitionStats, PartitionSurvey, Pin, Start,
-};
+#[cfg(feature = "admin")]
+use millstream_core::catalog::Pin;
+use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, PartitionSurvey, Start};
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -377,6 +379,7 @@ impl Catalog for RedisBackend {
         self.group_survey(topic, group).await
     }
 
+    #[cfg(feature = "admin")]
     async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
         self.topic_pins(topic).await
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millstream_core::audit::{Audit, Fault, Finding, Scope};
+use millstream_core::audit::{Fault, Finding, Scope};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -208,7 +208,7 @@ impl Schedule for RedisBackend {
         for origin in reply::array(in_packs)? {
             let origin = reply::text(origin)?;
             let scope = Scope::Group(tp.clone(), group.clone());
-            match self.repair(&Finding::new(Fault::RetryLost, &scope, &*origin, "")).await {
+            match self.repair_group(tp, group, &Finding::new(Fault::RetryLost, &scope, &*origin, "")).await {
                 Ok(true) => {
                     tracing::warn!(%tp, %group, origin, "the body of a retry was gone: it was taken from its pack");
                     self.settle_retries(tp, group, &[origin.parse()?], RetryAction::Release).await?;

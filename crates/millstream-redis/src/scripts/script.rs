@@ -224,6 +224,10 @@ fn is_noscript(answer: &Result<Value>) -> bool {
 }
 
 /// All scripts of this backend.
+#[cfg_attr(
+    not(all(feature = "admin", feature = "lock")),
+    allow(dead_code, reason = "some belong to roles that need a feature")
+)]
 pub(crate) struct Scripts {
     pub(crate) acquire: Loaded,
     pub(crate) renew: Loaded,

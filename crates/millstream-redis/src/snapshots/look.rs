@@ -97,6 +97,7 @@ impl Look {
 }
 
 impl GroupLook {
+    #[cfg(feature = "admin")]
     /// Returns the id below which no entry is unread or pending: the script `trim` drops what is below it. The position may
     /// be below pending entries if the group was moved back.
     pub(crate) fn watermark(&self) -> MessageId {
@@ -146,6 +147,7 @@ pub(crate) struct Standing {
     calls: Vec<(usize, Result<Look>)>,
     /// Whether the log may have groups that were not named, or that another call returned.
     more: bool,
+    #[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "it is part of what is read together"))]
     pub(crate) waiting: Result<Waiting>,
     /// Of each named group, in their order.
     pub(crate) rest: Vec<Rest>,
@@ -156,11 +158,13 @@ impl Standing {
         Self { calls: vec![(0, look)], more, waiting, rest }
     }
 
+    #[cfg(any(test, feature = "admin"))]
     /// Returns the log, as the first call found it.
     pub(crate) fn log(&self) -> std::result::Result<&Look, &Error> {
         self.calls[0].1.as_ref()
     }
 
+    #[cfg(feature = "admin")]
     /// Returns the log with all groups that it has; `None` if the call did not return all.
     pub(crate) fn whole(&self) -> Option<std::result::Result<&Look, &Error>> {
         (!self.more).then(|| self.log())
@@ -173,6 +177,7 @@ impl Standing {
         call.1.as_ref().map(|look| look.of_group(name)).map_err(Clone::clone)
     }
 
+    #[cfg(feature = "admin")]
     /// Returns the snapshots of all calls.
     pub(crate) fn looks(&mut self) -> impl Iterator<Item = &mut Look> {
         self.calls.iter_mut().flat_map(|(_, look)| look)

@@ -232,6 +232,12 @@ pub(crate) fn is_missing_key(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.details().is_some_and(|text| text.contains("no such key")))
 }
 
+#[cfg(feature = "admin")]
+/// Returns whether the server reports a missing group (or a missing stream, where a command names a group).
+pub(crate) fn is_no_group(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.code() == "NOGROUP")
+}
+
 #[cfg(test)]
 mod tests {
     use millstream_core::error::ErrorKind;

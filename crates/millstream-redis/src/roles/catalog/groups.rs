@@ -16,9 +16,9 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
-use crate::roles::audit::losses::StreamInfo;
 use crate::scripts::script;
 use crate::scripts::script::Call;
+use crate::stored::losses::StreamInfo;
 
 /// Stage of a group's deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -121,6 +121,7 @@ impl Inner {
         Ok((before, [low, Around { up_to: high_up_to, above: high_above }]))
     }
 
+    #[cfg(feature = "admin")]
     /// Returns how many messages more than entries are gone from a log above an id: those of packs that were deleted, or trimmed, as far
     /// as these are still known.
     pub(crate) async fn more_gone(&self, tp: &TopicPartition, above: MessageId) -> Result<u64> {

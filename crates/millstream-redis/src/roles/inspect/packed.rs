@@ -9,11 +9,12 @@ use millstream_core::topic::TopicPartition;
 use millstream_packing::dictionary_of;
 use redis::Pipeline;
 
-use super::{is_no_group, rows_of, size};
+use super::rows_of;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::unpacking;
+use crate::stored::page::size;
 use crate::stored::settled::is_settled;
 
 impl RedisBackend {
@@ -87,7 +88,7 @@ impl RedisBackend {
             pipe.cmd("XPENDING").arg(log.as_str()).arg(group.as_str()).arg("-").arg("+").arg(MAX_PAGE);
             pipe.arg(&*reading.consumer);
             let rows = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-            if is_no_group(&rows) {
+            if reply::is_no_group(&rows) {
                 continue;
             }
             let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {log}")))?;
