@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::schedule::{MAX_PAGE, ScheduleId, Scheduled};
+use millstream_core::sorted::sort_by;
 use millstream_core::{Envelope, Place, Timestamp, wire};
 
 use crate::inner::Inner;
@@ -67,7 +68,7 @@ pub(crate) async fn page<T>(
     let places: Vec<Place> = queue.spec.iter().map(Place::from).collect();
     let read = places.iter().map(|place| queue.backend.schedule().scheduled(place, after.clone(), limit));
     let mut found: Vec<_> = try_join_all(read).await?.into_iter().flatten().collect();
-    found.sort_by(|one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
+    sort_by(&mut found, |one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
     found.truncate(limit);
     Ok(found.into_iter().map(|task| WaitingTask::new(task, queue)).collect())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millstream_core::members::{Assignment, HeartbeatReply, Member, Revision, Version};
-use millstream_core::sorted::{SortedMap, SortedSet};
+use millstream_core::sorted::{SortedMap, SortedSet, sort};
 use millstream_core::{Continuity, MemberId, MessageId, Partition};
 use tokio::sync::Notify;
 
@@ -117,6 +117,6 @@ fn same_wishes(known: &Member, member: &Member) -> bool {
 
 /// Sorts a list of partitions and removes duplicates.
 pub(crate) fn in_order(partitions: &mut Vec<Partition>) {
-    partitions.sort_unstable();
+    sort(partitions);
     partitions.dedup();
 }

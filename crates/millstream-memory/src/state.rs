@@ -18,7 +18,7 @@ use millstream_core::locks::LockRevision;
 use millstream_core::name::QueueName;
 use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{Place, Shard as ShardName};
-use millstream_core::sorted::{SortedMap, SortedSet};
+use millstream_core::sorted::{SortedMap, SortedSet, sort_by};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
 use millstream_core::{
@@ -265,7 +265,7 @@ impl State {
         // In a fixed order, since waiting callers are woken in this order. Partitions that were created since are empty
         // again, but keep their waiters, which must be notified of new entries.
         let mut partitions: Vec<_> = before.partitions.into_iter().collect();
-        partitions.sort_by(|(a, _), (b, _)| a.cmp(b));
+        sort_by(&mut partitions, |(a, _), (b, _)| a.cmp(b));
         for (topic_partition, later) in partitions {
             let partition = self.partition(&topic_partition);
             partition.log.reissue(reissue.then_some(&later.log));

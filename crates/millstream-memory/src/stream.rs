@@ -8,7 +8,7 @@ use millstream_core::catalog::Start;
 use millstream_core::inspect;
 use millstream_core::log::{Entry, Fetched, Note, Source};
 use millstream_core::shared::Claimed;
-use millstream_core::sorted::{SortedMap, SortedSet};
+use millstream_core::sorted::{SortedMap, SortedSet, sort_by};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result, Timestamp};
 
@@ -383,7 +383,7 @@ impl Cursor {
                 inactive: None,
             })
             .collect();
-        readings.sort_by(|a, b| a.consumer.cmp(&b.consumer));
+        sort_by(&mut readings, |a, b| a.consumer.cmp(&b.consumer));
         readings
     }
 

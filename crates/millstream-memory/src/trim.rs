@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
+use millstream_core::sorted::sort_by;
 use millstream_core::{Error, ErrorKind, GroupName, MessageId, Result, Retention, Timestamp};
 
 use crate::state::Partition;
@@ -70,6 +71,6 @@ fn lost(partition: &Partition, cut: MessageId) -> Vec<Lost> {
         Lost { group: name.clone(), unread: count(unread), pending: count(pending.count()) }
     });
     let mut lost: Vec<_> = lost.filter(|lost| lost.unread + lost.pending > 0).collect();
-    lost.sort_by(|one, other| one.group.cmp(&other.group));
+    sort_by(&mut lost, |one, other| one.group.cmp(&other.group));
     lost
 }

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use millstream_core::backend::Backend;
 use millstream_core::capability::Capability;
 use millstream_core::continuity::Continuity;
@@ -26,6 +27,7 @@ use crate::conn::cluster::node_answers::{NodeAnswers, question};
 use crate::conn::cluster::routed::Routed;
 use crate::conn::cluster::servers::Servers;
 use crate::conn::cluster::slots::slot_of;
+use crate::conn::cluster::together::together;
 use crate::conn::connection::{Line, OnThread, Shared};
 use crate::conn::dial::Dial;
 use crate::conn::pooled::Pooled;
@@ -231,7 +233,7 @@ impl Inner {
             return;
         }
         let (inner, ttl) = (self.clone(), continuity.ttl());
-        tokio::spawn(async move {
+        let ask = async move {
             let asked = Instant::now();
             let (node_answers, servers) = (inner.node_answers.clone(), inner.servers.clone());
             let answered = move |node: Address, answers| {
@@ -244,7 +246,8 @@ impl Inner {
             };
             // A failure shows with the next heartbeat.
             let _ = inner.leases.run(|line| async move { line.each(&question(), answered).await }).await;
-        });
+        };
+        tokio::spawn(ask.boxed());
     }
 
     /// Returns the continuity for a request to the server of a key: on a cluster that of its node.
@@ -263,10 +266,11 @@ impl Inner {
     /// Checks the server, or the nodes of a cluster that can be reached: at least one, and all that can be.
     async fn check_server(&self) -> Result<()> {
         let lines = self.messages.all().await?;
-        let checks = join_all(lines.iter().map(|line| async {
+        let check = async |line: &Arc<Shared>| {
             self.check_one(line).await?;
             risks::check(&**line, self.config.on_risk).await
-        }));
+        };
+        let checks = together(lines.iter().map(|line| check(line).boxed()).collect());
         let mut passed = false;
         let mut away = None;
         for checked in checks.await {

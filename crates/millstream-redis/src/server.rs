@@ -8,7 +8,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::inspect::{self, Server};
 use millstream_core::keys::Keys;
 use millstream_core::schedule::Place;
-use millstream_core::sorted::SortedMap;
+use millstream_core::sorted::{SortedMap, sort, sort_by};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire;
 use redis::{Pipeline, Value};
@@ -62,7 +62,7 @@ pub(crate) async fn look_at_all(inner: &Inner) -> Result<Vec<Server>> {
         server
     });
     let mut servers = join_all(looks).await;
-    servers.sort_by(|a, b| a.address.cmp(&b.address));
+    sort_by(&mut servers, |a, b| a.address.cmp(&b.address));
     Ok(servers)
 }
 
@@ -114,7 +114,7 @@ async fn clock(line: &dyn Line, server: &mut Server) -> Result<()> {
     }
     // Drop the first round trip: it may have included opening the connection.
     let mut trips = trips.split_off(1);
-    trips.sort_unstable();
+    sort(&mut trips);
     server.latency = trips.get(trips.len() / 2).map(|(trip, _)| *trip);
     server.ahead_ms = trips.first().map(|(_, ahead)| *ahead);
     Ok(())

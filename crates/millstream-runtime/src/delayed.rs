@@ -5,6 +5,7 @@ use std::fmt;
 use futures_util::future::try_join_all;
 use millstream_core::error::Result;
 use millstream_core::schedule::{Due, MAX_PAGE, Place, ScheduleId, Scheduled, Waiting};
+use millstream_core::sorted::sort_by;
 use millstream_core::{Backend, Envelope, Limits, Timestamp, TopicPartition, TopicSpec, wire};
 
 /// The delayed messages of a topic that are not due yet, over all its partitions.
@@ -115,7 +116,7 @@ impl DelayedMessages {
             }
         });
         let mut found = try_join_all(asked).await?.concat();
-        found.sort_by(|a, b| a.order().cmp(&b.order()));
+        sort_by(&mut found, |a, b| a.order().cmp(&b.order()));
         found.truncate(limit);
         Ok(found)
     }

@@ -4,16 +4,16 @@
 //! producers of one partition take turns: those that come in vain come less often. Retentions that drop only what every group has
 //! settled need none of this: where something is settled, a consumer runs, and trims.
 
-use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
-use millstream_core::sorted::SortedMap;
+use millstream_core::sorted::{SortedMap, sort_by};
 use millstream_core::{Backend, Capability, Partition, Retention, TopicName, TopicPartition, TopicSpec};
 use millstream_loops::{Loops, Scope};
 use tokio::sync::{Notify, watch};
@@ -91,7 +91,7 @@ impl Plan {
     /// messages.
     fn due(&self, now: Instant, stored: u64) -> Vec<Partition> {
         let mut due: Vec<_> = self.0.iter().filter(|(_, turn)| turn.due <= now).collect();
-        due.sort_by_key(|(_, turn)| (Reverse(turn.stored), turn.due));
+        sort_by(&mut due, |(_, one), (_, other)| other.stored.cmp(&one.stored).then(one.due.cmp(&other.due)));
         due.truncate(MOST.0.max(usize::try_from(stored / MOST.1).unwrap_or(usize::MAX)));
         due.into_iter().map(|(partition, _)| *partition).collect()
     }
@@ -146,7 +146,7 @@ impl Trims {
         *observer = Arc::new((stored.clone(), events.clone()));
         let trimmer = Trimmer { backend, topic, stored, observer: events, plan, loud_at: None };
         let closing = CancellationToken::new();
-        let task = tokio::spawn(trimmer.run(retention, closing.clone()));
+        let task = tokio::spawn(trimmer.run(retention, closing.clone()).boxed());
         (sender, Some(Self { closing, task: Mutex::new(Some(AbortOnDropHandle::new(task))) }))
     }
 

@@ -27,6 +27,17 @@ proptest! {
     }
 
     #[test]
+    fn a_slice_is_sorted_as_by_the_standard_library(values in prop::collection::vec((0u8..8, any::<u8>()), 0..200)) {
+        let (mut by_first, mut all) = (values.clone(), values.clone());
+        sort_by(&mut by_first, |one, other| one.0.cmp(&other.0));
+        sort(&mut all);
+        let (mut stable, mut whole) = (values.clone(), values);
+        stable.sort_by_key(|it| it.0);
+        whole.sort_unstable();
+        prop_assert_eq!((by_first, all), (stable, whole));
+    }
+
+    #[test]
     fn a_set_is_what_a_tree_is(steps in prop::collection::vec((0..4, 0u8..8), 0..64)) {
         let (mut set, mut tree) = (SortedSet::new(), BTreeSet::new());
         for (step, value) in steps {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, REMEMBERED, Start};
 use millstream_core::packing::DictionaryName;
-use millstream_core::sorted::SortedMap;
+use millstream_core::sorted::{SortedMap, sort_by};
 use millstream_core::{
     Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition,
     TopicSpec,
@@ -275,7 +275,7 @@ fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin>
     let keeping = partition.groups.iter().filter(|(name, _)| !name.is_instance());
     let groups = keeping.filter_map(|(name, group)| Some((name, group.cursor.as_ref()?)));
     let mut marks: Vec<_> = groups.map(|(name, cursor)| (cursor.watermark(log), name, cursor)).collect();
-    marks.sort_by_key(|(watermark, name, _)| (*watermark, *name));
+    sort_by(&mut marks, |one, other| (one.0, one.1).cmp(&(other.0, other.1)));
     let (watermark, name, cursor) = *marks.first()?;
     if log.len() == 0 || watermark > log.last() {
         return None;

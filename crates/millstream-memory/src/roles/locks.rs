@@ -8,6 +8,7 @@ use millstream_core::locks::{
     LockChange, LockCursor, LockGrant, LockPage, LockRelease, LockReply, LockRequest, LockRevision,
     LockState, LockWait, Locks, PLACE_TTL,
 };
+use millstream_core::sorted::sort;
 use millstream_core::{LockName, Result};
 use tokio::time::{Instant, timeout_at};
 
@@ -138,7 +139,7 @@ impl Locks for MemoryBackend {
         let state = self.lock();
         let is_next = |name: &&LockName| from.is_none_or(|from| name.as_str() > from.0.as_str());
         let mut names: Vec<&LockName> = state.locks.keys().filter(is_next).collect();
-        names.sort_unstable();
+        sort(&mut names);
         let is_cut = names.len() > limit.max(1);
         names.truncate(limit.max(1));
         let next = names.last().filter(|_| is_cut).map(|last| LockCursor(last.to_string()));

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -28,7 +29,7 @@ impl LeaseThread {
         &self,
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let running = self.runtime()?.spawn(request);
+        let running = self.runtime()?.spawn(request.boxed());
         running.await.unwrap_or_else(|error| {
             let why = format!("no answer came, the request may or may not have been done: {error}");
             Err(Error::new(ErrorKind::Unconfirmed, why))

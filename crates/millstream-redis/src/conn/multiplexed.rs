@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millstream_core::error::Result;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisConnectionInfo, Value};
@@ -47,7 +48,7 @@ impl Multiplexed {
             let _ended = Ended(lost);
             driver.await;
         };
-        let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
+        let driver = Arc::new(Driver(tokio::spawn(driver.boxed()).abort_handle()));
         Ok(Self { connection, terms, limit, requests: Arc::default(), driver })
     }
 
@@ -65,7 +66,7 @@ impl Multiplexed {
     pub(crate) async fn log_in(&mut self) -> OwnedRwLockReadGuard<()> {
         if let Some(credentials) = self.terms.take_due() {
             // A task: if the caller goes away, the log-in is still done, and nothing is sent before its answer.
-            let task = tokio::spawn(self.clone().log_in_alone(credentials));
+            let task = tokio::spawn(self.clone().log_in_alone(credentials).boxed());
             // It cannot panic, and ends early only with its runtime.
             _ = task.await;
         }

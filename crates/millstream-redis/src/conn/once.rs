@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, Result};
 use tokio::runtime::Handle;
 
@@ -28,13 +30,15 @@ impl OneTask {
         if self.0.swap(true, Ordering::AcqRel) {
             return;
         }
-        let running = Running(self.0.clone());
-        let task = task();
-        runtime.spawn(async move {
-            let _running = running;
-            task.await;
-        });
+        begin(&runtime, Running(self.0.clone()), task().boxed());
     }
+}
+
+fn begin(runtime: &Handle, running: Running, task: BoxFuture<'static, ()>) {
+    runtime.spawn(async move {
+        let _running = running;
+        task.await;
+    });
 }
 
 /// Lets another task start when this one has ended, also if it was dropped with its runtime.

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::TopicName;
 use millstream_core::packing::{DictionaryName, MAX_DICTIONARY, PackCompression};
+use millstream_core::sorted::{sort, sort_by};
 use millstream_core::topic::TopicSpec;
 use millstream_packing::Dictionary;
 use redis::{Pipeline, Value};
@@ -103,7 +104,7 @@ impl Inner {
         // In the order of their versions: the last one becomes the newest again, if that was lost too.
         let mut lost: Vec<_> =
             known.iter().zip(sizes).filter(|(it, size)| it.as_bytes().len() != *size).collect();
-        lost.sort_unstable_by_key(|(it, _)| it.name());
+        sort_by(&mut lost, |(one, _), (other, _)| one.name().cmp(&other.name()));
         for (dictionary, size) in lost {
             let name = dictionary.name();
             self.store_dictionary(topic, dictionary.as_bytes(), way, name.version).await?;
@@ -179,7 +180,7 @@ impl Inner {
         topic: &TopicName,
         mut names: Vec<DictionaryName>,
     ) -> Result<Vec<Arc<Dictionary>>> {
-        names.sort_unstable();
+        sort(&mut names);
         names.dedup();
         let (mut dictionaries, mut unknown) = (Vec::with_capacity(names.len()), Vec::new());
         for name in names {

@@ -6,6 +6,7 @@ use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
 use millstream_core::name::GroupName;
+use millstream_core::sorted::sort_by;
 use millstream_core::topic::{Retention, TopicPartition};
 use redis::Value;
 
@@ -88,7 +89,7 @@ impl RedisBackend {
                 token = "operator";
             }
         }
-        trimmed.lost.sort_by(|one, other| one.group.cmp(&other.group));
+        sort_by(&mut trimmed.lost, |one, other| one.group.cmp(&other.group));
         Ok(trimmed)
     }
 }

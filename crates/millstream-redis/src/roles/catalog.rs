@@ -24,6 +24,7 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::name::{GroupName, TopicName};
 use millstream_core::packing::DictionaryName;
+use millstream_core::sorted::sort;
 use millstream_core::topic::{MAX_PARTITIONS, Partition, TopicChange, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
@@ -79,7 +80,7 @@ fn parse_names<T: Ord>(key: &Key, members: Value, parse: impl Fn(&str) -> Result
             Err(error) => tracing::warn!(%key, "skipped in the catalog: {error}"),
         }
     }
-    names.sort();
+    sort(&mut names);
     Ok(names)
 }
 

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::idempotency::{Begun, Idempotency, Marker, Operation, check_begin, check_complete};
+use millstream_core::sorted::sort_by;
 use redis::Value;
 
 use crate::backend::RedisBackend;
+use crate::conn::cluster::together::together;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::scripts::script;
@@ -47,7 +49,7 @@ impl Idempotency for RedisBackend {
             let keys: Vec<_> = chunk.iter().map(|it| self.inner.keys.marker(&it.operation)).collect();
             // By node: one that does not answer costs its own markers only.
             let servers = self.inner.by_server(keys.iter());
-            let requests = servers.iter().map(|positions| async {
+            let request = async |positions: &Vec<usize>| {
                 let calls = positions.iter().map(|at| {
                     let marker = &chunk[*at];
                     let call = self.inner.scripts.marker_extend.call([&keys[*at]]);
@@ -55,11 +57,12 @@ impl Idempotency for RedisBackend {
                 });
                 // Not among messages: an extension must not wait for a page of them.
                 script::run(&self.inner.leases, calls.collect()).await
-            });
-            let answers = servers.iter().flatten().zip(join_all(requests).await.into_iter().flatten());
+            };
+            let requests = servers.iter().map(|positions| request(positions).boxed()).collect();
+            let answers = servers.iter().flatten().zip(together(requests).await.into_iter().flatten());
             let mut extended: Vec<_> =
                 answers.map(|(at, answer)| (*at, ended(answer, "extend", &chunk[*at]))).collect();
-            extended.sort_by_key(|(at, _)| *at);
+            sort_by(&mut extended, |(one, _), (other, _)| one.cmp(other));
             results.extend(extended.into_iter().map(|(_, extended)| extended));
         }
         results

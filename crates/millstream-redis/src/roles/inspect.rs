@@ -18,6 +18,7 @@ use millstream_core::keys::{Key, Keys};
 use millstream_core::leases::Holder;
 use millstream_core::log::Source;
 use millstream_core::name::{GroupName, TopicName};
+use millstream_core::sorted::sort_by;
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use millstream_core::wire::{self, Field, Fields};
 use redis::{Pipeline, Value};
@@ -195,7 +196,7 @@ impl Inspect for RedisBackend {
             for info in reply::array(answer).map_err(on)? {
                 some.push(reading(source, info).map_err(on)?);
             }
-            some.sort_by(|a, b| a.consumer.cmp(&b.consumer));
+            sort_by(&mut some, |a, b| a.consumer.cmp(&b.consumer));
             if source == Source::Log && self.inner.packings.is_packed(&topic_partition.topic) {
                 self.count_pending(topic_partition, group, &mut some).await?;
             }

@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::FutureExt;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource, renewal_timeout};
+use millstream_core::sorted::sort_by;
 use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::backend::{Inner, RedisBackend};
+use crate::conn::cluster::together::together;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::{fenced, no_answer, unexpected};
@@ -74,7 +76,7 @@ impl Leases for RedisBackend {
         // returns, and the caller waits no longer than this.
         let ttl = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
         let limit = ttl.map_or(Duration::MAX, |ttl| renewal_timeout(ttl) * 3 / 4);
-        let requests = servers.iter().map(|positions| async {
+        let request = async |positions: &Vec<usize>| {
             let calls = positions.iter().map(|at| {
                 let ([key, fence], lease) = (&keys[*at], &leases[*at]);
                 let call = self.inner.scripts.renew.call([key, fence]);
@@ -82,8 +84,9 @@ impl Leases for RedisBackend {
             });
             let answers = timeout(limit, script::run(&self.inner.leases, calls.collect())).await;
             answers.unwrap_or_else(|_| vec![Err(no_answer(limit)); positions.len()])
-        });
-        let answers = servers.iter().flatten().zip(join_all(requests).await.into_iter().flatten());
+        };
+        let requests = servers.iter().map(|positions| request(positions).boxed()).collect();
+        let answers = servers.iter().flatten().zip(together(requests).await.into_iter().flatten());
         let mut renewed: Vec<(usize, Result<()>)> = answers
             .map(|(at, answer)| match (answer, &leases[*at]) {
                 (Ok(_), _) => (*at, Ok(())),
@@ -91,7 +94,7 @@ impl Leases for RedisBackend {
                 (Err(error), lease) => (*at, Err(of(&lease.resource, error.during("renew leases")))),
             })
             .collect();
-        renewed.sort_by_key(|(at, _)| *at);
+        sort_by(&mut renewed, |(one, _), (other, _)| one.cmp(other));
         renewed.into_iter().map(|(_, renewed)| renewed).collect()
     }
 

@@ -11,7 +11,7 @@ use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
 use millstream_core::name::{GroupName, MemberId, TopicName};
-use millstream_core::sorted::SortedMap;
+use millstream_core::sorted::{SortedMap, sort_by};
 use redis::Value;
 
 use crate::backend::{Inner, RedisBackend};
@@ -228,7 +228,7 @@ fn roster(answer: Value) -> Result<GroupMembers> {
             roster.members.push(member);
         }
     }
-    roster.members.sort_by(|one, other| one.id.cmp(&other.id));
+    sort_by(&mut roster.members, |one, other| one.id.cmp(&other.id));
     roster.assigned = assigned;
     let assignment = assignment.into_iter().map(|(id, text)| Ok((id, ranges::read(&text)?)));
     roster.assignment = assignment.collect::<Result<_>>()?;

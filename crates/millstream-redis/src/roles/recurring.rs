@@ -8,6 +8,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, MAX_FIRES, Recurrence, Recurring};
 use millstream_core::schedule::{MAX_ID_LEN, OnConflict, Place, Placed, ScheduleId};
+use millstream_core::sorted::sort;
 use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
@@ -94,7 +95,7 @@ impl Recurring for RedisBackend {
                 None => tracing::warn!(%place, ?id, "a recurring rule with an invalid id is skipped"),
             }
         }
-        ids.sort_unstable();
+        sort(&mut ids);
         let (limit, mut found) = (limit.min(MAX_DUE), Vec::new());
         for ids in ids.chunks(PORTION) {
             if found.len() >= limit {

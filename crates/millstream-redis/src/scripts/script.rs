@@ -31,23 +31,23 @@ impl Loaded {
     /// Returns a call with these keys; its arguments are added later.
     pub(crate) fn call<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
         debug_assert_eq!(N, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
-        self.made(keys)
+        self.made(&keys)
     }
 
-    fn made<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
+    fn made(&self, keys: &[&Key]) -> Call<'_> {
         // A user who may only read may run it then.
         let mut cmd = redis::cmd(if self.contract.read_only { "EVALSHA_RO" } else { "EVALSHA" });
-        cmd.arg(&self.sha).arg(N);
+        cmd.arg(&self.sha).arg(keys.len());
         for key in keys {
             cmd.arg(key.as_str());
         }
-        Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
+        Call { script: self, keys: keys.iter().map(|key| (*key).clone()).collect(), cmd, args: 0 }
     }
 
     /// Returns a call with its first keys only, for a way of working in which it uses no others.
     pub(crate) fn call_of_first<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
         debug_assert!(N < self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
-        self.made(keys)
+        self.made(&keys)
     }
 
     /// Returns a call with these keys, for a script that takes a row of further keys any number of times.
@@ -57,13 +57,9 @@ impl Loaded {
         rows: &[[Key; M]],
     ) -> Call<'_> {
         debug_assert_eq!(N + M, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
-        let keys: Vec<Key> = keys.into_iter().chain(rows.iter().flatten()).cloned().collect();
-        let mut cmd = redis::cmd(if self.contract.read_only { "EVALSHA_RO" } else { "EVALSHA" });
-        cmd.arg(&self.sha).arg(keys.len());
-        for key in &keys {
-            cmd.arg(key.as_str());
-        }
-        Call { script: self, keys, cmd, args: 0 }
+        let mut all = keys.to_vec();
+        all.extend(rows.as_flattened());
+        self.made(&all)
     }
 
     /// Returns the source without comments and indentation, for calls that carry it.

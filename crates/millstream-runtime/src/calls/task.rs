@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::idempotency::{Begun, Idempotency, Marker};
@@ -72,7 +73,7 @@ pub(super) async fn begin(
     let (sender, ended) = oneshot::channel();
     let task = Task { role, marker, times, clock, observer, round: Mutex::default() };
     // Not aborted with the call: the task ends by itself when the call has gone.
-    drop(control.spawn(task.run(reply, ended)).detach());
+    drop(control.spawn(task.run(reply, ended).boxed()).detach());
     let gone = || Error::new(ErrorKind::Unconfirmed, "the task of the call ended abnormally");
     Ok(match begun.await.map_err(|_| gone())?? {
         Begun::Started(_) => Ok(Running(sender)),

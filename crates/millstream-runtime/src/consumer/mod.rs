@@ -24,6 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
@@ -91,21 +92,22 @@ impl Consumer {
             let ownership = Ownership::new(subscription.clone(), table, target);
             let markers = markers.map(|markers| extend_markers(subscription.clone(), markers));
             let control = control.clone();
-            async move {
+            let topic = async move {
                 // The keeper runs to the very end: a partition is ours until its worker has released the lease.
-                let _renewals = control.spawn(renewals);
-                let _membership = control.spawn(membership.run());
-                let _markers = markers.map(|markers| control.spawn(markers));
+                let _renewals = control.spawn(renewals.boxed());
+                let _membership = control.spawn(membership.run().boxed());
+                let _markers = markers.map(|markers| control.spawn(markers.boxed()));
                 match subscription.config.sharing {
                     Sharing::Exclusive => ownership.run().await,
                     Sharing::Shared => drop(tokio::join!(ownership.run(), shared::run(subscription))),
                 }
-            }
+            };
+            topic.boxed()
         };
         let topics: Vec<_> = subscriptions.into_iter().map(run).collect();
         let ended = context.ended.clone().drop_guard();
         let shared = context.clone();
-        let task = tokio::spawn(async move {
+        let run = async move {
             let _ended = ended;
             tokio::select! {
                 biased;
@@ -113,7 +115,8 @@ impl Consumer {
                 () = shared.end_pauses() => {}
             }
             shared.event_sink.end();
-        });
+        };
+        let task = tokio::spawn(run.boxed());
         Self { context, task: Some(task) }
     }
 

@@ -14,7 +14,7 @@ use millstream_core::log::{
     Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering, UniqueAppend, full,
 };
 use millstream_core::policy::Exponential;
-use millstream_core::sorted::SortedMap;
+use millstream_core::sorted::{SortedMap, sort};
 use millstream_core::{Log, MessageId, TopicPartition};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
@@ -198,7 +198,7 @@ impl Bounded {
             let room = |tp: &TopicPartition| lengths.get(tp).is_some_and(|length| *length < bound());
             batch.iter().map(|append| &append.topic_partition).filter(|tp| !room(tp)).cloned().collect()
         };
-        full.sort_unstable();
+        sort(&mut full);
         full.dedup();
         let pauses =
             Exponential::from(Duration::from_millis(5)).up_to(Duration::from_millis(250)).equal_jitter();

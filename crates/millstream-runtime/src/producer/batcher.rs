@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millstream_core::TopicName;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
@@ -102,10 +103,11 @@ impl<C: Outgoing> Batcher<C> {
         let (commands, inbox) = mpsc::unbounded_channel();
         let sender = Sender::new(Box::new(sink), topic, observer, inbox, config, clock);
         let (running, ended) = watch::channel(());
-        tokio::spawn(async move {
+        let task = async move {
             sender.run().await;
             drop(running);
-        });
+        };
+        tokio::spawn(task.boxed());
         Self {
             commands,
             room: Arc::new(Semaphore::new(config.buffer_memory)),

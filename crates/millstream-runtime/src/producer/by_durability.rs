@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::error::Result;
 use millstream_core::event::Observer;
@@ -68,7 +69,7 @@ impl ByDurability {
 
     pub(super) async fn flush(&self) {
         let batchers = self.started().batchers.clone();
-        join_all(batchers.iter().map(|(_, batcher)| batcher.flush())).await;
+        join_all(batchers.iter().map(|(_, batcher)| batcher.flush().boxed())).await;
     }
 
     pub(super) async fn close(&self) {
@@ -77,7 +78,7 @@ impl ByDurability {
             started.closed = true;
             started.batchers.clone()
         };
-        join_all(batchers.iter().map(|(_, batcher)| batcher.close())).await;
+        join_all(batchers.iter().map(|(_, batcher)| batcher.close().boxed())).await;
     }
 
     fn started(&self) -> MutexGuard<'_, Started> {

@@ -21,6 +21,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::panics::Careful;
@@ -474,7 +475,7 @@ impl Parts {
                 bound,
                 retention,
             );
-            AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone())))
+            AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone()).boxed()))
         });
         let (config, name) = (&self.config, &stored.name);
         let log = self.backend.log().clone();

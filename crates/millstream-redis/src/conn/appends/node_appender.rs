@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
@@ -179,7 +180,7 @@ impl Place {
         // The receiver is here.
         let _ = sender.send(work);
         *lane = Some(sender);
-        tokio::spawn(serve(self.appender(), Arc::downgrade(self), inbox));
+        tokio::spawn(serve(self.appender(), Arc::downgrade(self), inbox).boxed());
     }
 
     /// Ends the task of the shared connection, unless something was passed to it.

@@ -4,3 +4,4 @@ pub(crate) mod node_answers;
 pub(crate) mod routed;
 pub(crate) mod servers;
 pub(crate) mod slots;
+pub(crate) mod together;

@@ -11,7 +11,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{join_all, ready};
+use futures_util::FutureExt;
+use futures_util::future::ready;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use redis::{Arg, Cmd, Pipeline, Value};
@@ -20,6 +21,7 @@ use tokio::time::{Instant, sleep};
 use crate::address::Address;
 use crate::conn::cluster::servers::{Cluster, Hop, Servers};
 use crate::conn::cluster::slots::slot_of;
+use crate::conn::cluster::together::together;
 use crate::conn::command::key_of;
 use crate::conn::connection::{Answers, EachAnswer, Line};
 use crate::conn::dial::Dial;
@@ -156,21 +158,22 @@ impl<L: Line + 'static> Routed<L> {
     pub(crate) async fn each(
         &self,
         pipe: &Pipeline,
-        answered: impl Fn(Address, Result<Vec<Value>>),
+        answered: impl Fn(Address, Result<Vec<Value>>) + Sync,
     ) -> Result<()> {
         let Some(cluster) = self.servers.cluster() else { return Ok(()) };
         let answered = &answered;
         let nodes = cluster.primaries().await?;
         let answers = nodes.iter().filter_map(|dial| {
             let (node, line) = (dial.address()?, self.line(dial));
-            Some(async move {
+            let answer = async move {
                 match line {
                     Ok(line) => answered(node, line.send(pipe).await),
                     Err(error) => answered(node, Err(error)),
                 }
-            })
+            };
+            Some(answer.boxed())
         });
-        join_all(answers).await;
+        together(answers.collect()).await;
         Ok(())
     }
 }
@@ -201,13 +204,12 @@ async fn spread(
             break;
         }
         let parts = parts(cluster, (&commands, &slots), &rest, &asked, &mut results).await;
-        let answers = parts.iter().map(|part| async move {
-            match lines.line_to(&part.dial) {
-                Ok(line) => line.send(&part.pipe).await,
-                Err(error) => Err(error),
-            }
-        });
-        for (part, answer) in parts.iter().zip(join_all(answers).await) {
+        let ask = async |part: &Part| match lines.line_to(&part.dial) {
+            Ok(line) => line.send(&part.pipe).await,
+            Err(error) => Err(error),
+        };
+        let answers = parts.iter().map(|part| ask(part).boxed()).collect();
+        for (part, answer) in parts.iter().zip(together(answers).await) {
             place(cluster, part, answer, &mut results, &mut asked);
         }
         let paused = again(&mut rest, &slots, &mut results);

@@ -8,6 +8,7 @@ use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::name::GroupName;
+use millstream_core::sorted::sort;
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
@@ -123,7 +124,7 @@ fn whole(look: &Look, pin: &Pin) -> bool {
 fn next(look: &Look) -> MessageId {
     let end = look.last.unwrap_or_default().next();
     let mut marks: Vec<_> = look.groups.iter().map(GroupLook::watermark).collect();
-    marks.sort_unstable();
+    sort(&mut marks);
     marks.get(1).copied().unwrap_or(end).min(end)
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -232,7 +233,7 @@ impl Ownership {
         self.owned.insert(partition, guard.clone());
         // A worker exists again: it answers the seek that made us acquire the partition anew.
         let moved = self.moved.remove(&partition);
-        let task = self.workers.spawn(lifecycle::run(self.context.clone(), guard, moved));
+        let task = self.workers.spawn(lifecycle::run(self.context.clone(), guard, moved).boxed());
         self.partitions.insert(task.id(), partition);
     }
 

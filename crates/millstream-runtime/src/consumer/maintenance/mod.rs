@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::Upkeep;
 use millstream_core::error::ErrorKind;
@@ -106,12 +107,13 @@ pub(in crate::consumer) async fn finish(
     }
     let (of, with) = (context.clone(), guard.clone());
     // Never aborted: entries that it has dropped must be reported. Once the lease is released, its next step is refused.
-    let last_runs = tokio::spawn(async move {
+    let last_runs = async move {
         for upkeep in due {
             let monitor = of.monitor_of(upkeep.name(), with.topic_partition());
             UpkeepLoop { context: &of, guard: &with, upkeep: &*upkeep, monitor }.run_once().await;
         }
-    });
+    };
+    let last_runs = tokio::spawn(last_runs.boxed());
     tokio::select! {
         biased;
         () = context.kill.cancelled() => {}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -87,7 +88,7 @@ impl Fetcher {
                 opened: Instant::now(),
                 beside: None,
             };
-            reader.run()
+            reader.run().boxed()
         });
         join_all(reads).await;
         std::future::pending::<()>().await;

@@ -133,7 +133,7 @@ impl Sharer {
         let (member, ended, inboxes) = (self.member.clone(), self.ended.clone(), self.inboxes.clone());
         let (stop, revoked) = (context.stop.clone(), ended.child_token());
         let entries = SharedPartition::new(member, partition, leases.clone(), stop, revoked);
-        lock(&self.workers).spawn(async move {
+        let work = async move {
             let mut worker = PartitionWorker::of_entries(&context, entries, inbox, &at_once);
             // Panics of user code are caught where it is called, so this one is a defect of ours.
             if let Err(panic) = AssertUnwindSafe(worker.run()).catch_unwind().await {
@@ -149,7 +149,8 @@ impl Sharer {
                 };
                 leases.forget(partition, newest);
             }
-        });
+        };
+        lock(&self.workers).spawn(work.boxed());
     }
 }
 
@@ -177,7 +178,7 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     });
 
     let (grown, partitions) = watch::channel(context.topic.partitions);
-    let _extends = context.control.spawn(extend_entries(sharer.clone()));
+    let _extends = context.control.spawn(extend_entries(sharer.clone()).boxed());
     let fetcher = Fetcher::new(sharer.clone(), partitions);
     let claimer = Claimer::new(sharer.clone(), grown);
     let work = async {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::Partition;
 use millstream_core::error::Result;
@@ -64,7 +65,7 @@ impl Turns {
             partitions.into_iter().map(|partition| self.next(&mut last, partition)).collect()
         };
         // Each ends with its own predecessors, so that no partition waits for another one.
-        join_all(turns.into_iter().map(|mut turn| async move { turn.wait().await })).await;
+        join_all(turns.into_iter().map(|mut turn| async move { turn.wait().await }.boxed())).await;
     }
 
     fn next(&self, last: &mut Last, partition: Partition) -> Turn {
