@@ -48,7 +48,8 @@ pub(crate) const CONSUMER: &str = "owner";
 /// error behind a script.
 const OLDEST: (u32, u32) = (7, 0);
 
-/// Millstream on a Redis or Valkey server. Implements every role; cloning is cheap.
+/// Millstream on a Redis or Valkey server. Implements every role: `Inspect` and `Audit` with the feature `admin` of this crate, `Locks`
+/// with the feature `lock`. Cloning is cheap.
 ///
 /// ```no_run
 /// use millstream_core::Backend;

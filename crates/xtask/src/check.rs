@@ -21,11 +21,13 @@ pub(crate) const STEPS: [Step; 5] = [
 const CLIPPY: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
 
 /// Crates with fewer features than they have beside all others: what one feature needs may not depend on another one.
-const FEATURES: [&[&str]; 15] = [
+const FEATURES: [&[&str]; 17] = [
     // With it the facade and the backend on Redis, without TLS.
     &["millstream-cli"],
     &["millstream"],
     &["millstream", "--features", "redis"],
+    &["millstream-redis", "--features", "admin"],
+    &["millstream-redis", "--features", "lock"],
     &["millstream-delay"],
     &["millstream-packing"],
     &["millstream-packing", "--features", "lz4"],

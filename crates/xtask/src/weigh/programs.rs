@@ -25,8 +25,7 @@ pub(super) const PROGRAMS: [Program; 3] = [
         ours: &[("millstream", "")],
         others: concat!(
             "serde = { version = \"1\", features = [\"derive\"] }\n",
-            "tokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\", \"signal\"] }\n",
-            "\n[dev-dependencies]\ntokio = { version = \"1\", features = [\"test-util\"] }\n",
+            "tokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\", \"signal\", \"test-util\"] }\n",
         ),
     },
     Program {
@@ -45,7 +44,11 @@ pub(super) const PROGRAMS: [Program; 3] = [
     Program {
         name: "lock",
         source: include_str!("../../weigh/lock.rs"),
-        ours: &[("millstream-core", ""), ("millstream-lock", ""), ("millstream-redis", "")],
+        ours: &[
+            ("millstream-core", ""),
+            ("millstream-lock", ""),
+            ("millstream-redis", ", features = [\"lock\"]"),
+        ],
         others: "tokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\"] }\n",
     },
 ];
