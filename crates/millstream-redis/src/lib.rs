@@ -21,6 +21,7 @@ mod snapshots;
 mod stored;
 
 mod entries;
+mod operations;
 mod queue;
 mod roles;
 

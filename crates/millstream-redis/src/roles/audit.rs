@@ -22,11 +22,11 @@ use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
+use crate::operations::repair::split;
 use crate::queue::scheduling::{claims, states, word};
 use crate::scripts::script;
 use crate::stored::losses::StreamInfo;
 use crate::stored::note;
-use crate::stored::repair::split;
 use catalog::is_number;
 
 /// Minimum idle time of an entry in milliseconds, so that its consumer is not just about to settle it.

@@ -28,11 +28,11 @@ use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::unpacking::open_alone;
 use crate::error::unexpected;
+use crate::operations::page::{PORTION, size};
 use crate::scripts::script;
 use crate::server;
 use crate::stored::item;
 use crate::stored::note;
-use crate::stored::page::{PORTION, size};
 use crate::usage;
 
 /// Largest number of messages that stand up to an id in its own entry.

@@ -3,8 +3,6 @@
 pub(crate) mod item;
 pub(crate) mod losses;
 pub(crate) mod note;
-pub(crate) mod page;
 pub(crate) mod ranges;
-pub(crate) mod repair;
 pub(crate) mod settled;
 pub(crate) mod task_state;

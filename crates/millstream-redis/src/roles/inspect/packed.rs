@@ -14,7 +14,7 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::entries::unpacking;
-use crate::stored::page::size;
+use crate::operations::page::size;
 use crate::stored::settled::is_settled;
 
 impl RedisBackend {

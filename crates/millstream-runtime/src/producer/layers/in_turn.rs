@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::{Limits, Partition, wire};
 use tokio::task::JoinHandle;
@@ -69,7 +68,7 @@ impl<C: Outgoing> Encoded<C> {
         batcher: Arc<Batcher<C>>,
     ) -> Result<JoinHandle<Result<C::Done>>> {
         let turn = layers.turns.as_ref().map(|turns| turns.take(self.partition)).transpose()?;
-        Ok(tokio::spawn(self.in_turn(layers, limits, batcher, turn).boxed()))
+        Ok(tokio::spawn(self.in_turn(layers, limits, batcher, turn)))
     }
 
     async fn in_turn(
