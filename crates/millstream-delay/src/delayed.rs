@@ -18,8 +18,8 @@ use crate::expected::Expected;
 use crate::fire::Firings;
 use crate::promoter::{LONGEST_BREATH, PromoterConfig};
 use crate::sleep::Sleep;
-use millstream_loops::catch_panic;
-use millstream_loops::{Loops, Scope};
+use millstream_engine::catch_panic;
+use millstream_engine::{Loops, Scope};
 
 /// Interval at which the number of partitions of the topic is read again.
 const REFRESH: Duration = Duration::from_secs(60);

@@ -11,8 +11,8 @@ use millstream_core::{Backend, Error, Place, ScheduleId, Timestamp, TopicPartiti
 use tokio::time::Instant;
 
 use crate::rule::Rule;
-use millstream_loops::catch_panic;
-use millstream_loops::{LoopMonitor, Scope};
+use millstream_engine::catch_panic;
+use millstream_engine::{LoopMonitor, Scope};
 
 /// Longest pause after rounds that fired nothing although something was due.
 const LONGEST_REST: Duration = Duration::from_secs(1);

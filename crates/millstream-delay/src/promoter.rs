@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::expected::Expected;
 use crate::fire::Firings;
 use crate::sleep::{LONGEST_SLEEP, Sleep};
-use millstream_loops::catch_panic;
-use millstream_loops::{LoopMonitor, Scope};
+use millstream_engine::catch_panic;
+use millstream_engine::{LoopMonitor, Scope};
 
 /// Longest pause between two calls while more is due.
 pub(crate) const LONGEST_BREATH: Duration = Duration::from_millis(50);

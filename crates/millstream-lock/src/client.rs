@@ -10,7 +10,7 @@ use millstream_core::leases::{Holder, reliable};
 use millstream_core::locks::{ELECTION, LockReply, LockRequest, LockWait, Locks, PLACE_REFRESH};
 use millstream_core::panics::Careful;
 use millstream_core::{Backend, Capability, LockName, Observer};
-use millstream_loops::{Answers, ControlThread, LeaseClock};
+use millstream_engine::{Answers, ControlThread, LeaseClock};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::builder::LockBuilder;

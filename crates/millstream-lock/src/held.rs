@@ -11,7 +11,7 @@ use millstream_core::event::{Event, LockEnd};
 use millstream_core::leases::reliable;
 use millstream_core::locks::{LockGrant, LockRelease, Locks};
 use millstream_core::{LockName, Observer};
-use millstream_loops::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
+use millstream_engine::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::LockName;
 use millstream_core::locks::Locks;
-use millstream_loops::ControlThread;
+use millstream_engine::ControlThread;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};

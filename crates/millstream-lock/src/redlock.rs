@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::locks::{LockReply, LockRequest};
 use millstream_core::{Backend, Continuity, LockName};
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::client::LockClient;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millstream_core::LockName;
 use millstream_core::locks::{LockChange, LockRevision, Locks, PLACE_REFRESH};
-use millstream_loops::ControlThread;
+use millstream_engine::ControlThread;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;

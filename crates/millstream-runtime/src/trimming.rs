@@ -15,7 +15,7 @@ use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Lost, Trimmed, UnleasedTrim};
 use millstream_core::sorted::{SortedMap, sort_by};
 use millstream_core::{Backend, Capability, Partition, Retention, TopicName, TopicPartition, TopicSpec};
-use millstream_loops::{Loops, Scope};
+use millstream_engine::{Loops, Scope};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;

@@ -14,7 +14,7 @@ use crate::run::{cargo, program, root, target};
 /// `lua/scripts.lock` holds.
 const CRATES: [&str; 16] = [
     "millstream-core",
-    "millstream-loops",
+    "millstream-engine",
     "millstream-memory",
     "millstream-redis",
     "millstream-runtime",

@@ -16,7 +16,7 @@ const WITHOUT_SERVER: [&str; 13] = [
     "millstream-delay",
     "millstream-keda",
     "millstream-lock",
-    "millstream-loops",
+    "millstream-engine",
     "millstream-lua",
     "millstream-memory",
     "millstream-metrics",

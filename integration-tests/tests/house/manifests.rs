@@ -21,11 +21,11 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
         | "examples-sql" | "examples-web" => these(&[]),
         "millstream-redis" => these(&[CORE, "millstream-lua", "millstream-packing"]),
         "millstream-delay" | "millstream-runtime" | "millstream-lock" | "millstream-sql" => {
-            these(&[CORE, "millstream-loops"])
+            these(&[CORE, "millstream-engine"])
         }
         "millstream-payload" => these(&[CORE, "millstream-runtime"]),
         "millstream-keda" => these(&[CORE, "millstream-metrics"]),
-        "millstream-memory" | "millstream-loops" | "millstream-packing" | "millstream-testkit"
+        "millstream-memory" | "millstream-engine" | "millstream-packing" | "millstream-testkit"
         | "millstream-metrics" => these(&[CORE]),
         "millstream-admin" => these(&[CORE, "millstream-packing"]),
         "millstream" => all_but(&["millstream-testkit"]),

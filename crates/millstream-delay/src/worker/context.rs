@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_core::panics::{Careful, Policies};
 use millstream_core::span::Tracing;
 use millstream_core::{Backend, Limits, Observer, QueueName, Shard};
-use millstream_loops::{LeaseClock, Loops};
+use millstream_engine::{LeaseClock, Loops};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

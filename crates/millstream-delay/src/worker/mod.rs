@@ -32,7 +32,7 @@ use loops::claim::Claimer;
 use loops::settle::Settler;
 use loops::trim::Trimmer;
 
-use millstream_loops::ControlThread;
+use millstream_engine::ControlThread;
 
 /// Time reserved for the last settlements after the handlers' time is over; it is part of the shutdown timeout.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(5);

@@ -15,7 +15,7 @@ use millstream_core::event::Ignore;
 use millstream_core::idempotency::{Begun, MAX_RESULT_LEN, Marker, Operation, check_begin, check_complete};
 use millstream_core::panics::{Careful, decode, encode};
 use millstream_core::{Backend, GroupName, Observer, TopicName};
-use millstream_loops::{ControlThread, LeaseClock};
+use millstream_engine::{ControlThread, LeaseClock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;

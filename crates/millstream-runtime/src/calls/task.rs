@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::idempotency::{Begun, Idempotency, Marker};
-use millstream_loops::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
+use millstream_engine::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 

@@ -25,7 +25,7 @@ use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
 use crate::consumer::{ConsumerConfig, RetryOrder, Sharing, handler::Handler};
 use crate::report::Counts;
-use millstream_loops::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
+use millstream_engine::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
 /// Shortest and longest part of a shutdown for the last settlements and for releasing partitions.
 const LAST_SETTLEMENTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));

@@ -26,7 +26,7 @@ use super::layered;
 use super::letter::Counts;
 use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
 use crate::consumer::Layer;
-use millstream_loops::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
+use millstream_engine::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
 /// Maximum number of letters per claim.
 const PAGE: usize = 20;

@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use millstream_core::TopicName;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 

@@ -14,7 +14,7 @@ use millstream_core::log::{
 };
 use millstream_core::wire::Fields;
 use millstream_core::{Backend, Capability, Durability, MessageId, Partition, TopicName};
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 use tokio::time::Instant;
 use uuid::Uuid;
 

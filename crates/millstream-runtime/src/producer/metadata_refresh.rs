@@ -9,7 +9,7 @@ use millstream_core::dedup::WINDOWS;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Observer;
 use millstream_core::{Catalog, Retention, TopicName, TopicSpec};
-use millstream_loops::{Loops, Scope};
+use millstream_engine::{Loops, Scope};
 use tokio::sync::watch;
 use tokio::time::Instant;
 

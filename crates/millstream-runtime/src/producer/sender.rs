@@ -17,7 +17,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::policy::Exponential;
 use millstream_core::sorted::SortedSet;
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 

@@ -12,7 +12,7 @@ use millstream::Millstream;
 use millstream::lock::{LockName, RedLock, RedLockError, Release};
 use millstream_core::Continuity;
 use millstream_core::locks::{LockReply, LockRequest};
-use millstream_loops::ControlThread;
+use millstream_engine::ControlThread;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::{Continuity, Timestamp};
-use millstream_loops::Answers;
+use millstream_engine::Answers;
 use tokio::time::Instant;
 
 /// One record per shard, since shards may be on different servers.

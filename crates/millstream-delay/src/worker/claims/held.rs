@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 
 /// All claims of a worker, from the answer to the claim until they are settled.
 #[derive(Debug)]

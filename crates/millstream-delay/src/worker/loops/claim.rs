@@ -18,8 +18,8 @@ use crate::fire::Firing;
 use crate::worker::context::Context;
 use crate::worker::loops::settle::Settling;
 use crate::worker::loops::work::Job;
-use millstream_loops::catch_panic;
-use millstream_loops::{LoopMonitor, Scope};
+use millstream_engine::catch_panic;
+use millstream_engine::{LoopMonitor, Scope};
 
 /// Time limit of the last request at shutdown, after which another worker waits for due tasks. Nothing is lost if it fails.
 const LAST_WORD: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::worker::claims::held::OfShard;
 use crate::worker::context::Context;
-use millstream_loops::{Keeper, Kept, Rights, Scope};
+use millstream_engine::{Keeper, Kept, Rights, Scope};
 
 /// Maximum number of claims in one request.
 const MAX_BATCH: usize = 100;

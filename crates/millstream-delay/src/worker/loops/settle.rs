@@ -13,8 +13,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::worker::claims::held::Holding;
 use crate::worker::context::Context;
-use millstream_loops::catch_panic;
-use millstream_loops::{LoopMonitor, Scope};
+use millstream_engine::catch_panic;
+use millstream_engine::{LoopMonitor, Scope};
 
 /// Maximum number of settlements in one request.
 const MAX_BATCH: usize = 100;

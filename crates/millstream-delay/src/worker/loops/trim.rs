@@ -9,7 +9,7 @@ use millstream_core::tasks::{TrimTasksBy, TrimmedTasks};
 use millstream_core::{Capability, Shard};
 
 use crate::worker::context::Context;
-use millstream_loops::{LoopMonitor, Scope, catch_panic};
+use millstream_engine::{LoopMonitor, Scope, catch_panic};
 
 /// Minimum time between two trims after tasks died: these may be too many.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);

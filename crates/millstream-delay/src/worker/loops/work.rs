@@ -20,7 +20,7 @@ use crate::worker::decide::{Attempt, Said, decide};
 use crate::worker::handler::Input;
 use crate::worker::loops::renew;
 use crate::worker::loops::settle::Settling;
-use millstream_loops::{LoopMonitor, Scope};
+use millstream_engine::{LoopMonitor, Scope};
 
 /// Claimed task. If it panics itself, its claim is dropped with it, and runs out.
 pub(in crate::worker) struct Job {

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 
 /// A lease, and whether it may still be relied on.
 ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use millstream_core::Lease;
 use millstream_core::error::{ErrorKind, Result};
-use millstream_loops::{Keeper, Kept, Rights};
+use millstream_engine::{Keeper, Kept, Rights};
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::consumer::Sharing;
 use crate::consumer::context::Subscription;
 use crate::consumer::group::assignment;
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 
 /// How long a membership must be quiet before a new assignment: several members that join at once cause one rebalance.
 const QUIET: Duration = Duration::from_millis(100);

@@ -22,7 +22,7 @@ use crate::consumer::group::lease_table::LeaseTable;
 use crate::consumer::group::membership::{Target, within};
 use crate::consumer::group::pending_acquires::PendingAcquires;
 use crate::consumer::partition::lifecycle::{self, CompletedSeek, Ended};
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 
 /// Maximum number of concurrent lease requests.
 const AT_ONCE: usize = 32;

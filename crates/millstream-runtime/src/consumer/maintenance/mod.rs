@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 
 /// Maximum time for the last runs before a partition is released. The rest is left to the next owner.
 const AT_THE_END: Duration = Duration::from_secs(1);

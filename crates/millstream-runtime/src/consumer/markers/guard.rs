@@ -11,7 +11,7 @@ use millstream_core::idempotency::{Begun, Idempotency, Operation};
 use millstream_core::panics::text_of;
 use millstream_core::partitioner::by_hash;
 use millstream_core::{Outcome, Result, TopicName};
-use millstream_loops::{LoopMonitor, Scope};
+use millstream_engine::{LoopMonitor, Scope};
 use tokio::time::sleep;
 use uuid::Uuid;
 

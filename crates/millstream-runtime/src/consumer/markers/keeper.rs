@@ -1,4 +1,4 @@
-//! The markers of handlers that run, as their [`Keeper`](millstream_loops::Keeper) extends them.
+//! The markers of handlers that run, as their [`Keeper`](millstream_engine::Keeper) extends them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::idempotency::Marker;
 use millstream_core::{MessageId, TopicPartition};
-use millstream_loops::{Kept, Rights};
+use millstream_engine::{Kept, Rights};
 use tokio::time::Instant;
 
 use crate::consumer::context::{Context, Subscription};

@@ -9,7 +9,7 @@ use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Receipt, Settled, Source};
 use millstream_core::{MessageId, Settlement, TopicPartition};
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;

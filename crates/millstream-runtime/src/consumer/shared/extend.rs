@@ -1,4 +1,4 @@
-//! The entries of a consumer, as its [`Keeper`](millstream_loops::Keeper) extends them.
+//! The entries of a consumer, as its [`Keeper`](millstream_engine::Keeper) extends them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use millstream_core::error::Result;
 use millstream_core::log::Receipt;
 use millstream_core::sorted::SortedSet;
 use millstream_core::{GroupName, Partition};
-use millstream_loops::{Kept, Rights};
+use millstream_engine::{Kept, Rights};
 use tokio::time::Instant;
 
 use crate::consumer::partition::leases::entry_lease::Key;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::consumer::partition::leases::entry_lease::Live;
     use millstream_core::event::Ignore;
-    use millstream_loops::{Keeper, LeaseClock, LoopMonitor, Scope};
+    use millstream_engine::{Keeper, LeaseClock, LoopMonitor, Scope};
 
     const TTL: Duration = Duration::from_secs(10);
     /// How long an entry is certainly ours.

@@ -20,7 +20,7 @@ use crate::consumer::partition::source::Candidates;
 use crate::consumer::partition::source::inbox::Page;
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 
 /// Maximum time of a wait that takes nothing. Each one begins with a look at the server, so that many partitions without
 /// messages cost little.

@@ -10,7 +10,7 @@ use millstream_core::Partition;
 use millstream_core::error::Error;
 use millstream_core::shared::SharedMember;
 use millstream_core::sorted::SortedMap;
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;

@@ -12,7 +12,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, DedupAppend, Deduplicated};
 use millstream_core::{Backend, Log, TopicName, TopicPartition, wire};
-use millstream_loops::{LeaseClock, LoopMonitor, Scope, catch_panic};
+use millstream_engine::{LeaseClock, LoopMonitor, Scope, catch_panic};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 

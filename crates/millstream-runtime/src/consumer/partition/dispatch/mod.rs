@@ -15,7 +15,7 @@ use millstream_core::event::Handled;
 use millstream_core::log::Receipt;
 use millstream_core::panics::discard;
 use millstream_core::{Settlement, TopicPartition};
-use millstream_loops::Runners;
+use millstream_engine::Runners;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::consumer::partition::leases::entry_lease::{Admitted, Id, Key, Live, NO_LEASE, Standing};
 use crate::consumer::partition::leases::room::Room;
-use millstream_loops::LeaseClock;
+use millstream_engine::LeaseClock;
 
 /// Minimum number of claimed entries that may be in flight beside those that were read.
 const FEWEST_CLAIMS: usize = 8;

@@ -180,7 +180,7 @@ mod tests {
     use futures_util::FutureExt;
     use millstream_core::MessageId;
     use millstream_core::log::{Entry, Receipt, Source};
-    use millstream_loops::LeaseClock;
+    use millstream_engine::LeaseClock;
     use tokio::time::Instant;
 
     use super::*;

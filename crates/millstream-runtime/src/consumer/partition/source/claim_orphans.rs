@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 
 /// Maximum number of entries per request.
 const MOST: usize = 100;

@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::Fetched;
 use millstream_core::{Reader, Settlement};
-use millstream_loops::LoopMonitor;
+use millstream_engine::LoopMonitor;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
