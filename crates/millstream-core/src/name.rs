@@ -145,7 +145,17 @@ name!(
     "namespace"
 );
 
+/// Group of all tasks of a queue. No group of a topic can have this name, so their operations never meet.
+const OF_TASKS: &str = "@tasks";
+
 impl GroupName {
+    /// Returns the group in the place of which a delay queue handles its tasks: in their operations, and in what layers see. It is
+    /// `@tasks`, which no group of a topic can be named.
+    #[must_use]
+    pub fn of_tasks() -> Self {
+        Self(Arc::from(OF_TASKS))
+    }
+
     /// Returns the name of the group of one instance of this group: `cache~7`. Each instance has a group of its own, so each gets
     /// every message. Such a group keeps no entry from being dropped: what it has not read or settled by then is lost to it, and
     /// counted.
@@ -165,6 +175,12 @@ impl GroupName {
 }
 
 impl TopicName {
+    /// Returns the name of a queue in the place of a topic: in the operations of its tasks, and in what layers see.
+    #[must_use]
+    pub fn of_queue(queue: &QueueName) -> Self {
+        Self(queue.0.clone())
+    }
+
     /// Name of the topic in which dashboards record what their users do, unless they are given another one.
     pub const AUDIT: &str = "millstream-audit";
 

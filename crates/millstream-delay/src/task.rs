@@ -1,11 +1,14 @@
 //! A task, as passed to a handler.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::{Headers, History, ScheduleId, Shard, Timestamp};
-use tokio_util::sync::CancellationToken;
+use millstream_core::{
+    Delivered, GroupName, Headers, History, MessageId, ScheduleId, Shard, Timestamp, TopicPartition,
+};
+use millstream_engine::delivery::{AttemptHistory, Delivery, DeliveryMetadata, Handled, TaskFacts};
 
 /// A task, as passed to a handler: the payload and its metadata.
 ///
@@ -14,23 +17,22 @@ use tokio_util::sync::CancellationToken;
 pub struct Task<T> {
     /// The payload that was scheduled.
     pub payload: T,
-    pub(crate) about: About,
+    about: DeliveryMetadata,
+    facts: Arc<TaskFacts>,
 }
 
-/// Metadata of a task: everything but the payload.
-#[derive(Clone, Debug)]
-pub(crate) struct About {
-    pub(crate) id: ScheduleId,
-    pub(crate) shard: Shard,
-    pub(crate) due: Timestamp,
-    pub(crate) late: Duration,
-    pub(crate) attempt: u32,
-    pub(crate) crashes: u32,
-    pub(crate) error: String,
-    pub(crate) history: History,
-    pub(crate) key: Option<Bytes>,
-    pub(crate) headers: Headers,
-    pub(crate) cancelled: CancellationToken,
+impl<T: Send + 'static> Handled for Task<T> {
+    type Payload = T;
+
+    fn of(delivery: Delivery<T>) -> Option<Self> {
+        let facts = delivery.about.scope.task()?.clone();
+        let Delivery { payload, about } = delivery;
+        Some(Self { payload, about, facts })
+    }
+
+    fn into_delivery(self) -> Delivery<T> {
+        Delivery { payload: self.payload, about: self.about }
+    }
 }
 
 impl<T> Task<T> {
@@ -41,22 +43,22 @@ impl<T> Task<T> {
 
     /// Returns the id. It is the same on every attempt: use it to recognise work that is done already.
     pub fn id(&self) -> &ScheduleId {
-        &self.about.id
+        &self.facts.id
     }
 
     /// Returns the shard of the task.
     pub fn shard(&self) -> &Shard {
-        &self.about.shard
+        &self.facts.shard
     }
 
     /// Returns the due time, by the server's clock; for a retry, the due time of the retry.
     pub fn due(&self) -> Timestamp {
-        self.about.due
+        self.facts.due
     }
 
     /// Returns the time between the due time and the claim, by the server's clock.
     pub fn late(&self) -> Duration {
-        self.about.late
+        self.facts.late
     }
 
     /// Returns the number of this attempt, from 1. A failed attempt increases it, a worker that died does not.
@@ -67,17 +69,17 @@ impl<T> Task<T> {
     /// Returns how many workers died during this attempt, or stalled for longer than the hold time. If it is above 0,
     /// the work may have been done already.
     pub fn crashes(&self) -> u32 {
-        self.about.crashes
+        self.facts.crashes
     }
 
     /// Returns the error of the last attempt.
     pub fn last_error(&self) -> Option<&str> {
-        Some(&*self.about.error).filter(|error| !error.is_empty())
+        AttemptHistory::last_error(self.about.past.as_ref())
     }
 
     /// Returns the errors of the earlier attempts: the first one and the newest ones.
     pub fn history(&self) -> &History {
-        &self.about.history
+        AttemptHistory::history(self.about.past.as_ref())
     }
 
     /// Returns the key.
@@ -107,12 +109,44 @@ impl<T> Task<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.cancelled.cancelled().await;
+        self.about.scope.cancelled.cancelled().await;
     }
 
     /// Returns whether this worker no longer certainly holds the task. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.cancelled.is_cancelled()
+        self.about.scope.cancelled.is_cancelled()
+    }
+}
+
+/// For stores that commit effects and markers together: the queue's name is in the place of a topic, and the id of the task is what names
+/// it.
+impl<T> Delivered for Task<T> {
+    fn topic_partition(&self) -> &TopicPartition {
+        &self.about.scope.topic_partition
+    }
+
+    fn group(&self) -> &GroupName {
+        &self.about.scope.group
+    }
+
+    fn origin(&self) -> MessageId {
+        self.about.origin
+    }
+
+    fn epoch(&self) -> u64 {
+        self.about.scope.epoch
+    }
+
+    fn key(&self) -> Option<&Bytes> {
+        self.key()
+    }
+
+    fn headers(&self) -> &Headers {
+        self.headers()
+    }
+
+    fn message_id(&self) -> String {
+        self.about.message_id()
     }
 }
 
@@ -120,8 +154,8 @@ impl<T> Task<T> {
 impl<T> fmt::Debug for Task<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Task")
-            .field("id", &self.about.id)
-            .field("shard", &self.about.shard)
+            .field("id", &self.facts.id)
+            .field("shard", &self.facts.shard)
             .field("attempt", &self.about.attempt)
             .finish_non_exhaustive()
     }

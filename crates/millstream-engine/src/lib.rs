@@ -6,10 +6,22 @@ mod keeper;
 mod monitor;
 mod panics;
 mod runners;
+mod scope;
 mod thread;
+
+pub mod decide;
+pub mod delivery;
+pub mod extract;
+pub mod handler;
+mod idempotent;
+pub mod markers;
+pub mod test;
 
 pub use answers::Answers;
 pub use clock::LeaseClock;
+pub use delivery::Delivery;
+pub use handler::{Answer, Batch, BatchConfig, Layer, Next, Timeout, Trace};
+pub use idempotent::{Idempotent, WhileRunning};
 pub use keeper::{Keeper, Kept, Rights};
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;

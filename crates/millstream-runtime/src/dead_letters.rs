@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use letter::{DeadLetterOutcome, DeadLetterReport, IntoDeadLetterOutcome, Letter};
 
-use crate::consumer::Layer;
 use letter::Counts;
+use millstream_engine::Layer;
 use worker::DeadLetterWorker;
 
 /// Shortest [`poll`](DeadLetterConfig::poll): each sends a request for each partition.

@@ -6,7 +6,6 @@ mod producer;
 mod consumer;
 mod dead_letters;
 mod delayed;
-mod delivery;
 
 mod calls;
 
@@ -15,21 +14,22 @@ mod report;
 mod spans;
 mod trimming;
 
-pub mod extract;
-pub mod test;
+/// Arguments of handlers, as the engine defines them for consumers and delay queues.
+pub use millstream_engine::{extract, test};
 
 pub use calls::{CallError, Called, IdempotentCalls};
 pub use consumer::{
-    Answer, Batch, BatchConfig, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, Events, Health, Idempotent, Layer, LoopFailure, LoopHealth, Next, Pulled, Puller,
-    RetryOrder, Router, Sharing, Timeout, TopicHealth, Trace, WhileRunning,
+    Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, Events, Health,
+    LoopFailure, LoopHealth, Pulled, Puller, RetryOrder, Router, Sharing, TopicHealth,
 };
 pub use dead_letters::{
     DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,
     IntoDeadLetterOutcome, Letter,
 };
 pub use delayed::{DelayedMessage, DelayedMessages};
-pub use delivery::Delivery;
+pub use millstream_engine::{
+    Answer, Batch, BatchConfig, Delivery, Idempotent, Layer, Next, Timeout, Trace, WhileRunning,
+};
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,
     ProducerLayer, QualifiedRecord, QualifiedSend, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,

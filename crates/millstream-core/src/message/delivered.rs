@@ -30,6 +30,12 @@ pub trait Delivered {
     /// Returns the headers.
     fn headers(&self) -> &Headers;
 
+    /// Returns what names the message in its topic, the same on every attempt: its partition and [`origin`](Self::origin), or the id
+    /// of a task.
+    fn message_id(&self) -> String {
+        format!("{}-{}", self.topic_partition().partition, self.origin())
+    }
+
     /// Returns the operation with this id in the topic and group of the message.
     ///
     /// # Errors

@@ -5,13 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::ready;
 use millstream_core::error::{Problems, Result};
-use millstream_core::{DeadLetterPolicy, IntoCheck, IntoOutcome, Observer, RetryPolicy};
+use millstream_core::panics::Careful;
+use millstream_core::span::Tracing;
+use millstream_core::{
+    Backend, Capability, Check, DeadLetterPolicy, GroupName, IntoBatchOutcome, IntoCheck, IntoOutcome,
+    Limits, Observer, QueueSpec, RetryPolicy, TopicName,
+};
+use millstream_engine::delivery::Handled;
+use millstream_engine::handler::check::{self, CheckCall};
+use millstream_engine::handler::{BatchConfig, ErasedHandler, batch, erase};
+use millstream_engine::markers::{self, Guarding, MarkerTable};
+use millstream_engine::{Idempotent, Layer, Loops, Scope};
 
 use crate::inner::Inner;
 use crate::task::Task;
 use crate::worker::context::Context;
-use crate::worker::handler::{self, CheckCall};
 use crate::worker::{Worker, WorkerConfig, WorkerReport};
 
 /// Builder for a [`Worker`]. `start` validates all settings together.
@@ -21,12 +31,16 @@ pub struct WorkerBuilder<T: 'static> {
     config: WorkerConfig,
     observer: Arc<dyn Observer>,
     check: Option<Arc<CheckCall<T>>>,
+    /// The outermost first.
+    layers: Vec<Arc<dyn Layer>>,
+    idempotent: Option<Idempotent>,
 }
 
 impl<T: Send + 'static> WorkerBuilder<T> {
     pub(crate) fn new(queue: Arc<Inner<T>>) -> Self {
         let observer = queue.observer.clone();
-        Self { queue, config: WorkerConfig::default(), observer, check: None }
+        let (config, check, layers, idempotent) = (WorkerConfig::default(), None, Vec::new(), None);
+        Self { queue, config, observer, check, layers, idempotent }
     }
 
     /// Sets the whole configuration.
@@ -107,6 +121,36 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Self { observer: Arc::new(observer), ..self }
     }
 
+    /// Adds a [`Layer`] around the handler, inside of those that were added before: the same that consumers take. What it sees of a task
+    /// is a delivery whose topic is the queue's name, whose partition is the shard, and whose group is `@tasks`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream_core::Result;
+    /// # use millstream_delay::{DelayQueue, Task, Worker};
+    /// # use millstream_engine::{Timeout, Trace};
+    /// # async fn send(_: String) -> std::result::Result<(), String> { Ok(()) }
+    /// # async fn example(mails: DelayQueue<String>) -> Result<Worker> {
+    /// mails.worker()
+    ///     .layer(Trace::new())
+    ///     .layer(Timeout::new(Duration::from_secs(10)))
+    ///     .start(|mail: Task<String>| async move { send(mail.payload).await })
+    ///     .await
+    /// # }
+    /// ```
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Arc::new(layer));
+        self
+    }
+
+    /// Calls the handler once for each operation, as far as a marker on the server can tell: see [`Idempotent`]. Operations belong to
+    /// the queue. [`Idempotent::by_message_id`] names them by the task's id and a checksum of its payload, so a task that is scheduled
+    /// again with the same of both within the retention is done already. Markers hold for the [hold time](Self::hold).
+    pub fn idempotent(mut self, settings: Idempotent) -> Self {
+        self.idempotent = Some(settings);
+        self
+    }
+
     /// Sets a check that runs before a task is worked on *again*: on a retry, or after a worker that had it died,
     /// stalled, or dropped its handler at the end of a shutdown, and may have done it. The check should look into the application's own records whether the work is done.
     /// It counts as part of the handler: an error or a panic is a failed attempt.
@@ -131,7 +175,11 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Fut: Future + Send + 'static,
         Fut::Output: IntoCheck,
     {
-        self.check = Some(Arc::new(move |task| check(task).map(IntoCheck::into_check).boxed()));
+        self.check = Some(Arc::new(move |delivery| match Task::of(delivery) {
+            Some(task) => check(task).map(IntoCheck::into_check).boxed(),
+            // Whatever it is: the handler refuses it.
+            None => ready(Ok(Check::Run)).boxed(),
+        }));
         self
     }
 
@@ -145,15 +193,54 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
-        let mut problems = Problems::new("worker");
-        self.config.check(&mut problems);
-        problems.finish()?;
-        let handler = handler::erase(self.queue.clone(), self.check, self.config.handler_timeout, handler);
-        let shards = self.queue.spec.iter().collect();
-        let (backend, limits) = (self.queue.backend.clone(), self.queue.limits);
-        let queue = self.queue.spec.name.clone();
-        let context = Context::new(backend, queue, shards, self.config, limits, self.observer, handler);
-        Ok(Worker::spawn(Arc::new(context)))
+        let handler = erase::<Task<T>, _, _>(self.queue.codec, handler);
+        self.launch(handler)
+    }
+
+    /// Starts the worker in the background, with a handler that gets several tasks of one shard at once: up to `size` of them, but no
+    /// more than the [concurrency](Self::concurrency), or those that were due within `wait` after the first.
+    ///
+    /// The handler returns one outcome for all tasks, or a `Vec` with one for each. Tasks that the codec cannot decode are given up and
+    /// left out. Layers are for handlers of single tasks.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream_core::{Outcome, Result};
+    /// # use millstream_delay::{DelayQueue, Task, Worker};
+    /// # async fn send_all(_: Vec<Task<String>>) -> std::result::Result<(), String> { Ok(()) }
+    /// # async fn example(mails: DelayQueue<String>) -> Result<Worker> {
+    /// mails.worker().concurrency(100).start_batch((50, Duration::from_millis(200)), send_all).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub async fn start_batch<F, Fut>(self, batch: impl Into<BatchConfig>, handler: F) -> Result<Worker>
+    where
+        F: Fn(Vec<Task<T>>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoBatchOutcome,
+    {
+        let handler = batch::erase::<Task<T>, Vec<Task<T>>, _, _>(self.queue.codec, batch.into(), handler);
+        self.launch(handler)
+    }
+
+    fn launch(self, handler: ErasedHandler) -> Result<Worker> {
+        let Self { queue, config, observer, check, layers, idempotent } = self;
+        let handler = match check {
+            Some(asks) => check::wrap(handler, queue.codec, asks),
+            None => handler,
+        };
+        let parts = Parts {
+            backend: queue.backend.clone(),
+            spec: queue.spec.clone(),
+            limits: queue.limits,
+            config,
+            observer,
+            layers,
+            idempotent,
+        };
+        parts.start(handler)
     }
 
     /// Runs the worker until `shutdown` completes, then shuts it down.
@@ -193,6 +280,57 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Fut::Output: IntoOutcome,
     {
         self.run_until(std::future::pending(), handler).await
+    }
+}
+
+/// What a builder has, without the type of the payload: starting is compiled once.
+struct Parts {
+    backend: Backend,
+    spec: QueueSpec,
+    limits: Limits,
+    config: WorkerConfig,
+    observer: Arc<dyn Observer>,
+    layers: Vec<Arc<dyn Layer>>,
+    idempotent: Option<Idempotent>,
+}
+
+impl Parts {
+    fn start(self, handler: ErasedHandler) -> Result<Worker> {
+        let mut problems = Problems::new("worker");
+        if let ErasedHandler::Batch(config, _) = &handler {
+            config.check(&mut problems);
+            problems.require(self.layers.is_empty(), || {
+                "layers are for handlers of single tasks, not of batches".into()
+            });
+        }
+        self.config.check(&mut problems);
+        if let Some(idempotent) = &self.idempotent {
+            idempotent.check(&*self.config.retry, std::iter::empty(), &mut problems);
+        }
+        problems.finish()?;
+        let (observer, loops) = (Careful::over(self.observer), Loops::default());
+        let tracing = Tracing::of(&observer);
+        let mut handler = handler.within(&self.layers).traced(tracing.as_ref());
+        let mut markers = None;
+        if let Some(settings) = &self.idempotent {
+            self.backend.require(Capability::Idempotency)?;
+            let table = MarkerTable::default();
+            let guarding = Guarding {
+                backend: self.backend.clone(),
+                scope: (TopicName::of_queue(&self.spec.name), GroupName::of_tasks()),
+                ttl: self.config.hold,
+                is_ordered: false,
+                monitor: loops.monitor("idempotency", Scope::Queue),
+                observer: observer.clone(),
+                markers: table.clone(),
+            };
+            handler = markers::wrap(handler, settings, guarding)?;
+            markers = Some(table);
+        }
+        let (observing, handling) = ((observer, tracing), (handler, markers));
+        let context =
+            Context::new(self.backend, &self.spec, self.config, self.limits, observing, handling, loops);
+        Ok(Worker::spawn(Arc::new(context)))
     }
 }
 

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millstream_core::panics::{Careful, Policies};
+use millstream_core::panics::Policies;
 use millstream_core::span::Tracing;
-use millstream_core::{Backend, Limits, Observer, QueueName, Shard};
+use millstream_core::{Backend, Limits, Observer, QueueName, QueueSpec, Shard};
+use millstream_engine::handler::ErasedHandler;
+use millstream_engine::markers::MarkerTable;
 use millstream_engine::{LeaseClock, Loops};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
@@ -18,7 +20,6 @@ use crate::sleep::Sleep;
 use crate::worker::WorkerConfig;
 use crate::worker::claims::answers::ShardAnswers;
 use crate::worker::claims::held::Held;
-use crate::worker::handler::Call;
 use crate::worker::report::Counts;
 use crate::worker::settings::QueueSettings;
 
@@ -31,7 +32,9 @@ pub(super) struct Context {
     pub(super) observer: Arc<dyn Observer>,
     /// Its tracer, if it has one.
     pub(super) tracing: Option<Tracing>,
-    pub(super) handler: Box<Call>,
+    pub(super) handler: ErasedHandler,
+    /// The markers of handlers that run, if operations take effect once.
+    pub(super) markers: Option<MarkerTable>,
     /// Whether a policy needs tasks that failed.
     pub(super) policies_need_message: bool,
     /// Name of this worker, unique to this start.
@@ -60,16 +63,16 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn new(
         backend: Backend,
-        queue: QueueName,
-        shards: Vec<Shard>,
+        spec: &QueueSpec,
         config: WorkerConfig,
         limits: Limits,
-        observer: Arc<dyn Observer>,
-        handler: Box<Call>,
+        (observer, tracing): (Arc<dyn Observer>, Option<Tracing>),
+        (handler, markers): (ErasedHandler, Option<MarkerTable>),
+        loops: Loops,
     ) -> Self {
-        let observer = Careful::over(observer);
+        let (queue, shards) = (spec.name.clone(), spec.iter().collect::<Vec<_>>());
         Self {
-            tracing: Tracing::of(&observer),
+            tracing,
             policies_need_message: Policies {
                 retry: &*config.retry,
                 dead_letters: &*config.dead_letters,
@@ -86,7 +89,7 @@ impl Context {
             counts: Counts::default(),
             status: ShardStatus::new(shards.len()),
             settings: QueueSettings::new(backend.clone(), queue.clone()),
-            loops: Loops::default(),
+            loops,
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
             ended: CancellationToken::new(),
@@ -98,6 +101,7 @@ impl Context {
             limits,
             observer,
             handler,
+            markers,
         }
     }
 

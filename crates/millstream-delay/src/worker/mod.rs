@@ -4,8 +4,6 @@ mod builder;
 mod claims;
 mod config;
 mod context;
-mod decide;
-mod handler;
 mod loops;
 mod progress;
 mod report;
@@ -32,7 +30,8 @@ use loops::claim::Claimer;
 use loops::settle::Settler;
 use loops::trim::Trimmer;
 
-use millstream_engine::ControlThread;
+use millstream_engine::markers::extend_markers;
+use millstream_engine::{ControlThread, Keeper, Scope};
 
 /// Time reserved for the last settlements after the handlers' time is over; it is part of the shutdown timeout.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(5);
@@ -141,6 +140,12 @@ impl Worker {
 async fn run(context: Arc<Context>) {
     let control = ControlThread::of(&context.backend);
     let _renewals = control.spawn(loops::renew::run(context.clone()));
+    let _markers = context.markers.clone().map(|markers| {
+        let monitor = context.loops.monitor("extend_markers", Scope::Queue);
+        let keeper = Keeper::new(context.config.hold, context.held.clock.clone());
+        let (backend, observer) = (context.backend.clone(), context.observer.clone());
+        control.spawn(extend_markers(backend, keeper, monitor, observer, markers))
+    });
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();
     for shard in &context.shards {

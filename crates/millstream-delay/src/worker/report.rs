@@ -42,7 +42,7 @@ impl Counts {
     pub(super) fn settled(&self, handled: Option<Handled>) {
         let counter = match handled {
             None => &self.handed_back,
-            Some(Handled::Acked) => &self.done,
+            Some(Handled::Acked | Handled::Checked | Handled::Duplicate) => &self.done,
             Some(Handled::Dead) => &self.dead,
             Some(Handled::Discarded) => &self.discarded,
             Some(Handled::Snoozed) => &self.snoozed,

@@ -14,20 +14,20 @@ use millstream_core::{
     MessageId, Partition, RebalanceListener, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
 };
 
-use crate::consumer::check::{self, CheckCall};
 use crate::consumer::context::{Context, Subscription, unique_name};
-use crate::consumer::handler::{self, Handler, Layer};
-use crate::consumer::idempotent::Idempotent;
 use crate::consumer::maintenance::{
     instances::InstanceSweeper, settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer,
 };
-use crate::consumer::markers::guard;
-use crate::consumer::markers::keeper::MarkerTable;
 use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing};
-use crate::delivery::Delivery;
 use crate::panics::CarefulUpkeep;
 use crate::producer::{Producer, warn_if_other};
 use crate::report::Report;
+use millstream_engine::Idempotent;
+use millstream_engine::Scope;
+use millstream_engine::delivery::Delivery;
+use millstream_engine::handler::check::{self, CheckCall};
+use millstream_engine::handler::{self, ErasedHandler, Layer};
+use millstream_engine::markers::{self, Guarding, MarkerTable};
 
 /// Builder of a [`Consumer`]. All settings are checked at once when it starts.
 #[must_use = "a builder does nothing until it is started"]
@@ -37,11 +37,11 @@ pub struct ConsumerBuilder<T: 'static> {
     group: String,
     config: ConsumerConfig,
     /// Puts the check around a handler. Code for it is made only where there is one.
-    check: Option<Box<dyn FnOnce(Handler) -> Handler + Send + Sync>>,
+    check: Option<Box<dyn FnOnce(ErasedHandler) -> ErasedHandler + Send + Sync>>,
     observer: Arc<dyn Observer>,
     upkeep: Vec<Arc<dyn Upkeep>>,
     /// Further topics, each with its handler.
-    also: Vec<(TopicSpec, Handler)>,
+    also: Vec<(TopicSpec, ErasedHandler)>,
     /// The outermost first.
     layers: Vec<Arc<dyn Layer>>,
     /// Topics to which the handlers send, and how long what they send is recognised there.
@@ -79,7 +79,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     /// Adds a topic with its handler, or what is wrong with either.
-    pub(in crate::consumer) fn add(&mut self, topic: Result<TopicSpec>, handler: Result<Handler>) {
+    pub(in crate::consumer) fn add(&mut self, topic: Result<TopicSpec>, handler: Result<ErasedHandler>) {
         match (topic, handler) {
             (Ok(spec), _) if self.has(&spec) => {
                 let message = format!("topic {} is there twice: its messages go to one handler", spec.name);
@@ -369,14 +369,14 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     /// Starts the consumer with a handler of any kind.
-    pub(in crate::consumer) fn launch(self, handler: Handler) -> BoxFuture<'static, Result<Consumer>> {
+    pub(in crate::consumer) fn launch(self, handler: ErasedHandler) -> BoxFuture<'static, Result<Consumer>> {
         self.launch_as(handler, false)
     }
 
     /// Starts the consumer. `pulls`: the handler of its first topic only offers messages.
     pub(in crate::consumer) fn launch_as(
         self,
-        handler: Handler,
+        handler: ErasedHandler,
         pulls: bool,
     ) -> BoxFuture<'static, Result<Consumer>> {
         let Self { backend, topic, group, config, check, observer, upkeep, also, layers, sends, problems } =
@@ -430,10 +430,10 @@ struct Parts {
     backend: Backend,
     group: String,
     config: ConsumerConfig,
-    check: Option<Box<dyn FnOnce(Handler) -> Handler + Send + Sync>>,
+    check: Option<Box<dyn FnOnce(ErasedHandler) -> ErasedHandler + Send + Sync>>,
     observer: Arc<dyn Observer>,
     upkeep: Vec<Arc<dyn Upkeep>>,
-    also: Vec<(TopicSpec, Handler)>,
+    also: Vec<(TopicSpec, ErasedHandler)>,
     layers: Vec<Arc<dyn Layer>>,
     sends: Vec<(String, Remembered)>,
     problems: Vec<Error>,
@@ -442,13 +442,13 @@ struct Parts {
 }
 
 impl Parts {
-    fn start(self, spec: Result<TopicSpec>, handler: Handler) -> BoxFuture<'static, Result<Consumer>> {
+    fn start(self, spec: Result<TopicSpec>, handler: ErasedHandler) -> BoxFuture<'static, Result<Consumer>> {
         Box::pin(self.started(spec, handler))
     }
 
-    async fn started(mut self, spec: Result<TopicSpec>, handler: Handler) -> Result<Consumer> {
+    async fn started(mut self, spec: Result<TopicSpec>, handler: ErasedHandler) -> Result<Consumer> {
         let mut problems = Problems::new("consumer");
-        if let Handler::Batch(config, _) = &handler {
+        if let ErasedHandler::Batch(config, _) = &handler {
             config.check(&mut problems);
             if !self.layers.is_empty() {
                 let why = "layers are for handlers of single messages, not of batches";
@@ -494,7 +494,7 @@ impl Parts {
         }
     }
 
-    async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, Handler)>) -> Result<Consumer> {
+    async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, ErasedHandler)>) -> Result<Consumer> {
         if self.config.sharing == Sharing::Shared {
             self.backend.require(Capability::Shared)?;
         }
@@ -521,7 +521,17 @@ impl Parts {
             let (handler, markers) = match &context.config.idempotent {
                 Some(settings) => {
                     let markers = MarkerTable::default();
-                    (guard::wrap(handler, settings, &context, &topic.name, &markers)?, Some(markers))
+                    let scope = (topic.name.clone(), context.group.clone());
+                    let guarding = Guarding {
+                        backend: context.backend.clone(),
+                        scope,
+                        ttl: context.config.lease_ttl,
+                        is_ordered: !matches!(context.config.concurrency, Concurrency::Unordered(_)),
+                        monitor: context.loops.monitor("idempotency", Scope::Topic(topic.name.clone())),
+                        observer: context.observer.clone(),
+                        markers: markers.clone(),
+                    };
+                    (markers::wrap(handler, settings, guarding)?, Some(markers))
                 }
                 None => (handler, None),
             };

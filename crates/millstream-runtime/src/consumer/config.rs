@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::consumer::idempotent::Idempotent;
 use millstream_core::assignment::Balanced;
 use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
 use millstream_core::{
     Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RebalanceListener, RetryPolicy, Start,
 };
+use millstream_engine::Idempotent;
 
 /// Shortest [`max_wait`](ConsumerConfig::max_wait): a server waits for whole milliseconds, and a reader that waits for less
 /// sends one request after the other.

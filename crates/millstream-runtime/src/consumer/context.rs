@@ -23,8 +23,9 @@ use crate::consumer::partition::dispatch::limits::Limiter;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
-use crate::consumer::{ConsumerConfig, RetryOrder, Sharing, handler::Handler};
+use crate::consumer::{ConsumerConfig, RetryOrder, Sharing};
 use crate::report::Counts;
+use millstream_engine::handler::ErasedHandler;
 use millstream_engine::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
 /// Shortest and longest part of a shutdown for the last settlements and for releasing partitions.
@@ -233,7 +234,7 @@ fn member_id(label: &str, incarnation: &str) -> Result<MemberId> {
 pub(in crate::consumer) struct Subscription {
     pub(in crate::consumer) context: Arc<Context>,
     pub(in crate::consumer) topic: TopicSpec,
-    pub(in crate::consumer) handler: Handler,
+    pub(in crate::consumer) handler: ErasedHandler,
     pub(in crate::consumer) upkeep: Vec<Arc<dyn Upkeep>>,
     /// Notified when the group has changed: members joined or left, or the assignment is another one.
     pub(in crate::consumer) changed: Notify,
@@ -245,7 +246,7 @@ impl Subscription {
     pub(in crate::consumer) fn new(
         context: Arc<Context>,
         topic: TopicSpec,
-        handler: Handler,
+        handler: ErasedHandler,
         upkeep: Vec<Arc<dyn Upkeep>>,
     ) -> Self {
         let answers = Answers::new(context.lease_ttl);

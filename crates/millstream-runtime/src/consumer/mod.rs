@@ -2,17 +2,13 @@
 
 mod batch;
 mod builder;
-mod check;
 mod config;
 mod context;
 mod control;
 mod events;
 mod group;
-mod handler;
 mod health;
-mod idempotent;
 mod maintenance;
-mod markers;
 mod partition;
 mod pauses;
 mod pull;
@@ -33,25 +29,19 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-pub use batch::{Batch, BatchConfig};
 pub use builder::ConsumerBuilder;
 pub use config::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 pub use events::{ConsumerEvent, Events};
-pub use handler::{Answer, Layer, Next, Timeout, Trace};
-pub use idempotent::{Idempotent, WhileRunning};
 pub use millstream_core::health::{ConsumerState, Health, LoopFailure, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 pub use router::Router;
-
-pub(crate) use handler::{LetterAnswer, around};
-pub(crate) use partition::PartitionHandle;
 
 use context::{Context, Subscription};
 use group::lease_keeper::renew_leases;
 use group::lease_table::LeaseTable;
 use group::membership::{Membership, Target};
 use group::ownership::Ownership;
-use markers::keeper::{MarkerTable, extend_markers};
+use millstream_engine::markers::{MarkerTable, extend_markers};
 
 use crate::report::Report;
 
@@ -90,7 +80,11 @@ impl Consumer {
             let renewals = renew_leases(subscription.clone(), table.clone());
             let membership = Membership::new(subscription.clone(), aim);
             let ownership = Ownership::new(subscription.clone(), table, target);
-            let markers = markers.map(|markers| extend_markers(subscription.clone(), markers));
+            let markers = markers.map(|markers| {
+                let (keeper, monitor) = (subscription.keeper(), subscription.monitor("extend_markers"));
+                let (backend, observer) = (subscription.backend.clone(), subscription.observer.clone());
+                extend_markers(backend, keeper, monitor, observer, markers)
+            });
             let control = control.clone();
             let topic = async move {
                 // The keeper runs to the very end: a partition is ours until its worker has released the lease.

@@ -15,12 +15,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::consumer::handler::{Handle, Handler, Input, Verdict, guarded, of_delivery};
-use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::pauses::Changes;
 use crate::consumer::{Consumer, ConsumerBuilder};
-use crate::delivery::{Delivery, DeliveryMetadata};
 use crate::report::Report;
+use millstream_engine::delivery::DeliveryScope;
+use millstream_engine::delivery::{Delivery, DeliveryMetadata};
+use millstream_engine::handler::{ErasedHandler, Handle, Input, Verdict, guarded, of_delivery};
 
 /// Error of a message that was pulled and dropped.
 const DROPPED: &str = "dropped without an outcome";
@@ -235,7 +235,7 @@ impl<T> Pulled<T> {
     /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if another instance has the partition by now; transient
     /// errors.
     pub async fn extend(&self) -> Result<()> {
-        self.delivery.about.handle.extend().await
+        self.delivery.about.scope.extend().await
     }
 }
 
@@ -276,8 +276,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
 fn erase<T: Send + 'static>(
     codec: &'static dyn Codec<T>,
     offers: mpsc::UnboundedSender<Offer<T>>,
-) -> Handler {
-    Handler::Each(Box::new(Arc::new(Offering { codec, offers })))
+) -> ErasedHandler {
+    ErasedHandler::Each(Box::new(Arc::new(Offering { codec, offers })))
 }
 
 struct Offering<T: 'static> {
@@ -305,7 +305,7 @@ async fn offer<T: Send>(
     about: DeliveryMetadata,
     timeout: Option<Duration>,
 ) -> Option<Verdict> {
-    let handle: Arc<PartitionHandle> = about.handle.clone();
+    let handle: Arc<DeliveryScope> = about.scope.clone();
     let delivery = Arc::new(Mutex::new(Some(Delivery { payload: value, about })));
     let (taken, mut is_taken) = oneshot::channel();
     let (say, said) = oneshot::channel();

@@ -11,10 +11,10 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::sorted::SortedMap;
 use millstream_core::{BoxError, Codec, Headers, IntoOutcome, Topic};
 
-use crate::consumer::handler::{Answer, Call, Handle, Handler, Input, Verdict, typed};
 use crate::consumer::{Consumer, ConsumerBuilder};
-use crate::delivery::Delivery;
 use crate::producer::TYPE_HEADER;
+use millstream_engine::delivery::Delivery;
+use millstream_engine::handler::{Answer, Call, ErasedHandler, Handle, Input, Verdict, typed};
 
 /// Longest part of an unknown type that an error shows, in characters.
 const SHOWN: usize = 64;
@@ -148,7 +148,7 @@ impl Router {
     async fn call(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let route = self.kind(&input.about.headers).and_then(|kind| self.routes.get(kind));
         match route.or(self.otherwise.as_ref()) {
-            Some(handler) => handler.one(input, timeout).await.0,
+            Some(handler) => handler.one(input, timeout).await.into_verdict(),
             None => Some(Verdict::Undecodable(self.unknown(&input.about.headers))),
         }
     }
@@ -171,7 +171,7 @@ impl Router {
         }
     }
 
-    fn into_handler(mut self) -> Result<Handler> {
+    fn into_handler(mut self) -> Result<ErasedHandler> {
         if self.routes.is_empty() && self.otherwise.is_none() {
             self.problems.push("a router has no handler".to_owned());
         }
@@ -179,7 +179,7 @@ impl Router {
             self.problems.push("the header of a router has no name".to_owned());
         }
         if self.problems.is_empty() {
-            return Ok(Handler::Each(Box::new(Arc::new(self))));
+            return Ok(ErasedHandler::Each(Box::new(Arc::new(self))));
         }
         Err(Error::new(ErrorKind::InvalidConfig, self.problems.join("; ")))
     }
@@ -211,7 +211,7 @@ impl ConsumerBuilder<Bytes> {
         let handler = router.into_handler().unwrap_or_else(|error| {
             self.problem(error);
             // It is never called: a consumer with a problem does not start.
-            Handler::Each(typed(&Raw, |_: Delivery<Bytes>| async {}))
+            ErasedHandler::Each(typed(&Raw, |_: Delivery<Bytes>| async {}))
         });
         self.launch(handler).await
     }

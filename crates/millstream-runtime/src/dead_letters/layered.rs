@@ -9,8 +9,9 @@ use millstream_core::panics::{Panicked, decode, error_text};
 use millstream_core::{BoxError, Codec, DeadLetter, Envelope, Outcome};
 
 use super::{DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
-use crate::consumer::{Answer, Layer, LetterAnswer, PartitionHandle, around};
-use crate::delivery::{AttemptHistory, Delivery, DeliveryMetadata};
+use millstream_engine::delivery::DeliveryScope;
+use millstream_engine::delivery::{AttemptHistory, Delivery, DeliveryMetadata};
+use millstream_engine::handler::{Answer, Layer, LetterAnswer, around};
 
 /// Calls the handler of letters.
 pub(super) async fn call<T, Fut>(
@@ -81,9 +82,9 @@ where
 
 /// Returns the message of a letter as layers see it: its last attempt.
 fn delivery(dead: &DeadLetter, envelope: Envelope) -> Delivery<Bytes> {
-    let handle = PartitionHandle::without_lease(dead.topic_partition.clone(), dead.group.clone(), 0);
+    let scope = DeliveryScope::without_right(dead.topic_partition.clone(), dead.group.clone(), 0);
     let about = DeliveryMetadata {
-        handle: Arc::new(handle),
+        scope: Arc::new(scope),
         id: dead.id,
         origin: dead.origin,
         attempt: dead.attempts.max(1),

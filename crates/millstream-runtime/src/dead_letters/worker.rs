@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::layered;
 use super::letter::Counts;
 use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
-use crate::consumer::Layer;
+use millstream_engine::Layer;
 use millstream_engine::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
 /// Maximum number of letters per claim.

@@ -39,9 +39,7 @@ impl fmt::Debug for IdSource {
 impl IdSource {
     fn operation(&self, delivery: &impl Delivered) -> Result<Operation, Outcome> {
         let id = match self {
-            Self::Message => {
-                Bytes::from(format!("{}-{}", delivery.topic_partition().partition, delivery.origin()))
-            }
+            Self::Message => Bytes::from(delivery.message_id()),
             Self::Header(name) => match delivery.headers().get(name) {
                 Some(value) => value.clone(),
                 None => {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::fire::Firing;
 use crate::worker::context::Context;
+use crate::worker::loops::filling::Filling;
 use crate::worker::loops::settle::Settling;
 use crate::worker::loops::work::Job;
 use millstream_engine::catch_panic;
@@ -42,6 +43,7 @@ pub(in crate::worker) struct Claimer {
     /// Monitor of waits for a notification.
     wait_monitor: LoopMonitor,
     firing: Firing,
+    filling: Filling,
     /// Comparison of the server's clock with the local one.
     time: ServerTime,
     /// Pending wait for a notification, kept over many rounds: a cancelled wait may lose a notification.
@@ -60,7 +62,7 @@ impl Claimer {
         let monitor = context.loops.monitor("claim", scope());
         let wait_monitor = context.loops.monitor("wait", scope());
         let firing = Firing::new(context.loops.monitor("fire", scope()));
-        let time = ServerTime::default();
+        let (time, filling) = (ServerTime::default(), Filling::new(context.clone()));
         Self {
             context,
             shard,
@@ -68,6 +70,7 @@ impl Claimer {
             monitor,
             wait_monitor,
             firing,
+            filling,
             time,
             waiting: None,
             relieved: true,
@@ -145,7 +148,7 @@ impl Claimer {
                 context.status.deaths(shard.shard as usize);
             }
         }
-        let mut surplus = 0;
+        let (mut surplus, mut jobs) = (0, Vec::with_capacity(tasks.len()));
         for task in tasks {
             let ClaimedTask { id, token, before, .. } = &task;
             let nth = self.shard.shard;
@@ -159,13 +162,9 @@ impl Claimer {
             };
             let holding = context.held.begin(nth, id, token, asked);
             let (shard, settlements) = (self.shard.clone(), self.settlements.clone());
-            let job = Job { task, shard, now, holding, permit, settlements };
-            if context.stop.is_cancelled() {
-                job.hand_back(&context);
-            } else {
-                context.handlers.spawn(job.run(context.clone()));
-            }
+            jobs.push(Job { task, shard, now, holding, permit, settlements });
         }
+        self.filling.add(jobs);
         drop(permits);
         if surplus > 0 {
             let why = format!("{} gave {surplus} tasks more than asked for", self.shard);

@@ -1,26 +1,29 @@
 //! One claimed task: from its claim to its settlement.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
-use millstream_core::panics::discard;
-use millstream_core::span::{Failed, MessagingOperation, OperationKind, SpanMessage};
-use millstream_core::tasks::{ClaimedTask, Verdict};
-use millstream_core::{Envelope, Outcome, ScheduleId, Shard, Timestamp, wire};
+use millstream_core::panics::{discard, text_of};
+use millstream_core::schedule::Due;
+use millstream_core::tasks::{ClaimedTask, Verdict as TaskVerdict};
+use millstream_core::{Envelope, MessageId, ScheduleId, Shard, Timestamp, wire};
+use millstream_engine::decide::{Attempt, Ending, decide};
+use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope, TaskFacts};
+use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
+use millstream_engine::{LoopMonitor, Scope};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use crate::task::About;
 use crate::worker::claims::held::Holding;
 use crate::worker::context::Context;
-use crate::worker::decide::{Attempt, Said, decide};
-use crate::worker::handler::Input;
 use crate::worker::loops::renew;
 use crate::worker::loops::settle::Settling;
-use millstream_engine::{LoopMonitor, Scope};
 
 /// Claimed task. If it panics itself, its claim is dropped with it, and runs out.
 pub(in crate::worker) struct Job {
@@ -42,29 +45,101 @@ enum Leave {
     Ending,
 }
 
+/// How the work on a task ended.
+enum Ended {
+    /// This was said of it.
+    Judged(Said),
+    /// The work was not begun, because the worker is shutting down.
+    Unbegun,
+    /// The handler was dropped, because the worker is shutting down.
+    Unfinished,
+}
+
+/// Passes tasks to the handler, one or a batch, and sends their settlements.
+pub(in crate::worker) async fn run(jobs: Vec<Job>, context: Arc<Context>) {
+    let begun = join_all(jobs.into_iter().map(|job| job.begin(&context))).await;
+    let started = Instant::now();
+    let (mut inputs, mut given) = (Vec::new(), Vec::new());
+    for mut job in begun.into_iter().flatten() {
+        match job.input(&context) {
+            Ok((input, message)) => {
+                inputs.push(input);
+                given.push((job, message));
+            }
+            Err(verdict) => job.end(&context, &Ended::Judged(Said::Own(verdict)), Duration::ZERO, None),
+        }
+    }
+    if inputs.is_empty() {
+        return;
+    }
+    let ended = call(&context, inputs, given.len()).await;
+    let elapsed = started.elapsed();
+    for ((job, message), ended) in given.into_iter().zip(ended) {
+        job.end(&context, &ended, elapsed, message.as_ref());
+        // The error of a handler is user code, and so is its drop.
+        discard(ended, &*context.observer);
+    }
+}
+
+/// Calls the handler, until it returns or the worker ends: it is dropped then. Returns as many answers as there are tasks.
+async fn call(context: &Context, inputs: Vec<Input>, tasks: usize) -> Vec<Ended> {
+    let timeout = context.config.handler_timeout;
+    // In a block of its own, so that the handler is dropped inside the caught block, too: that may panic.
+    let handle = async move {
+        let handler = async {
+            match &context.handler {
+                ErasedHandler::Each(call) => {
+                    let mut ended = Vec::with_capacity(inputs.len());
+                    for input in inputs {
+                        let verdict = call.one(input, timeout).await.into_verdict();
+                        ended.push(
+                            verdict.map_or(Ended::Unbegun, |verdict| Ended::Judged(Said::Own(verdict))),
+                        );
+                    }
+                    ended
+                }
+                ErasedHandler::Batch(_, call) => {
+                    call(inputs, timeout).await.into_iter().map(Ended::Judged).collect()
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = handler => ended,
+            () = context.kill.cancelled() => Vec::new(),
+        }
+    };
+    match AssertUnwindSafe(handle).catch_unwind().await {
+        // Those without an answer were under way.
+        Ok(mut ended) => {
+            ended.resize_with(tasks, || Ended::Unfinished);
+            ended
+        }
+        Err(panic) => {
+            let verdict = Arc::new(Verdict::Panicked(text_of(panic)));
+            (0..tasks).map(|_| Ended::Judged(Said::Shared(verdict.clone()))).collect()
+        }
+    }
+}
+
 impl Job {
-    /// Runs the handler and sends the settlement.
-    pub(in crate::worker) async fn run(mut self, context: Arc<Context>) {
-        match self.leave(&context).await {
-            Leave::Granted => {}
-            Leave::Ending => return self.hand_back(&context),
+    /// Returns the job if its handler may begin, and ends it otherwise.
+    async fn begin(self, context: &Context) -> Option<Self> {
+        match self.leave(context).await {
+            Leave::Granted => return Some(self),
+            Leave::Ending => self.hand_back(context),
             Leave::Lost => {
                 let (token, _) = self.holding.claim();
                 let lost = usize::from(self.holding.lost(&token));
-                return renew::tell(&context, &self.shard, lost);
+                renew::tell(context, &self.shard, lost);
             }
         }
-        let started = Instant::now();
-        let (said, message) = match self.input(&context) {
-            Ok((input, message)) => (call(&context, input).await, message),
-            Err(said) => (said, None),
-        };
-        self.end(&context, said, started.elapsed(), message.as_ref());
+        None
     }
 
     /// Hands the task back without having begun, since the worker is shutting down.
     pub(in crate::worker) fn hand_back(self, context: &Context) {
-        self.end(context, Said::Unbegun, Duration::ZERO, None);
+        self.end(context, &Ended::Unbegun, Duration::ZERO, None);
     }
 
     /// Checks whether the handler may begin. It may not if another worker may have the task, since the claim's answer
@@ -120,96 +195,97 @@ impl Job {
 
     /// Builds the handler's input, and a copy of the message if a policy needs it; an invalid message is settled without a
     /// handler.
-    fn input(&mut self, context: &Context) -> Result<(Input, Option<Envelope>), Said> {
+    fn input(&mut self, context: &Context) -> Result<(Input, Option<Envelope>), Verdict> {
         let fields = std::mem::take(&mut self.task.fields);
         if fields.is_empty() {
-            return Err(Said::Orphan);
+            return Err(Verdict::Orphan);
         }
-        let envelope = wire::decode_body(&fields, &context.limits);
-        let envelope = envelope.map_err(|why| Said::Malformed(why.to_string()))?;
+        let envelope = wire::decode_body(&fields, &context.limits).map_err(Verdict::Malformed)?;
         let message = context.policies_need_message.then(|| envelope.clone());
         let task = &self.task;
-        let about = About {
+        let facts = TaskFacts {
             id: task.id.clone(),
             shard: self.shard.clone(),
             due: task.due,
             late: self.late(),
-            attempt: task.attempt,
             crashes: task.crashes,
-            error: task.error.clone(),
-            history: task.history.clone(),
+        };
+        let error = Some(&task.error).filter(|error| !error.is_empty()).cloned();
+        let about = DeliveryMetadata {
+            scope: Arc::new(DeliveryScope::of_task(Arc::new(facts), self.holding.cancelled.clone())),
+            id: MessageId::ZERO,
+            origin: MessageId::ZERO,
+            attempt: task.attempt,
+            deliveries: task.crashes.saturating_add(1),
+            past: AttemptHistory::of(error, task.history.clone()),
             key: envelope.key,
             headers: envelope.headers,
-            cancelled: self.holding.cancelled.clone(),
         };
-        let again = task.crashes > 0 || task.attempt > 1 || !task.history.is_empty();
-        Ok((Input { about, payload: envelope.payload, again }, message))
+        Ok((Input { about, payload: envelope.payload }, message))
     }
 
     fn late(&self) -> Duration {
         self.now.saturating_duration_since(self.task.due)
     }
 
-    fn end(self, context: &Context, said: Said, elapsed: Duration, message: Option<&Envelope>) {
+    fn end(self, context: &Context, ended: &Ended, elapsed: Duration, message: Option<&Envelope>) {
         let late = self.late();
         let Self { task, shard, now, holding, permit, settlements } = self;
-        let attempt = Attempt {
-            number: task.attempt,
-            history: &task.history,
-            now: now.saturating_add(elapsed),
-            entropy: fastrand::u64(..),
-            shard: &shard,
-            message,
+        let again = |error: String| TaskVerdict::Retry {
+            due: Due::NOW,
+            attempt: task.attempt,
+            error,
+            history: task.history.clone(),
         };
-        let (verdict, handled) = decide(&said, &attempt, &context.policies());
-        let verdict = match (verdict, handled, context.config.done_window) {
-            // A task that the policy discarded was not done.
-            (Verdict::Complete, Some(Handled::Acked), Some(window)) => Verdict::CompleteFor(window),
-            (verdict, ..) => verdict,
+        let (verdict, handled) = match ended {
+            Ended::Judged(said) => {
+                let (verdict, now) = (said.verdict(), now.saturating_add(elapsed));
+                let since = task.history.since();
+                let attempt = || Attempt {
+                    number: task.attempt,
+                    last_error: None,
+                    history: &task.history,
+                    elapsed: since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
+                    now: Some(now.as_millis()),
+                    entropy: fastrand::u64(..),
+                    place: (shard.queue.as_str(), shard.shard),
+                    message,
+                };
+                let decided = decide(verdict, attempt, &context.policies());
+                let (handled, error) = (decided.handled, decided.told(verdict));
+                log_failure(&shard, &task.id, task.attempt, handled, error);
+                context.observer.observe(&Event::Worked {
+                    shard: &shard,
+                    task: &task.id,
+                    attempt: task.attempt,
+                    handled,
+                    late,
+                    elapsed,
+                    error,
+                });
+                (settlement(decided.ending, context.config.done_window), Some(handled))
+            }
+            Ended::Unbegun => (again(String::new()), None),
+            // The same attempt again. The history shows that it had begun, so the check is asked before it does again.
+            Ended::Unfinished => (again("the worker ended before the handler did".to_owned()), None),
         };
-        let error = match (&verdict, &said) {
-            // Nothing failed, or the text may quote the task: then nobody but the dead task gets it.
-            (_, Said::Outcome(Outcome::Snooze(_)) | Said::Undecodable(_) | Said::Malformed(_)) => None,
-            (Verdict::Retry { error, .. } | Verdict::Dead { error, .. }, _) => Some(&**error),
-            _ => None,
-        };
-        if let Some(handled) = handled {
-            let (attempt, task) = (task.attempt, &task.id);
-            log_failure(&shard, task, attempt, handled, error);
-            context.observer.observe(&Event::Worked {
-                shard: &shard,
-                task,
-                attempt,
-                handled,
-                late,
-                elapsed,
-                error,
-            });
-        }
-        discard(said, &*context.observer);
         let settling = Settling { id: task.id, holding, verdict, handled, permit };
         // A closed channel means that the worker has ended before this job: the claim runs out.
         let _ = settlements.send(settling);
     }
 }
 
-/// Calls the handler, in a span if there is a tracer.
-async fn call(context: &Context, input: Input) -> Said {
-    let Some(tracing) = &context.tracing else { return (context.handler)(input, context.kill.clone()).await };
-    let mut span = {
-        let About { id, shard, attempt, headers, .. } = &input.about;
-        let mut message = SpanMessage::new(headers);
-        message.id = Some(id);
-        message.body = Some(input.payload.len());
-        let messages = [message];
-        let mut operation = MessagingOperation::new(OperationKind::Process, shard.queue.as_str());
-        (operation.partition, operation.attempt) = (Some(shard.shard), Some(*attempt));
-        operation.messages = &messages;
-        tracing.start(&operation)
-    };
-    let said = span.within((context.handler)(input, context.kill.clone())).await;
-    span.end(said.error().map(|error| Failed { error, messages: 1 }));
-    said
+/// Returns what the server is told.
+fn settlement(ending: Ending, done_window: Option<Duration>) -> TaskVerdict {
+    match ending {
+        Ending::Done => done_window.map_or(TaskVerdict::Complete, TaskVerdict::CompleteFor),
+        // A task that the policy discarded was not done.
+        Ending::Dropped(_) => TaskVerdict::Complete,
+        Ending::Again { due, attempt, error, history } => TaskVerdict::Retry { due, attempt, error, history },
+        Ending::Dead { reason, attempts, error, history } => {
+            TaskVerdict::Dead { reason, attempts, error, history }
+        }
+    }
 }
 
 /// Logs the result of an attempt that failed. Of the task only its id is quoted.

@@ -8,9 +8,10 @@ use crate::consumer::context::Context;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::partition::dispatch::job::Job;
-use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::partition::leases::entry_lease::{EntryLease, Live};
 use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
+use crate::consumer::partition::rights::{under_entry_lease, under_lease};
+use millstream_engine::delivery::DeliveryScope;
 
 /// Gives jobs that start the handles of their deliveries.
 pub(in crate::consumer) struct Handles {
@@ -18,7 +19,7 @@ pub(in crate::consumer) struct Handles {
     topic_partition: TopicPartition,
     lease: WorkerLease,
     /// The handle under the lease of the partition. Another one is created when the lease could not be relied on for a while.
-    shared: Option<Arc<PartitionHandle>>,
+    shared: Option<Arc<DeliveryScope>>,
     /// Value of the guard's [`trust`](LeaseGuard::trust) when `shared` was created.
     trust: u64,
     /// Version of the leases of entries when one could not be relied on.
@@ -73,7 +74,7 @@ impl Handles {
         match self.lease.clone() {
             WorkerLease::Partition(guard) => {
                 self.trust_again(&guard);
-                unit.iter_mut().for_each(|(_, job)| job.handle.clone_from(&self.shared));
+                unit.iter_mut().for_each(|(_, job)| job.scope.clone_from(&self.shared));
                 Sorted { live: unit, ..Sorted::default() }
             }
             WorkerLease::Entries(entries) => self.give_entries(&entries, unit),
@@ -85,9 +86,9 @@ impl Handles {
         // Compared first, because it is one atomic load, and this runs for every unit.
         let trust = guard.trust();
         let changed = trust != std::mem::replace(&mut self.trust, trust);
-        let is_old = |handle: &Arc<PartitionHandle>| changed && handle.cancelled.is_cancelled();
+        let is_old = |handle: &Arc<DeliveryScope>| changed && handle.cancelled.is_cancelled();
         if self.shared.as_ref().is_none_or(is_old) {
-            self.shared = Some(Arc::new(PartitionHandle::new(&self.context, guard)));
+            self.shared = Some(Arc::new(under_lease(&self.context, guard)));
         }
     }
 
@@ -100,10 +101,10 @@ impl Handles {
             match entries.leases.live(key) {
                 Live::Now(cancelled) => {
                     let (leases, member) = (entries.leases.clone(), entries.member.clone());
-                    let place = (self.topic_partition.clone(), self.context.group.clone());
                     let lease = EntryLease { leases, member, key };
-                    let handle = PartitionHandle::shared(&self.context, place, cancelled, lease);
-                    job.handle = Some(Arc::new(handle));
+                    let topic_partition = self.topic_partition.clone();
+                    let scope = under_entry_lease(&self.context, topic_partition, cancelled, lease);
+                    job.scope = Some(Arc::new(scope));
                     sorted.live.push((ticket, job));
                 }
                 Live::Uncertain => {

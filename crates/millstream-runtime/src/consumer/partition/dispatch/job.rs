@@ -14,13 +14,13 @@ use millstream_core::{
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
-use crate::consumer::handler::{Handler, Input, Said, Verdict};
 use crate::consumer::partition::dispatch::Unit;
-use crate::consumer::partition::dispatch::decide::{Attempt, decide};
-use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
-use crate::delivery::{AttemptHistory, DeliveryMetadata};
+use millstream_engine::decide::{Attempt, Ending, decide};
+use millstream_engine::delivery::DeliveryScope;
+use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata};
+use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
 
 /// A message on its way through a partition.
 pub(in crate::consumer) struct Job {
@@ -38,7 +38,7 @@ pub(in crate::consumer) struct Job {
     /// Whether the note that it begins is written.
     pub(in crate::consumer) is_noted: bool,
     /// Handle of its delivery. Set when it starts.
-    pub(in crate::consumer) handle: Option<Arc<PartitionHandle>>,
+    pub(in crate::consumer) scope: Option<Arc<DeliveryScope>>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
@@ -67,7 +67,7 @@ impl Job {
             left: Duration::ZERO,
             candidate: candidate.map(Box::new),
             is_noted: false,
-            handle: None,
+            scope: None,
             said: None,
             elapsed: Duration::ZERO,
             read,
@@ -112,7 +112,6 @@ impl Job {
     fn attempt<'a>(
         &'a self,
         clock: &ServerClock,
-        in_place: Option<&'a str>,
         topic_partition: &'a TopicPartition,
         message: Option<&'a Envelope>,
     ) -> Attempt<'a> {
@@ -121,14 +120,12 @@ impl Job {
             self.history().since().map_or(0, |since| self.now(now).saturating_sub(since.as_millis()));
         Attempt {
             number: self.attempt,
-            origin: self.origin,
             last_error: self.last_error(),
             history: self.history(),
             elapsed: Duration::from_millis(elapsed),
             now,
             entropy: fastrand::u64(..),
-            in_place,
-            topic_partition,
+            place: (topic_partition.topic.as_str(), topic_partition.partition.0),
             message,
         }
     }
@@ -143,16 +140,9 @@ impl Job {
         in_place: bool,
     ) -> (Settlement, Handled) {
         let message = self.envelope.as_ref().ok().filter(|_| context.policies_need_message);
-        let in_place = in_place.then_some(&*context.incarnation);
-        let attempt = || self.attempt(clock, in_place, topic_partition, message);
+        let attempt = || self.attempt(clock, topic_partition, message);
         let decided = decide(verdict, attempt, &context.policies());
-        let (handled, cause) = (decided.handled, verdict.cause());
-        // Without a failure the settlement has the error of an earlier attempt. The text of a codec, and what is said of a
-        // malformed entry, may quote the message, so nobody but the dead letter gets it.
-        let error = match cause {
-            None | Some(Cause::Undecodable | Cause::Malformed) => None,
-            Some(_) => decided.error(),
-        };
+        let (handled, cause, error) = (decided.handled, verdict.cause(), decided.told(verdict));
         if handled != Handled::Acked {
             // Acknowledgements are counted once for all messages that ended together.
             context.counts.handled(handled);
@@ -172,7 +162,25 @@ impl Job {
             error,
             key: self.key().map(|key| MessageBytes::new(key)),
         });
-        (decided.settlement, handled)
+        (self.settlement(decided.ending, in_place.then_some(&*context.incarnation)), handled)
+    }
+
+    /// Returns what the log is told. `by`: the message waits in its place, and this is who notes it.
+    fn settlement(&self, ending: Ending, by: Option<&str>) -> Settlement {
+        let origin = self.origin;
+        match (ending, by) {
+            (Ending::Done | Ending::Dropped(_), _) => Settlement::Ack,
+            (Ending::Again { due, attempt, error, history }, None) => {
+                Settlement::Retry { due, attempt, origin, error, history }
+            }
+            // The handler returned, so the message did not end the process: suspicions start again at 0.
+            (Ending::Again { due, attempt, error, history }, Some(by)) => {
+                Settlement::Hold(Note { attempt, due, suspicions: 0, by: by.to_owned(), error, history })
+            }
+            (Ending::Dead { reason, attempts, error, history }, _) => {
+                Settlement::DeadLetter { reason, attempts, origin, error, history }
+            }
+        }
     }
 
     /// Logs a failed attempt. Of the message itself only its id is named.
@@ -256,7 +264,7 @@ impl Job {
                 return None;
             }
         };
-        let handle = self.handle.take()?;
+        let scope = self.scope.take()?;
         let envelope = if keep {
             envelope.clone()
         } else {
@@ -266,7 +274,7 @@ impl Job {
         };
         let Envelope { key, headers, payload } = envelope;
         let about = DeliveryMetadata {
-            handle,
+            scope,
             id: self.receipt.id,
             origin: self.origin,
             attempt: self.attempt,
@@ -284,14 +292,14 @@ pub(in crate::consumer) async fn handle(context: &Subscription, unit: &mut Unit,
     let timeout = context.config.handler_timeout;
     let _running = context.status.handler();
     match &context.handler {
-        Handler::Each(call) => {
+        ErasedHandler::Each(call) => {
             for (_, job) in unit {
                 if let Some(input) = job.input(keep) {
-                    job.said = call.one(input, timeout).await.0.map(Said::Own);
+                    job.said = call.one(input, timeout).await.into_verdict().map(Said::Own);
                 }
             }
         }
-        Handler::Batch(_, call) => {
+        ErasedHandler::Batch(_, call) => {
             let inputs: Vec<_> = unit.iter_mut().filter_map(|(_, job)| job.input(keep)).collect();
             if inputs.is_empty() {
                 return;

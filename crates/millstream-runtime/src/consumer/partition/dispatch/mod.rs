@@ -1,6 +1,5 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
-pub(in crate::consumer) mod decide;
 pub(in crate::consumer) mod handles;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
@@ -22,7 +21,6 @@ use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
-use crate::consumer::handler::{Handler, Verdict};
 use crate::consumer::partition::dispatch::handles::{Handles, Sorted};
 use crate::consumer::partition::dispatch::job::{Job, handle};
 use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Ticket};
@@ -39,6 +37,7 @@ use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::source::Read;
 use crate::consumer::pauses::Pause;
 use crate::report::Counts;
+use millstream_engine::handler::{ErasedHandler, Verdict};
 
 /// Jobs that are passed to a task together: one, a batch, or a row.
 pub(in crate::consumer) type Unit = Vec<(Ticket, Box<Job>)>;
@@ -379,7 +378,7 @@ impl Dispatcher {
             return;
         }
         let (context, lease) = (self.context.clone(), self.lease.clone());
-        if let (WorkerLease::Partition(guard), true, Handler::Each(_)) =
+        if let (WorkerLease::Partition(guard), true, ErasedHandler::Each(_)) =
             (&lease, self.serial, &context.handler)
         {
             let row = Row::new(context, guard.clone(), self.pause.clone(), unit, self.early.0.clone());

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::consumer::handler::Handler;
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::{Grouping, Ticket};
+use millstream_engine::handler::ErasedHandler;
 
 /// Maximum number of messages that a task handles one after the other before their results are used: enough that the
 /// switches between tasks cost little for each message.
@@ -25,12 +25,12 @@ pub(in crate::consumer) struct Picked {
 }
 
 impl Picked {
-    pub(in crate::consumer) fn new(handler: &Handler, grouping: Grouping) -> Self {
+    pub(in crate::consumer) fn new(handler: &ErasedHandler, grouping: Grouping) -> Self {
         let (size, wait) = match handler {
             // In one queue, a row has the order of the log.
-            Handler::Each(_) if grouping == Grouping::Partition => (ROW, Duration::ZERO),
-            Handler::Each(_) => (1, Duration::ZERO),
-            Handler::Batch(batch, _) => (batch.size, batch.wait),
+            ErasedHandler::Each(_) if grouping == Grouping::Partition => (ROW, Duration::ZERO),
+            ErasedHandler::Each(_) => (1, Duration::ZERO),
+            ErasedHandler::Batch(batch, _) => (batch.size, batch.wait),
         };
         Self { jobs: Vec::new(), size, wait, full_at: Instant::now() }
     }

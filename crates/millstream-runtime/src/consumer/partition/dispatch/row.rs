@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::handler::{self, Handler, Input, Said, Verdict};
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::pauses::Pause;
 use millstream_core::Outcome;
+use millstream_engine::handler::{self, ErasedHandler, Input, Said, Verdict};
 
 /// Time budget of a row. After it no further message begins, so that the finished ones are settled.
 const BUDGET: Duration = Duration::from_millis(1);
@@ -52,7 +52,7 @@ impl Row {
     pub(in crate::consumer) async fn run(mut self) -> Unit {
         let context = self.context.clone();
         self.since = Instant::now();
-        if let Handler::Each(call) = &context.handler {
+        if let ErasedHandler::Each(call) = &context.handler {
             let _running = context.status.handler();
             call.all(&mut self, context.config.handler_timeout).await;
         }

@@ -4,9 +4,8 @@
 //! [parts](FromMessage) of the message or of the state, and at last the message itself, as [`Payload`] or [`Delivery`].
 //!
 //! ```
-//! use millstream_runtime::extract::{Attempt, Payload, State, with_state};
-//! # use millstream_core::Result;
-//! # use millstream_runtime::{Consumer, ConsumerBuilder};
+//! use millstream_engine::extract::{Attempt, Payload, State, with_state};
+//! # use millstream_engine::Delivery;
 //! # #[derive(Clone)]
 //! # struct Bank;
 //! # impl Bank { async fn charge(&self, _: u64, _: u32) -> std::result::Result<(), String> { Ok(()) } }
@@ -19,9 +18,9 @@
 //!     bank.charge(cents, attempt).await
 //! }
 //!
-//! # async fn example(bank: Bank, charges: ConsumerBuilder<u64>) -> Result<Consumer> {
-//! charges.start(with_state(bank, charge)).await
-//! # }
+//! # fn example(bank: Bank) -> impl Fn(Delivery<u64>) {
+//! let handler = with_state(bank, charge); // mq.consumer(CHARGES, "billing").start(handler)
+//! # move |delivery| drop(handler(delivery)) }
 //! ```
 
 use std::future::{Ready, ready};
@@ -31,14 +30,14 @@ use futures_util::FutureExt;
 use futures_util::future::{Either, Map};
 use millstream_core::{GroupName, Headers, IntoOutcome, MessageId, Outcome, TopicPartition};
 
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Handled};
 
 /// A part of a message or of the state, as an argument of a handler.
 ///
 /// ```
 /// use millstream_core::Outcome;
-/// use millstream_runtime::Delivery;
-/// use millstream_runtime::extract::FromMessage;
+/// use millstream_engine::Delivery;
+/// use millstream_engine::extract::FromMessage;
 ///
 /// /// The tenant that a header names.
 /// struct Tenant(String);
@@ -205,22 +204,21 @@ handlers!(A1 A2 A3 A4 A5 A6 A7);
 handlers!(A1 A2 A3 A4 A5 A6 A7 A8);
 
 /// Converts a function with parts of the message as arguments into a handler for
-/// [`ConsumerBuilder::start`](crate::ConsumerBuilder::start).
-pub fn handler<T, A, H>(handler: H) -> impl Fn(Delivery<T>) -> H::Future + Send + Sync + 'static
+/// `ConsumerBuilder::start`.
+pub fn handler<D, A, H>(handler: H) -> impl Fn(D) -> H::Future + Send + Sync + 'static
 where
-    H: Handler<T, (), A>,
+    D: Handled,
+    H: Handler<D::Payload, (), A>,
 {
     with_state((), handler)
 }
 
 /// The same with a state, of which [`State`] is a clone.
-pub fn with_state<S, T, A, H>(
-    state: S,
-    handler: H,
-) -> impl Fn(Delivery<T>) -> H::Future + Send + Sync + 'static
+pub fn with_state<S, D, A, H>(state: S, handler: H) -> impl Fn(D) -> H::Future + Send + Sync + 'static
 where
     S: Send + Sync + 'static,
-    H: Handler<T, S, A>,
+    D: Handled,
+    H: Handler<D::Payload, S, A>,
 {
-    move |delivery| handler.call(delivery, &state)
+    move |message: D| handler.call(message.into_delivery(), &state)
 }

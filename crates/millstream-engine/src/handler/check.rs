@@ -12,27 +12,26 @@ use millstream_core::panics::{decode, text_of};
 use millstream_core::{BoxError, Check, Codec, Outcome};
 use tokio::time::Instant;
 
-use crate::consumer::handler::{BatchCall, Call, Handle, Handler, Input, Said, Verdict, guarded};
 use crate::delivery::{Delivery, DeliveryMetadata};
+use crate::handler::{BatchCall, Call, ErasedHandler, Handle, Input, Said, Verdict, guarded};
 
 /// Maximum number of checks of one batch that run at once. A batch uses one permit for a handler, so it must not ask an
 /// application's database for all of its messages at the same moment.
 const CHECKS_AT_ONCE: usize = 16;
 
 /// Type-erased check function.
-pub(in crate::consumer) type CheckCall<T> =
-    dyn Fn(Delivery<T>) -> BoxFuture<'static, Result<Check, BoxError>> + Send + Sync;
+pub type CheckCall<T> = dyn Fn(Delivery<T>) -> BoxFuture<'static, Result<Check, BoxError>> + Send + Sync;
 
 /// Wraps a handler, so that the check is called before a message is handled again.
-pub(in crate::consumer) fn wrap<T: Send + 'static>(
-    handler: Handler,
+pub fn wrap<T: Send + 'static>(
+    handler: ErasedHandler,
     codec: &'static dyn Codec<T>,
     check: Arc<CheckCall<T>>,
-) -> Handler {
+) -> ErasedHandler {
     let checker = Checker { codec, check };
     match handler {
-        Handler::Each(call) => Handler::Each(Box::new(Arc::new(Checked { checker, call }))),
-        Handler::Batch(config, call) => Handler::Batch(config, batch(checker, call)),
+        ErasedHandler::Each(call) => ErasedHandler::Each(Box::new(Arc::new(Checked { checker, call }))),
+        ErasedHandler::Batch(config, call) => ErasedHandler::Batch(config, batch(checker, call)),
     }
 }
 
@@ -61,7 +60,7 @@ impl<T: Send + 'static> Handle for Checked<T> {
     const DECLINES: bool = true;
 
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
-        if !may_have_been_handled(&input.about) {
+        if !input.about.may_have_been_handled() {
             return self.call.one(input, timeout).await.0;
         }
         let began = Instant::now();
@@ -82,7 +81,7 @@ fn batch<T: Send + 'static>(checker: Checker<T>, call: Box<BatchCall>) -> Box<Ba
             let (checker, call) = &*shared;
             let began = Instant::now();
             let turns = inputs.into_iter().map(|input| async {
-                match may_have_been_handled(&input.about) {
+                match input.about.may_have_been_handled() {
                     true => checker.ask(input, left(timeout, began)).await,
                     false => Turn::Handle(input),
                 }
@@ -122,7 +121,7 @@ impl<T: Send + 'static> Checker<T> {
         };
         let verdict = match asked {
             // Another owner may have begun while the check ran: a handler that begins now would be the second one.
-            Ok(Ok(Check::Run)) if about.handle.cancelled.is_cancelled() => return Turn::NotOurs,
+            Ok(Ok(Check::Run)) if about.scope.cancelled.is_cancelled() => return Turn::NotOurs,
             Ok(Ok(Check::Run)) => return Turn::Handle(Input { about, payload }),
             Ok(Ok(Check::Complete)) => Verdict::Checked,
             Ok(Ok(Check::Snooze(after))) => Verdict::Said(Outcome::Snooze(after)),
@@ -146,11 +145,6 @@ impl<T: Send + 'static> Checker<T> {
         }));
         begun.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))))
     }
-}
-
-/// Whether a message may have been handled before: it is a later attempt or a replay, or was handed out before.
-fn may_have_been_handled(about: &DeliveryMetadata) -> bool {
-    about.attempt > 1 || about.deliveries > 1 || about.id != about.origin
 }
 
 /// Returns the rest of a time limit that began at `began`.

@@ -8,12 +8,12 @@ use futures_util::future::BoxFuture;
 use millstream_core::event::Cause;
 use millstream_core::span::{ActiveSpan, Failed, MessagingOperation, OperationKind, SpanMessage, Tracing};
 
-use super::{Answer, BatchCall, Call, Handler, Input, Row, Said, Verdict, noticing};
+use super::{Answer, BatchCall, Call, ErasedHandler, Input, Row, Said, Verdict, noticing};
 use crate::delivery::DeliveryMetadata;
 
-impl Handler {
+impl ErasedHandler {
     /// Returns the handler with a span around each of its calls, if there is a tracer.
-    pub(in crate::consumer) fn traced(self, tracing: Option<&Tracing>) -> Self {
+    pub fn traced(self, tracing: Option<&Tracing>) -> Self {
         let Some(tracing) = tracing.cloned() else { return self };
         match self {
             Self::Each(handler) => Self::Each(Box::new(Arc::new(Traced { tracing, handler }))),
@@ -86,14 +86,14 @@ fn failed(cause: Cause, messages: usize) -> Failed {
 }
 
 /// Starts the span of one message that was read, with so many bytes of payload.
-pub(in crate::consumer) fn of_delivery(
+pub fn of_delivery(
     tracing: &Tracing,
     kind: OperationKind,
     about: &DeliveryMetadata,
     body: usize,
     since: Duration,
 ) -> ActiveSpan {
-    let mut operation = MessagingOperation::new(kind, about.handle.topic_partition.topic.as_str());
+    let mut operation = MessagingOperation::new(kind, about.scope.topic_partition.topic.as_str());
     operation.attempt = Some(about.attempt);
     operation.since = since;
     start(tracing, operation, &[(about, body)])
@@ -101,7 +101,7 @@ pub(in crate::consumer) fn of_delivery(
 
 /// Starts the span of a batch of messages of one partition that were read.
 fn of_batch(tracing: &Tracing, messages: &[(&DeliveryMetadata, usize)]) -> Option<ActiveSpan> {
-    let topic_partition = &messages.first()?.0.handle.topic_partition;
+    let topic_partition = &messages.first()?.0.scope.topic_partition;
     let mut operation = MessagingOperation::new(OperationKind::Process, topic_partition.topic.as_str());
     operation.batch = Some(messages.len());
     Some(start(tracing, operation, messages))
@@ -115,13 +115,13 @@ fn start<'a>(
     let mut operation = operation;
     let of = |(about, body): &(&'a DeliveryMetadata, usize)| {
         let mut message = SpanMessage::new(&about.headers);
-        message.id = Some(&about.origin);
+        message.id = Some(about.lasting_id());
         message.body = Some(*body);
         message
     };
-    let handle = messages.first().map(|(about, _)| &about.handle);
-    operation.partition = handle.map(|handle| handle.topic_partition.partition.0);
-    operation.group = handle.map(|handle| handle.group.as_str());
+    let first = messages.first().map(|(about, _)| about);
+    operation.partition = first.map(|about| about.scope.topic_partition.partition.0);
+    operation.group = first.and_then(|about| about.group());
     let messages: Vec<_> = messages.iter().map(of).collect();
     operation.messages = &messages;
     tracing.start(&operation)

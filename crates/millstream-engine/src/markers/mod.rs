@@ -1,4 +1,7 @@
 //! Markers of operations: the guard around the handler, and the loop that extends the markers of those that run.
 
-pub(in crate::consumer) mod guard;
-pub(in crate::consumer) mod keeper;
+mod guard;
+mod table;
+
+pub use guard::{Guarding, wrap};
+pub use table::{MarkerTable, extend_markers};

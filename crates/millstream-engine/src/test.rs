@@ -5,14 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use millstream_core::{GroupName, Headers, History, MessageId, Partition, TopicName, TopicPartition};
 
-use crate::consumer::PartitionHandle;
-use crate::delivery::{AttemptHistory, Delivery, DeliveryMetadata};
+use crate::delivery::{AttemptHistory, Delivery, DeliveryMetadata, DeliveryScope};
 
 /// Builds a [`Delivery`] for the test of a handler. It is a first attempt in partition 0 of topic `test`, for group `test`, without a key
 /// and headers, unless something else is set. It is never cancelled, and to extend its lease succeeds.
 ///
 /// ```
-/// use millstream_runtime::{Delivery, test};
+/// use millstream_engine::{Delivery, test};
 ///
 /// async fn handle(order: Delivery<u64>) -> Result<(), String> {
 ///     if order.attempt() < 3 { Err("busy".to_owned()) } else { Ok(()) }
@@ -127,7 +126,7 @@ impl<T> TestDelivery<T> {
     pub fn build(self) -> Delivery<T> {
         let topic_partition = TopicPartition { topic: self.topic, partition: self.partition };
         let about = DeliveryMetadata {
-            handle: Arc::new(PartitionHandle::without_lease(topic_partition, self.group, self.epoch)),
+            scope: Arc::new(DeliveryScope::without_right(topic_partition, self.group, self.epoch)),
             id: self.origin,
             origin: self.origin,
             attempt: self.attempt,
@@ -145,7 +144,7 @@ impl<T> Delivery<T> {
     /// [`test::delivery`](delivery) creates others.
     ///
     /// ```
-    /// # use millstream_runtime::Delivery;
+    /// # use millstream_engine::Delivery;
     /// async fn handle(order: Delivery<u64>) -> Result<(), String> {
     ///     if order.payload > 0 { Ok(()) } else { Err("nothing ordered".to_owned()) }
     /// }

@@ -11,22 +11,22 @@ use futures_util::future::BoxFuture;
 use millstream_core::event::Cause;
 use millstream_core::{BoxError, Outcome};
 
-use crate::consumer::handler::{Call, Input, Row, Verdict, guarded, noticing};
 use crate::delivery::Delivery;
+use crate::handler::{Call, Input, Row, Verdict, guarded, noticing};
 
 /// Code around a handler, as tower's layers are: it sees each message before the codec does, and the answer after the handler.
 ///
-/// Layers are added with [`ConsumerBuilder::layer`](crate::ConsumerBuilder::layer). The first one that is added is the outermost. All of them
-/// run inside the marker of [`idempotent`](crate::ConsumerBuilder::idempotent), and outside of the [`check`](crate::ConsumerBuilder::check)
+/// Layers are added with `ConsumerBuilder::layer`. The first one that is added is the outermost. All of them
+/// run inside the marker of `idempotent`, and outside of the `check`
 /// and of the codec. A layer may change payload and headers, answer without calling the rest, or call it and change the answer. A panic
-/// is a failed attempt, as in a handler, and [`handler_timeout`](crate::ConsumerBuilder::handler_timeout) covers layers and handler
+/// is a failed attempt, as in a handler, and `handler_timeout` covers layers and handler
 /// together.
 ///
 /// ```
 /// use async_trait::async_trait;
 /// use bytes::Bytes;
 /// use millstream_core::Outcome;
-/// use millstream_runtime::{Answer, Delivery, Layer, Next};
+/// use millstream_engine::{Answer, Delivery, Layer, Next};
 /// use std::time::Duration;
 ///
 /// /// Refuses to work at night, which uses no attempt.
@@ -79,7 +79,7 @@ impl fmt::Debug for Next<'_> {
 
 /// Answer of a handler and the layers around it. An [`Outcome`] becomes one.
 #[derive(Debug)]
-pub struct Answer(pub(in crate::consumer) Option<Verdict>);
+pub struct Answer(pub(crate) Option<Verdict>);
 
 impl From<Outcome> for Answer {
     fn from(outcome: Outcome) -> Self {
@@ -95,13 +95,16 @@ impl Answer {
         Self(Some(Verdict::Undecodable(error.into())))
     }
 
-    /// `None`: it was not handled, and stays pending.
-    pub(in crate::consumer) fn new(verdict: Option<Verdict>) -> Self {
-        Self(verdict)
+    /// Creates the answer of a verdict. `None`: it was not handled, and stays pending.
+    #[must_use]
+    pub fn new(verdict: impl Into<Option<Verdict>>) -> Self {
+        Self(verdict.into())
     }
 
-    pub(super) fn of(verdict: Verdict) -> Self {
-        Self(Some(verdict))
+    /// Returns the verdict; `None` if it was not handled.
+    #[must_use]
+    pub fn into_verdict(self) -> Option<Verdict> {
+        self.0
     }
 
     /// Returns the word for it in a span.
@@ -127,7 +130,7 @@ impl Answer {
 }
 
 /// Meaning of an answer for a dead letter.
-pub(crate) enum LetterAnswer {
+pub enum LetterAnswer {
     /// The handler is done.
     Done,
     /// Not now, but after this time.
@@ -142,7 +145,7 @@ pub(crate) enum LetterAnswer {
 
 impl Answer {
     /// Returns what the answer means for a dead letter, which has no attempts and cannot become another one.
-    pub(crate) fn for_letter(self) -> LetterAnswer {
+    pub fn for_letter(self) -> LetterAnswer {
         let Some(verdict) = self.0 else { return LetterAnswer::Unhandled };
         match verdict {
             Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked => LetterAnswer::Done,
@@ -160,6 +163,7 @@ impl Answer {
             }
             Verdict::Panicked(text) => LetterAnswer::Failed(format!("panicked: {text}").into()),
             Verdict::Malformed(error) => LetterAnswer::Unreadable(error.into()),
+            Verdict::Orphan => LetterAnswer::Unhandled,
             Verdict::Crashed(crashes) => LetterAnswer::Failed(format!("{crashes} processes ended").into()),
         }
     }
@@ -189,7 +193,7 @@ impl<F: Fn(Delivery<Bytes>) -> BoxFuture<'static, Answer> + Send + Sync> Call fo
 }
 
 /// Calls layers, and a function inside of them, with a message that no consumer has read.
-pub(crate) async fn around<F>(layers: &[Arc<dyn Layer>], delivery: Delivery<Bytes>, innermost: F) -> Answer
+pub async fn around<F>(layers: &[Arc<dyn Layer>], delivery: Delivery<Bytes>, innermost: F) -> Answer
 where
     F: Fn(Delivery<Bytes>) -> BoxFuture<'static, Answer> + Send + Sync,
 {
@@ -198,9 +202,9 @@ where
 }
 
 /// A handler with its layers.
-pub(in crate::consumer) struct Layered {
-    pub(in crate::consumer) layers: Vec<Arc<dyn Layer>>,
-    pub(in crate::consumer) handler: Box<dyn Call>,
+pub(super) struct Layered {
+    pub(super) layers: Vec<Arc<dyn Layer>>,
+    pub(super) handler: Box<dyn Call>,
 }
 
 impl Layered {

@@ -1,21 +1,22 @@
-//! The markers of handlers that run, as their [`Keeper`](millstream_engine::Keeper) extends them.
+//! The markers of handlers that run, as their [`Keeper`](crate::Keeper) extends them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::keeper::{Keeper, Kept, Rights};
+use crate::monitor::LoopMonitor;
 use async_trait::async_trait;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::idempotency::Marker;
-use millstream_core::{MessageId, TopicPartition};
-use millstream_engine::{Kept, Rights};
+use millstream_core::{Backend, MessageId, Observer, TopicPartition};
 use tokio::time::Instant;
 
-use crate::consumer::context::{Context, Subscription};
+use crate::delivery::DeliveryMetadata;
 
 /// Markers of handlers that run. Clones are the same table.
 #[derive(Clone, Debug, Default)]
-pub(in crate::consumer) struct MarkerTable(Arc<Shared>);
+pub struct MarkerTable(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -45,10 +46,12 @@ struct Running {
     marker: Marker,
     topic_partition: TopicPartition,
     origin: MessageId,
+    /// What names the message in its topic or queue.
+    message: String,
 }
 
 /// Marker that is extended until this is dropped.
-pub(in crate::consumer) struct KeptMarker {
+pub(super) struct KeptMarker {
     table: MarkerTable,
     id: u64,
     running: Arc<Running>,
@@ -56,13 +59,9 @@ pub(in crate::consumer) struct KeptMarker {
 
 impl MarkerTable {
     /// Keeps the marker of a message's operation.
-    pub(in crate::consumer) fn keep(
-        &self,
-        marker: Marker,
-        topic_partition: &TopicPartition,
-        origin: MessageId,
-    ) -> KeptMarker {
-        let running = Arc::new(Running { marker, topic_partition: topic_partition.clone(), origin });
+    pub(super) fn keep(&self, marker: Marker, about: &DeliveryMetadata) -> KeptMarker {
+        let (topic_partition, message) = (about.scope.topic_partition.clone(), about.message_id());
+        let running = Arc::new(Running { marker, topic_partition, origin: about.origin, message });
         let mut table = self.table();
         let id = table.next;
         table.next += 1;
@@ -77,17 +76,17 @@ impl MarkerTable {
 }
 
 impl KeptMarker {
-    pub(in crate::consumer) fn marker(&self) -> &Marker {
+    pub(super) fn marker(&self) -> &Marker {
         &self.running.marker
     }
 
     /// Records that the handler has succeeded, and its marker is being completed.
-    pub(in crate::consumer) fn completes(&self) {
+    pub(super) fn completes(&self) {
         self.set(Phase::Completing);
     }
 
     /// Records that the marker is to be abandoned, and waits until no extension of it is under way.
-    pub(in crate::consumer) async fn abandons(&self) {
+    pub(super) async fn abandons(&self) {
         self.set(Phase::Abandoning);
         drop(self.table.0.round.lock().await);
     }
@@ -99,10 +98,10 @@ impl KeptMarker {
     }
 
     /// Reports that another message or instance has taken over the operation.
-    pub(in crate::consumer) fn lost(&self, context: &Context) {
+    pub(super) fn lost(&self, observer: &dyn Observer) {
         // Reported once: by the loop that extends, or by the end of the handler.
         if self.table.table().running.remove(&self.id).is_some() {
-            self.running.report_lost(context);
+            self.running.report_lost(observer);
         }
     }
 }
@@ -114,29 +113,31 @@ impl Drop for KeptMarker {
 }
 
 impl Running {
-    fn report_lost(&self, context: &Context) {
-        let Self { topic_partition, origin, .. } = self;
+    fn report_lost(&self, observer: &dyn Observer) {
+        let Self { topic_partition, origin, message, marker } = self;
         // The id of the operation may be a key or a header: it is not logged.
-        let group = &context.group;
-        tracing::warn!(%topic_partition, %group, %origin, "the marker was taken over while the handler ran");
-        context.observer.observe(&Event::MarkerLost { topic_partition, group, origin: *origin });
+        let group = marker.operation.group();
+        tracing::warn!(%topic_partition, %group, %message, "the marker was taken over while the handler ran");
+        observer.observe(&Event::MarkerLost { topic_partition, group, origin: *origin });
     }
 }
 
 /// Extends the markers of a consumer, until dropped. It looks at fixed times and is not woken by each handler: most handlers end
 /// before. One lost request does no harm: a marker that expired is revived unless another message or instance began its operation.
-pub(in crate::consumer) fn extend_markers(
-    context: Arc<Subscription>,
+pub fn extend_markers(
+    backend: Backend,
+    keeper: Keeper,
+    monitor: LoopMonitor,
+    observer: Arc<dyn Observer>,
     table: MarkerTable,
 ) -> impl Future<Output = ()> + Send {
-    let (keeper, monitor) = (context.keeper(), context.monitor("extend_markers"));
-    let observer = context.observer.clone();
-    let markers = Markers { context, table };
+    let markers = Markers { backend, observer: observer.clone(), table };
     async move { keeper.run(keeper.clock().now(), &markers, &monitor, &*observer).await }
 }
 
 struct Markers {
-    context: Arc<Subscription>,
+    backend: Backend,
+    observer: Arc<dyn Observer>,
     table: MarkerTable,
 }
 
@@ -153,14 +154,14 @@ impl Rights for Markers {
             return Ok(Kept::Nothing);
         }
         let markers: Vec<Marker> = running.iter().map(|(_, running)| running.marker.clone()).collect();
-        let extended = self.context.backend.idempotency()?.extend(&markers).await;
+        let extended = self.backend.idempotency()?.extend(&markers).await;
         let mut kept = Ok(Kept::Renewed);
         for ((id, running), extended) in running.into_iter().zip(extended) {
             match extended {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Fenced => {
                     if self.take_lost(id) {
-                        running.report_lost(&self.context);
+                        running.report_lost(&*self.observer);
                     }
                 }
                 Err(error) => kept = Err(error),

@@ -1,39 +1,35 @@
-//! Decides the settlement: a function of the handler's outcome and the policies. Its only side effect is that panics of
-//! user code are reported.
+//! Decides what becomes of a message or task: a function of what its handler returned and the policies. Its only side effect is that
+//! panics of user code are reported.
 
 use std::time::Duration;
 
-use millstream_core::event::{Event, Handled};
-use millstream_core::log::Note;
-pub(in crate::consumer) use millstream_core::panics::Policies;
-use millstream_core::panics::UserCode;
+use millstream_core::event::{Cause, Event, Handled};
+use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
-use millstream_core::{
-    BoxError, Due, Envelope, History, MessageId, Outcome, Reason, Settlement, TopicPartition, wire,
-};
+use millstream_core::schedule::Due;
+use millstream_core::{BoxError, Envelope, History, Outcome, Reason, wire};
 
-use crate::consumer::handler::Verdict;
+use crate::handler::Verdict;
 
-/// Attempt number and history of one message.
+/// Data of the current attempt.
 #[derive(Clone, Copy)]
-pub(in crate::consumer) struct Attempt<'a> {
-    pub(in crate::consumer) number: u32,
-    pub(in crate::consumer) origin: MessageId,
-    /// Error of the attempt before.
-    pub(in crate::consumer) last_error: Option<&'a str>,
-    /// Errors of all attempts before.
-    pub(in crate::consumer) history: &'a History,
-    /// Time since the first attempt failed.
-    pub(in crate::consumer) elapsed: Duration,
+pub struct Attempt<'a> {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Error of the attempt before. A message that comes back without having failed keeps it.
+    pub last_error: Option<&'a str>,
+    /// Errors of the earlier attempts.
+    pub history: &'a History,
+    /// Time since the first failure.
+    pub elapsed: Duration,
     /// The server's time in milliseconds since 1970, if it is known.
-    pub(in crate::consumer) now: Option<u64>,
+    pub now: Option<u64>,
     /// Source of jitter.
-    pub(in crate::consumer) entropy: u64,
-    /// Name of the noter, if the message waits in place for its next attempt; `None` if it is parked.
-    pub(in crate::consumer) in_place: Option<&'a str>,
-    pub(in crate::consumer) topic_partition: &'a TopicPartition,
-    /// The message, if a policy needs it and the entry is one.
-    pub(in crate::consumer) message: Option<&'a Envelope>,
+    pub entropy: u64,
+    /// Where the message is: the name of its topic or queue, and the number of its partition or shard.
+    pub place: (&'a str, u32),
+    /// The message, if a policy needs it and it could be read.
+    pub message: Option<&'a Envelope>,
 }
 
 impl Attempt<'_> {
@@ -44,90 +40,151 @@ impl Attempt<'_> {
 }
 
 /// A panic as an error, so that policies can inspect it.
-#[derive(Debug, thiserror::Error)]
-#[error("handler panicked: {0}")]
+#[derive(Debug)]
 struct Panicked(String);
 
+impl std::fmt::Display for Panicked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "handler panicked: {}", self.0)
+    }
+}
+
+impl std::error::Error for Panicked {}
+
 /// A timeout as an error, so that policies can inspect it.
-#[derive(Debug, thiserror::Error)]
-#[error("handler timed out after {0:?}")]
+#[derive(Debug)]
 struct TimedOut(Duration);
+
+impl std::fmt::Display for TimedOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "handler timed out after {:?}", self.0)
+    }
+}
+
+impl std::error::Error for TimedOut {}
+
+/// End of an attempt. Who settles it makes it a settlement of a log, a verdict on a task, or a note.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ending {
+    /// The message is done.
+    Done,
+    /// It comes back as this attempt.
+    Again {
+        /// When.
+        due: Due,
+        /// The number of that attempt.
+        attempt: u32,
+        /// The error of this one, or of the last one that failed.
+        error: String,
+        /// The errors before it.
+        history: History,
+    },
+    /// It is given up and kept.
+    Dead {
+        /// Why.
+        reason: Reason,
+        /// How many attempts were made.
+        attempts: u32,
+        /// The last error.
+        error: String,
+        /// The errors before it.
+        history: History,
+    },
+    /// It is given up and dropped, with this error.
+    Dropped(String),
+}
 
 /// What becomes of a message.
 #[derive(Debug, PartialEq)]
-pub(in crate::consumer) struct Decided {
-    pub(in crate::consumer) settlement: Settlement,
-    pub(in crate::consumer) handled: Handled,
-    /// Error of a message that is dropped; that of others is in the settlement.
-    dropped: Option<String>,
+pub struct Decided {
+    /// How the attempt ends.
+    pub ending: Ending,
+    /// The same for observers.
+    pub handled: Handled,
 }
 
 impl Decided {
-    fn new(settlement: Settlement, handled: Handled) -> Self {
-        Self { settlement, handled, dropped: None }
+    fn new(ending: Ending, handled: Handled) -> Self {
+        Self { ending, handled }
+    }
+
+    /// Returns the error that observers get: `None` if nothing failed. The text of a codec, and what is said of a malformed entry,
+    /// may quote the message, so nobody but the dead letter gets it.
+    #[must_use]
+    pub fn told(&self, verdict: &Verdict) -> Option<&str> {
+        match (verdict.cause(), verdict) {
+            (None | Some(Cause::Undecodable), _) | (_, Verdict::Malformed(_)) => None,
+            _ => self.error(),
+        }
     }
 
     /// Returns the error of this attempt, or that of an earlier one if this one did not fail.
-    pub(in crate::consumer) fn error(&self) -> Option<&str> {
-        match &self.settlement {
-            Settlement::Retry { error, .. } | Settlement::DeadLetter { error, .. } => Some(error),
-            Settlement::Hold(note) => Some(&note.error),
-            Settlement::Ack => self.dropped.as_deref(),
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
+        match &self.ending {
+            Ending::Done => None,
+            Ending::Again { error, .. } | Ending::Dead { error, .. } | Ending::Dropped(error) => Some(error),
         }
     }
 }
 
-/// Returns the settlement for the log and the result for observers. Calls `attempt` only if the message is not done.
-pub(in crate::consumer) fn decide<'a>(
+/// Decides what becomes of a message. Calls `attempt` only if the message is not done.
+pub fn decide<'a>(
     verdict: &Verdict,
     attempt: impl FnOnce() -> Attempt<'a>,
     policies: &Policies<'_>,
 ) -> Decided {
     match verdict {
-        Verdict::Said(Outcome::Ack) => Decided::new(Settlement::Ack, Handled::Acked),
-        Verdict::Duplicate => Decided::new(Settlement::Ack, Handled::Duplicate),
-        Verdict::Checked => Decided::new(Settlement::Ack, Handled::Checked),
-        Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt(), policies),
+        Verdict::Said(Outcome::Ack) => Decided::new(Ending::Done, Handled::Acked),
+        Verdict::Duplicate => Decided::new(Ending::Done, Handled::Duplicate),
+        Verdict::Checked => Decided::new(Ending::Done, Handled::Checked),
+        other => not_done(other, attempt(), policies),
+    }
+}
+
+/// Not generic: compiled once, however many callers there are.
+fn not_done(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> Decided {
+    match verdict {
+        Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
-            failed(error, FailureKind::Error, Some(Due::In(*after)), attempt(), policies)
+            failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)
         }
         Verdict::Said(Outcome::RetryAt(time, error)) => {
-            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt(), policies)
+            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt, policies)
         }
         Verdict::Said(Outcome::Snooze(delay)) => {
-            let attempt = attempt();
             let error = attempt.last_error.unwrap_or_default().to_owned();
             Decided::new(again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
-            let attempt = attempt();
             give_up(Reason::Rejected, attempt.number, policies.text_of(error), attempt, policies)
         }
         Verdict::Panicked(message) => {
             policies.observer.observe(&Event::Panicked { code: UserCode::Handler, text: message });
             let error: BoxError = Box::new(Panicked(message.clone()));
-            failed(&error, FailureKind::Panic, None, attempt(), policies)
+            failed(&error, FailureKind::Panic, None, attempt, policies)
         }
         Verdict::TimedOut(after) => {
             let error: BoxError = Box::new(TimedOut(*after));
-            failed(&error, FailureKind::Timeout, None, attempt(), policies)
+            failed(&error, FailureKind::Timeout, None, attempt, policies)
         }
         Verdict::Undecodable(error) => {
-            let attempt = attempt();
             give_up(Reason::Undecodable, attempt.unused(), policies.text_of(error), attempt, policies)
         }
         Verdict::Malformed(why) => {
-            let attempt = attempt();
             give_up(Reason::Malformed, attempt.unused(), why.to_string(), attempt, policies)
+        }
+        Verdict::Orphan => {
+            let error = "the body of the task is gone".to_owned();
+            give_up(Reason::Orphan, attempt.unused(), error, attempt, policies)
         }
         Verdict::Crashed(processes) => {
             let error = format!("{processes} processes ended while handling it");
-            let attempt = attempt();
             give_up(Reason::Crashed, attempt.number, error, attempt, policies)
         }
-        Verdict::Said(other) => {
-            // An outcome of a newer core than this runtime: keeping the message is safer than guessing.
-            let (error, attempt) = (format!("unknown outcome {other:?}"), attempt());
+        // An outcome of a newer core than this crate: keeping the message is safer than guessing.
+        other => {
+            let error = format!("unknown outcome {other:?}");
             give_up(Reason::Rejected, attempt.number, error, attempt, policies)
         }
     }
@@ -156,17 +213,9 @@ fn failed(
     }
 }
 
-/// Returns the settlement that brings the message back as attempt `next`, with the error of the one before.
-fn again(next: u32, due: Due, error: String, attempt: Attempt<'_>) -> Settlement {
-    let history = attempt.history.clone();
-    match attempt.in_place {
-        None => Settlement::Retry { due, attempt: next, origin: attempt.origin, error, history },
-        // The handler returned, so the message did not end the process: suspicions start again at 0.
-        Some(by) => {
-            let by = by.to_owned();
-            Settlement::Hold(Note { attempt: next, due, suspicions: 0, by, error, history })
-        }
-    }
+/// Returns the ending that brings the message back as attempt `next`, with the error of the one before.
+fn again(next: u32, due: Due, error: String, attempt: Attempt<'_>) -> Ending {
+    Ending::Again { due, attempt: next, error, history: attempt.history.clone() }
 }
 
 fn give_up(
@@ -178,21 +227,14 @@ fn give_up(
 ) -> Decided {
     let mut error = error;
     error.truncate(wire::cut(&error).len());
-    let TopicPartition { topic, partition } = attempt.topic_partition;
-    let given_up = GivenUp::new(&reason, attempts, &error).of(topic.as_str(), partition.0);
+    let (name, number) = attempt.place;
+    let given_up = GivenUp::new(&reason, attempts, &error).of(name, number);
     let history = match policies.judge(&given_up.with_message(attempt.message)) {
-        Judgement::Discard => {
-            return Decided {
-                settlement: Settlement::Ack,
-                handled: Handled::Discarded,
-                dropped: Some(error),
-            };
-        }
+        Judgement::Discard => return Decided::new(Ending::Dropped(error), Handled::Discarded),
         Judgement::KeepWith(notes) => attempt.history.clone().with_notes(notes),
         _ => attempt.history.clone(),
     };
-    let letter = Settlement::DeadLetter { reason, attempts, origin: attempt.origin, error, history };
-    Decided::new(letter, Handled::Dead)
+    Decided::new(Ending::Dead { reason, attempts, error, history }, Handled::Dead)
 }
 
 #[cfg(test)]
@@ -210,46 +252,30 @@ mod tests {
 
     fn attempt(number: u32) -> Attempt<'static> {
         static NONE: LazyLock<History> = LazyLock::new(History::default);
-        let (origin, elapsed) = (MessageId::new(1, 2), Duration::ZERO);
-        static PLACE: LazyLock<TopicPartition> =
-            LazyLock::new(|| TopicPartition::new("flights".parse().expect("a name"), 2));
-        let (last_error, now, in_place, message) = (None, None, None, None);
-        let (history, topic_partition) = (&*NONE, &*PLACE);
-        Attempt {
-            number,
-            origin,
-            last_error,
-            history,
-            elapsed,
-            now,
-            entropy: 0,
-            in_place,
-            topic_partition,
-            message,
-        }
+        let (last_error, now, message) = (None, None, None);
+        let (history, elapsed, place) = (&*NONE, Duration::ZERO, ("flights", 2));
+        Attempt { number, last_error, history, elapsed, now, entropy: 0, place, message }
     }
 
-    fn decided(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> (Settlement, Handled) {
+    fn decided(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> (Ending, Handled) {
         let decided = decide(verdict, || attempt, policies);
-        (decided.settlement, decided.handled)
+        (decided.ending, decided.handled)
     }
 
-    fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
+    fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Ending, Handled) {
         let dead_letters: &dyn DeadLetterPolicy = if keep { &Keep } else { &Discard };
         decided(verdict, attempt(number), &Policies { retry, dead_letters, observer: &Ignore })
     }
 
-    fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
-        let origin = MessageId::new(1, 2);
-        Settlement::DeadLetter { reason, attempts, origin, error: error.into(), history: History::default() }
+    fn dead(reason: Reason, attempts: u32, error: &str) -> Ending {
+        Ending::Dead { reason, attempts, error: error.into(), history: History::default() }
     }
 
     #[test]
     fn a_failure_comes_back_until_the_policy_gives_up() {
         let policy = Fixed::new(AFTER).attempts(3);
-        let origin = MessageId::new(1, 2);
         let (due, history) = (Due::In(AFTER), History::default());
-        let again = Settlement::Retry { due, attempt: 3, origin, error: "no".into(), history };
+        let again = Ending::Again { due, attempt: 3, error: "no".into(), history };
         assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 2, &policy, true), (again, Handled::Retried));
         let given_up = (dead(Reason::Exhausted, 3, "no"), Handled::Dead);
         assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 3, &policy, true), given_up);
@@ -258,33 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_in_its_place_is_noted_and_given_up_like_the_rest() {
-        let policies =
-            Policies { retry: &Fixed::new(AFTER).attempts(3), dead_letters: &Keep, observer: &Ignore };
-        let check = |number| {
-            let attempt = Attempt { in_place: Some("me"), ..attempt(number) };
-            decided(&Verdict::Said(Outcome::retry("no")), attempt, &policies)
-        };
-        let (due, by, error) = (Due::In(AFTER), "me".into(), "no".into());
-        let note = Note { attempt: 3, due, suspicions: 0, by, error, history: History::default() };
-        assert_eq!(check(2), (Settlement::Hold(note), Handled::Retried));
-        assert_eq!(check(3), (dead(Reason::Exhausted, 3, "no"), Handled::Dead));
-    }
-
-    #[test]
     fn a_snooze_uses_no_attempt_and_asks_nobody() {
         let policies = Policies { retry: &Never, dead_letters: &Keep, observer: &Ignore };
         let history = History::parse("5 1 first\n7 2 second");
         let attempt = Attempt { last_error: Some("second"), history: &history, ..attempt(3) };
         let says = |attempt| decided(&Verdict::Said(Outcome::snooze(AFTER)), attempt, &policies);
-        let (due, origin, error) = (Due::In(AFTER), MessageId::new(1, 2), "second".to_owned());
-        let (history, by) = (history.clone(), "me".to_owned());
-        let again =
-            Settlement::Retry { due, attempt: 3, origin, error: error.clone(), history: history.clone() };
-        assert_eq!(says(attempt), (again, Handled::Snoozed));
-        let held = Note { attempt: 3, due, suspicions: 0, by, error, history };
-        let in_place = Some("me");
-        assert_eq!(says(Attempt { in_place, ..attempt }), (Settlement::Hold(held), Handled::Snoozed));
+        let (due, error, history) = (Due::In(AFTER), "second".to_owned(), history.clone());
+        assert_eq!(says(attempt), (Ending::Again { due, attempt: 3, error, history }, Handled::Snoozed));
     }
 
     #[test]
@@ -293,10 +299,10 @@ mod tests {
         let policies = Policies { retry: &retry, dead_letters: &Keep, observer: &Ignore };
         let says = |now, elapsed, at: Duration| {
             let attempt = Attempt { now, elapsed, ..attempt(1) };
-            let (settlement, _) =
+            let (ending, _) =
                 decided(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), attempt, &policies);
-            match settlement {
-                Settlement::Retry { due, .. } => Some(due),
+            match ending {
+                Ending::Again { due, .. } => Some(due),
                 _ => None,
             }
         };
@@ -320,6 +326,8 @@ mod tests {
 
     #[test]
     fn time_and_crashes_are_told() {
+        let letter = dead(Reason::Orphan, 1, "the body of the task is gone");
+        assert_eq!(check(&Verdict::Orphan, 2, &Never, true), (letter, Handled::Dead));
         let letter = dead(Reason::Exhausted, 1, "handler timed out after 7s");
         assert_eq!(check(&Verdict::TimedOut(AFTER), 1, &Never, true), (letter, Handled::Dead));
         let letter = dead(Reason::Crashed, 2, "3 processes ended while handling it");
@@ -344,7 +352,7 @@ mod tests {
         let letter = dead(Reason::Exhausted, 1, "handler panicked: boom");
         assert_eq!(check(&verdict, 1, &Never, true), (letter, Handled::Dead));
         let verdict = Verdict::Said(Outcome::dead_letter("no"));
-        assert_eq!(check(&verdict, 1, &Never, false), (Settlement::Ack, Handled::Discarded));
+        assert_eq!(check(&verdict, 1, &Never, false), (Ending::Dropped("no".into()), Handled::Discarded));
     }
 
     use millstream_core::wire::Malformed;

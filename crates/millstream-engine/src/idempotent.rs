@@ -15,7 +15,7 @@ type ByFunction = dyn Fn(&Delivery<Bytes>) -> Option<Bytes> + Send + Sync;
 
 /// Source of the id of an operation.
 #[derive(Clone)]
-pub(in crate::consumer) enum IdSource {
+pub(crate) enum IdSource {
     Message,
     Header(Arc<str>),
     Function(Arc<ByFunction>),
@@ -26,7 +26,7 @@ pub(in crate::consumer) enum IdSource {
 #[non_exhaustive]
 pub enum WhileRunning {
     /// It waits in its place until the other has ended, with its permit for a handler: messages behind it wait too. The
-    /// default with [`Concurrency::Serial`](crate::Concurrency::Serial) and `PerKey`, since it keeps the order. In a batch
+    /// default with `Concurrency::Serial` and `PerKey`, since it keeps the order. In a batch
     /// messages never wait: they come back later.
     Wait,
     /// It comes back later, as the same attempt, like a message that a handler snoozes. The default with `Unordered`, and for
@@ -50,7 +50,7 @@ pub enum WhileRunning {
 ///
 /// ```
 /// # use std::time::Duration;
-/// use millstream_runtime::{Idempotent, WhileRunning};
+/// use millstream_engine::{Idempotent, WhileRunning};
 ///
 /// let by_id = Idempotent::by_message_id();
 /// let by_header = Idempotent::by_header("payment-id").while_running(WhileRunning::Later);
@@ -59,8 +59,8 @@ pub enum WhileRunning {
 /// ```
 #[derive(Clone)]
 pub struct Idempotent {
-    pub(in crate::consumer) id: IdSource,
-    pub(in crate::consumer) while_running: Option<WhileRunning>,
+    pub(crate) id: IdSource,
+    pub(crate) while_running: Option<WhileRunning>,
     remembered: Remembered,
 }
 
@@ -131,12 +131,12 @@ impl Idempotent {
     }
 
     /// Returns for how long it is known that an operation is done.
-    pub(in crate::consumer) fn kept(&self) -> Duration {
+    pub(crate) fn kept(&self) -> Duration {
         self.remembered.retention
     }
 
     /// Checks the retention against the time in which a message of these topics can come again.
-    pub(in crate::consumer) fn check<'a>(
+    pub fn check<'a>(
         &self,
         retry: &dyn RetryPolicy,
         topics: impl Iterator<Item = &'a TopicSpec> + Clone,
@@ -149,7 +149,7 @@ impl Idempotent {
     }
 
     /// Logs a warning if it is only assumed within which time dead letters of this topic are replayed.
-    pub(in crate::consumer) fn warn_if_assumed(&self, topic: &TopicSpec) {
+    pub fn warn_if_assumed(&self, topic: &TopicSpec) {
         if self.remembered.assumes_replays(topic) {
             tracing::warn!(
                 topic = %topic.name,

@@ -14,26 +14,26 @@ use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
+pub mod batch;
+pub mod check;
 mod layer;
 mod timeout;
 mod trace;
 mod traced;
 
-pub use layer::{Answer, Layer, Next};
+pub use batch::{Batch, BatchConfig};
+pub use layer::{Answer, Layer, LetterAnswer, Next, around};
+
+use layer::Layered;
 pub use timeout::Timeout;
 pub use trace::Trace;
+pub use traced::of_delivery;
 
-pub(crate) use layer::{LetterAnswer, around};
-
-pub(in crate::consumer) use layer::Layered;
-pub(in crate::consumer) use traced::of_delivery;
-
-use crate::consumer::batch::BatchConfig;
-use crate::delivery::{Delivery, DeliveryMetadata};
+use crate::delivery::{Delivery, DeliveryMetadata, Handled};
 
 /// Result of one message, before policies are applied.
 #[derive(Debug)]
-pub(in crate::consumer) enum Verdict {
+pub enum Verdict {
     /// The handler returned this outcome.
     Said(Outcome),
     /// The handler panicked with this message.
@@ -44,6 +44,8 @@ pub(in crate::consumer) enum Verdict {
     Undecodable(BoxError),
     /// The entry is not a message.
     Malformed(Malformed),
+    /// The body of the task was deleted.
+    Orphan,
     /// This number of processes ended while handling it.
     Crashed(u32),
     /// Its operation is done, or is done for another message.
@@ -54,7 +56,7 @@ pub(in crate::consumer) enum Verdict {
 
 impl Verdict {
     /// Returns the cause of the failure, if it failed.
-    pub(in crate::consumer) fn cause(&self) -> Option<Cause> {
+    pub fn cause(&self) -> Option<Cause> {
         match self {
             Self::Said(Outcome::Ack | Outcome::Snooze(_)) | Self::Duplicate | Self::Checked => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
@@ -64,7 +66,7 @@ impl Verdict {
             Self::Panicked(_) => Some(Cause::Panic),
             Self::TimedOut(_) => Some(Cause::Timeout),
             Self::Undecodable(_) => Some(Cause::Undecodable),
-            Self::Malformed(_) => Some(Cause::Malformed),
+            Self::Malformed(_) | Self::Orphan => Some(Cause::Malformed),
             Self::Crashed(_) => Some(Cause::Crashed),
         }
     }
@@ -72,13 +74,17 @@ impl Verdict {
 
 /// A verdict on one message, or one on all of a batch.
 #[derive(Debug)]
-pub(in crate::consumer) enum Said {
+pub enum Said {
+    /// On this message.
     Own(Verdict),
+    /// On all messages of a batch that have none of their own.
     Shared(Arc<Verdict>),
 }
 
 impl Said {
-    pub(in crate::consumer) fn verdict(&self) -> &Verdict {
+    /// Returns the verdict.
+    #[must_use]
+    pub fn verdict(&self) -> &Verdict {
         match self {
             Self::Own(verdict) => verdict,
             Self::Shared(verdict) => verdict,
@@ -87,23 +93,26 @@ impl Said {
 }
 
 /// A message for a handler.
-pub(in crate::consumer) struct Input {
-    pub(in crate::consumer) about: DeliveryMetadata,
-    pub(in crate::consumer) payload: Bytes,
+pub struct Input {
+    /// Everything but the payload.
+    pub about: DeliveryMetadata,
+    /// The payload, not decoded.
+    pub payload: Bytes,
 }
 
 /// Handles one message, up to the timeout. `None`: it was not handled, and stays pending.
-pub(in crate::consumer) trait Handle: Send + Sync + 'static {
+pub trait Handle: Send + Sync + 'static {
     /// Whether it may return a message without having handled it, although the consumer goes on: then the message can start
     /// again, and has to be kept meanwhile.
     const DECLINES: bool = false;
 
+    /// Handles it.
     fn handle(&self, input: Input, timeout: Option<Duration>)
     -> impl Future<Output = Option<Verdict>> + Send;
 }
 
 /// Messages that are handled inline, one after the other.
-pub(in crate::consumer) trait Row: Send {
+pub trait Row: Send {
     /// Returns the next message if one may be handled right now.
     fn next(&mut self) -> Option<Input>;
 
@@ -115,10 +124,11 @@ pub(in crate::consumer) trait Row: Send {
 }
 
 /// A [`Handle`] of any type.
-pub(in crate::consumer) trait Call: Send + Sync {
+pub trait Call: Send + Sync {
     /// See [`Handle::DECLINES`].
     fn declines(&self) -> bool;
 
+    /// Handles one message.
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer>;
 
     /// Handles all messages of a row. The handler's type is known in here, so a message needs no boxed future of its own.
@@ -146,7 +156,7 @@ impl<H: Handle> Call for Arc<H> {
 }
 
 /// Awaits a future, and calls `pending` if it is not ready at its first poll.
-pub(in crate::consumer) async fn noticing<F: Future>(future: F, pending: impl FnOnce()) -> F::Output {
+pub async fn noticing<F: Future>(future: F, pending: impl FnOnce()) -> F::Output {
     let (mut future, mut pending) = (pin!(future), Some(pending));
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
@@ -161,18 +171,19 @@ pub(in crate::consumer) async fn noticing<F: Future>(future: F, pending: impl Fn
 }
 
 /// Handles several messages. Returns one verdict for each.
-pub(in crate::consumer) type BatchCall =
-    dyn Fn(Vec<Input>, Option<Duration>) -> BoxFuture<'static, Vec<Said>> + Send + Sync;
+pub type BatchCall = dyn Fn(Vec<Input>, Option<Duration>) -> BoxFuture<'static, Vec<Said>> + Send + Sync;
 
 /// A handler of any payload type.
-pub(in crate::consumer) enum Handler {
+pub enum ErasedHandler {
+    /// It takes one message.
     Each(Box<dyn Call>),
+    /// It takes several messages of one partition, or tasks of one shard.
     Batch(BatchConfig, Box<BatchCall>),
 }
 
-impl Handler {
+impl ErasedHandler {
     /// Whether a message may come back from it that was not handled. A batch has a verdict for each message.
-    pub(in crate::consumer) fn declines(&self) -> bool {
+    pub fn declines(&self) -> bool {
         match self {
             Self::Each(call) => call.declines(),
             Self::Batch(..) => false,
@@ -180,7 +191,7 @@ impl Handler {
     }
 
     /// Returns the handler with these layers around it.
-    pub(in crate::consumer) fn within(self, layers: &[Arc<dyn Layer>]) -> Self {
+    pub fn within(self, layers: &[Arc<dyn Layer>]) -> Self {
         match self {
             Self::Each(handler) if !layers.is_empty() => {
                 Self::Each(Box::new(Arc::new(Layered { layers: layers.to_vec(), handler })))
@@ -191,21 +202,21 @@ impl Handler {
 }
 
 /// Erases the payload type: decodes, calls the handler, and catches panics of both.
-pub(in crate::consumer) fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Handler
+pub fn erase<D, F, Fut>(codec: &'static dyn Codec<D::Payload>, handler: F) -> ErasedHandler
 where
-    T: Send + 'static,
-    F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+    D: Handled,
+    F: Fn(D) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
 {
-    Handler::Each(typed(codec, handler))
+    ErasedHandler::Each(typed(codec, handler))
 }
 
 /// Erases the payload type of a handler of single messages.
-pub(in crate::consumer) fn typed<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Box<dyn Call>
+pub fn typed<D, F, Fut>(codec: &'static dyn Codec<D::Payload>, handler: F) -> Box<dyn Call>
 where
-    T: Send + 'static,
-    F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+    D: Handled,
+    F: Fn(D) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
 {
@@ -213,15 +224,15 @@ where
 }
 
 /// The user's function with the codec of its payload.
-struct Typed<T: 'static, F> {
-    codec: &'static dyn Codec<T>,
+struct Typed<D: Handled, F> {
+    codec: &'static dyn Codec<D::Payload>,
     handler: F,
 }
 
-impl<T, F, Fut> Handle for Typed<T, F>
+impl<D, F, Fut> Handle for Typed<D, F>
 where
-    T: Send + 'static,
-    F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+    D: Handled,
+    F: Fn(D) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
 {
@@ -234,7 +245,8 @@ where
         let begun = catch_unwind(AssertUnwindSafe(|| {
             let value = decode(self.codec, &payload).map_err(Verdict::Undecodable)?;
             drop(payload);
-            Ok((self.handler)(Delivery { payload: value, about }))
+            let delivery = D::of(Delivery { payload: value, about }).ok_or_else(not_a_task)?;
+            Ok((self.handler)(delivery))
         }));
         let begun = begun.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))));
         async move {
@@ -252,10 +264,7 @@ where
 ///
 /// A handler that panicked is not polled again for this message. As with threads, its author is responsible for the state
 /// that it shares with other calls.
-pub(in crate::consumer) async fn guarded<R>(
-    handler: impl Future<Output = R>,
-    timeout: Option<Duration>,
-) -> Result<R, Verdict> {
+pub async fn guarded<R>(handler: impl Future<Output = R>, timeout: Option<Duration>) -> Result<R, Verdict> {
     // The handler is dropped inside the caught block: that may panic, too.
     let caught = match timeout {
         None => AssertUnwindSafe(async { Ok(handler.await) }).catch_unwind().await,
@@ -267,4 +276,9 @@ pub(in crate::consumer) async fn guarded<R>(
         }
     };
     caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))))
+}
+
+/// Returns the verdict on a message of a topic that came to a handler of tasks.
+pub(crate) fn not_a_task() -> Verdict {
+    Verdict::Undecodable("a handler of tasks takes no messages of topics".into())
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use millstream_core::trace::TraceContext;
 use millstream_core::{Delivered, GroupName, Headers, History, MessageId, TopicPartition};
 
-use crate::consumer::PartitionHandle;
+pub use crate::scope::{DeliveryScope, Right, TaskFacts};
 
 /// A message as a handler receives it: the payload and its metadata.
 ///
@@ -17,43 +17,56 @@ use crate::consumer::PartitionHandle;
 pub struct Delivery<T> {
     /// The decoded payload.
     pub payload: T,
-    pub(crate) about: DeliveryMetadata,
+    #[doc(hidden)]
+    pub about: DeliveryMetadata,
 }
 
 /// Everything but the payload.
 #[derive(Clone, Debug)]
-pub(crate) struct DeliveryMetadata {
-    pub(crate) handle: Arc<PartitionHandle>,
-    pub(crate) id: MessageId,
-    pub(crate) origin: MessageId,
-    pub(crate) attempt: u32,
-    pub(crate) deliveries: u32,
-    pub(crate) past: Option<Arc<AttemptHistory>>,
-    pub(crate) key: Option<Bytes>,
-    pub(crate) headers: Headers,
+pub struct DeliveryMetadata {
+    /// Where it was read, and the right under which it is handled.
+    pub scope: Arc<DeliveryScope>,
+    /// Id of the entry of this delivery; zero for a task.
+    pub id: MessageId,
+    /// Id of the message in its partition's log; zero for a task.
+    pub origin: MessageId,
+    /// Number of the attempt, from 1.
+    pub attempt: u32,
+    /// How often it was handed out, from 1.
+    pub deliveries: u32,
+    /// Errors of earlier attempts, if any failed.
+    pub past: Option<Arc<AttemptHistory>>,
+    /// The key.
+    pub key: Option<Bytes>,
+    /// The headers.
+    pub headers: Headers,
 }
 
 /// Errors of earlier attempts. Kept behind a pointer, because most messages have none.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AttemptHistory {
+pub struct AttemptHistory {
     /// Error of the last attempt.
-    pub(crate) last_error: Option<String>,
+    pub last_error: Option<String>,
     /// Errors of all earlier attempts.
-    pub(crate) history: History,
+    pub history: History,
 }
 
 impl AttemptHistory {
     /// Creates the history. `None` if there were no failed attempts.
-    pub(crate) fn of(last_error: Option<String>, history: History) -> Option<Arc<Self>> {
+    pub fn of(last_error: Option<String>, history: History) -> Option<Arc<Self>> {
         let any = last_error.is_some() || !history.is_empty();
         any.then(|| Arc::new(Self { last_error, history }))
     }
 
-    pub(crate) fn last_error(past: Option<&Arc<Self>>) -> Option<&str> {
+    /// Returns the error of the last attempt.
+    #[must_use]
+    pub fn last_error(past: Option<&Arc<Self>>) -> Option<&str> {
         past?.last_error.as_deref()
     }
 
-    pub(crate) fn history(past: Option<&Arc<Self>>) -> &History {
+    /// Returns the errors of all earlier attempts.
+    #[must_use]
+    pub fn history(past: Option<&Arc<Self>>) -> &History {
         static NONE: LazyLock<History> = LazyLock::new(History::default);
         past.map_or(&NONE, |past| &past.history)
     }
@@ -67,12 +80,12 @@ impl<T> Delivery<T> {
 
     /// Returns the topic and partition that the message was read from.
     pub fn topic_partition(&self) -> &TopicPartition {
-        &self.about.handle.topic_partition
+        &self.about.scope.topic_partition
     }
 
     /// Returns the group that reads the message.
     pub fn group(&self) -> &GroupName {
-        &self.about.handle.group
+        &self.about.scope.group
     }
 
     /// Returns the id of this delivery's entry. A retry has an id of its own.
@@ -102,7 +115,7 @@ impl<T> Delivery<T> {
     /// Returns the epoch of the lease under which the message was read. It grows with every change of owner: a store that
     /// refuses smaller epochs is safe from an owner that was suspended and resumes late.
     pub fn epoch(&self) -> u64 {
-        self.about.handle.epoch
+        self.about.scope.epoch
     }
 
     /// Returns the error of the last attempt.
@@ -122,7 +135,7 @@ impl<T> Delivery<T> {
     /// Nothing is interrupted automatically: a handler that does not call this runs to its end.
     ///
     /// ```
-    /// # use millstream_runtime::Delivery;
+    /// # use millstream_engine::Delivery;
     /// # async fn transcode(_: &str) -> Result<(), String> { Ok(()) }
     /// async fn handle(film: Delivery<String>) -> Result<(), String> {
     ///     tokio::select! {
@@ -132,12 +145,12 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.handle.cancelled.cancelled().await;
+        self.about.scope.cancelled.cancelled().await;
     }
 
     /// Returns whether the outcome of the handler would come too late. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.handle.cancelled.is_cancelled()
+        self.about.scope.cancelled.is_cancelled()
     }
 
     /// Returns the key.
@@ -159,7 +172,7 @@ impl<T> Delivery<T> {
     /// `tracestate` (W3C trace context). `None` if there is none, or if it is malformed. The same on every attempt.
     ///
     /// ```
-    /// # use millstream_runtime::Delivery;
+    /// # use millstream_engine::Delivery;
     /// fn trace_id(order: &Delivery<u64>) -> Option<String> {
     ///     let sent = order.trace().filter(|sent| sent.is_sampled())?;
     ///     Some(sent.trace_id.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -167,6 +180,30 @@ impl<T> Delivery<T> {
     /// ```
     pub fn trace(&self) -> Option<TraceContext> {
         TraceContext::of(&self.about.headers)
+    }
+}
+
+/// What a handler is called with: a [`Delivery`], or the task of a delay queue.
+pub trait Handled: Sized + Send + 'static {
+    /// Type of the payload.
+    type Payload: Send + 'static;
+
+    /// Converts a delivery. `None` if it is none of this kind.
+    fn of(delivery: Delivery<Self::Payload>) -> Option<Self>;
+
+    /// Returns the delivery.
+    fn into_delivery(self) -> Delivery<Self::Payload>;
+}
+
+impl<T: Send + 'static> Handled for Delivery<T> {
+    type Payload = T;
+
+    fn of(delivery: Self) -> Option<Self> {
+        Some(delivery)
+    }
+
+    fn into_delivery(self) -> Self {
+        self
     }
 }
 
@@ -194,14 +231,54 @@ impl<T> Delivered for Delivery<T> {
     fn headers(&self) -> &Headers {
         self.headers()
     }
+
+    fn message_id(&self) -> String {
+        self.about.message_id()
+    }
+}
+
+impl DeliveryMetadata {
+    /// Returns the id that is the same on every attempt: of the message in its partition's log, or of the task.
+    #[must_use]
+    pub fn lasting_id(&self) -> &dyn fmt::Display {
+        match self.scope.task() {
+            Some(task) => &task.id,
+            None => &self.origin,
+        }
+    }
+
+    /// Returns the name of the group; `None` for a task.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        self.scope.task().is_none().then(|| self.scope.group.as_str())
+    }
+
+    /// Returns what names the message in its topic or queue: see [`Delivered::message_id`].
+    #[must_use]
+    pub fn message_id(&self) -> String {
+        match self.scope.task() {
+            Some(task) => task.id.to_string(),
+            None => format!("{}-{}", self.scope.topic_partition.partition, self.origin),
+        }
+    }
+
+    /// Whether the message may have been handled before: it is a later attempt or a replay, or was handed out before.
+    #[must_use]
+    pub fn may_have_been_handled(&self) -> bool {
+        let again = self.attempt > 1 || self.deliveries > 1 || self.id != self.origin;
+        // A task whose handler was dropped by a shutdown comes back as the same attempt, with an error in its history.
+        again
+            || (self.scope.task().is_some()
+                && self.past.as_ref().is_some_and(|past| !past.history.is_empty()))
+    }
 }
 
 /// Omits the payload: it may be a secret.
 impl<T> fmt::Debug for Delivery<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
-            .field("topic_partition", &self.about.handle.topic_partition)
-            .field("group", &self.about.handle.group)
+            .field("topic_partition", &self.about.scope.topic_partition)
+            .field("group", &self.about.scope.group)
             .field("id", &self.about.id)
             .field("attempt", &self.about.attempt)
             .finish_non_exhaustive()

@@ -17,22 +17,19 @@ use crate::delivery::Delivery;
 ///
 /// | field | value |
 /// |---|---|
-/// | `topic`, `partition`, `group` | where the message was read, and for whom |
-/// | `origin` | id of the message in its partition's log, the same on every attempt |
+/// | `topic`, `partition`, `group` | where the message was read, and for whom; for a task its queue and shard, and no group |
+/// | `origin` | id of the message in its partition's log, or of the task: the same on every attempt |
 /// | `attempt` | number of the attempt, from 1 |
 /// | `sent_trace_id` | trace in which it was sent, if it has a valid header `traceparent` |
 /// | `outcome` | at the end: `acked`, `snoozed`, `unhandled` (it stays pending) or the [cause](millstream_core::event::Cause) of the failure, such as `error` or `timeout` |
 ///
 /// The level is `INFO` unless [`level`](Self::level) says otherwise. Add it as the first layer, so that the others are inside. If a layer
-/// inside panics or a [`handler_timeout`](crate::ConsumerBuilder::handler_timeout) ends it, the span has no `outcome`.
+/// inside panics or a `handler_timeout` ends it, the span has no `outcome`.
 ///
 /// ```
-/// # use millstream_core::Result;
-/// # use millstream_runtime::{Consumer, ConsumerBuilder, Delivery, Trace};
-/// # async fn charge(_: Delivery<u64>) -> std::result::Result<(), String> { Ok(()) }
-/// # async fn example(charges: ConsumerBuilder<u64>) -> Result<Consumer> {
-/// charges.layer(Trace::new()).start(charge).await
-/// # }
+/// # use millstream_engine::Trace;
+/// // mq.consumer(CHARGES, "billing").layer(trace).start(charge)
+/// let trace = Trace::new().level(tracing::Level::DEBUG);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trace {
@@ -53,8 +50,8 @@ macro_rules! span {
             "process",
             topic = %$delivery.topic_partition().topic,
             partition = $delivery.topic_partition().partition.0,
-            group = %$delivery.group(),
-            origin = %$delivery.origin(),
+            group = $delivery.about.group(),
+            origin = %$delivery.about.lasting_id(),
             attempt = $delivery.attempt(),
             sent_trace_id = Empty,
             outcome = Empty,

@@ -10,45 +10,54 @@ use millstream_core::error::{Error, ErrorKind};
 use millstream_core::idempotency::{Begun, Idempotency, Operation};
 use millstream_core::panics::text_of;
 use millstream_core::partitioner::by_hash;
-use millstream_core::{Outcome, Result, TopicName};
-use millstream_engine::{LoopMonitor, Scope};
+use millstream_core::{Backend, GroupName, Observer, Outcome, Result, TopicName};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::consumer::Concurrency;
-use crate::consumer::context::Context;
-use crate::consumer::handler::{BatchCall, Call, Handle, Handler, Input, Said, Verdict};
-use crate::consumer::idempotent::{IdSource, Idempotent, WhileRunning};
-use crate::consumer::markers::keeper::{KeptMarker, MarkerTable};
-use crate::delivery::{Delivery, DeliveryMetadata};
+use crate::delivery::Delivery;
+use crate::handler::{BatchCall, Call, ErasedHandler, Handle, Input, Said, Verdict};
+use crate::idempotent::{IdSource, Idempotent, WhileRunning};
+use crate::markers::table::{KeptMarker, MarkerTable};
+use crate::monitor::LoopMonitor;
 
 /// Longest time after which a message comes back whose operation runs elsewhere.
 const LATER: Duration = Duration::from_secs(5);
 /// Pauses between two looks at an operation that runs elsewhere.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
+/// What a guard needs of the consumer or worker whose handler it guards.
+pub struct Guarding {
+    /// Its backend.
+    pub backend: Backend,
+    /// Topic and group of its operations; for a queue its name, and [that of all tasks](GroupName::of_tasks).
+    pub scope: (TopicName, GroupName),
+    /// For how long a marker holds unless it is extended.
+    pub ttl: Duration,
+    /// Whether messages are kept in order, so that one whose operation runs elsewhere waits in its place by default.
+    pub is_ordered: bool,
+    /// The monitor of requests about markers.
+    pub monitor: LoopMonitor,
+    /// Receives events.
+    pub observer: Arc<dyn Observer>,
+    /// The markers of handlers that run.
+    pub markers: MarkerTable,
+}
+
 /// Wraps a handler, so that it is called for operations that are not done.
-pub(in crate::consumer) fn wrap(
-    handler: Handler,
-    settings: &Idempotent,
-    context: &Arc<Context>,
-    topic: &TopicName,
-    markers: &MarkerTable,
-) -> Result<Handler> {
-    let ordered = !matches!(context.config.concurrency, Concurrency::Unordered(_));
-    let default = if ordered { WhileRunning::Wait } else { WhileRunning::Later };
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if the backend has no markers.
+pub fn wrap(handler: ErasedHandler, settings: &Idempotent, guarding: Guarding) -> Result<ErasedHandler> {
+    let default = if guarding.is_ordered { WhileRunning::Wait } else { WhileRunning::Later };
     let guard = Guard {
         settings: settings.clone(),
         while_running: settings.while_running.unwrap_or(default),
-        role: context.backend.idempotency()?.clone(),
-        monitor: context.loops.monitor("idempotency", Scope::Topic(topic.clone())),
-        context: context.clone(),
-        topic: topic.clone(),
-        markers: markers.clone(),
+        role: guarding.backend.idempotency()?.clone(),
+        guarding,
     };
     Ok(match handler {
-        Handler::Each(call) => Handler::Each(Box::new(Arc::new(Guarded { guard, call }))),
-        Handler::Batch(config, call) => Handler::Batch(config, batch(guard, call)),
+        ErasedHandler::Each(call) => ErasedHandler::Each(Box::new(Arc::new(Guarded { guard, call }))),
+        ErasedHandler::Batch(config, call) => ErasedHandler::Batch(config, batch(guard, call)),
     })
 }
 
@@ -56,10 +65,7 @@ struct Guard {
     settings: Idempotent,
     while_running: WhileRunning,
     role: Arc<dyn Idempotency>,
-    monitor: LoopMonitor,
-    context: Arc<Context>,
-    topic: TopicName,
-    markers: MarkerTable,
+    guarding: Guarding,
 }
 
 /// A handler of single messages with its guard.
@@ -142,18 +148,18 @@ impl Guard {
             Ok((input, None)) => return Turn::Handle(input, None),
             Err(verdict) => return Turn::Done(verdict),
         };
-        let handle = input.about.handle.clone();
-        let holder = message_of(&input.about);
+        let scope = input.about.scope.clone();
+        let holder = input.about.message_id();
         let token = self.token();
         let mut look = LOOKS.0;
         loop {
             // Never cancelled under way: a marker that was begun unnoticed would keep the next owner waiting.
-            let begun = self.role.begin(&operation, &holder, &token, self.context.config.lease_ttl).await;
+            let begun = self.role.begin(&operation, &holder, &token, self.guarding.ttl).await;
             let pause = match begun {
                 Ok(Begun::Started(marker)) => {
-                    self.monitor.succeeded(&*self.context.observer);
-                    let kept = self.markers.keep(marker, &handle.topic_partition, input.about.origin);
-                    if handle.cancelled.is_cancelled() {
+                    self.guarding.monitor.succeeded(&*self.guarding.observer);
+                    let kept = self.guarding.markers.keep(marker, &input.about);
+                    if scope.cancelled.is_cancelled() {
                         // The lease was lost, or is uncertain, since the message was to start.
                         self.abandon(&kept).await;
                         return Turn::NotHandled;
@@ -161,11 +167,11 @@ impl Guard {
                     return Turn::Handle(input, Some(kept));
                 }
                 Ok(Begun::Done(_)) => {
-                    self.monitor.succeeded(&*self.context.observer);
+                    self.guarding.monitor.succeeded(&*self.guarding.observer);
                     return Turn::Done(Verdict::Duplicate);
                 }
                 Ok(Begun::Running { holder: other, expires_in }) => {
-                    self.monitor.succeeded(&*self.context.observer);
+                    self.guarding.monitor.succeeded(&*self.guarding.observer);
                     match choice {
                         WhileRunning::Skip if other != holder => return Turn::Done(Verdict::Duplicate),
                         WhileRunning::Skip | WhileRunning::Later => {
@@ -178,14 +184,14 @@ impl Guard {
                 }
                 // The user lacks a right, or the server does: it is the same for each message, and to be repaired.
                 Err(error) if error.is_transient() || is_of_all(&error) => {
-                    self.monitor.failed(&error, &*self.context.observer)
+                    self.guarding.monitor.failed(&error, &*self.guarding.observer)
                 }
                 Err(error) => return Turn::Done(Verdict::Said(Outcome::retry(error))),
             };
             tokio::select! {
                 biased;
-                () = handle.ending() => return Turn::NotHandled,
-                () = handle.cancelled.cancelled() => return Turn::NotHandled,
+                () = scope.ending() => return Turn::NotHandled,
+                () = scope.cancelled.cancelled() => return Turn::NotHandled,
                 () = sleep(pause) => {}
             }
         }
@@ -199,14 +205,16 @@ impl Guard {
         kept.completes();
         loop {
             let error = match self.role.complete(kept.marker(), b"", self.settings.kept()).await {
-                Ok(()) => return self.monitor.succeeded(&*self.context.observer),
-                Err(error) if error.kind() == ErrorKind::Fenced => return kept.lost(&self.context),
+                Ok(()) => return self.guarding.monitor.succeeded(&*self.guarding.observer),
+                Err(error) if error.kind() == ErrorKind::Fenced => {
+                    return kept.lost(&*self.guarding.observer);
+                }
                 Err(error) => error,
             };
             // The message is acknowledged only when the marker is done, or both could be lost with this process.
-            let pause = self.monitor.failed(&error, &*self.context.observer);
+            let pause = self.guarding.monitor.failed(&error, &*self.guarding.observer);
             if !error.is_transient() && !is_of_all(&error) {
-                return kept.lost(&self.context);
+                return kept.lost(&*self.guarding.observer);
             }
             sleep(pause).await;
         }
@@ -217,7 +225,7 @@ impl Guard {
         kept.abandons().await;
         match self.role.abandon(kept.marker()).await {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Fenced => kept.lost(&self.context),
+            Err(error) if error.kind() == ErrorKind::Fenced => kept.lost(&*self.guarding.observer),
             Err(error) => {
                 let operation = &kept.marker().operation;
                 let (topic, group) = (operation.topic(), operation.group());
@@ -230,7 +238,7 @@ impl Guard {
     fn operation(&self, input: Input) -> Result<(Input, Option<Operation>), Verdict> {
         let (input, id) = match &self.settings.id {
             IdSource::Message => {
-                let id = format!("{}-{:x}", message_of(&input.about), by_hash(&input.payload, u32::MAX));
+                let id = format!("{}-{:x}", input.about.message_id(), by_hash(&input.payload, u32::MAX));
                 (input, Some(Bytes::from(id)))
             }
             IdSource::Header(name) => match input.about.headers.get(name) {
@@ -249,7 +257,7 @@ impl Guard {
             }
         };
         let Some(id) = id else { return Ok((input, None)) };
-        match Operation::new(self.topic.clone(), self.context.group.clone(), id) {
+        match Operation::new(self.guarding.scope.0.clone(), self.guarding.scope.1.clone(), id) {
             Ok(operation) => Ok((input, Some(operation))),
             Err(error) => Err(rejected(error.to_string())),
         }
@@ -258,15 +266,10 @@ impl Guard {
     /// Returns a token for one begin.
     fn token(&self) -> String {
         // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
-        let in_process = self.context.backend.is_in_process();
+        let in_process = self.guarding.backend.is_in_process();
         let unique = if in_process { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
         unique.simple().to_string()
     }
-}
-
-/// Returns the name of a message in its topic: the same in every attempt.
-fn message_of(about: &DeliveryMetadata) -> String {
-    format!("{}-{}", about.handle.topic_partition.partition, about.origin)
 }
 
 fn rejected(why: String) -> Verdict {

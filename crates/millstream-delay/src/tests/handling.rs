@@ -1,0 +1,207 @@
+//! What handlers of tasks have in common with those of messages: layers, extractors, batches, operations that take effect once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::policy::{Fixed, Never};
+use millstream_core::{Check, Delivered, Outcome};
+use millstream_engine::extract::{Attempt, Payload, State, with_state};
+use millstream_engine::{Answer, Delivery, Idempotent, Layer, Next, Timeout};
+
+use crate::Task;
+use crate::tests::support::{MS, SECS, Seen, eventually, memory, open, queue};
+
+/// Adds to the payload, and tells what it sees.
+struct Adds(u64, Seen<String>);
+
+#[async_trait]
+impl Layer for Adds {
+    async fn handle(&self, mut delivery: Delivery<Bytes>, next: Next<'_>) -> Answer {
+        let payload: u64 = std::str::from_utf8(&delivery.payload).expect("text").parse().expect("a number");
+        let (place, id) = (delivery.topic_partition().clone(), delivery.message_id());
+        self.1.push(format!("{payload} {place} {} {id}", delivery.group()));
+        delivery.payload = (payload + self.0).to_string().into();
+        let answer = next.run(delivery).await;
+        self.1.push(format!("done {}", answer.is_done()));
+        answer
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_are_around_the_handler_of_tasks_and_see_the_queue() {
+    let (queue, seen, told) = (queue().await, Seen::default(), Seen::default());
+    queue.schedule(&1).id("one").delay(MS(0)).await.expect("scheduled");
+    let tell = seen.clone();
+    let worker = queue.worker().layer(Adds(10, told.clone())).layer(Adds(100, told.clone()));
+    let worker = worker.start(move |task: Task<u64>| {
+        tell.push((task.id().to_string(), task.payload));
+        async {}
+    });
+    let worker = worker.await.expect("starts");
+    seen.reach(1).await;
+    assert_eq!(worker.shutdown().await.done, 1);
+    assert_eq!(seen.all(), [("one".to_owned(), 111)]);
+    let place = "q/0 @tasks one";
+    assert_eq!(
+        told.all(),
+        [format!("1 {place}"), format!("11 {place}"), "done true".into(), "done true".into()]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_limits_the_time_of_a_handler_of_tasks() {
+    let queue = queue().await;
+    queue.schedule(&1).delay(MS(0)).await.expect("scheduled");
+    let worker = queue.worker().retry(Never).layer(Timeout::new(SECS(2)));
+    let worker = worker.start(async |_: Task<u64>| tokio::time::sleep(SECS(3_600)).await);
+    assert_eq!(worker.await.expect("starts").drain().await.dead, 1);
+    let dead = queue.dead().list(10).await.expect("listed");
+    assert_eq!(dead[0].error, "handler timed out after 2s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_of_tasks_has_parts_of_the_task_and_a_state_as_arguments() {
+    async fn add(
+        State(sum): State<Arc<AtomicUsize>>,
+        Attempt(nth): Attempt,
+        Payload(n): Payload<u64>,
+    ) -> Outcome {
+        sum.fetch_add(usize::try_from(n).expect("small"), Ordering::Relaxed);
+        if nth == 1 { Outcome::retry("once more") } else { Outcome::Ack }
+    }
+    let (queue, sum) = (queue().await, Arc::<AtomicUsize>::default());
+    queue.schedule(&21).delay(MS(0)).await.expect("scheduled");
+    let worker =
+        queue.worker().retry(Fixed::new(MS(0))).start(with_state(sum.clone(), add)).await.expect("starts");
+    let report = worker.drain().await;
+    assert_eq!((report.done, report.retried, sum.load(Ordering::Relaxed)), (1, 1, 42));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_come_in_batches_that_are_full_or_have_waited() {
+    let (queue, seen) = (queue().await, Seen::default());
+    for n in 0..5u64 {
+        queue.schedule(&n).delay(MS(n)).await.expect("scheduled");
+    }
+    let tell = seen.clone();
+    let worker = queue.worker().concurrency(4).start_batch((3, SECS(60)), move |tasks: Vec<Task<u64>>| {
+        let outcomes = tasks.iter().map(|task| match (task.payload, task.attempt()) {
+            (1, 1) => Outcome::retry_after(SECS(1), "not yet"),
+            (2, _) => Outcome::dead_letter("never"),
+            _ => Outcome::Ack,
+        });
+        let outcomes = outcomes.collect::<Vec<_>>();
+        tell.push(tasks.iter().map(|task| task.payload).collect::<Vec<_>>());
+        async { outcomes }
+    });
+    let worker = worker.await.expect("starts");
+    seen.reach(2).await;
+    // The first three are a full batch. The one that failed comes back after a second and is the third of the next.
+    assert_eq!(seen.all(), [vec![0, 1, 2], vec![3, 4, 1]]);
+    queue.schedule(&9).delay(MS(0)).await.expect("scheduled");
+    seen.reach(3).await;
+    assert_eq!(seen.all()[2], [9], "it has waited for others for a minute");
+    let report = worker.drain().await;
+    assert_eq!((report.done, report.retried, report.dead), (4 + 1, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_not_full_is_handed_back_when_the_worker_ends() {
+    let (queue, seen) = (queue().await, Seen::default());
+    queue.schedule(&1).delay(MS(0)).await.expect("scheduled");
+    let tell = seen.clone();
+    let worker = queue.worker().start_batch((3, SECS(60)), move |tasks: Vec<Task<u64>>| {
+        tell.push(tasks.len());
+        async {}
+    });
+    let worker = worker.await.expect("starts");
+    eventually(|| worker.progress().running == 1, "the task is held").await;
+    assert_eq!(worker.shutdown().await.handed_back, 1);
+    assert_eq!((seen.len(), queue.count().await.expect("counts").waiting.total), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_never_larger_than_what_a_worker_may_hold() {
+    let (queue, seen) = (queue().await, Seen::default());
+    for n in 0..4u64 {
+        queue.schedule(&n).delay(MS(0)).await.expect("scheduled");
+    }
+    let tell = seen.clone();
+    let worker =
+        queue.worker().concurrency(2).start_batch((100, SECS(3_600)), move |tasks: Vec<Task<u64>>| {
+            tell.push(tasks.len());
+            async {}
+        });
+    let worker = worker.await.expect("starts");
+    seen.reach(2).await;
+    assert_eq!(seen.all(), [2, 2]);
+    assert_eq!(worker.shutdown().await.done, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_of_two_tasks_takes_effect_once() {
+    let (queue, calls) = (open(&memory(), 4).await, Seen::default());
+    for id in ["a", "b", "c"] {
+        queue.schedule(&7).id(id).header("payment", "p-7").delay(MS(0)).await.expect("scheduled");
+    }
+    queue.schedule(&8).id("d").delay(MS(0)).await.expect("scheduled");
+    let once = Idempotent::by_header("payment").retries_within(SECS(60));
+    let tell = calls.clone();
+    let worker = queue.worker().idempotent(once).start(move |task: Task<u64>| {
+        tell.push(task.payload);
+        // Longer than a marker lasts without an extension.
+        async { tokio::time::sleep(SECS(100)).await }
+    });
+    let worker = worker.await.expect("starts");
+    let report = worker.drain().await;
+    assert_eq!((report.done, report.dead, calls.all()), (3, 1, vec![7]), "one has no id of an operation");
+    assert!(report.snoozed >= 2, "the others come back while the first one runs: {report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_was_done_under_its_id_is_done_once() {
+    let (queue, calls) = (queue().await, Seen::default());
+    let tell = calls.clone();
+    let once = Idempotent::by_message_id().retries_within(SECS(60));
+    let worker = queue.worker().idempotent(once).start(move |task: Task<u64>| {
+        tell.push(task.payload);
+        async {}
+    });
+    let worker = worker.await.expect("starts");
+    for (nth, payload) in (1..).zip([1u64, 1, 2]) {
+        queue.schedule(&payload).id("report").delay(MS(0)).await.expect("scheduled");
+        eventually(|| worker.report().done == nth, "it is done").await;
+    }
+    assert_eq!(worker.shutdown().await.done, 3);
+    assert_eq!(calls.all(), [1, 2], "the same id and payload are the same operation");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_is_asked_inside_of_layers_with_the_payload_that_they_left() {
+    let (queue, asked, told) = (queue().await, Seen::default(), Seen::default());
+    queue.schedule(&1).delay(MS(0)).await.expect("scheduled");
+    let tell = asked.clone();
+    let worker =
+        queue.worker().retry(Fixed::new(MS(0))).layer(Adds(10, told)).check(move |task: Task<u64>| {
+            tell.push(task.payload);
+            async { Ok::<_, String>(Check::Complete) }
+        });
+    let worker =
+        worker.start(async |_: Task<u64>| Err::<(), _>("its answer was lost")).await.expect("starts");
+    let report = worker.drain().await;
+    assert_eq!((report.done, report.retried, asked.all()), (1, 1, vec![11]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_with_batches_and_a_short_retention_are_refused() {
+    let queue = queue().await;
+    let worker =
+        queue.worker().layer(Timeout::new(SECS(1))).idempotent(Idempotent::by_header("").retention(MS(0)));
+    let error = worker.start_batch((0, SECS(1)), async |_: Vec<Task<u64>>| ()).await.expect_err("refused");
+    let problems = error.problems().join("; ");
+    for part in ["layers are for", "batch size is 0", "name of the header", "retention is 0ns"] {
+        assert!(problems.contains(part), "{part}: {problems}");
+    }
+}

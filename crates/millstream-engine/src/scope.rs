@@ -1,0 +1,120 @@
+//! What deliveries have in common: where their messages were read, and the right under which they are handled.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::error::Result;
+use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition};
+use tokio_util::sync::CancellationToken;
+
+/// Right to handle messages, such as the lease of their partition, as deliveries see it.
+#[async_trait]
+pub trait Right: Send + Sync {
+    /// Waits until nothing under this right may start any more.
+    async fn ending(&self);
+
+    /// Asks the server at once whether the right is still ours, and extends it for another ttl.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if it is not; transient ones.
+    async fn extend(&self) -> Result<()>;
+}
+
+/// Where messages were read, and the right under which they are handled. Messages that started under the same trust in the lease of a
+/// partition share one; a task, and a message in shared mode, has its own.
+pub struct DeliveryScope {
+    /// The topic and partition; for a task the name of its queue, and the number of its shard.
+    pub topic_partition: TopicPartition,
+    /// The group; for a task [that of all tasks](GroupName::of_tasks).
+    pub group: GroupName,
+    /// The epoch of the lease; 0 if there is none.
+    pub epoch: u64,
+    /// Cancelled when the right can no longer be relied on.
+    pub cancelled: CancellationToken,
+    /// `None`: nobody else can get the message meanwhile, or it is one of a test.
+    right: Option<Arc<dyn Right>>,
+    task: Option<Arc<TaskFacts>>,
+}
+
+/// What only a task of a delay queue has.
+#[derive(Clone, Debug)]
+pub struct TaskFacts {
+    /// Its id, the same on every attempt.
+    pub id: ScheduleId,
+    /// Its shard.
+    pub shard: Shard,
+    /// Its due time, by the server's clock.
+    pub due: Timestamp,
+    /// The time between the due time and the claim.
+    pub late: Duration,
+    /// How many workers died during this attempt, or stalled for longer than the hold time.
+    pub crashes: u32,
+}
+
+impl DeliveryScope {
+    /// Creates the scope of messages of a partition.
+    #[must_use]
+    pub fn new(
+        topic_partition: TopicPartition,
+        group: GroupName,
+        epoch: u64,
+        cancelled: CancellationToken,
+        right: Arc<dyn Right>,
+    ) -> Self {
+        Self { topic_partition, group, epoch, cancelled, right: Some(right), task: None }
+    }
+
+    /// Creates the scope of a message that no right covers: that of a dead letter, or one that a test makes. It is never cancelled.
+    #[must_use]
+    pub fn without_right(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
+        let cancelled = CancellationToken::new();
+        Self { topic_partition, group, epoch, cancelled, right: None, task: None }
+    }
+
+    /// Creates the scope of a task, whose claim its worker renews.
+    #[must_use]
+    pub fn of_task(task: Arc<TaskFacts>, cancelled: CancellationToken) -> Self {
+        let topic = TopicName::of_queue(&task.shard.queue);
+        let topic_partition = TopicPartition { topic, partition: Partition(task.shard.shard) };
+        let group = GroupName::of_tasks();
+        Self { topic_partition, group, epoch: 0, cancelled, right: None, task: Some(task) }
+    }
+
+    /// Returns what only a task has; `None` for a message of a topic.
+    #[must_use]
+    pub fn task(&self) -> Option<&Arc<TaskFacts>> {
+        self.task.as_ref()
+    }
+
+    /// Waits until nothing under this right may start any more.
+    pub async fn ending(&self) {
+        match &self.right {
+            Some(right) => right.ending().await,
+            None => self.cancelled.cancelled().await,
+        }
+    }
+
+    /// Asks the server at once whether the message is still ours, and extends the right for another ttl. Without a right there is
+    /// nothing to ask.
+    ///
+    /// # Errors
+    /// Those of [`Right::extend`].
+    pub async fn extend(&self) -> Result<()> {
+        match &self.right {
+            Some(right) => right.extend().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for DeliveryScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeliveryScope")
+            .field("topic_partition", &self.topic_partition)
+            .field("group", &self.group)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,89 @@
+//! The rights under which a consumer handles messages, as deliveries see them.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use millstream_core::TopicPartition;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_engine::delivery::{DeliveryScope, Right};
+use tokio_util::sync::CancellationToken;
+
+use crate::consumer::context::Context;
+use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::partition::leases::entry_lease::EntryLease;
+
+/// The lease of the partition.
+struct PartitionRight {
+    context: Arc<Context>,
+    guard: Arc<LeaseGuard>,
+}
+
+/// The lease of the entry, which is pending under our name (shared mode).
+struct EntryRight {
+    context: Arc<Context>,
+    lease: Arc<EntryLease>,
+    cancelled: CancellationToken,
+}
+
+/// Returns the scope of messages that start now, under the lease of their partition.
+pub(in crate::consumer) fn under_lease(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> DeliveryScope {
+    let right = Arc::new(PartitionRight { context: context.clone(), guard: guard.clone() });
+    let (topic_partition, group) = (guard.topic_partition().clone(), guard.group().clone());
+    DeliveryScope::new(topic_partition, group, guard.lease().epoch, guard.cancelled(), right)
+}
+
+/// Returns the scope of one message of a partition without an owner (shared mode).
+pub(in crate::consumer) fn under_entry_lease(
+    context: &Arc<Context>,
+    topic_partition: TopicPartition,
+    cancelled: CancellationToken,
+    lease: EntryLease,
+) -> DeliveryScope {
+    let right = EntryRight { context: context.clone(), lease: Arc::new(lease), cancelled: cancelled.clone() };
+    DeliveryScope::new(topic_partition, context.group.clone(), 0, cancelled, Arc::new(right))
+}
+
+async fn either(one: &CancellationToken, other: &CancellationToken) {
+    tokio::select! {
+        biased;
+        () = one.cancelled() => {}
+        () = other.cancelled() => {}
+    }
+}
+
+#[async_trait]
+impl Right for PartitionRight {
+    async fn ending(&self) {
+        either(self.guard.lost(), self.guard.revoked()).await;
+    }
+
+    async fn extend(&self) -> Result<()> {
+        let Self { context, guard } = self;
+        let (leases, lease) = (context.backend.leases().clone(), guard.lease().clone());
+        // Taken before the request: the ttl cannot have started earlier.
+        let asked = context.lease_clock.now();
+        let renew = async move {
+            let unanswered = || Err(Error::new(ErrorKind::Protocol, "a renewal was not answered"));
+            leases.renew(&[lease]).await.pop().unwrap_or_else(unanswered)
+        };
+        let renewed = context.control.call(renew).await;
+        match &renewed {
+            Ok(()) => guard.renewed(asked),
+            Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
+            Err(_) => {}
+        }
+        renewed
+    }
+}
+
+#[async_trait]
+impl Right for EntryRight {
+    async fn ending(&self) {
+        either(&self.cancelled, &self.context.stop).await;
+    }
+
+    async fn extend(&self) -> Result<()> {
+        let extend = self.lease.clone().extend(self.context.backend.shared()?.clone());
+        self.context.control.call(extend).await
+    }
+}
