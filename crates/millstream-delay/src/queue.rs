@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::try_join_all;
+use futures_util::future::{BoxFuture, try_join_all};
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
@@ -69,8 +69,8 @@ impl<T: 'static> DelayQueue<T> {
     /// Returns a builder for a queue with a custom codec.
     pub fn with_codec(name: impl Into<String>, codec: &'static dyn Codec<T>) -> DelayQueueBuilder<T> {
         let (limits, observer) = (Limits::default(), Arc::new(Ignore));
-        let (name, shards, dead_letter_retention) = (name.into(), 1, None);
-        DelayQueueBuilder { name, shards, dead_letter_retention, codec, limits, observer }
+        let (name, shards, dead_letter_retention, backend) = (name.into(), 1, None, None);
+        DelayQueueBuilder { name, shards, dead_letter_retention, codec, limits, observer, backend }
     }
 
     /// Returns the name of the queue.
@@ -342,9 +342,15 @@ pub struct DelayQueueBuilder<T: 'static> {
     codec: &'static dyn Codec<T>,
     limits: Limits,
     observer: Arc<dyn Observer>,
+    backend: Option<Backend>,
 }
 
 impl<T> DelayQueueBuilder<T> {
+    /// Sets the backend, so that the builder can be awaited: `mq.delay_queue("mails").shards(4).await?`.
+    pub fn over(self, backend: Backend) -> Self {
+        Self { backend: Some(backend), ..self }
+    }
+
     /// Sets the number of shards that a new queue is created with. On a cluster, shards are on different servers. An
     /// existing queue keeps the number it was created with. Default: 1.
     pub fn shards(self, shards: u32) -> Self {
@@ -406,6 +412,24 @@ impl<T> DelayQueueBuilder<T> {
         let tracing = Tracing::of(&observer);
         let inner = Inner { backend: backend.clone(), spec, codec, limits, observer, tracing };
         Ok(DelayQueue { inner: Arc::new(inner) })
+    }
+}
+
+/// Opens the queue on the backend that was [set](DelayQueueBuilder::over): see [`DelayQueueBuilder::open`].
+impl<T: 'static> IntoFuture for DelayQueueBuilder<T> {
+    type Output = Result<DelayQueue<T>>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            match self.backend.clone() {
+                Some(backend) => self.open(&backend).await,
+                None => Err(Error::new(
+                    ErrorKind::InvalidConfig,
+                    "the delay queue has no backend: open it on one",
+                )),
+            }
+        })
     }
 }
 

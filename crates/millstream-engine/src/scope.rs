@@ -9,6 +9,8 @@ use millstream_core::error::Result;
 use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition};
 use tokio_util::sync::CancellationToken;
 
+use crate::letter::LetterFacts;
+
 /// Right to handle messages, such as the lease of their partition, as deliveries see it.
 #[async_trait]
 pub trait Right: Send + Sync {
@@ -35,7 +37,15 @@ pub struct DeliveryScope {
     pub cancelled: CancellationToken,
     /// `None`: nobody else can get the message meanwhile, or it is one of a test.
     right: Option<Arc<dyn Right>>,
-    task: Option<Arc<TaskFacts>>,
+    facts: Facts,
+}
+
+/// What only one kind of messages has.
+enum Facts {
+    /// A message of a topic.
+    None,
+    Task(Arc<TaskFacts>),
+    Letter(Arc<LetterFacts>),
 }
 
 /// What only a task of a delay queue has.
@@ -63,14 +73,20 @@ impl DeliveryScope {
         cancelled: CancellationToken,
         right: Arc<dyn Right>,
     ) -> Self {
-        Self { topic_partition, group, epoch, cancelled, right: Some(right), task: None }
+        Self { topic_partition, group, epoch, cancelled, right: Some(right), facts: Facts::None }
     }
 
-    /// Creates the scope of a message that no right covers: that of a dead letter, or one that a test makes. It is never cancelled.
+    /// Creates the scope of a message that no right covers, such as one that a test makes. It is never cancelled.
     #[must_use]
     pub fn without_right(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
         let cancelled = CancellationToken::new();
-        Self { topic_partition, group, epoch, cancelled, right: None, task: None }
+        Self { topic_partition, group, epoch, cancelled, right: None, facts: Facts::None }
+    }
+
+    /// Creates the scope of a dead letter, which is claimed with others of its page.
+    #[must_use]
+    pub fn of_letter(topic_partition: TopicPartition, group: GroupName, letter: Arc<LetterFacts>) -> Self {
+        Self { facts: Facts::Letter(letter), ..Self::without_right(topic_partition, group, 0) }
     }
 
     /// Creates the scope of a task, whose claim its worker renews.
@@ -79,13 +95,25 @@ impl DeliveryScope {
         let topic = TopicName::of_queue(&task.shard.queue);
         let topic_partition = TopicPartition { topic, partition: Partition(task.shard.shard) };
         let group = GroupName::of_tasks();
-        Self { topic_partition, group, epoch: 0, cancelled, right: None, task: Some(task) }
+        Self { topic_partition, group, epoch: 0, cancelled, right: None, facts: Facts::Task(task) }
     }
 
     /// Returns what only a task has; `None` for a message of a topic.
     #[must_use]
     pub fn task(&self) -> Option<&Arc<TaskFacts>> {
-        self.task.as_ref()
+        match &self.facts {
+            Facts::Task(task) => Some(task),
+            _ => None,
+        }
+    }
+
+    /// Returns what only a dead letter has.
+    #[must_use]
+    pub fn letter(&self) -> Option<&Arc<LetterFacts>> {
+        match &self.facts {
+            Facts::Letter(letter) => Some(letter),
+            _ => None,
+        }
     }
 
     /// Waits until nothing under this right may start any more.

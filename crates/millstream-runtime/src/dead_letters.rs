@@ -1,7 +1,6 @@
 //! A consumer of dead letters: a handler decides the fate of each letter.
 
-mod layered;
-mod letter;
+mod report;
 mod worker;
 
 use std::fmt;
@@ -12,14 +11,22 @@ use millstream_core::dead_letters::MAX_HOLD;
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Observer;
 use millstream_core::panics::Careful;
-use millstream_core::{Backend, Capability, Error, ErrorKind, GroupName, Topic};
+use millstream_core::policy::Never;
+use millstream_core::span::Tracing;
+use millstream_core::{Backend, Capability, Error, ErrorKind, GroupName, Topic, TopicSpec};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-pub use letter::{DeadLetterOutcome, DeadLetterReport, IntoDeadLetterOutcome, Letter};
+pub use report::DeadLetterReport;
 
-use letter::Counts;
 use millstream_engine::Layer;
+use millstream_engine::handler::{Call, ErasedHandler};
+use millstream_engine::letter::erase_letters;
+use millstream_engine::markers::{self, Guarding, MarkerTable, extend_markers};
+use millstream_engine::{
+    ControlThread, Idempotent, IntoDeadLetterOutcome, Keeper, LeaseClock, Letter, Loops, Scope,
+};
+use report::Counts;
 use worker::DeadLetterWorker;
 
 /// Shortest [`poll`](DeadLetterConfig::poll): each sends a request for each partition.
@@ -41,6 +48,8 @@ pub struct DeadLetterConfig {
     pub leave_for: Duration,
     /// Maximum number of letters of a partition that are handled at once. Default: 1.
     pub concurrency: usize,
+    /// Time limit of a handler and its layers. After it the handler is dropped, and its letter is left. Default: no limit.
+    pub handler_timeout: Option<Duration>,
     /// Time limit for handlers to end at a shutdown. Default: 25 s.
     pub shutdown_timeout: Duration,
 }
@@ -53,6 +62,7 @@ impl Default for DeadLetterConfig {
             hold: Duration::from_secs(30),
             leave_for: Duration::from_secs(60 * 60),
             concurrency: 1,
+            handler_timeout: None,
             shutdown_timeout: Duration::from_secs(25),
         }
     }
@@ -102,6 +112,7 @@ pub struct DeadLetterConsumerBuilder<T: 'static> {
     config: DeadLetterConfig,
     /// The outermost first.
     layers: Vec<Arc<dyn Layer>>,
+    idempotent: Option<Idempotent>,
     observer: Arc<dyn Observer>,
 }
 
@@ -114,7 +125,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let (group, config) = (group.into(), DeadLetterConfig::default());
-        Self { backend, topic, group, config, layers: Vec::new(), observer }
+        Self { backend, topic, group, config, layers: Vec::new(), idempotent: None, observer }
     }
 
     /// Adds a [`Layer`] inside of those that were added before, such as those with which the topic's consumers decrypt or fetch
@@ -160,6 +171,20 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         self
     }
 
+    /// Sets the time limit of a handler and its layers: see [`DeadLetterConfig::handler_timeout`]. Default: no limit.
+    pub fn handler_timeout(mut self, timeout: Duration) -> Self {
+        self.config.handler_timeout = Some(timeout);
+        self
+    }
+
+    /// Calls the handler once for each operation, as far as a marker on the server can tell: see [`Idempotent`]. The operation of a letter
+    /// is that of its message in the same group: what is done for one is not done for the other. A letter whose operation is done is
+    /// deleted; the operation is done when the handler returns [`Delete`](crate::DeadLetterOutcome::Delete), and abandoned otherwise.
+    pub fn idempotent(mut self, settings: Idempotent) -> Self {
+        self.idempotent = Some(settings);
+        self
+    }
+
     /// Starts the consumer in the background. Any number of consumers and operators may work at the same time: none gets
     /// a letter that another one has claimed.
     ///
@@ -179,26 +204,82 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         let spec = problems.take(self.topic.spec());
         let group = problems.take(GroupName::new(&self.group));
         self.config.check(&mut problems);
+        if let Some(idempotent) = &self.idempotent {
+            idempotent.check(&Never, spec.iter(), &mut problems);
+        }
         problems.finish()?;
         let (Some(spec), Some(group)) = (spec, group) else {
             return Err(Error::new(ErrorKind::InvalidConfig, "invalid dead-letter consumer"));
         };
-        self.backend.require(Capability::DeadLetters)?;
-        let topic = self.backend.catalog().topic(&spec.name).await?.name;
-        let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
-        let timeout = self.config.shutdown_timeout;
-        let (codec, observer) = (self.topic.codec(), Careful::over(self.observer));
-        let worker = DeadLetterWorker::new(
-            self.backend,
-            topic,
-            group,
-            self.config,
+        let observer = Careful::over(self.observer);
+        let handlers = erase_letters(self.topic.codec(), observer.clone(), handler);
+        let parts = Parts {
+            backend: self.backend,
+            config: self.config,
+            layers: self.layers,
+            idempotent: self.idempotent,
             observer,
-            stop.clone(),
-            counts.clone(),
-        );
-        let worker = worker.within(self.layers);
-        let task = tokio::spawn(worker.run(codec, handler));
+        };
+        parts.start(spec, group, handlers).await
+    }
+}
+
+/// What a builder has, without the type of the payload: starting is compiled once.
+struct Parts {
+    backend: Backend,
+    config: DeadLetterConfig,
+    layers: Vec<Arc<dyn Layer>>,
+    idempotent: Option<Idempotent>,
+    observer: Arc<dyn Observer>,
+}
+
+impl Parts {
+    async fn start(
+        self,
+        spec: TopicSpec,
+        group: GroupName,
+        (handler, inner): (Box<dyn Call>, Box<dyn Call>),
+    ) -> Result<DeadLetterConsumer> {
+        let Self { backend, config, layers, idempotent, observer } = self;
+        backend.require(Capability::DeadLetters)?;
+        let topic = backend.catalog().topic(&spec.name).await?.name;
+        let loops = Loops::default();
+        let tracing = Tracing::of(&observer);
+        let mut handler = ErasedHandler::Each(handler).within(&layers).traced(tracing.as_ref());
+        let mut markers = None;
+        if let Some(settings) = &idempotent {
+            backend.require(Capability::Idempotency)?;
+            let table = MarkerTable::default();
+            let monitor = |operation| loops.monitor(operation, Scope::Topic(topic.clone()));
+            let guarding = Guarding {
+                backend: backend.clone(),
+                scope: (topic.clone(), group.clone()),
+                ttl: config.hold,
+                is_ordered: false,
+                monitor: monitor("idempotency"),
+                observer: observer.clone(),
+                markers: table.clone(),
+            };
+            handler = markers::wrap(handler, settings, guarding)?;
+            let keeper = Keeper::new(config.hold, LeaseClock::of(&backend));
+            let (extends, watches) = (monitor("extend_markers"), observer.clone());
+            let extends = extend_markers(backend.clone(), keeper, extends, watches, table);
+            markers = Some(ControlThread::of(&backend).spawn(extends));
+        }
+        let handler: Box<dyn Call> = match handler {
+            ErasedHandler::Each(handler) => handler,
+            ErasedHandler::Batch(..) => {
+                return Err(Error::new(ErrorKind::InvalidConfig, "a handler of batches"));
+            }
+        };
+        let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
+        let timeout = config.shutdown_timeout;
+        let shared = (stop.clone(), counts.clone());
+        let worker = DeadLetterWorker::new(backend, topic, group, config, observer, shared, (handler, inner));
+        let task = tokio::spawn(async move {
+            let _markers = markers;
+            worker.run(loops).await;
+        });
         Ok(DeadLetterConsumer { stop, counts, task: Some(task), timeout })
     }
 }

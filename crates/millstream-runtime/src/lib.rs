@@ -22,13 +22,11 @@ pub use consumer::{
     Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, Events, Health,
     LoopFailure, LoopHealth, Pulled, Puller, RetryOrder, Router, Sharing, TopicHealth,
 };
-pub use dead_letters::{
-    DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,
-    IntoDeadLetterOutcome, Letter,
-};
+pub use dead_letters::{DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterReport};
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::{
-    Answer, Batch, BatchConfig, Delivery, Idempotent, Layer, Next, Timeout, Trace, WhileRunning,
+    Answer, Batch, BatchConfig, DeadLetterOutcome, Delivery, Idempotent, IntoDeadLetterOutcome, Layer,
+    Letter, Next, Timeout, Trace, WhileRunning,
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,

@@ -61,8 +61,7 @@ pub mod admin {
     pub use millstream_core::locks::{LockCursor, LockPage, LockState};
 }
 
-/// Delay queues, which need no topics, and recurring messages. [`DelayQueue::new`](delay::DelayQueue::new) opens a
-/// queue over [`Millstream::backend`].
+/// Delay queues, which need no topics, and recurring messages. [`Millstream::delay_queue`] opens one.
 pub mod delay {
     pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Shard, Waiting};
     pub use millstream_core::tasks::{DeadTask, QueueChange, QueueSpec, TaskCounts};

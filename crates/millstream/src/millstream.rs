@@ -13,9 +13,12 @@ use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
 #[cfg(feature = "admin")]
 use millstream_core::Start;
 use millstream_core::catalog::PartitionStats;
+use millstream_core::codec::Json;
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic};
-use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
+use millstream_core::{
+    Backend, Capability, Codec, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic,
+};
+use millstream_delay::{DelayQueue, DelayQueueBuilder, Promoter, PromoterConfig, RecurringMessages};
 #[cfg(feature = "lock")]
 use millstream_lock::{LeaderBuilder, LockBuilder, LockClient};
 use millstream_memory::MemoryBackend;
@@ -118,6 +121,25 @@ impl Millstream {
         let promoter = Promoter::new(&self.backend, config);
         let topic = topic.borrow().clone();
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
+    }
+
+    /// Builds the delay queue of this name, with JSON payloads; awaiting the builder opens it, and creates it if it does not exist. Its
+    /// workers emit their events to the observer of this handle.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream::{Millstream, Result, delay::Task};
+    /// # async fn example(mq: Millstream) -> Result<()> {
+    /// let mails = mq.delay_queue::<String>("mails").shards(4).await?;
+    /// mails.schedule(&"welcome".to_owned()).delay(Duration::from_secs(3_600)).await?;
+    /// let worker = mails.worker().start(|mail: Task<String>| async move { println!("{}", mail.payload) }).await?;
+    /// # worker.shutdown().await; Ok(()) }
+    /// ```
+    pub fn delay_queue<T: 'static>(&self, name: impl Into<String>) -> DelayQueueBuilder<T>
+    where
+        Json: Codec<T>,
+    {
+        DelayQueue::with_codec(name, &Json).observer(self.observer.clone()).over(self.backend.clone())
     }
 
     /// Returns the dead letters of `group` in `topic`, to list, replay and purge them. Takes the topic from a

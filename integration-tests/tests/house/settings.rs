@@ -43,7 +43,7 @@ const TYPES: [(&str, &str, &str, &str, Shown); 19] = [
     (
         "Consumer of batches",
         "`BatchConfig::new(size)`, for `start_batch`",
-        "crates/millstream-runtime/src/consumer/batch.rs",
+        "crates/millstream-engine/src/handler/batch.rs",
         "BatchConfig",
         Shown::Fields,
     ),
@@ -56,7 +56,7 @@ const TYPES: [(&str, &str, &str, &str, Shown); 19] = [
     ),
     (
         "Delay queue",
-        "`DelayQueue::new(name)`",
+        "`mq.delay_queue(name)`",
         "crates/millstream-delay/src/queue.rs",
         "DelayQueueBuilder",
         Shown::Methods,

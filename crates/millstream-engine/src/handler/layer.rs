@@ -119,7 +119,10 @@ impl Answer {
     /// Whether the message is done: it is acknowledged.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        matches!(self.0, Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked))
+        matches!(
+            self.0,
+            Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked | Verdict::Letter(_))
+        )
     }
 
     /// Returns why the attempt failed; `None` if it did not.
@@ -127,78 +130,6 @@ impl Answer {
     pub fn cause(&self) -> Option<Cause> {
         self.0.as_ref()?.cause()
     }
-}
-
-/// Meaning of an answer for a dead letter.
-pub enum LetterAnswer {
-    /// The handler is done.
-    Done,
-    /// Not now, but after this time.
-    Later(Duration),
-    /// The payload cannot be read.
-    Unreadable(BoxError),
-    /// The handler or a layer failed.
-    Failed(BoxError),
-    /// It was not handled.
-    Unhandled,
-}
-
-impl Answer {
-    /// Returns what the answer means for a dead letter, which has no attempts and cannot become another one.
-    pub fn for_letter(self) -> LetterAnswer {
-        let Some(verdict) = self.0 else { return LetterAnswer::Unhandled };
-        match verdict {
-            Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked => LetterAnswer::Done,
-            Verdict::Said(Outcome::Snooze(time)) => LetterAnswer::Later(time),
-            Verdict::Said(Outcome::DeadLetter(error)) | Verdict::Undecodable(error) => {
-                LetterAnswer::Unreadable(error)
-            }
-            Verdict::Said(
-                Outcome::Retry(error) | Outcome::RetryAfter(_, error) | Outcome::RetryAt(_, error),
-            ) => LetterAnswer::Failed(error),
-            // An outcome of a later version of core.
-            Verdict::Said(_) => LetterAnswer::Unhandled,
-            Verdict::TimedOut(limit) => {
-                LetterAnswer::Failed(format!("handler timed out after {limit:?}").into())
-            }
-            Verdict::Panicked(text) => LetterAnswer::Failed(format!("panicked: {text}").into()),
-            Verdict::Malformed(error) => LetterAnswer::Unreadable(error.into()),
-            Verdict::Orphan => LetterAnswer::Unhandled,
-            Verdict::Crashed(crashes) => LetterAnswer::Failed(format!("{crashes} processes ended").into()),
-        }
-    }
-}
-
-/// A function in the place of a handler.
-struct Innermost<F>(F);
-
-impl<F: Fn(Delivery<Bytes>) -> BoxFuture<'static, Answer> + Send + Sync> Call for Innermost<F> {
-    fn declines(&self) -> bool {
-        false
-    }
-
-    fn one(&self, Input { about, payload }: Input, _: Option<Duration>) -> BoxFuture<'static, Answer> {
-        (self.0)(Delivery { payload, about })
-    }
-
-    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
-        async move {
-            while let Some(input) = row.next() {
-                let answer = self.one(input, timeout).await;
-                row.finish(answer.0);
-            }
-        }
-        .boxed()
-    }
-}
-
-/// Calls layers, and a function inside of them, with a message that no consumer has read.
-pub async fn around<F>(layers: &[Arc<dyn Layer>], delivery: Delivery<Bytes>, innermost: F) -> Answer
-where
-    F: Fn(Delivery<Bytes>) -> BoxFuture<'static, Answer> + Send + Sync,
-{
-    let handler = Innermost(innermost);
-    Next { layers, handler: &handler }.run(delivery).await
 }
 
 /// A handler with its layers.

@@ -22,7 +22,7 @@ mod trace;
 mod traced;
 
 pub use batch::{Batch, BatchConfig};
-pub use layer::{Answer, Layer, LetterAnswer, Next, around};
+pub use layer::{Answer, Layer, Next};
 
 use layer::Layered;
 pub use timeout::Timeout;
@@ -30,6 +30,7 @@ pub use trace::Trace;
 pub use traced::of_delivery;
 
 use crate::delivery::{Delivery, DeliveryMetadata, Handled};
+use crate::letter::DeadLetterOutcome;
 
 /// Result of one message, before policies are applied.
 #[derive(Debug)]
@@ -52,13 +53,18 @@ pub enum Verdict {
     Duplicate,
     /// The check before it found that it was handled.
     Checked,
+    /// The handler of dead letters returned this.
+    Letter(DeadLetterOutcome),
 }
 
 impl Verdict {
     /// Returns the cause of the failure, if it failed.
     pub fn cause(&self) -> Option<Cause> {
         match self {
-            Self::Said(Outcome::Ack | Outcome::Snooze(_)) | Self::Duplicate | Self::Checked => None,
+            Self::Said(Outcome::Ack | Outcome::Snooze(_))
+            | Self::Duplicate
+            | Self::Checked
+            | Self::Letter(_) => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
                 Some(Cause::Error)
             }

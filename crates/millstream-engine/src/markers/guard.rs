@@ -16,7 +16,8 @@ use uuid::Uuid;
 
 use crate::delivery::Delivery;
 use crate::handler::{BatchCall, Call, ErasedHandler, Handle, Input, Said, Verdict};
-use crate::idempotent::{IdSource, Idempotent, WhileRunning};
+use crate::letter::DeadLetterOutcome;
+use crate::markers::idempotent::{IdSource, Idempotent, WhileRunning};
 use crate::markers::table::{KeptMarker, MarkerTable};
 use crate::monitor::LoopMonitor;
 
@@ -199,7 +200,9 @@ impl Guard {
 
     /// Completes the operation if the handler succeeded or the check found its effect, and abandons it otherwise.
     async fn end(&self, kept: &KeptMarker, verdict: Option<&Verdict>) {
-        let Some(Verdict::Said(Outcome::Ack) | Verdict::Checked) = verdict else {
+        let Some(Verdict::Said(Outcome::Ack) | Verdict::Checked | Verdict::Letter(DeadLetterOutcome::Delete)) =
+            verdict
+        else {
             return self.abandon(kept).await;
         };
         kept.completes();

@@ -3,13 +3,13 @@
 //! A claim covers a whole page, and is renewed while the page is worked on. No letter is started once its claim may have
 //! expired.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::{FutureExt, StreamExt, stream};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
@@ -17,15 +17,16 @@ use millstream_core::inspect::Range;
 use millstream_core::panics::{Panicked, UserCode, discard, error_text};
 use millstream_core::sorted::{SortedMap, SortedSet};
 use millstream_core::{
-    Backend, BoxError, Codec, DeadLetter, GroupName, Limits, MessageId, TopicName, TopicPartition,
+    Backend, BoxError, DeadLetter, GroupName, Limits, MessageId, Outcome, TopicName, TopicPartition,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::layered;
-use super::letter::Counts;
-use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
-use millstream_engine::Layer;
+use super::DeadLetterConfig;
+use super::report::Counts;
+use millstream_engine::DeadLetterOutcome;
+use millstream_engine::handler::{Call, Input, Verdict};
+use millstream_engine::letter::LetterFacts;
 use millstream_engine::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
 /// Maximum number of letters per claim.
@@ -40,7 +41,9 @@ pub(super) struct DeadLetterWorker {
     observer: Arc<dyn Observer>,
     stop: CancellationToken,
     counts: Arc<Counts>,
-    layers: Vec<Arc<dyn Layer>>,
+    /// The handler with layers and guard around it, and the handler alone.
+    handler: Box<dyn Call>,
+    inner: Box<dyn Call>,
     /// The name that its claims are made under.
     by: String,
     /// Clock that measures the age of claims.
@@ -94,45 +97,20 @@ impl DeadLetterWorker {
         group: GroupName,
         config: DeadLetterConfig,
         observer: Arc<dyn Observer>,
-        stop: CancellationToken,
-        counts: Arc<Counts>,
+        (stop, counts): (CancellationToken, Arc<Counts>),
+        (handler, inner): (Box<dyn Call>, Box<dyn Call>),
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
         let (clock, seen, swept) = (LeaseClock::of(&backend), SortedMap::new(), None);
-        Self {
-            backend,
-            topic,
-            group,
-            config,
-            observer,
-            stop,
-            counts,
-            layers: Vec::new(),
-            by,
-            clock,
-            seen,
-            swept,
-        }
-    }
-
-    /// Puts layers around the handler, the outermost first.
-    pub(super) fn within(self, layers: Vec<Arc<dyn Layer>>) -> Self {
-        Self { layers, ..self }
+        Self { backend, topic, group, config, observer, stop, counts, handler, inner, by, clock, seen, swept }
     }
 
     /// Repeats [`run_once`](Self::run_once) until the consumer is stopped.
-    pub(super) async fn run<T, F, Fut>(mut self, codec: &'static dyn Codec<T>, handler: F)
-    where
-        T: Send + 'static,
-        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-        Fut: Future + Send + 'static,
-        Fut::Output: IntoDeadLetterOutcome,
-    {
-        let (loops, handler) = (Loops::default(), Arc::new(handler));
+    pub(super) async fn run(mut self, loops: Loops) {
         let monitor = loops.monitor("consume dead letters", Scope::Topic(self.topic.clone()));
         loops.announce(Some(&self.group), &*self.observer);
         while !self.stop.is_cancelled() {
-            let pause = match self.run_once(codec, &handler).await {
+            let pause = match self.run_once().await {
                 Ok(()) => {
                     monitor.succeeded(&*self.observer);
                     self.config.poll
@@ -148,13 +126,7 @@ impl DeadLetterWorker {
     }
 
     /// Handles new letters, and all letters again when it is time for a sweep.
-    async fn run_once<T, F, Fut>(&mut self, codec: &'static dyn Codec<T>, handler: &Arc<F>) -> Result<()>
-    where
-        T: Send + 'static,
-        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-        Fut: Future + Send + 'static,
-        Fut::Output: IntoDeadLetterOutcome,
-    {
+    async fn run_once(&mut self) -> Result<()> {
         if self.swept.is_none_or(|at| at.elapsed() >= self.config.sweep) {
             self.seen.clear();
             self.swept = Some(Instant::now());
@@ -164,7 +136,7 @@ impl DeadLetterWorker {
         // The error of one partition must not delay the others.
         let mut failed = None;
         for topic_partition in topic.iter() {
-            if let Err(error) = self.partition(&topic_partition, codec, handler).await {
+            if let Err(error) = self.partition(&topic_partition).await {
                 failed.get_or_insert(error);
             }
         }
@@ -175,18 +147,7 @@ impl DeadLetterWorker {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn partition<T, F, Fut>(
-        &mut self,
-        topic_partition: &TopicPartition,
-        codec: &'static dyn Codec<T>,
-        handler: &Arc<F>,
-    ) -> Result<()>
-    where
-        T: Send + 'static,
-        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-        Fut: Future + Send + 'static,
-        Fut::Output: IntoDeadLetterOutcome,
-    {
+    async fn partition(&mut self, topic_partition: &TopicPartition) -> Result<()> {
         let mut more = true;
         while more && !self.stop.is_cancelled() {
             let after = self.seen.get(topic_partition).copied().unwrap_or(MessageId::ZERO);
@@ -195,7 +156,7 @@ impl DeadLetterWorker {
             let page = role.list(topic_partition, &self.group, range, PAGE).await?;
             more = page.more;
             let Some(last) = page.items.last().map(|letter| letter.id) else { break };
-            self.work(topic_partition, page.items, codec, handler).await?;
+            self.work(topic_partition, page.items).await?;
             if !self.stop.is_cancelled() {
                 self.seen.insert(topic_partition.clone(), last);
             }
@@ -204,19 +165,7 @@ impl DeadLetterWorker {
     }
 
     /// Claims letters and handles those whose claim succeeded.
-    async fn work<T, F, Fut>(
-        &self,
-        topic_partition: &TopicPartition,
-        letters: Vec<DeadLetter>,
-        codec: &'static dyn Codec<T>,
-        handler: &Arc<F>,
-    ) -> Result<()>
-    where
-        T: Send + 'static,
-        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-        Fut: Future + Send + 'static,
-        Fut::Output: IntoDeadLetterOutcome,
-    {
+    async fn work(&self, topic_partition: &TopicPartition, letters: Vec<DeadLetter>) -> Result<()> {
         let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
         let hand = HeldLetters { ids: Mutex::default(), since: Mutex::new(self.clock.now()) };
         let claimed = self.claim(topic_partition, &ids).await?;
@@ -229,7 +178,7 @@ impl DeadLetterWorker {
             if ours && !self.stop.is_cancelled() {
                 let id = letter.id;
                 Counts::add(&self.counts.begun);
-                let outcome = self.ask(letter, codec, handler).await;
+                let outcome = self.ask(letter).await;
                 self.settle(topic_partition, id, &outcome).await;
                 hand.ids().remove(&id);
             }
@@ -257,35 +206,14 @@ impl DeadLetterWorker {
     }
 
     /// Calls the handler and returns its outcome. A letter whose handler fails is left.
-    async fn ask<T, F, Fut>(
-        &self,
-        dead: DeadLetter,
-        codec: &'static dyn Codec<T>,
-        handler: &Arc<F>,
-    ) -> DeadLetterOutcome
-    where
-        T: Send + 'static,
-        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-        Fut: Future + Send + 'static,
-        Fut::Output: IntoDeadLetterOutcome,
-    {
+    async fn ask(&self, dead: DeadLetter) -> DeadLetterOutcome {
         let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
-        let said = async {
-            // An entry that is no message has nothing for layers.
-            match dead.envelope(&Limits::NONE) {
-                Ok(envelope) if !self.layers.is_empty() => {
-                    layered::call_within(&self.layers, (dead, envelope), codec, handler, &self.observer).await
-                }
-                _ => layered::call(Letter::read(dead, codec), &**handler, &*self.observer).await,
-            }
-        };
-        let said: std::result::Result<_, BoxError> = match AssertUnwindSafe(said).catch_unwind().await {
-            Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::NONE) {
+        let said = match self.outcome(dead).await {
+            Ok(DeadLetterOutcome::ReplayAs(envelope)) => match envelope.check(&Limits::NONE) {
                 Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
                 Err(error) => Err(error.into()),
             },
-            Ok(said) => said,
-            Err(payload) => Err(Panicked::new(UserCode::Handler, payload).into()),
+            said => said,
         };
         said.unwrap_or_else(|failure| {
             Counts::add(&self.counts.failed);
@@ -297,6 +225,46 @@ impl DeadLetterWorker {
             tracing::warn!(%topic_partition, %id, error, "the handler of a dead letter failed: it is left");
             DeadLetterOutcome::Leave
         })
+    }
+
+    async fn outcome(&self, dead: DeadLetter) -> std::result::Result<DeadLetterOutcome, BoxError> {
+        let timeout = self.config.handler_timeout;
+        let (input, facts) = LetterFacts::input(dead);
+        let again = input.about.clone();
+        // An entry that is no message has nothing for layers.
+        let call = if facts.is_unreadable() { &self.inner } else { &self.handler };
+        let verdict = match call.one(input, timeout).await.into_verdict() {
+            // The handler decides about what a layer cannot read, as about what the codec cannot.
+            Some(Verdict::Undecodable(error) | Verdict::Said(Outcome::DeadLetter(error)))
+                if !facts.is_called() =>
+            {
+                facts.refuse(error);
+                let input = Input { about: again, payload: Bytes::new() };
+                self.inner.one(input, timeout).await.into_verdict()
+            }
+            verdict => verdict,
+        };
+        match verdict {
+            Some(Verdict::Letter(outcome)) => Ok(outcome),
+            // Its operation is done.
+            Some(Verdict::Duplicate) => Ok(DeadLetterOutcome::Delete),
+            Some(Verdict::Said(Outcome::Snooze(time))) => Ok(DeadLetterOutcome::LeaveFor(time)),
+            Some(Verdict::Said(
+                Outcome::Retry(error)
+                | Outcome::RetryAfter(_, error)
+                | Outcome::RetryAt(_, error)
+                | Outcome::DeadLetter(error),
+            ))
+            | Some(Verdict::Undecodable(error)) => Err(error),
+            Some(Verdict::TimedOut(limit)) => Err(format!("handler timed out after {limit:?}").into()),
+            Some(Verdict::Panicked(text)) => {
+                self.observer.observe(&Event::Panicked { code: UserCode::Handler, text: &text });
+                Err(format!("handler panicked: {text}").into())
+            }
+            // A layer says that the message is done: whether the letter may go is not for it to say. Nor is it for an outcome of a
+            // later version of core.
+            _ => Ok(DeadLetterOutcome::Leave),
+        }
     }
 
     /// Settles a letter. Retries after transient errors; a letter that is not settled is handled again when its claim
@@ -315,7 +283,7 @@ impl DeadLetterWorker {
                         _ if done.is_empty() => &self.counts.lost,
                         DeadLetterOutcome::Delete => &self.counts.deleted,
                         DeadLetterOutcome::Replay | DeadLetterOutcome::ReplayAs(_) => &self.counts.replayed,
-                        DeadLetterOutcome::Leave | DeadLetterOutcome::LeaveFor(_) => &self.counts.left,
+                        _ => &self.counts.left,
                     };
                     Counts::add(counter);
                     if let Some(work) = outcome.work() {

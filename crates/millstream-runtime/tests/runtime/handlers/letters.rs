@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::event::{Cause, Ignore};
 use millstream_core::policy::Never;
-use millstream_core::{Envelope, Outcome};
+use millstream_core::{BoxError, Envelope, Outcome};
+use millstream_runtime::extract::{Payload, State, with_state};
 use millstream_runtime::{
-    Answer, ConsumerBuilder, DeadLetterConsumerBuilder, DeadLetterOutcome, Delivery, Layer, Letter, Next,
-    ProducerBuilder, ProducerLayer,
+    Answer, ConsumerBuilder, DeadLetterConsumerBuilder, DeadLetterOutcome, Delivery, Idempotent, Layer,
+    Letter, Next, ProducerBuilder, ProducerLayer,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -140,4 +141,71 @@ async fn a_layer_that_does_not_go_on_leaves_the_letter_or_gives_its_error() {
     assert_eq!((report.deleted, report.failed, report.left), (2, 3, 5));
     assert_eq!(*causes.lock().expect("lock"), [None, Some(Cause::Error)]);
     assert_eq!(bench.dead("g").await.count().await.expect("a count"), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_of_letters_has_parts_and_a_limit_of_time() {
+    async fn revive(
+        State(slow): State<u64>,
+        topic: millstream_core::GroupName,
+        Payload(number): Payload<Result<u64, BoxError>>,
+    ) -> Outcome {
+        assert_eq!(topic.as_str(), "g");
+        match number {
+            Ok(number) if number == slow => tokio::time::sleep(Duration::from_secs(3_600)).await,
+            Ok(0) => return Outcome::snooze(Duration::from_secs(7_200)),
+            _ => {}
+        }
+        Outcome::Ack
+    }
+    let bench = bench();
+    buried(&bench, 3).await;
+    let limited = letters(&bench).layer(Veil(7)).handler_timeout(Duration::from_secs(2));
+    let consumer = limited.start(with_state(1, revive)).await.expect("a consumer");
+    while consumer.report().idle == 0 {
+        tokio::time::sleep(MS(500)).await;
+    }
+    let report = consumer.shutdown().await;
+    assert_eq!(
+        (report.deleted, report.failed, report.left),
+        (1, 1, 2),
+        "2 is done, 1 took too long, 0 is for later"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn letters_of_one_operation_take_effect_once() {
+    let bench = bench();
+    let producer = bench.producer(NUMBERS).await;
+    for number in 0..3u64 {
+        let payment = if number < 2 { "p-7" } else { "p-8" };
+        producer.send(&number).header("payment", payment).await.expect("stored");
+    }
+    let consumer = bench.consumer(NUMBERS, "g").retry(Never);
+    let consumer = consumer.start(async |_: Delivery<u64>| Err::<(), _>("broken")).await.expect("a consumer");
+    consumer.wait_idle().await.expect("idle");
+    assert_eq!(consumer.shutdown().await.dead, 3);
+    let (got, mut came) = recorder();
+    let once = Idempotent::by_header("payment").replays_within(Duration::ZERO);
+    let consumer = letters(&bench).idempotent(once).start(move |letter: Letter<u64>| {
+        record(&got, &letter);
+        // Longer than a marker lasts without an extension. One that is left has not taken effect.
+        async move {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            let outcome = if letter.payload.is_ok_and(|number| number < 2) {
+                DeadLetterOutcome::Delete
+            } else {
+                DeadLetterOutcome::LeaveFor(Duration::ZERO)
+            };
+            Ok::<_, String>(outcome)
+        }
+    });
+    let consumer = consumer.await.expect("a consumer");
+    let got = [came.recv().await, came.recv().await, came.recv().await];
+    assert_eq!(
+        got,
+        [Some(Ok(0)), Some(Ok(2)), Some(Ok(2))],
+        "the second one of p-7 is deleted without its handler"
+    );
+    assert_eq!(consumer.shutdown().await.deleted, 2);
 }

@@ -1,0 +1,274 @@
+//! A dead letter as a handler receives it, and the outcomes that a handler may return.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use millstream_core::event::{LetterWork, Observer};
+use millstream_core::panics::{Panicked, decode, text_of};
+use millstream_core::wire;
+use millstream_core::{
+    BoxError, Codec, DeadLetter, Delivered, Envelope, GroupName, Headers, Limits, MessageId, Outcome,
+    TopicPartition,
+};
+
+use crate::delivery::{AttemptHistory, Delivery, DeliveryMetadata, DeliveryScope, Handled};
+use crate::handler::{Call, Handle, Input, Verdict, guarded};
+
+/// A dead letter as a handler receives it.
+pub struct Letter<T> {
+    /// The payload, or the error of decoding it: undecodable messages become dead letters, too.
+    pub payload: Result<T, BoxError>,
+    /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] returns key and headers.
+    pub dead: DeadLetter,
+    about: DeliveryMetadata,
+}
+
+/// Without the payload: it may be a secret.
+impl<T> fmt::Debug for Letter<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Letter")
+            .field("is_decoded", &self.payload.is_ok())
+            .field("dead", &self.dead)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> Handled for Letter<T> {
+    type Payload = Result<T, BoxError>;
+
+    fn of(delivery: Delivery<Self::Payload>) -> Option<Self> {
+        let dead = delivery.about.scope.letter()?.dead.clone();
+        Some(Self { payload: delivery.payload, dead, about: delivery.about })
+    }
+
+    fn into_delivery(self) -> Delivery<Self::Payload> {
+        Delivery { payload: self.payload, about: self.about }
+    }
+}
+
+/// For stores that commit effects and markers together. The operation of a letter is that of its message: what was done for the message
+/// is not done for the letter again.
+impl<T> Delivered for Letter<T> {
+    fn topic_partition(&self) -> &TopicPartition {
+        &self.dead.topic_partition
+    }
+
+    fn group(&self) -> &GroupName {
+        &self.dead.group
+    }
+
+    fn origin(&self) -> MessageId {
+        self.dead.origin
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    fn key(&self) -> Option<&Bytes> {
+        self.about.key.as_ref()
+    }
+
+    fn headers(&self) -> &Headers {
+        &self.about.headers
+    }
+}
+
+/// What only a dead letter has, while it is handled.
+#[derive(Debug)]
+pub struct LetterFacts {
+    dead: DeadLetter,
+    /// Whether its handler was called: layers may answer without it.
+    called: AtomicBool,
+    /// Why its payload cannot be read, if something before the codec found that.
+    unreadable: Mutex<Option<BoxError>>,
+}
+
+impl LetterFacts {
+    /// Returns a letter as its handler gets it, and whether it is a message at all. One that is none has nothing for layers.
+    #[must_use]
+    pub fn input(dead: DeadLetter) -> (Input, Arc<Self>) {
+        let (envelope, unreadable) = match dead.envelope(&Limits::NONE) {
+            Ok(envelope) => (envelope, None),
+            Err(error) => (Envelope::default(), Some(error.into())),
+        };
+        let (topic_partition, group) = (dead.topic_partition.clone(), dead.group.clone());
+        let (id, origin, attempt) = (dead.id, dead.origin, dead.attempts.max(1));
+        let past = AttemptHistory::of(Some(dead.error.clone()), dead.history.clone());
+        let facts =
+            Arc::new(Self { dead, called: AtomicBool::new(false), unreadable: Mutex::new(unreadable) });
+        let scope = Arc::new(DeliveryScope::of_letter(topic_partition, group, facts.clone()));
+        let Envelope { key, headers, payload } = envelope;
+        let about = DeliveryMetadata { scope, id, origin, attempt, deliveries: 1, past, key, headers };
+        (Input { about, payload }, facts)
+    }
+
+    /// Whether its handler was called.
+    #[must_use]
+    pub fn is_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is already known that its payload cannot be read.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        self.unreadable().is_some()
+    }
+
+    /// Records that its payload cannot be read. The handler decides about that, too.
+    pub fn refuse(&self, error: BoxError) {
+        *self.unreadable() = Some(error);
+    }
+
+    fn unreadable(&self) -> std::sync::MutexGuard<'_, Option<BoxError>> {
+        self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Handler of letters of any payload type. Cloned, it is the same.
+struct TypedLetter<T: 'static, F> {
+    codec: &'static dyn Codec<T>,
+    handler: F,
+    observer: Arc<dyn Observer>,
+}
+
+/// Erases the payload type of a handler of letters. Returns it twice: around one of them stand layers, and the other one is called with
+/// what these refuse.
+pub fn erase_letters<T, F, Fut>(
+    codec: &'static dyn Codec<T>,
+    observer: Arc<dyn Observer>,
+    handler: F,
+) -> (Box<dyn Call>, Box<dyn Call>)
+where
+    T: Send + 'static,
+    F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output: IntoDeadLetterOutcome> + Send + 'static,
+{
+    let typed = Arc::new(TypedLetter { codec, handler, observer });
+    (Box::new(typed.clone()), Box::new(typed))
+}
+
+impl<T, F, Fut> Handle for TypedLetter<T, F>
+where
+    T: Send + 'static,
+    F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output: IntoDeadLetterOutcome> + Send + 'static,
+{
+    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
+        let Input { about, payload } = input;
+        let facts = about.scope.letter()?.clone();
+        facts.called.store(true, Ordering::Relaxed);
+        let refused = facts.unreadable().take();
+        let begun = catch_unwind(AssertUnwindSafe(|| {
+            let payload = refused.map_or_else(|| decode(self.codec, &payload), Err);
+            if let Err(error) = &payload
+                && let Some(panicked) = Panicked::within(&**error)
+            {
+                self.observer.observe(&panicked.event());
+            }
+            (self.handler)(Letter { payload, dead: facts.dead.clone(), about })
+        }));
+        let handler = match begun {
+            Ok(handler) => handler,
+            Err(panic) => return Some(Verdict::Panicked(text_of(panic))),
+        };
+        Some(match guarded(async { handler.await.into_outcome() }, timeout).await {
+            Ok(Ok(outcome)) => Verdict::Letter(outcome),
+            Ok(Err(error)) => Verdict::Said(Outcome::Retry(error)),
+            Err(failed) => failed,
+        })
+    }
+}
+
+/// Outcome of a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeadLetterOutcome {
+    /// Deletes the letter for good.
+    Delete,
+    /// Sends the message back to its group, and to no other, as a first attempt.
+    Replay,
+    /// Does the same with another message. Fields of the entry that do not belong to the message are dropped.
+    ReplayAs(Envelope),
+    /// Keeps the letter. It is handled again after `leave_for`.
+    Leave,
+    /// Keeps the letter. It is handled again after this time.
+    LeaveFor(Duration),
+}
+
+/// Types that a handler of dead letters may return.
+#[diagnostic::on_unimplemented(
+    message = "a handler of dead letters cannot return `{Self}`",
+    label = "not a dead letter's outcome",
+    note = "return `DeadLetterOutcome`, `Result<DeadLetterOutcome, E>` or `Result<(), E>`, where `E` is an error type, \
+            `String` or `anyhow::Error`"
+)]
+pub trait IntoDeadLetterOutcome {
+    /// Converts the value into an outcome.
+    ///
+    /// # Errors
+    /// The error of the handler: then the letter is left.
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError>;
+}
+
+impl IntoDeadLetterOutcome for DeadLetterOutcome {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        Ok(self)
+    }
+}
+
+/// What a handler of messages returns: one that is acknowledged deletes the letter, one that is snoozed leaves it for this time, and
+/// any other fails.
+impl IntoDeadLetterOutcome for Outcome {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        match self {
+            Self::Ack => Ok(DeadLetterOutcome::Delete),
+            Self::Snooze(time) => Ok(DeadLetterOutcome::LeaveFor(time)),
+            Self::Retry(error)
+            | Self::RetryAfter(_, error)
+            | Self::RetryAt(_, error)
+            | Self::DeadLetter(error) => Err(error),
+            other => Err(format!("unknown outcome {other:?}").into()),
+        }
+    }
+}
+
+/// `Ok` deletes the letter.
+impl<E: Into<BoxError>> IntoDeadLetterOutcome for Result<(), E> {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        self.map(|()| DeadLetterOutcome::Delete).map_err(Into::into)
+    }
+}
+
+impl<E: Into<BoxError>> IntoDeadLetterOutcome for Result<DeadLetterOutcome, E> {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        self.map_err(Into::into)
+    }
+}
+
+impl DeadLetterOutcome {
+    /// Returns the action for the store.
+    pub fn deed(&self, leave_for: Duration) -> millstream_core::DeadLetterAction {
+        use millstream_core::DeadLetterAction;
+        match self {
+            Self::Delete => DeadLetterAction::Purge,
+            Self::Replay => DeadLetterAction::Replay,
+            Self::ReplayAs(envelope) => DeadLetterAction::ReplayAs(wire::encode(envelope)),
+            Self::Leave => DeadLetterAction::Leave(leave_for),
+            Self::LeaveFor(time) => DeadLetterAction::Leave(*time),
+        }
+    }
+
+    /// Returns the kind of work for observers. `None` if the letter stays.
+    pub fn work(&self) -> Option<LetterWork> {
+        match self {
+            Self::Delete => Some(LetterWork::Purge),
+            Self::Replay | Self::ReplayAs(_) => Some(LetterWork::Replay),
+            Self::Leave | Self::LeaveFor(_) => None,
+        }
+    }
+}
