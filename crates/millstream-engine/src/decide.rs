@@ -13,7 +13,7 @@ use crate::handler::Verdict;
 
 /// Data of the current attempt.
 #[derive(Clone, Copy)]
-pub struct Attempt<'a> {
+pub struct CurrentAttempt<'a> {
     /// Its number, from 1.
     pub number: u32,
     /// Error of the attempt before. A message that comes back without having failed keeps it.
@@ -32,7 +32,7 @@ pub struct Attempt<'a> {
     pub message: Option<&'a Envelope>,
 }
 
-impl Attempt<'_> {
+impl CurrentAttempt<'_> {
     /// Returns the number of attempts of a message that never reached the handler, and so has not used this one.
     fn unused(&self) -> u32 {
         self.number.saturating_sub(1)
@@ -131,7 +131,7 @@ impl Decided {
 /// Decides what becomes of a message. Calls `attempt` only if the message is not done.
 pub fn decide<'a>(
     verdict: &Verdict,
-    attempt: impl FnOnce() -> Attempt<'a>,
+    attempt: impl FnOnce() -> CurrentAttempt<'a>,
     policies: &Policies<'_>,
 ) -> Decided {
     match verdict {
@@ -143,7 +143,7 @@ pub fn decide<'a>(
 }
 
 /// Not generic: compiled once, however many callers there are.
-fn not_done(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> Decided {
+fn not_done(verdict: &Verdict, attempt: CurrentAttempt<'_>, policies: &Policies<'_>) -> Decided {
     match verdict {
         Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
@@ -194,7 +194,7 @@ fn failed(
     error: &BoxError,
     kind: FailureKind,
     wish: Option<Due>,
-    attempt: Attempt<'_>,
+    attempt: CurrentAttempt<'_>,
     policies: &Policies<'_>,
 ) -> Decided {
     let delay = wish.and_then(|wish| match wish {
@@ -214,7 +214,7 @@ fn failed(
 }
 
 /// Returns the ending that brings the message back as attempt `next`, with the error of the one before.
-fn again(next: u32, due: Due, error: String, attempt: Attempt<'_>) -> Ending {
+fn again(next: u32, due: Due, error: String, attempt: CurrentAttempt<'_>) -> Ending {
     Ending::Again { due, attempt: next, error, history: attempt.history.clone() }
 }
 
@@ -222,7 +222,7 @@ fn give_up(
     reason: Reason,
     attempts: u32,
     error: String,
-    attempt: Attempt<'_>,
+    attempt: CurrentAttempt<'_>,
     policies: &Policies<'_>,
 ) -> Decided {
     let mut error = error;
@@ -250,14 +250,14 @@ mod tests {
 
     const AFTER: Duration = Duration::from_secs(7);
 
-    fn attempt(number: u32) -> Attempt<'static> {
+    fn attempt(number: u32) -> CurrentAttempt<'static> {
         static NONE: LazyLock<History> = LazyLock::new(History::default);
         let (last_error, now, message) = (None, None, None);
         let (history, elapsed, place) = (&*NONE, Duration::ZERO, ("flights", 2));
-        Attempt { number, last_error, history, elapsed, now, entropy: 0, place, message }
+        CurrentAttempt { number, last_error, history, elapsed, now, entropy: 0, place, message }
     }
 
-    fn decided(verdict: &Verdict, attempt: Attempt<'_>, policies: &Policies<'_>) -> (Ending, Handled) {
+    fn decided(verdict: &Verdict, attempt: CurrentAttempt<'_>, policies: &Policies<'_>) -> (Ending, Handled) {
         let decided = decide(verdict, || attempt, policies);
         (decided.ending, decided.handled)
     }
@@ -287,7 +287,7 @@ mod tests {
     fn a_snooze_uses_no_attempt_and_asks_nobody() {
         let policies = Policies { retry: &Never, dead_letters: &Keep, observer: &Ignore };
         let history = History::parse("5 1 first\n7 2 second");
-        let attempt = Attempt { last_error: Some("second"), history: &history, ..attempt(3) };
+        let attempt = CurrentAttempt { last_error: Some("second"), history: &history, ..attempt(3) };
         let says = |attempt| decided(&Verdict::Said(Outcome::snooze(AFTER)), attempt, &policies);
         let (due, error, history) = (Due::In(AFTER), "second".to_owned(), history.clone());
         assert_eq!(says(attempt), (Ending::Again { due, attempt: 3, error, history }, Handled::Snoozed));
@@ -298,7 +298,7 @@ mod tests {
         let retry = Within::new(AFTER, Fixed::new(Duration::ZERO));
         let policies = Policies { retry: &retry, dead_letters: &Keep, observer: &Ignore };
         let says = |now, elapsed, at: Duration| {
-            let attempt = Attempt { now, elapsed, ..attempt(1) };
+            let attempt = CurrentAttempt { now, elapsed, ..attempt(1) };
             let (ending, _) =
                 decided(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), attempt, &policies);
             match ending {

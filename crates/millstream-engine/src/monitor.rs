@@ -77,11 +77,11 @@ pub struct Loops(Arc<Mutex<Running>>);
 #[derive(Debug, Default)]
 struct Running {
     started: u64,
-    states: BTreeMap<u64, Arc<Mutex<State>>>,
+    states: BTreeMap<u64, Arc<Mutex<MonitorState>>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MonitorState {
     operation: &'static str,
     scope: Scope,
     /// Failed rounds in a row.
@@ -91,7 +91,7 @@ struct State {
     due: Option<Instant>,
 }
 
-/// State of one loop at the time of the call.
+/// MonitorState of one loop at the time of the call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoopState {
@@ -115,7 +115,8 @@ impl Loops {
     /// Registers a loop. It is listed until its monitor is dropped.
     #[must_use]
     pub fn monitor(&self, operation: &'static str, scope: Scope) -> LoopMonitor {
-        let state = State { operation, scope, failures: 0, failing: None, last: Instant::now(), due: None };
+        let state =
+            MonitorState { operation, scope, failures: 0, failing: None, last: Instant::now(), due: None };
         let state = Arc::new(Mutex::new(state));
         let mut running = lock(&self.0);
         let id = running.started;
@@ -147,7 +148,7 @@ impl LoopsCheck for Loops {
     }
 }
 
-impl State {
+impl MonitorState {
     fn snapshot(&self) -> LoopState {
         LoopState {
             operation: self.operation,
@@ -189,7 +190,7 @@ impl LoopState {
 #[derive(Debug)]
 pub struct LoopMonitor {
     id: u64,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<MonitorState>>,
     loops: Loops,
 }
 

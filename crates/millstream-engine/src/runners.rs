@@ -35,7 +35,7 @@ const STALLED: Duration = Duration::from_millis(1);
 /// Dropping it aborts all jobs.
 #[derive(Debug)]
 pub struct Runners<R> {
-    shared: Arc<Shared<R>>,
+    shared: Arc<SharedRunners<R>>,
     tasks: JoinSet<()>,
     /// Results that were taken over from the tasks.
     ended: VecDeque<Result<R, String>>,
@@ -56,9 +56,9 @@ struct Stall {
 
 /// What the tasks and their owner share. Nothing is awaited while it is locked.
 #[derive(Debug)]
-struct Shared<R>(Mutex<State<R>>);
+struct SharedRunners<R>(Mutex<RunnersState<R>>);
 
-struct State<R> {
+struct RunnersState<R> {
     queue: VecDeque<BoxFuture<'static, R>>,
     ended: Vec<Result<R, String>>,
     /// The waker of the owner, while it waits.
@@ -78,10 +78,10 @@ struct State<R> {
     needed: bool,
 }
 
-impl<R> std::fmt::Debug for State<R> {
+impl<R> std::fmt::Debug for RunnersState<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (queued, ended) = (self.queue.len(), self.ended.len());
-        f.debug_struct("State").field("queued", &queued).field("ended", &ended).finish_non_exhaustive()
+        f.debug_struct("RunnersState").field("queued", &queued).field("ended", &ended).finish_non_exhaustive()
     }
 }
 
@@ -95,7 +95,7 @@ impl<R: Send + 'static> Runners<R> {
     /// Returns an empty set.
     #[must_use]
     pub fn new() -> Self {
-        let state = State {
+        let state = RunnersState {
             queue: VecDeque::new(),
             ended: Vec::new(),
             waker: None,
@@ -107,7 +107,7 @@ impl<R: Send + 'static> Runners<R> {
             needed: false,
         };
         Self {
-            shared: Arc::new(Shared(Mutex::new(state))),
+            shared: Arc::new(SharedRunners(Mutex::new(state))),
             tasks: JoinSet::new(),
             ended: VecDeque::new(),
             unfinished: 0,
@@ -229,7 +229,7 @@ impl<R: Send + 'static> Runners<R> {
 }
 
 /// Runs jobs until the queue is empty.
-async fn run<R: Send + 'static>(shared: Arc<Shared<R>>) {
+async fn run<R: Send + 'static>(shared: Arc<SharedRunners<R>>) {
     while let Some((job, round)) = shared.take() {
         let (begun, mut waited) = (Instant::now(), false);
         let mut job = pin!(AssertUnwindSafe(job).catch_unwind());
@@ -248,8 +248,8 @@ async fn run<R: Send + 'static>(shared: Arc<Shared<R>>) {
     }
 }
 
-impl<R> Shared<R> {
-    fn lock(&self) -> MutexGuard<'_, State<R>> {
+impl<R> SharedRunners<R> {
+    fn lock(&self) -> MutexGuard<'_, RunnersState<R>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -296,7 +296,7 @@ impl<R> Shared<R> {
     }
 }
 
-impl<R> State<R> {
+impl<R> RunnersState<R> {
     fn no_longer_runs(&mut self, round: u64) {
         if round == self.blocked {
             self.running -= 1;

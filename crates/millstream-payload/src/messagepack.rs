@@ -59,7 +59,7 @@ impl fmt::Display for Fault {
 /// A payload that cannot be decoded. Without the text of the library, which may quote the payload.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid MessagePack at byte {at} of {length}: {fault}")]
-struct Invalid {
+struct InvalidMessagePack {
     at: u64,
     length: usize,
     fault: Fault,
@@ -97,9 +97,9 @@ impl<T: Serialize + DeserializeOwned> Codec<T> for MessagePack {
         deserializer.set_max_depth(TOO_DEEP);
         let value = T::deserialize(&mut deserializer);
         let (at, length) = (deserializer.position(), payload.len());
-        let value = value.map_err(|error| Invalid { at, length, fault: Fault::from(&error) })?;
+        let value = value.map_err(|error| InvalidMessagePack { at, length, fault: Fault::from(&error) })?;
         if at < length as u64 {
-            return Err(Invalid { at, length, fault: Fault::Rest }.into());
+            return Err(InvalidMessagePack { at, length, fault: Fault::Rest }.into());
         }
         Ok(value)
     }

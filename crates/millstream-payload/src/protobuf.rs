@@ -32,7 +32,7 @@ pub struct Protobuf;
 /// A payload that cannot be decoded. Without the text of prost, which may quote numbers of the payload.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the payload of {length} bytes is not a protobuf message of this type")]
-struct Invalid {
+struct InvalidProtobuf {
     length: usize,
 }
 
@@ -47,6 +47,6 @@ impl<T: Message + Default> Codec<T> for Protobuf {
 
     fn decode(&self, payload: &Bytes) -> Result<T, BoxError> {
         // A clone shares the bytes: fields of the type `Bytes` are parts of the payload, and not copies.
-        T::decode(payload.clone()).map_err(|_| Invalid { length: payload.len() }.into())
+        T::decode(payload.clone()).map_err(|_| InvalidProtobuf { length: payload.len() }.into())
     }
 }

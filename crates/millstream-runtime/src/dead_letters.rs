@@ -26,7 +26,7 @@ use millstream_engine::markers::{self, Guarding, MarkerTable, extend_markers};
 use millstream_engine::{
     ControlThread, Idempotent, IntoDeadLetterOutcome, Keeper, LeaseClock, Letter, Loops, Scope,
 };
-use report::Counts;
+use report::LetterCounts;
 use worker::DeadLetterWorker;
 
 /// Shortest [`poll`](DeadLetterConfig::poll): each sends a request for each partition.
@@ -213,7 +213,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         };
         let observer = Careful::over(self.observer);
         let handlers = erase_letters(self.topic.codec(), observer.clone(), handler);
-        let parts = Parts {
+        let parts = LetterParts {
             backend: self.backend,
             config: self.config,
             layers: self.layers,
@@ -225,7 +225,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
 }
 
 /// What a builder has, without the type of the payload: starting is compiled once.
-struct Parts {
+struct LetterParts {
     backend: Backend,
     config: DeadLetterConfig,
     layers: Vec<Arc<dyn Layer>>,
@@ -233,7 +233,7 @@ struct Parts {
     observer: Arc<dyn Observer>,
 }
 
-impl Parts {
+impl LetterParts {
     async fn start(
         self,
         spec: TopicSpec,
@@ -272,7 +272,7 @@ impl Parts {
                 return Err(Error::new(ErrorKind::InvalidConfig, "a handler of batches"));
             }
         };
-        let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
+        let (stop, counts) = (CancellationToken::new(), Arc::<LetterCounts>::default());
         let timeout = config.shutdown_timeout;
         let shared = (stop.clone(), counts.clone());
         let worker = DeadLetterWorker::new(backend, topic, group, config, observer, shared, (handler, inner));
@@ -290,7 +290,7 @@ impl Parts {
 #[must_use = "a consumer that is dropped stops: keep it, and end it with `shutdown`"]
 pub struct DeadLetterConsumer {
     stop: CancellationToken,
-    counts: Arc<Counts>,
+    counts: Arc<LetterCounts>,
     task: Option<JoinHandle<()>>,
     timeout: Duration,
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::none;
-use crate::tree::{code, files, has_word, read, rust_files};
+use crate::tree::{code, files, has_word, read, rust_files, shipped_files};
 
 const GLOSSARY: &str = "docs/glossary.md";
 
@@ -19,9 +19,10 @@ const RETIRED: &[(&str, &str)] = &[
     ("Desk", "DeadLetterWorker, or QueueUnderTest in the suite"),
     ("Gates", "Limiter"),
     ("Grasp", "EntryLease"),
+    ("HandleLease", "Right"),
     ("Heart", "ControlThread"),
     ("Heard", "NodeAnswers, or ShardAnswers"),
-    ("HeldAs", "HandleLease"),
+    ("HeldAs", "Right"),
     ("Lanes", "KeyQueues"),
     ("Lasting", "GuardState"),
     ("OwnedBy", "WorkerLease"),
@@ -101,4 +102,57 @@ fn a_folder_has_one_subject() {
         &offenders,
         &format!("More than {FILES_IN_A_FOLDER} files. Find the second subject and give it a folder:"),
     );
+}
+
+/// Of a hundred types of a crate, so many may have the name of another type of the same crate. Crates that are not here: [`CLASHES`].
+/// A number here may go down, not up.
+const CLASHES_OF: [(&str, usize); 3] =
+    [("millstream-cli", 20), ("millstream-redis", 12), ("millstream-testkit", 17)];
+
+/// The same for all other crates.
+const CLASHES: usize = 10;
+
+/// The names of the types that a text defines.
+fn types(text: &str) -> impl Iterator<Item = String> {
+    let names = code(text).into_iter().filter_map(|(_, line)| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("pub").map_or(line, |rest| {
+            rest.strip_prefix('(')
+                .and_then(|rest| rest.split_once(')'))
+                .map_or(rest, |(_, rest)| rest)
+                .trim_start()
+        });
+        let (kind, rest) = line.split_once(' ')?;
+        let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        matches!(kind, "struct" | "enum" | "trait" | "union").then_some(name)
+    });
+    names.filter(|name| name.starts_with(char::is_uppercase)).collect::<Vec<_>>().into_iter()
+}
+
+#[test]
+fn few_types_of_a_crate_have_the_name_of_another_one() {
+    let mut crates: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    for (path, text) in shipped_files() {
+        let Some((name, _)) = path.strip_prefix("crates/").and_then(|rest| rest.split_once('/')) else {
+            continue;
+        };
+        let of = crates.entry(name.to_owned()).or_default();
+        of.extend(types(&text).map(|it| (it, path.clone())));
+    }
+    let mut offenders = Vec::new();
+    for (name, types) in &crates {
+        let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        types.iter().for_each(|(it, path)| places.entry(it).or_default().push(path));
+        places.retain(|_, paths| paths.len() > 1);
+        let clashes: usize = places.values().map(Vec::len).sum();
+        let allowed = CLASHES_OF.iter().find(|(it, _)| it == name).map_or(CLASHES, |(_, allowed)| *allowed);
+        if clashes * 100 > types.len() * allowed {
+            offenders.push(format!(
+                "{name}: {clashes} of {} types, {allowed} of a hundred are allowed",
+                types.len()
+            ));
+            offenders.extend(places.iter().map(|(it, paths)| format!("  {it}: {}", paths.join(", "))));
+        }
+    }
+    none(&offenders, "One name, one type (docs/glossary.md). Say in the name of a type what it is of:");
 }

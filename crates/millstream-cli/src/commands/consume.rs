@@ -17,7 +17,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use crate::commands::StopWithin;
 use crate::commands::exec::Exec;
-use crate::commands::message::View;
+use crate::commands::message::MessageView;
 use crate::commands::message::format::FormatArgs;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::emptiness;
@@ -121,7 +121,7 @@ fn at_once(text: &str) -> Result<usize, String> {
 }
 
 /// The reason for the end of the loop.
-enum Ended {
+enum ConsumeEnded {
     /// The limit was reached, or the group has nothing left.
     Done,
     /// A signal.
@@ -131,7 +131,7 @@ enum Ended {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("consume", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("consume", of::<MessageView>())];
 
 impl Consume {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -236,36 +236,36 @@ impl Consume {
         let mut printer = self.format.printer(cx);
         let mut left = self.limit.unwrap_or(u64::MAX);
         let mut checks = Checks::new();
-        let mut pause = Pause::default();
+        let mut pause = ConsumePause::default();
         let ended = loop {
             if left == 0 {
-                break Ended::Done;
+                break ConsumeEnded::Done;
             }
             let pulled = tokio::select! {
                 biased;
-                stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
+                stopped = &mut stopped => break stopped.map_or_else(|error| ConsumeEnded::Failed(error, None), |()| ConsumeEnded::Stopped),
                 pulled = puller.next() => pulled,
                 () = checks.next() => {
                     self.note_pause(cx, &mut pause).await;
                     match self.is_empty(cx).await {
-                        Ok(true) => break Ended::Done,
+                        Ok(true) => break ConsumeEnded::Done,
                         Ok(false) => continue,
-                        Err(error) => break Ended::Failed(error, None),
+                        Err(error) => break ConsumeEnded::Failed(error, None),
                     }
                 }
             };
-            let Some(pulled) = pulled else { break Ended::Failed(over(), None) };
+            let Some(pulled) = pulled else { break ConsumeEnded::Failed(over(), None) };
             left -= 1;
             checks.restart();
-            match printer.print([&View::given(&pulled)]) {
+            match printer.print([&MessageView::given(&pulled)]) {
                 Ok(()) => pulled.ack(),
-                Err(error) => break Ended::Failed(error, Some(pulled)),
+                Err(error) => break ConsumeEnded::Failed(error, Some(pulled)),
             }
         };
         match ended {
-            Ended::Done => Ok((self.shut_down(puller).await?, false)),
-            Ended::Stopped => Ok((self.shut_down(puller).await?, true)),
-            Ended::Failed(error, unprinted) => {
+            ConsumeEnded::Done => Ok((self.shut_down(puller).await?, false)),
+            ConsumeEnded::Stopped => Ok((self.shut_down(puller).await?, true)),
+            ConsumeEnded::Failed(error, unprinted) => {
                 // The unprinted message stays pending during the shutdown, and the next owner receives it first.
                 puller.shutdown_within(Duration::ZERO).await;
                 drop(unprinted);
@@ -290,36 +290,36 @@ impl Consume {
         let (impossible, mut cannot_run) = watch::channel(None::<String>);
         let impossible = Arc::new(impossible);
         let mut checks = Checks::new();
-        let mut pause = Pause::default();
+        let mut pause = ConsumePause::default();
         let ended = loop {
             if left == 0 && running.is_empty() {
-                break Ended::Done;
+                break ConsumeEnded::Done;
             }
             let has_room = left > 0 && running.len() < self.concurrency;
             let pulled = tokio::select! {
                 biased;
-                stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
+                stopped = &mut stopped => break stopped.map_or_else(|error| ConsumeEnded::Failed(error, None), |()| ConsumeEnded::Stopped),
                 Ok(why) = cannot_run.wait_for(Option::is_some) => {
-                    break Ended::Failed(anyhow::anyhow!(why.clone().unwrap_or_default()), None);
+                    break ConsumeEnded::Failed(anyhow::anyhow!(why.clone().unwrap_or_default()), None);
                 }
                 Some(_) = running.join_next(), if !running.is_empty() => continue,
                 pulled = puller.next(), if has_room => pulled,
                 () = checks.next(), if running.is_empty() => {
                     self.note_pause(cx, &mut pause).await;
                     match self.is_empty(cx).await {
-                        Ok(true) => break Ended::Done,
+                        Ok(true) => break ConsumeEnded::Done,
                         Ok(false) => continue,
-                        Err(error) => break Ended::Failed(error, None),
+                        Err(error) => break ConsumeEnded::Failed(error, None),
                     }
                 }
             };
-            let Some(pulled) = pulled else { break Ended::Failed(over(), None) };
+            let Some(pulled) = pulled else { break ConsumeEnded::Failed(over(), None) };
             left -= 1;
             checks.restart();
             let (exec, mut is_cut) = (exec.clone(), is_cut.clone());
             let (impossible, reject_code) = (impossible.clone(), i32::from(self.reject_code));
             running.spawn(async move {
-                let view = View::given(&pulled);
+                let view = MessageView::given(&pulled);
                 let ended = tokio::select! {
                     biased;
                     ended = exec.run(&view, &[]) => ended,
@@ -365,14 +365,14 @@ impl Consume {
         }
         let report = self.shut_down(puller).await?;
         match ended {
-            Ended::Done => Ok((report, false)),
-            Ended::Stopped => Ok((report, true)),
-            Ended::Failed(error, _) => Err(error),
+            ConsumeEnded::Done => Ok((report, false)),
+            ConsumeEnded::Stopped => Ok((report, true)),
+            ConsumeEnded::Failed(error, _) => Err(error),
         }
     }
 
     /// Prints a note when the group is paused or resumed, since nothing else would show why no message arrives.
-    async fn note_pause(&self, cx: &Context, pause: &mut Pause) {
+    async fn note_pause(&self, cx: &Context, pause: &mut ConsumePause) {
         if !pause.is_due() {
             return;
         }
@@ -448,12 +448,12 @@ fn summary(report: Report) -> String {
 
 /// The last known pause of the group.
 #[derive(Default)]
-struct Pause {
+struct ConsumePause {
     since: Option<Timestamp>,
     checked: Option<Instant>,
 }
 
-impl Pause {
+impl ConsumePause {
     /// Whether the next check is due: at the start, and then once per interval.
     fn is_due(&mut self) -> bool {
         let is_due = self.checked.is_none_or(|at| at.elapsed() >= PAUSE_CHECK);

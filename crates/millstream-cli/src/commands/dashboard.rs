@@ -126,13 +126,13 @@ struct Route {
 /// What the command prints.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Printed {
+enum DashboardPrinted {
     /// With --routes.
     Routes(Vec<Route>),
     Listening(Listening),
 }
 
-impl Printed {
+impl DashboardPrinted {
     fn routes(&self) -> &[Route] {
         match self {
             Self::Routes(routes) => routes,
@@ -142,13 +142,13 @@ impl Printed {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("dashboard", of::<Printed>())];
+pub(in crate::commands) const DATA: Table = &[("dashboard", of::<DashboardPrinted>())];
 
 impl Dashboard {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         if self.routes {
             let all = routes().map(|it| Route { method: it.method, path: it.path, needs: it.needs.as_str() });
-            let all = Printed::Routes(all.collect());
+            let all = DashboardPrinted::Routes(all.collect());
             cx.output.show(&all, |all| {
                 let rows = all.routes().iter().map(|it| [it.method, it.path, it.needs].map(str::to_owned));
                 output::table(&["method", "path", "right"], rows)
@@ -178,7 +178,7 @@ impl Dashboard {
         }
         let server = dashboard.serve(self.address).await?;
         let address = server.address();
-        let listening = Printed::Listening(Listening { address });
+        let listening = DashboardPrinted::Listening(Listening { address });
         cx.output.show(&listening, |_| format!("http://{address}/"))?;
         stopped.await?;
         server.shutdown().await;

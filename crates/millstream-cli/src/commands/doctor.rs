@@ -26,7 +26,7 @@ pub(crate) struct Doctor {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct View {
+struct DoctorView {
     sound: bool,
     reports: Vec<ReportView>,
 }
@@ -46,7 +46,7 @@ struct ReportView {
     advice: String,
 }
 
-impl View {
+impl DoctorView {
     fn text(&self, output: Output) -> String {
         let width = self.reports.iter().map(|report| report.subject.len()).max().unwrap_or(0);
         let mut text = String::new();
@@ -69,7 +69,7 @@ impl View {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("doctor", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("doctor", of::<DoctorView>())];
 
 impl Doctor {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -83,7 +83,7 @@ impl Doctor {
             found,
             advice,
         };
-        let view = View { sound, reports: reports.into_iter().map(view).collect() };
+        let view = DoctorView { sound, reports: reports.into_iter().map(view).collect() };
         cx.output.show(&view, |view| view.text(cx.output))?;
         Ok(if sound { Exit::Done } else { Exit::Wrong })
     }

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin, Command};
 
-use crate::commands::message::{Body, View, json};
+use crate::commands::message::{Body, MessageView, json};
 use crate::commands::shared::stderr_tail::StderrTail;
 use crate::human;
 use crate::output::Output;
@@ -86,7 +86,7 @@ impl Exec {
     ///
     /// # Errors
     /// If the command cannot be run, or does not end with 0 in time.
-    pub(crate) async fn run(&self, view: &View, more: &[(&str, String)]) -> Result<(), ExecFailed> {
+    pub(crate) async fn run(&self, view: &MessageView, more: &[(&str, String)]) -> Result<(), ExecFailed> {
         let group = self.group.iter().map(|group| ("MILLSTREAM_GROUP", group.to_string()));
         let about = [
             ("MILLSTREAM_TOPIC", view.topic_partition.topic.to_string()),
@@ -113,7 +113,7 @@ impl Exec {
         // Environment variables cannot contain zero bytes.
         command.envs(about.iter().map(|(name, value)| (name, value.replace('\0', "\\0"))));
         let mut child = command.spawn().context("cannot run sh")?;
-        let mut group = Group::of(&child, self.watchdog.as_ref());
+        let mut group = ProcessGroup::of(&child, self.watchdog.as_ref());
         let stdin = child.stdin.take();
         let complaint = StderrTail::of(child.stderr.take());
         let ends = async {
@@ -186,12 +186,12 @@ fn ended(status: ExitStatus) -> String {
 }
 
 /// A command and its child processes, killed when it is dropped.
-struct Group<'a> {
+struct ProcessGroup<'a> {
     pid: Option<Pid>,
     watchdog: Option<&'a Watchdog>,
 }
 
-impl<'a> Group<'a> {
+impl<'a> ProcessGroup<'a> {
     fn of(child: &Child, watchdog: Option<&'a Watchdog>) -> Self {
         let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         pid.iter().zip(watchdog).for_each(|(pid, watchdog)| watchdog.add(*pid));
@@ -206,7 +206,7 @@ impl<'a> Group<'a> {
     }
 }
 
-impl Drop for Group<'_> {
+impl Drop for ProcessGroup<'_> {
     fn drop(&mut self) {
         if let Some(pid) = self.pid {
             // Fails if the group is gone already, which is harmless.
@@ -224,9 +224,9 @@ mod tests {
 
     use super::*;
 
-    fn view(body: Body) -> View {
+    fn view(body: Body) -> MessageView {
         let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
-        View { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body }
+        MessageView { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body }
     }
 
     async fn ran(command: &str, envelope: Envelope) -> Result<(), String> {

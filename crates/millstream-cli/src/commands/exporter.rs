@@ -52,7 +52,7 @@ pub(crate) struct Exporter {
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Printed {
+enum ExporterPrinted {
     /// The address at which it can be reached.
     Listening { address: SocketAddr },
     /// With --once: what `/metrics` would answer.
@@ -60,7 +60,7 @@ enum Printed {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("exporter", of::<Printed>())];
+pub(in crate::commands) const DATA: Table = &[("exporter", of::<ExporterPrinted>())];
 
 impl Exporter {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -93,7 +93,7 @@ impl Exporter {
                 return Err(error.clone().into());
             }
             let text = metrics.render();
-            cx.output.show(&Printed::Rendered { metrics: text.clone() }, |_| text)?;
+            cx.output.show(&ExporterPrinted::Rendered { metrics: text.clone() }, |_| text)?;
             // What cannot be read is not a number, and does not prevent the others from being shown.
             return read.map(|()| Exit::Done).map_err(Into::into);
         }
@@ -101,7 +101,7 @@ impl Exporter {
         let config = ServerConfig::default().address(self.address).sampler(self.sampler());
         let server = metrics.serve(cx.mq.backend(), config).await?;
         let address = server.address();
-        cx.output.show(&Printed::Listening { address }, |_| format!("http://{address}/metrics"))?;
+        cx.output.show(&ExporterPrinted::Listening { address }, |_| format!("http://{address}/metrics"))?;
         stopped.await?;
         server.shutdown().await;
         Ok(Exit::Done)

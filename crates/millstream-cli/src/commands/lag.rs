@@ -74,16 +74,16 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 /// The result of one round.
 #[derive(Debug, Serialize, JsonSchema)]
-struct View {
+struct LagView {
     /// Milliseconds since 1970.
     at_ms: u64,
-    groups: Vec<Row>,
+    groups: Vec<LagRow>,
     /// The topics that could not be read.
     errors: Vec<Failed>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Row {
+struct LagRow {
     topic: String,
     #[serde(flatten)]
     group: GroupView,
@@ -92,7 +92,7 @@ struct Row {
     rates: Option<RatesView>,
 }
 
-impl Row {
+impl LagRow {
     /// Returns the row of a group whose state cannot be read, or of all groups of a topic.
     fn unknown(topic: &TopicName, group: Option<&GroupName>, error: &Error, meter: Option<&Meter>) -> Self {
         let rates = meter.map(|_| RatesView::of(Rates::default(), None));
@@ -184,13 +184,13 @@ async fn count(cx: &Context, topic: &TopicSpec, stats: &mut GroupStats) -> Resul
     }
 }
 
-impl View {
+impl LagView {
     fn text(&self) -> String {
         let watched = self.groups.iter().any(|it| it.rates.is_some());
         let rates: &[&str] = if watched { &[">produced/s", ">consumed/s", ">catch up"] } else { &[] };
         let titles: Vec<&str> =
             ["topic"].into_iter().chain(GroupView::TITLES).chain(rates.iter().copied()).collect();
-        let row = |it: &Row| {
+        let row = |it: &LagRow| {
             let rates = it.rates.iter().flat_map(RatesView::row);
             [it.topic.clone()].into_iter().chain(it.group.row()).chain(rates).collect::<Vec<_>>()
         };
@@ -199,13 +199,13 @@ impl View {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("lag", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("lag", of::<LagView>())];
 
 impl Lag {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let Some(every) = self.watch else {
             let view = self.look(cx, None).await?;
-            cx.output.show(&view, View::text)?;
+            cx.output.show(&view, LagView::text)?;
             return match Failed::end(cx, &view.errors)? {
                 Exit::Done if self.fail_if_behind && !view.groups.is_empty() => Ok(Exit::Wrong),
                 end => Ok(end),
@@ -257,7 +257,7 @@ impl Lag {
         self.watch.is_some() && parse::interval(topic.as_str()).is_ok()
     }
 
-    async fn look(&self, cx: &Context, meter: Option<&Meter>) -> Result<View> {
+    async fn look(&self, cx: &Context, meter: Option<&Meter>) -> Result<LagView> {
         let admin = cx.admin();
         let topics = match &self.topic {
             Some(topic) => vec![topic.clone()],
@@ -288,7 +288,7 @@ impl Lag {
                 // An error of one topic does not prevent the others from being shown.
                 Err(error) if self.topic.is_none() && !error.is_transient() => {
                     errors.push(Failed::topic(&topic, &error));
-                    groups.push(Row::unknown(&topic, None, &error, meter));
+                    groups.push(LagRow::unknown(&topic, None, &error, meter));
                     continue;
                 }
                 other => other?,
@@ -302,7 +302,7 @@ impl Lag {
             };
             if let Some(error) = survey.unlisted {
                 errors.push(Failed::topic(&topic, &error));
-                groups.push(Row::unknown(&topic, None, &error, meter));
+                groups.push(LagRow::unknown(&topic, None, &error, meter));
             }
             for (group, stats) in survey.groups {
                 match stats {
@@ -315,11 +315,11 @@ impl Lag {
                         let group = GroupView::of(&stats, overdue);
                         let rates = meter.map(|meter| meter.record(&topic, &stats));
                         let rates = rates.map(|rates| RatesView::of(rates, group.backlog));
-                        groups.push(Row { topic: topic.to_string(), group, rates });
+                        groups.push(LagRow { topic: topic.to_string(), group, rates });
                     }
                     Err(error) => {
                         errors.push(Failed::group(&group, &error).of(&topic));
-                        groups.push(Row::unknown(&topic, Some(&group), &error, meter));
+                        groups.push(LagRow::unknown(&topic, Some(&group), &error, meter));
                     }
                 }
             }
@@ -337,7 +337,7 @@ impl Lag {
                 let least = self.behind.unwrap_or(0);
                 groups.retain(|it| it.group.backlog.is_none_or(|backlog| backlog >= least));
                 groups.truncate(self.limit.unwrap_or(usize::MAX));
-                Ok(View { at_ms: crate::context::local_ms()?, groups, errors })
+                Ok(LagView { at_ms: crate::context::local_ms()?, groups, errors })
             }
         }
     }

@@ -44,10 +44,10 @@ pub(crate) struct Memory {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct View {
+struct MemoryView {
     /// The memory of all these topics.
     bytes: u64,
-    topics: Vec<TopicView>,
+    topics: Vec<MemoryTopicView>,
     /// The parts that could not be read, and are missing in the sums.
     errors: Vec<Failed>,
     /// The total memory in use on the server.
@@ -58,20 +58,20 @@ struct View {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct TopicView {
+struct MemoryTopicView {
     topic: String,
     bytes: u64,
     /// The growth between two samples, if there were two.
     growth_bytes: Option<i64>,
-    structures: Vec<Line>,
-    groups: Vec<Line>,
-    partitions: Vec<Line>,
+    structures: Vec<MemoryLine>,
+    groups: Vec<MemoryLine>,
+    partitions: Vec<MemoryLine>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Line {
+struct MemoryLine {
     #[serde(flatten)]
-    of: Of,
+    of: MemoryOf,
     items: u64,
     bytes: u64,
     bytes_per_item: Option<u64>,
@@ -80,7 +80,7 @@ struct Line {
 /// The structure that uses it: `"structure": "log"`.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Of {
+enum MemoryOf {
     Structure(&'static str),
     Group(String),
     Partition(u32),
@@ -97,7 +97,7 @@ struct Growth {
 }
 
 /// The measurements of each topic, with their time.
-struct Look {
+struct MemoryLook {
     at: Instant,
     topics: Vec<(TopicName, Measured)>,
     errors: Vec<Failed>,
@@ -105,7 +105,7 @@ struct Look {
     server: ServerMemory,
 }
 
-impl Look {
+impl MemoryLook {
     fn bytes(&self) -> u64 {
         self.topics.iter().map(|(_, it)| it.bytes()).sum()
     }
@@ -119,16 +119,16 @@ fn grown(before: u64, after: u64) -> i64 {
     after as i64 - before as i64
 }
 
-impl Line {
-    fn new(of: Of, size: &Size) -> Self {
+impl MemoryLine {
+    fn new(of: MemoryOf, size: &Size) -> Self {
         Self { of, items: size.items, bytes: size.bytes, bytes_per_item: size.each() }
     }
 
     fn row(&self) -> [String; 4] {
         let name = match &self.of {
-            Of::Structure(name) => (*name).to_owned(),
-            Of::Group(name) => name.clone(),
-            Of::Partition(number) => number.to_string(),
+            MemoryOf::Structure(name) => (*name).to_owned(),
+            MemoryOf::Group(name) => name.clone(),
+            MemoryOf::Partition(number) => number.to_string(),
         };
         let each = human::or_none(self.bytes_per_item, human::bytes);
         [name, human::count(self.items), human::bytes(self.bytes), each]
@@ -139,12 +139,12 @@ impl Line {
     }
 }
 
-fn lines<K>(sizes: &BTreeMap<K, Size>, of: impl Fn(&K) -> Of) -> Vec<Line> {
-    sizes.iter().map(|(key, size)| Line::new(of(key), size)).collect()
+fn lines<K>(sizes: &BTreeMap<K, Size>, of: impl Fn(&K) -> MemoryOf) -> Vec<MemoryLine> {
+    sizes.iter().map(|(key, size)| MemoryLine::new(of(key), size)).collect()
 }
 
 impl Growth {
-    fn between(earlier: &Look, later: &Look) -> Self {
+    fn between(earlier: &MemoryLook, later: &MemoryLook) -> Self {
         let over = later.at.duration_since(earlier.at);
         let (before, after) = (&earlier.server, &later.server);
         Self {
@@ -171,15 +171,15 @@ impl Growth {
     }
 }
 
-impl TopicView {
+impl MemoryTopicView {
     fn of((topic, memory): &(TopicName, Measured), before: Option<&Measured>) -> Self {
         Self {
             topic: topic.to_string(),
             bytes: memory.bytes(),
             growth_bytes: before.map(|before| grown(before.bytes(), memory.bytes())),
-            structures: lines(&memory.structures, |it| Of::Structure(it.as_str())),
-            groups: lines(&memory.groups, |it| Of::Group(it.to_string())),
-            partitions: lines(&memory.partitions, |it| Of::Partition(it.0)),
+            structures: lines(&memory.structures, |it| MemoryOf::Structure(it.as_str())),
+            groups: lines(&memory.groups, |it| MemoryOf::Group(it.to_string())),
+            partitions: lines(&memory.partitions, |it| MemoryOf::Partition(it.0)),
         }
     }
 
@@ -188,7 +188,7 @@ impl TopicView {
     }
 
     fn tables(&self) -> String {
-        let mut largest: Vec<&Line> = self.partitions.iter().collect();
+        let mut largest: Vec<&MemoryLine> = self.partitions.iter().collect();
         largest.sort_by_key(|line| Reverse(line.bytes));
         largest.truncate(SHOWN);
         let title = if largest.len() < self.partitions.len() { "largest partitions" } else { "partition" };
@@ -198,13 +198,13 @@ impl TopicView {
             (title, largest),
         ];
         let tables = tables.iter().filter(|(_, lines)| !lines.is_empty());
-        tables.map(|(title, lines)| Line::table(title, lines)).collect::<Vec<_>>().join("\n\n")
+        tables.map(|(title, lines)| MemoryLine::table(title, lines)).collect::<Vec<_>>().join("\n\n")
     }
 }
 
-impl View {
-    fn of(look: &Look, before: Option<&Look>) -> Self {
-        let topic = |of: &(TopicName, Measured)| TopicView::of(of, before.and_then(|it| it.of(&of.0)));
+impl MemoryView {
+    fn of(look: &MemoryLook, before: Option<&MemoryLook>) -> Self {
+        let topic = |of: &(TopicName, Measured)| MemoryTopicView::of(of, before.and_then(|it| it.of(&of.0)));
         Self {
             bytes: look.bytes(),
             topics: look.topics.iter().map(topic).collect(),
@@ -267,7 +267,7 @@ impl View {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("memory", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("memory", of::<MemoryView>())];
 
 impl Memory {
     pub(crate) async fn run(mut self, cx: &Context) -> Result<Exit> {
@@ -276,18 +276,18 @@ impl Memory {
         self.topics.dedup();
         let first = self.look(cx).await?;
         let view = match self.over {
-            None => View::of(&first, None),
+            None => MemoryView::of(&first, None),
             Some(over) => {
                 cx.output.note(&format!("looking again in {}", human::duration(over)));
                 tokio::time::sleep(over).await;
-                View::of(&self.look(cx).await?, Some(&first))
+                MemoryView::of(&self.look(cx).await?, Some(&first))
             }
         };
-        cx.output.show(&view, View::text)?;
+        cx.output.show(&view, MemoryView::text)?;
         Failed::end(cx, &view.errors)
     }
 
-    async fn look(&self, cx: &Context) -> Result<Look> {
+    async fn look(&self, cx: &Context) -> Result<MemoryLook> {
         let admin = &cx.admin();
         let names = if self.topics.is_empty() { admin.topics().await? } else { self.topics.clone() };
         let at = Instant::now();
@@ -315,6 +315,6 @@ impl Memory {
             }
         }
         let server = ServerMemory::of(&admin.servers().await?);
-        Ok(Look { at, topics, errors, server })
+        Ok(MemoryLook { at, topics, errors, server })
     }
 }

@@ -44,8 +44,8 @@ use crate::global::Global;
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Topic(topic::Topic),
-    Group(group::Group),
+    Topic(topic::TopicArgs),
+    Group(group::GroupArgs),
     Lag(lag::Lag),
     Owners(owners::Owners),
     Pending(pending::Pending),

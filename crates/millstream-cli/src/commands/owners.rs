@@ -10,7 +10,7 @@ use millstream::crates::core::leases::Holder;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::Failed;
 use crate::context::Context;
@@ -29,15 +29,15 @@ use crate::{human, output};
   millstream owners orders billing --json | jq '.data.partitions[] | select(.standing != \"settled\")'")]
 pub(crate) struct Owners {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct View {
+struct OwnersView {
     topic: String,
     group: String,
     members: Vec<MemberView>,
-    partitions: Vec<PartitionView>,
+    partitions: Vec<OwnersPartitionView>,
     /// The parts that could not be read.
     errors: Vec<Failed>,
     #[serde(skip)]
@@ -54,7 +54,7 @@ struct MemberView {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct PartitionView {
+struct OwnersPartitionView {
     partition: u32,
     owner: Option<String>,
     epoch: Option<u64>,
@@ -72,7 +72,7 @@ struct PartitionView {
     ends: usize,
 }
 
-impl PartitionView {
+impl OwnersPartitionView {
     fn of(owned: &OwnedPartition) -> Self {
         let holder = owned.ownership.holder.as_ref();
         Self {
@@ -119,13 +119,13 @@ fn standing(of: Standing) -> &'static str {
     }
 }
 
-fn failed(of: &Of, reason: &str) -> Failed {
+fn failed(of: &GroupOf, reason: &str) -> Failed {
     let (topic, group) = (Some(of.topic.to_string()), Some(of.group.to_string()));
     Failed { topic, group, error: reason.to_owned() }
 }
 
-impl View {
-    fn of(of: &Of, found: &Found) -> Self {
+impl OwnersView {
+    fn of(of: &GroupOf, found: &Found) -> Self {
         let member = |(member, partitions): (String, Vec<millstream::Partition>)| MemberView {
             overdue: found
                 .roster
@@ -139,7 +139,7 @@ impl View {
             topic: of.topic.to_string(),
             group: of.group.to_string(),
             members: found.by_owner().into_iter().map(member).collect(),
-            partitions: found.partitions.iter().map(PartitionView::of).collect(),
+            partitions: found.partitions.iter().map(OwnersPartitionView::of).collect(),
             errors: found.reasons().map(|reason| failed(of, reason)).collect(),
             members_unknown: !found.unreadable.is_empty(),
         }
@@ -158,19 +158,22 @@ impl View {
             false => output::table(&["member", ">has", "partitions"], members),
         };
         let titles = [">partition", "owner", ">epoch", "since", ">ends in", "should be", "standing"];
-        format!("{members}\n\n{}", output::table(&titles, self.partitions.iter().map(PartitionView::row)))
+        format!(
+            "{members}\n\n{}",
+            output::table(&titles, self.partitions.iter().map(OwnersPartitionView::row))
+        )
     }
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("owners", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("owners", of::<OwnersView>())];
 
 impl Owners {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         self.of.known(cx).await?;
         let found = cx.admin().owners(&self.of.topic, &self.of.group).await?;
-        let view = View::of(&self.of, &found);
-        cx.output.show(&view, View::text)?;
+        let view = OwnersView::of(&self.of, &found);
+        cx.output.show(&view, OwnersView::text)?;
         Failed::end(cx, &view.errors)
     }
 }

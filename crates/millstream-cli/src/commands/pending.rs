@@ -9,7 +9,7 @@ use millstream::crates::core::log::Source;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::Failed;
 use crate::context::Context;
@@ -35,10 +35,10 @@ const OWNER: &str = "owner";
   millstream pending orders billing --after 1700000000000-0.3 --json")]
 pub(crate) struct Pending {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Order of the entries
-    #[arg(long, value_enum, default_value_t = Sort::Id)]
-    sort: Sort,
+    #[arg(long, value_enum, default_value_t = PendingSort::Id)]
+    sort: PendingSort,
     /// Maximum number of entries
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
@@ -54,7 +54,7 @@ pub(crate) struct Pending {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Sort {
+enum PendingSort {
     /// Oldest first
     Id,
     /// Longest idle time first
@@ -64,10 +64,10 @@ enum Sort {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct View {
+struct PendingView {
     topic: String,
     group: String,
-    entries: Vec<Entry>,
+    entries: Vec<PendingLine>,
     /// The start of the next page.
     next: Option<String>,
     /// The parts that could not be read.
@@ -75,7 +75,7 @@ struct View {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Entry {
+struct PendingLine {
     partition: u32,
     /// `log` or `retry`.
     #[schemars(extend("enum" = ["log", "retry"]))]
@@ -94,9 +94,9 @@ struct Entry {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("pending", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("pending", of::<PendingView>())];
 
-impl Entry {
+impl PendingLine {
     fn of(entry: &PendingEntry, owned: &[OwnedPartition]) -> Self {
         let pending = &entry.pending;
         let note = pending.note.as_ref();
@@ -149,9 +149,9 @@ impl Entry {
 impl Pending {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let order = match self.sort {
-            Sort::Id => PendingOrder::Id,
-            Sort::Idle => PendingOrder::Idle,
-            Sort::Deliveries => PendingOrder::Deliveries,
+            PendingSort::Id => PendingOrder::Id,
+            PendingSort::Idle => PendingOrder::Idle,
+            PendingSort::Deliveries => PendingOrder::Deliveries,
         };
         let query = PendingQuery {
             order,
@@ -171,16 +171,16 @@ impl Pending {
         };
         let unread = page.errors.iter().map(|it| it.error.to_string());
         let errors = unread.chain(owners.reasons().map(str::to_owned)).map(failed).collect();
-        let view = View {
+        let view = PendingView {
             topic: self.of.topic.to_string(),
             group: self.of.group.to_string(),
-            entries: page.entries.iter().map(|it| Entry::of(it, owned)).collect(),
+            entries: page.entries.iter().map(|it| PendingLine::of(it, owned)).collect(),
             next: page.next.map(|next| next.to_string()),
             errors,
         };
         cx.output.show(&view, |view| {
             let titles = ["id", ">partition", "source", "consumer", ">idle", ">deliveries", "noted"];
-            output::table(&titles, view.entries.iter().map(Entry::row))
+            output::table(&titles, view.entries.iter().map(PendingLine::row))
         })?;
         if let Some(next) = view.next.as_ref().filter(|_| !cx.output.is_json()) {
             cx.output.note(&format!("there is more: --after {next}"));

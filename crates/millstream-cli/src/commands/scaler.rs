@@ -51,7 +51,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Printed {
+enum ScalerPrinted {
     /// The address at which it can be reached.
     Listening { address: SocketAddr },
     /// With --check.
@@ -65,7 +65,7 @@ enum Printed {
     },
 }
 
-impl Printed {
+impl ScalerPrinted {
     fn text(&self) -> String {
         match self {
             Self::Listening { address } => address.to_string(),
@@ -83,7 +83,7 @@ impl Printed {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("scaler", of::<Printed>())];
+pub(in crate::commands) const DATA: Table = &[("scaler", of::<ScalerPrinted>())];
 
 impl Scaler {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -96,7 +96,7 @@ impl Scaler {
             let trigger = Trigger::from_metadata(self.check)?;
             let activity = scaler.read(&trigger).await?;
             let (active, backlog, target) = (activity.is_active, activity.backlog, trigger.target.get());
-            cx.output.show(&Printed::Checked { active, backlog, target }, Printed::text)?;
+            cx.output.show(&ScalerPrinted::Checked { active, backlog, target }, ScalerPrinted::text)?;
             return Ok(Exit::Done);
         }
         // From now on signals do not end the process.
@@ -106,7 +106,7 @@ impl Scaler {
             return Ok(Exit::Done);
         }
         let server = scaler.serve(self.address).await?;
-        cx.output.show(&Printed::Listening { address: server.address() }, Printed::text)?;
+        cx.output.show(&ScalerPrinted::Listening { address: server.address() }, ScalerPrinted::text)?;
         stopped.await?;
         server.shutdown().await;
         Ok(Exit::Done)

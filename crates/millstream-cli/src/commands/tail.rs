@@ -9,7 +9,7 @@ use clap::Args;
 use millstream::admin::{Browse, Filter, Message, Range, Tail as Follower};
 use millstream::{Limits, MessageId, Partition, Timestamp, TopicName, TopicPartition, TopicSpec};
 
-use crate::commands::message::View;
+use crate::commands::message::MessageView;
 use crate::commands::message::format::{FormatArgs, Printer};
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::count_progress::CountProgress;
@@ -65,14 +65,14 @@ pub(crate) struct Tail {
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: TailWanted,
     #[command(flatten)]
     format: FormatArgs,
 }
 
 /// Filter of messages
 #[derive(Args, Debug)]
-struct Wanted {
+struct TailWanted {
     /// Messages with this key
     #[arg(long)]
     key: Option<String>,
@@ -84,7 +84,7 @@ struct Wanted {
     filter: Option<String>,
 }
 
-impl Wanted {
+impl TailWanted {
     /// Returns the filters, all of which must match.
     fn filters(&self) -> Vec<Filter> {
         let part = |text: &String| Some(Bytes::from(text.clone()));
@@ -106,7 +106,7 @@ impl Wanted {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("tail", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("tail", of::<MessageView>())];
 
 impl Tail {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -292,7 +292,7 @@ impl Shower {
             self.seen.insert(message.topic_partition.clone(), message.stored.id);
         }
         let views: Vec<_> =
-            messages.iter().filter(|it| self.is_wanted(it)).take(self.left).map(View::of).collect();
+            messages.iter().filter(|it| self.is_wanted(it)).take(self.left).map(MessageView::of).collect();
         self.left -= views.len();
         self.printer.print(&views)
     }
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn everything_that_is_asked_for_must_be_there() {
-        let wanted = Wanted {
+        let wanted = TailWanted {
             key: Some("k".into()),
             header: vec!["a=1=2".into(), "b".into()],
             filter: Some("x".into()),
@@ -337,6 +337,6 @@ mod tests {
         assert_eq!(headers, [("a".to_owned(), Some(Bytes::from("1=2"))), ("b".to_owned(), None)]);
         assert_eq!(filters[2].key.as_deref(), Some(&b"k"[..]));
         assert_eq!(filters[2].payload.as_deref(), Some(&b"x"[..]));
-        assert!(Wanted { key: None, header: Vec::new(), filter: None }.filters().is_empty());
+        assert!(TailWanted { key: None, header: Vec::new(), filter: None }.filters().is_empty());
     }
 }

@@ -79,7 +79,7 @@ impl fmt::Display for Subject {
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
-struct View {
+struct VerifyView {
     /// Whether no fault is left, and nothing was ever lost.
     sound: bool,
     /// Whether no fault is left.
@@ -223,7 +223,7 @@ impl FindingView {
     }
 }
 
-impl View {
+impl VerifyView {
     fn text(&self, output: Output, most: usize) -> String {
         let mut by_fault: BTreeMap<Fault, Vec<&FindingView>> = BTreeMap::new();
         for finding in &self.findings {
@@ -271,7 +271,7 @@ impl View {
 }
 
 /// The data that the command prints as JSON.
-pub(in crate::commands) const DATA: Table = &[("verify", of::<View>())];
+pub(in crate::commands) const DATA: Table = &[("verify", of::<VerifyView>())];
 
 impl Verify {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
@@ -283,7 +283,7 @@ impl Verify {
             cx.confirm(&format!("Repair what is found in {}?", listed(&subjects)))?;
         }
         let named = self.names_some();
-        let mut view = View::default();
+        let mut view = VerifyView::default();
         let (mut failed, mut lost) = (Vec::new(), Loss::default());
         let (looked_at, mut progress) = (Arc::new(AtomicU64::new(0)), CountProgress::new());
         let (limit, found) = (self.limit as usize, Cell::new(0));

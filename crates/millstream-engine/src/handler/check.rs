@@ -48,7 +48,7 @@ struct Checked<T: 'static> {
 }
 
 /// What becomes of a message after its check.
-enum Turn {
+enum CheckTurn {
     Handle(Input),
     /// The handler does not run.
     Done(Verdict),
@@ -65,9 +65,9 @@ impl<T: Send + 'static> Handle for Checked<T> {
         }
         let began = Instant::now();
         match self.checker.ask(input, timeout).await {
-            Turn::Handle(input) => self.call.one(input, left(timeout, began)).await.0,
-            Turn::Done(verdict) => Some(verdict),
-            Turn::NotOurs => None,
+            CheckTurn::Handle(input) => self.call.one(input, left(timeout, began)).await.0,
+            CheckTurn::Done(verdict) => Some(verdict),
+            CheckTurn::NotOurs => None,
         }
     }
 }
@@ -83,20 +83,20 @@ fn batch<T: Send + 'static>(checker: Checker<T>, call: Box<BatchCall>) -> Box<Ba
             let turns = inputs.into_iter().map(|input| async {
                 match input.about.may_have_been_handled() {
                     true => checker.ask(input, left(timeout, began)).await,
-                    false => Turn::Handle(input),
+                    false => CheckTurn::Handle(input),
                 }
             });
             let mut turns = stream::iter(turns).buffered(CHECKS_AT_ONCE);
             let (mut handled, mut said) = (Vec::new(), Vec::new());
             while let Some(turn) = turns.next().await {
                 said.push(match turn {
-                    Turn::Handle(input) => {
+                    CheckTurn::Handle(input) => {
                         handled.push(input);
                         None
                     }
-                    Turn::Done(verdict) => Some(Said::Own(verdict)),
+                    CheckTurn::Done(verdict) => Some(Said::Own(verdict)),
                     // The settlement comes too late, as the message is no longer ours.
-                    Turn::NotOurs => Some(Said::Own(Verdict::Said(Outcome::Snooze(Duration::ZERO)))),
+                    CheckTurn::NotOurs => Some(Said::Own(Verdict::Said(Outcome::Snooze(Duration::ZERO)))),
                 });
             }
             drop(turns);
@@ -113,7 +113,7 @@ fn batch<T: Send + 'static>(checker: Checker<T>, call: Box<BatchCall>) -> Box<Ba
 
 impl<T: Send + 'static> Checker<T> {
     /// Calls the check, within the time limit of the handler.
-    async fn ask(&self, input: Input, timeout: Option<Duration>) -> Turn {
+    async fn ask(&self, input: Input, timeout: Option<Duration>) -> CheckTurn {
         let Input { about, payload } = input;
         let asked = match self.begin(&about, &payload) {
             Ok(asked) => guarded(asked, timeout).await,
@@ -121,8 +121,8 @@ impl<T: Send + 'static> Checker<T> {
         };
         let verdict = match asked {
             // Another owner may have begun while the check ran: a handler that begins now would be the second one.
-            Ok(Ok(Check::Run)) if about.scope.cancelled.is_cancelled() => return Turn::NotOurs,
-            Ok(Ok(Check::Run)) => return Turn::Handle(Input { about, payload }),
+            Ok(Ok(Check::Run)) if about.scope.cancelled.is_cancelled() => return CheckTurn::NotOurs,
+            Ok(Ok(Check::Run)) => return CheckTurn::Handle(Input { about, payload }),
             Ok(Ok(Check::Complete)) => Verdict::Checked,
             Ok(Ok(Check::Snooze(after))) => Verdict::Said(Outcome::Snooze(after)),
             Ok(Ok(Check::DeadLetter(reason))) => Verdict::Said(Outcome::dead_letter(reason)),
@@ -130,7 +130,7 @@ impl<T: Send + 'static> Checker<T> {
             Ok(Err(error)) => Verdict::Said(Outcome::Retry(error)),
             Err(verdict) => verdict,
         };
-        Turn::Done(verdict)
+        CheckTurn::Done(verdict)
     }
 
     /// Decodes the message for the check, and calls it.

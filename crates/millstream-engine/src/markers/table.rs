@@ -16,10 +16,10 @@ use crate::delivery::DeliveryMetadata;
 
 /// Markers of handlers that run. Clones are the same table.
 #[derive(Clone, Debug, Default)]
-pub struct MarkerTable(Arc<Shared>);
+pub struct MarkerTable(Arc<SharedTable>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedTable {
     table: Mutex<Table>,
     /// Locked while markers are being extended.
     round: tokio::sync::Mutex<()>,
@@ -28,7 +28,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    running: HashMap<u64, (Phase, Arc<Running>)>,
+    running: HashMap<u64, (Phase, Arc<RunningMarker>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningMarker {
     marker: Marker,
     topic_partition: TopicPartition,
     origin: MessageId,
@@ -54,14 +54,14 @@ struct Running {
 pub(super) struct KeptMarker {
     table: MarkerTable,
     id: u64,
-    running: Arc<Running>,
+    running: Arc<RunningMarker>,
 }
 
 impl MarkerTable {
     /// Keeps the marker of a message's operation.
     pub(super) fn keep(&self, marker: Marker, about: &DeliveryMetadata) -> KeptMarker {
         let (topic_partition, message) = (about.scope.topic_partition.clone(), about.message_id());
-        let running = Arc::new(Running { marker, topic_partition, origin: about.origin, message });
+        let running = Arc::new(RunningMarker { marker, topic_partition, origin: about.origin, message });
         let mut table = self.table();
         let id = table.next;
         table.next += 1;
@@ -112,7 +112,7 @@ impl Drop for KeptMarker {
     }
 }
 
-impl Running {
+impl RunningMarker {
     fn report_lost(&self, observer: &dyn Observer) {
         let Self { topic_partition, origin, message, marker } = self;
         // The id of the operation may be a key or a header: it is not logged.
@@ -145,7 +145,7 @@ struct Markers {
 impl Rights for Markers {
     async fn renew(&self, _: Instant) -> Result<Kept> {
         let _round = self.table.0.round.lock().await;
-        let running: Vec<(u64, Arc<Running>)> = {
+        let running: Vec<(u64, Arc<RunningMarker>)> = {
             let table = self.table.table();
             let extended = table.running.iter().filter(|(_, (phase, _))| *phase != Phase::Abandoning);
             extended.map(|(id, (_, running))| (*id, running.clone())).collect()

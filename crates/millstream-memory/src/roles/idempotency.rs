@@ -10,7 +10,7 @@ use millstream_core::idempotency::{Begun, Idempotency, Marker, Operation, check_
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
-use crate::state::markers::{Markers, Phase, Stored};
+use crate::state::markers::{MarkerPhase, Markers, Stored};
 
 #[async_trait]
 impl Idempotency for MemoryBackend {
@@ -20,9 +20,9 @@ impl Idempotency for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         match state.markers.get(operation, now) {
-            Some(Stored { phase: Phase::Done(result), .. }) => return Ok(Begun::Done(result.clone())),
+            Some(Stored { phase: MarkerPhase::Done(result), .. }) => return Ok(Begun::Done(result.clone())),
             // One that would last longer than twice its ttl counts as absent: the clock was set back.
-            Some(Stored { token: other, phase: Phase::Running { holder, ttl }, expires })
+            Some(Stored { token: other, phase: MarkerPhase::Running { holder, ttl }, expires })
                 if other != token && expires.since(now) <= *ttl * 2 =>
             {
                 let expires_in = expires.since(now);
@@ -52,13 +52,13 @@ impl Idempotency for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         let markers = &mut state.markers;
-        if let Some(Stored { token, phase: Phase::Done(_), .. }) = markers.get(&marker.operation, now)
+        if let Some(Stored { token, phase: MarkerPhase::Done(_), .. }) = markers.get(&marker.operation, now)
             && *token == marker.token
         {
             return Ok(());
         }
         ours(markers, marker, now)?;
-        let (token, phase) = (marker.token.clone(), Phase::Done(Bytes::copy_from_slice(result)));
+        let (token, phase) = (marker.token.clone(), MarkerPhase::Done(Bytes::copy_from_slice(result)));
         markers.put(&marker.operation, Stored { token, phase, expires: now.plus(retention) }, now);
         Ok(())
     }
@@ -76,13 +76,13 @@ impl Idempotency for MemoryBackend {
 fn ours(markers: &mut Markers, marker: &Marker, now: Now) -> Result<()> {
     match markers.get(&marker.operation, now) {
         None => Ok(()),
-        Some(Stored { token, phase: Phase::Running { .. }, .. }) if *token == marker.token => Ok(()),
+        Some(Stored { token, phase: MarkerPhase::Running { .. }, .. }) if *token == marker.token => Ok(()),
         Some(_) => Err(marker.fenced()),
     }
 }
 
 fn run(markers: &mut Markers, marker: &Marker, now: Now) {
-    let phase = Phase::Running { holder: marker.holder.clone(), ttl: marker.ttl };
+    let phase = MarkerPhase::Running { holder: marker.holder.clone(), ttl: marker.ttl };
     let stored = Stored { token: marker.token.clone(), phase, expires: now.plus(marker.ttl) };
     markers.put(&marker.operation, stored, now);
 }

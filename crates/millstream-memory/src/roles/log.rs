@@ -76,7 +76,7 @@ impl Log for MemoryBackend {
             lease: lease.clone(),
             wake,
             heads,
-            phase: Phase::default(),
+            phase: ReadPhase::default(),
             restart: 0,
             handed: MessageId::ZERO,
             newest: [None; 2],
@@ -260,7 +260,7 @@ struct MemoryReader {
     wake: Arc<Notify>,
     /// Number of schedule heads that were reported.
     heads: u64,
-    phase: Phase,
+    phase: ReadPhase,
     /// Restart number of the group at the last look.
     restart: u64,
     /// Entries of the log up to here were handed out.
@@ -279,14 +279,14 @@ struct MemoryReader {
 
 /// Next entries to read.
 #[derive(Clone, Copy)]
-enum Phase {
+enum ReadPhase {
     /// Entries that are pending above these ids.
     Pending { log: MessageId, retry: MessageId },
     /// New entries.
     New,
 }
 
-impl Default for Phase {
+impl Default for ReadPhase {
     fn default() -> Self {
         Self::Pending { log: MessageId::ZERO, retry: MessageId::ZERO }
     }
@@ -295,7 +295,7 @@ impl Default for Phase {
 #[async_trait]
 impl Reader for MemoryReader {
     fn start_over(&mut self) {
-        self.phase = Phase::default();
+        self.phase = ReadPhase::default();
     }
 
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
@@ -351,7 +351,7 @@ impl MemoryReader {
     }
 
     /// Hands out the available entries.
-    fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Fetched> {
+    fn look(&mut self, phase: &mut ReadPhase, max: usize) -> Result<Fetched> {
         let mut state = self.backend.lock();
         let now = self.backend.now();
         let (partition, name) = state.owned(&self.lease)?;
@@ -362,7 +362,7 @@ impl MemoryReader {
         };
         if self.restart != *restart {
             self.restart = *restart;
-            *phase = Phase::default();
+            *phase = ReadPhase::default();
         }
         if cursor.delivered < self.handed {
             let from = self.rewound.map_or(self.handed, |(from, _)| from);
@@ -384,7 +384,7 @@ impl MemoryReader {
         let woken = std::mem::replace(&mut self.heads, partition.heads) != partition.heads;
         let mut fetched = Fetched::default();
         fetched.woken = woken;
-        if let Phase::Pending { log, retry } = phase {
+        if let ReadPhase::Pending { log, retry } = phase {
             // It is pending, too.
             self.rest.clear();
             fetched.pending = true;
@@ -397,7 +397,7 @@ impl MemoryReader {
                 return Ok(fetched);
             }
             fetched.pending = false;
-            *phase = Phase::New;
+            *phase = ReadPhase::New;
         }
         let retry = retry_log.count_above(retry_cursor.delivered);
         if !self.rest.is_empty() {

@@ -34,7 +34,7 @@ impl Shared for MemoryBackend {
         };
         let places = partitions.iter().map(place).collect();
         let (backend, by) = (self.clone(), Some(member.consumer.clone()));
-        let phase = Phase::default();
+        let phase = SharedPhase::default();
         Ok(Box::new(MemorySharedReader {
             backend,
             member: member.clone(),
@@ -179,7 +179,7 @@ struct MemorySharedReader {
     member: SharedMember,
     by: By,
     places: Vec<ReadPlace>,
-    phase: Phase,
+    phase: SharedPhase,
     /// Index of the partition that comes first among new entries.
     turn: usize,
     /// Whether the retry log comes first when there is room for one entry only.
@@ -195,20 +195,20 @@ struct ReadPlace {
 
 /// Next entries to read.
 #[derive(Clone, Copy)]
-enum Phase {
+enum SharedPhase {
     /// Pending entries of this place, above these ids.
     Pending { at: usize, log: MessageId, retry: MessageId },
     /// New entries.
     New,
 }
 
-impl Default for Phase {
+impl Default for SharedPhase {
     fn default() -> Self {
         Self::Pending { at: 0, log: MessageId::ZERO, retry: MessageId::ZERO }
     }
 }
 
-impl Phase {
+impl SharedPhase {
     /// Whether some of the pending entries were read, and the end of them was not seen yet.
     fn has_begun(self) -> bool {
         let begun = |ids: [MessageId; 2]| ids.iter().any(|id| *id > MessageId::ZERO);
@@ -267,7 +267,7 @@ impl SharedReader for MemorySharedReader {
 
 impl MemorySharedReader {
     /// Hands out the available entries, but no new ones of the logs of `full` partitions.
-    fn look(&mut self, phase: &mut Phase, max: usize, full: &[Partition]) -> Result<Read> {
+    fn look(&mut self, phase: &mut SharedPhase, max: usize, full: &[Partition]) -> Result<Read> {
         let backend = self.backend.clone();
         let mut state = backend.lock();
         let now = backend.now();
@@ -278,13 +278,13 @@ impl MemorySharedReader {
             };
             if place.restart != group.restart {
                 place.restart = group.restart;
-                *phase = Phase::default();
+                *phase = SharedPhase::default();
             }
         }
         let rewound = phase.has_begun();
         let mut read = Read::new();
         let mut left = max;
-        while let Phase::Pending { at, log, retry } = phase {
+        while let SharedPhase::Pending { at, log, retry } = phase {
             let Some(place) = self.places.get(*at).filter(|_| left > 0) else { break };
             let partition = state.partition(&place.topic_partition);
             let fetched = self.pending(partition, now, (log, retry), left);
@@ -293,13 +293,13 @@ impl MemorySharedReader {
                 read.push((place.topic_partition.partition, fetched));
             }
             if left > 0 {
-                *phase = Phase::Pending { at: *at + 1, log: MessageId::ZERO, retry: MessageId::ZERO };
+                *phase = SharedPhase::Pending { at: *at + 1, log: MessageId::ZERO, retry: MessageId::ZERO };
             }
         }
         if !read.is_empty() {
             return Ok(read);
         }
-        *phase = Phase::New;
+        *phase = SharedPhase::New;
         if rewound {
             return Ok(read);
         }

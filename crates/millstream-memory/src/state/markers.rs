@@ -18,12 +18,12 @@ pub(crate) struct Markers {
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     pub(crate) token: String,
-    pub(crate) phase: Phase,
+    pub(crate) phase: MarkerPhase,
     pub(crate) expires: Now,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Phase {
+pub(crate) enum MarkerPhase {
     Running { holder: String, ttl: Duration },
     Done(Bytes),
 }
@@ -65,7 +65,7 @@ mod tests {
             let now = clock.now();
             let stored = Stored {
                 token: "token".into(),
-                phase: Phase::Done(Bytes::new()),
+                phase: MarkerPhase::Done(Bytes::new()),
                 expires: now.plus(Duration::from_millis(100)),
             };
             markers.put(&operation.unwrap(), stored, now);

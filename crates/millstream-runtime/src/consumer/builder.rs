@@ -381,8 +381,19 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     ) -> BoxFuture<'static, Result<Consumer>> {
         let Self { backend, topic, group, config, check, observer, upkeep, also, layers, sends, problems } =
             self;
-        let parts =
-            Parts { backend, group, config, check, observer, upkeep, also, layers, sends, problems, pulls };
+        let parts = ConsumerParts {
+            backend,
+            group,
+            config,
+            check,
+            observer,
+            upkeep,
+            also,
+            layers,
+            sends,
+            problems,
+            pulls,
+        };
         parts.start(topic.spec(), handler)
     }
 
@@ -426,7 +437,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
 }
 
 /// What a builder has, without the type of the payload: starting is compiled once, here, and not in the crates of users.
-struct Parts {
+struct ConsumerParts {
     backend: Backend,
     group: String,
     config: ConsumerConfig,
@@ -441,7 +452,7 @@ struct Parts {
     pulls: bool,
 }
 
-impl Parts {
+impl ConsumerParts {
     fn start(self, spec: Result<TopicSpec>, handler: ErasedHandler) -> BoxFuture<'static, Result<Consumer>> {
         Box::pin(self.started(spec, handler))
     }

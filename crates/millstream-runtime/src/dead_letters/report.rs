@@ -1,8 +1,8 @@
-//! Counts of a dead-letter consumer.
+//! LetterCounts of a dead-letter consumer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of a dead-letter consumer.
+/// LetterCounts of a dead-letter consumer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadLetterReport {
@@ -22,7 +22,7 @@ pub struct DeadLetterReport {
 
 /// The counters behind a [`DeadLetterReport`].
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct LetterCounts {
     pub(super) deleted: AtomicU64,
     pub(super) replayed: AtomicU64,
     pub(super) left: AtomicU64,
@@ -33,7 +33,7 @@ pub(super) struct Counts {
     pub(super) begun: AtomicU64,
 }
 
-impl Counts {
+impl LetterCounts {
     pub(super) fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DeadLetterConfig;
-use super::report::Counts;
+use super::report::LetterCounts;
 use millstream_engine::DeadLetterOutcome;
 use millstream_engine::handler::{Call, Input, Verdict};
 use millstream_engine::letter::LetterFacts;
@@ -40,7 +40,7 @@ pub(super) struct DeadLetterWorker {
     config: DeadLetterConfig,
     observer: Arc<dyn Observer>,
     stop: CancellationToken,
-    counts: Arc<Counts>,
+    counts: Arc<LetterCounts>,
     /// The handler with layers and guard around it, and the handler alone.
     handler: Box<dyn Call>,
     inner: Box<dyn Call>,
@@ -97,7 +97,7 @@ impl DeadLetterWorker {
         group: GroupName,
         config: DeadLetterConfig,
         observer: Arc<dyn Observer>,
-        (stop, counts): (CancellationToken, Arc<Counts>),
+        (stop, counts): (CancellationToken, Arc<LetterCounts>),
         (handler, inner): (Box<dyn Call>, Box<dyn Call>),
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
@@ -142,7 +142,7 @@ impl DeadLetterWorker {
         }
         let is_whole = failed.is_none() && !self.stop.is_cancelled();
         if is_whole && self.counts.begun.load(Ordering::Relaxed) == begun {
-            Counts::add(&self.counts.idle);
+            LetterCounts::add(&self.counts.idle);
         }
         failed.map_or(Ok(()), Err)
     }
@@ -177,7 +177,7 @@ impl DeadLetterWorker {
             let ours = held < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
             if ours && !self.stop.is_cancelled() {
                 let id = letter.id;
-                Counts::add(&self.counts.begun);
+                LetterCounts::add(&self.counts.begun);
                 let outcome = self.ask(letter).await;
                 self.settle(topic_partition, id, &outcome).await;
                 hand.ids().remove(&id);
@@ -216,7 +216,7 @@ impl DeadLetterWorker {
             said => said,
         };
         said.unwrap_or_else(|failure| {
-            Counts::add(&self.counts.failed);
+            LetterCounts::add(&self.counts.failed);
             let (error, unreadable) = error_text(&*failure);
             for panicked in unreadable.iter().chain(Panicked::within(&*failure)) {
                 self.observer.observe(&panicked.event());
@@ -285,7 +285,7 @@ impl DeadLetterWorker {
                         DeadLetterOutcome::Replay | DeadLetterOutcome::ReplayAs(_) => &self.counts.replayed,
                         _ => &self.counts.left,
                     };
-                    Counts::add(counter);
+                    LetterCounts::add(counter);
                     if let Some(work) = outcome.work() {
                         self.observer.observe(&Event::DeadLetters {
                             topic_partition,

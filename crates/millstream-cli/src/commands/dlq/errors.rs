@@ -8,8 +8,8 @@ use millstream::{ErrorKind, GroupName, MessageId, Partition, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::dlq::select::{Wanted, open};
-use crate::commands::group::Of;
+use crate::commands::dlq::select::{DlqWanted, open};
+use crate::commands::group::GroupOf;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
 use crate::commands::shared::failures::Failed;
@@ -37,7 +37,7 @@ pub(super) struct Errors {
     /// The group. Default: all groups of the topic
     group: Option<GroupName>,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DlqWanted,
     /// Maximum number of groups to show
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
@@ -45,7 +45,7 @@ pub(super) struct Errors {
 
 /// The newest letter with an error.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Example {
+pub(super) struct DlqExample {
     topic: String,
     group: String,
     partition: u32,
@@ -61,7 +61,7 @@ impl Errors {
             let some =
                 self.of(cx, of, &filter, |read| progress.set(before + read, "letter", "letters")).await?;
             before += some.count();
-            groups.merge(some, |(partition, id)| Example {
+            groups.merge(some, |(partition, id)| DlqExample {
                 topic: of.topic.to_string(),
                 group: of.group.to_string(),
                 partition: partition.0,
@@ -82,9 +82,9 @@ impl Errors {
     }
 
     /// Returns the groups whose letters are read, and what could not be found out.
-    async fn asked(&self, cx: &Context) -> Result<(Vec<Of>, Vec<Failed>)> {
+    async fn asked(&self, cx: &Context) -> Result<(Vec<GroupOf>, Vec<Failed>)> {
         if let (Some(topic), Some(group)) = (&self.topic, &self.group) {
-            return Ok((vec![Of { topic: topic.clone(), group: group.clone() }], Vec::new()));
+            return Ok((vec![GroupOf { topic: topic.clone(), group: group.clone() }], Vec::new()));
         }
         let admin = cx.admin();
         let topics = self.topic.clone().map_or_else(Vec::new, |topic| vec![topic]);
@@ -98,7 +98,7 @@ impl Errors {
                     let groups = survey.groups.into_iter().filter(|(_, stats)| {
                         stats.as_ref().map_or(true, |stats| stats.totals.dead != Some(0))
                     });
-                    asked.extend(groups.map(|(group, _)| Of { topic: topic.clone(), group }));
+                    asked.extend(groups.map(|(group, _)| GroupOf { topic: topic.clone(), group }));
                 }
                 // One of all topics was deleted in the meantime.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => {}
@@ -112,7 +112,7 @@ impl Errors {
     async fn of(
         &self,
         cx: &Context,
-        of: &Of,
+        of: &GroupOf,
         filter: &DeadLetterFilter,
         progress: impl FnMut(u64),
     ) -> Result<ErrorGroups<(Partition, MessageId)>> {

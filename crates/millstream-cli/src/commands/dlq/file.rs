@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::commands::DryRun;
-use crate::commands::dlq::select::{Wanted, open};
-use crate::commands::group::Of;
+use crate::commands::dlq::select::{DlqWanted, open};
+use crate::commands::group::GroupOf;
 use crate::commands::message::sanitize;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::context::Context;
@@ -32,11 +32,11 @@ const PAGE: usize = 200;
 #[command(after_help = "Examples:
   millstream dlq export orders billing > letters.jsonl
   millstream dlq export orders billing --reason undecodable --output letters.jsonl")]
-pub(super) struct Export {
+pub(super) struct DlqExport {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DlqWanted,
     /// Maximum number of letters, oldest first
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
@@ -58,7 +58,7 @@ pub(super) struct Export {
   millstream dlq export orders billing | jq -c 'select(.attempts > 3)' | millstream dlq import orders billing -")]
 pub(super) struct Import {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// File to read; `-` for stdin
     file: PathBuf,
     /// Also imports letters that were imported before
@@ -75,14 +75,14 @@ pub(super) enum Exported {
     /// The result, if it writes a file.
     File { exported: u64, file: String },
     /// A letter.
-    Letter(#[schemars(with = "Line")] Box<RawValue>),
+    Letter(#[schemars(with = "DlqLine")] Box<RawValue>),
 }
 
 /// A letter as a line, which the library writes and reads.
 #[derive(JsonSchema)]
 // It is a schema, and never made.
 #[expect(dead_code)]
-struct Line {
+struct DlqLine {
     /// Version of this form.
     format: u32,
     topic: String,
@@ -107,7 +107,7 @@ pub(super) struct Put {
     dry_run: bool,
 }
 
-impl Export {
+impl DlqExport {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
         let queue = open(cx, &self.of, &filter).await?;

@@ -9,8 +9,8 @@ use millstream::{DeadLetter, Limits, MessageId, Partition};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use crate::commands::dlq::select::{Wanted, open};
-use crate::commands::group::Of;
+use crate::commands::dlq::select::{DlqWanted, open};
+use crate::commands::group::GroupOf;
 use crate::commands::message::{Body, json, sanitize};
 use crate::commands::schemas::schema_as;
 use crate::commands::shared::view::FailedAttempt;
@@ -24,11 +24,11 @@ use crate::{human, output};
   millstream dlq list orders billing --limit 20
   millstream dlq list orders billing --reason rejected --from '1h ago' --newest-first
   millstream dlq list orders billing --json | jq -r '.data.letters[].id'")]
-pub(super) struct List {
+pub(super) struct DlqList {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DlqWanted,
     /// Maximum number of letters
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
@@ -45,9 +45,9 @@ pub(super) struct List {
 #[command(after_help = "Examples:
   millstream dlq show orders billing 1700000000000-0
   millstream dlq show orders billing 1700000000000-0 --json | jq .data.payload")]
-pub(super) struct Show {
+pub(super) struct DlqShow {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Id of the letter
     id: MessageId,
     /// Its partition, if letters of several partitions have this id. Default: all are searched
@@ -65,16 +65,16 @@ pub(super) struct Show {
   millstream dlq count orders billing --error timeout --from '1h ago'")]
 pub(super) struct Count {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DlqWanted,
     /// Also counts by reason and by partition
     #[arg(long)]
     reasons: bool,
 }
 
 /// A dead letter, for programs.
-pub(super) struct Shown<'a>(pub(super) &'a DeadLetter);
+pub(super) struct DlqShown<'a>(pub(super) &'a DeadLetter);
 
 /// Its fields.
 #[derive(Serialize, JsonSchema)]
@@ -96,7 +96,7 @@ struct LetterView<'a> {
     body: Body,
 }
 
-impl Serialize for Shown<'_> {
+impl Serialize for DlqShown<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let DeadLetter { id, reason, attempts, error, origin, topic_partition, group, history, body } =
             self.0;
@@ -117,7 +117,7 @@ impl Serialize for Shown<'_> {
     }
 }
 
-schema_as!(Shown<'_>, LetterView<'_>);
+schema_as!(DlqShown<'_>, LetterView<'_>);
 
 /// Formats a table of letters.
 pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> String {
@@ -166,13 +166,13 @@ pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Page<'a> {
-    letters: Vec<Shown<'a>>,
+pub(super) struct DlqPage<'a> {
+    letters: Vec<DlqShown<'a>>,
     looked_at: u64,
     next: Option<String>,
 }
 
-impl List {
+impl DlqList {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
         let queue = open(cx, &self.of, &filter).await?;
@@ -195,8 +195,8 @@ impl List {
             }
         }
         let next = query.after.map(|next| next.to_string());
-        let page = Page { letters: letters.iter().map(Shown).collect(), looked_at, next };
-        cx.output.show(&page, |page| table(page.letters.iter().map(|Shown(letter)| *letter)))?;
+        let page = DlqPage { letters: letters.iter().map(DlqShown).collect(), looked_at, next };
+        cx.output.show(&page, |page| table(page.letters.iter().map(|DlqShown(letter)| *letter)))?;
         if let Some(next) = page.next.filter(|_| !cx.output.is_json()) {
             cx.output.note(&format!("there is more: --after {next}"));
         }
@@ -204,7 +204,7 @@ impl List {
     }
 }
 
-impl Show {
+impl DlqShow {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let partitions = self.partition.map(|partition| vec![Partition(partition)]);
         let filter = DeadLetterFilter { partitions, ids: Some(vec![self.id]), ..DeadLetterFilter::default() };
@@ -215,7 +215,7 @@ impl Show {
                 let why = format!("there is no dead letter {} of group {}", self.id, self.of.group);
                 return Err(not_found(why));
             }
-            [letter] => cx.output.show(&Shown(letter), |Shown(letter)| story(letter))?,
+            [letter] => cx.output.show(&DlqShown(letter), |DlqShown(letter)| story(letter))?,
             [..] => bail!("letters of several partitions have the id {}: --partition selects one", self.id),
         }
         Ok(Exit::Done)
@@ -258,7 +258,7 @@ pub(super) fn story(letter: &DeadLetter) -> String {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Counted {
+pub(super) struct DlqCounted {
     count: u64,
     /// `null` if they were not requested.
     reasons: Option<BTreeMap<String, u64>>,
@@ -270,11 +270,11 @@ impl Count {
         let filter = self.wanted.filter(cx).await?;
         let queue = open(cx, &self.of, &filter).await?;
         let counted = if filter.is_empty() && !self.reasons {
-            Counted { count: queue.count().await?, reasons: None, partitions: None }
+            DlqCounted { count: queue.count().await?, reasons: None, partitions: None }
         } else {
             let survey = queue.survey(&filter, None, 0).await?;
             let partitions = survey.partitions.into_iter().map(|(partition, count)| (partition.0, count));
-            Counted {
+            DlqCounted {
                 count: survey.matched,
                 reasons: Some(survey.reasons),
                 partitions: Some(partitions.collect()),

@@ -31,50 +31,50 @@ use crate::context::Context;
   millstream dlq export orders billing > letters.jsonl")]
 pub(crate) struct Dlq {
     #[command(subcommand)]
-    what: What,
+    what: DlqCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    List(inspect::List),
-    Show(inspect::Show),
+enum DlqCommand {
+    List(inspect::DlqList),
+    Show(inspect::DlqShow),
     Count(inspect::Count),
     Errors(errors::Errors),
-    Consume(consume::Consume),
-    Export(file::Export),
+    Consume(consume::DlqConsume),
+    Export(file::DlqExport),
     Import(file::Import),
     Replay(replay::Replay),
     Purge(purge::Purge),
-    Trim(trim::Trim),
+    Trim(trim::DlqTrim),
 }
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("dlq list", of::<inspect::Page<'static>>()),
-    ("dlq show", of::<inspect::Shown<'static>>()),
-    ("dlq count", of::<inspect::Counted>()),
-    ("dlq errors", of::<ErrorsView<errors::Example>>()),
-    ("dlq consume", of::<consume::handler::Line<'static>>()),
+    ("dlq list", of::<inspect::DlqPage<'static>>()),
+    ("dlq show", of::<inspect::DlqShown<'static>>()),
+    ("dlq count", of::<inspect::DlqCounted>()),
+    ("dlq errors", of::<ErrorsView<errors::DlqExample>>()),
+    ("dlq consume", of::<consume::handler::ConsumeLine<'static>>()),
     ("dlq export", of::<file::Exported>()),
     ("dlq import", of::<file::Put>()),
-    ("dlq replay", of::<replay::Outcome<'static>>()),
+    ("dlq replay", of::<replay::DlqOutcome<'static>>()),
     ("dlq purge", of::<purge::Purged<'static>>()),
-    ("dlq trim", of::<trim::Trimmed>()),
+    ("dlq trim", of::<trim::DlqTrimmed>()),
 ];
 
 impl Dlq {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => Box::pin(it.run(cx)),
-            What::Show(it) => Box::pin(it.run(cx)),
-            What::Count(it) => Box::pin(it.run(cx)),
-            What::Errors(it) => Box::pin(it.run(cx)),
-            What::Consume(it) => Box::pin(it.run(cx)),
-            What::Export(it) => Box::pin(it.run(cx)),
-            What::Import(it) => Box::pin(it.run(cx)),
-            What::Replay(it) => Box::pin(it.run(cx)),
-            What::Purge(it) => Box::pin(it.run(cx)),
-            What::Trim(it) => Box::pin(it.run(cx)),
+            DlqCommand::List(it) => Box::pin(it.run(cx)),
+            DlqCommand::Show(it) => Box::pin(it.run(cx)),
+            DlqCommand::Count(it) => Box::pin(it.run(cx)),
+            DlqCommand::Errors(it) => Box::pin(it.run(cx)),
+            DlqCommand::Consume(it) => Box::pin(it.run(cx)),
+            DlqCommand::Export(it) => Box::pin(it.run(cx)),
+            DlqCommand::Import(it) => Box::pin(it.run(cx)),
+            DlqCommand::Replay(it) => Box::pin(it.run(cx)),
+            DlqCommand::Purge(it) => Box::pin(it.run(cx)),
+            DlqCommand::Trim(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::dlq::inspect::{Shown, table};
-use crate::commands::dlq::select::Chosen;
+use crate::commands::dlq::inspect::{DlqShown, table};
+use crate::commands::dlq::select::DlqChosen;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -20,7 +20,7 @@ use crate::human;
   millstream dlq purge orders billing --all --yes")]
 pub(super) struct Purge {
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: DlqChosen,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -30,7 +30,7 @@ pub(super) struct Purged<'a> {
     /// The number of purged letters; in a dry run, of those that would be.
     purged: u64,
     /// The first letters of a dry run.
-    sample: Vec<Shown<'a>>,
+    sample: Vec<DlqShown<'a>>,
     dry_run: bool,
 }
 
@@ -41,7 +41,7 @@ impl Purge {
         let (survey, missing) = self.chosen.survey(&queue, &filter).await?;
         let letters = human::of(survey.matched, "dead letter", "dead letters");
         if self.dry.dry_run {
-            let sample = survey.sample.iter().map(Shown).collect();
+            let sample = survey.sample.iter().map(DlqShown).collect();
             let purged = Purged { purged: survey.matched, sample, dry_run: true };
             cx.output.show(&purged, |_| format!("{letters} would be deleted\n{}", table(&survey.sample)))?;
             missing.check()?;

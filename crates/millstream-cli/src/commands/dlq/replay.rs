@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::dlq::edit::{EditArgs, by_hand};
-use crate::commands::dlq::inspect::{Shown, table};
-use crate::commands::dlq::select::Chosen;
+use crate::commands::dlq::inspect::{DlqShown, table};
+use crate::commands::dlq::select::DlqChosen;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::context::{self, Context};
 use crate::exit::{self, Exit, Usage};
@@ -32,7 +32,7 @@ use crate::human;
   millstream dlq replay orders billing 1700000000000-0 --edit")]
 pub(super) struct Replay {
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: DlqChosen,
     /// Sends them to this topic, for all its groups
     #[arg(long, value_name = "TOPIC")]
     to_topic: Option<TopicName>,
@@ -56,7 +56,7 @@ struct Refused {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Outcome<'a> {
+pub(super) struct DlqOutcome<'a> {
     /// The number of replayed letters; in a dry run, of those that would be, if all can be sent.
     replayed: u64,
     /// Letters that were gone, or claimed by another process.
@@ -66,11 +66,11 @@ pub(super) struct Outcome<'a> {
     /// The first of the refused letters.
     refusals: Vec<Refused>,
     /// The first letters of a dry run.
-    sample: Vec<Shown<'a>>,
+    sample: Vec<DlqShown<'a>>,
     dry_run: bool,
 }
 
-impl Outcome<'_> {
+impl DlqOutcome<'_> {
     fn of(replayed: &Replayed) -> Self {
         let refusals = replayed.refusals.iter().map(|it| Refused {
             partition: it.topic_partition.partition.0,
@@ -132,8 +132,8 @@ impl Replay {
         // Checks whether the replay is possible, without an effect.
         drop(queue.replayer(&filter, settings.clone()).await?);
         if self.dry.dry_run {
-            let mut outcome = Outcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
-            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(Shown).collect());
+            let mut outcome = DlqOutcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
+            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(DlqShown).collect());
             cx.output.show(&outcome, |_| {
                 format!("{letters} would be replayed to {to}\n{}", table(&survey.sample))
             })?;
@@ -149,8 +149,8 @@ impl Replay {
         }
         let mut replayer = queue.replayer(&filter, settings).await?;
         let ended = steps(cx, &mut replayer).await;
-        let outcome = Outcome::of(replayer.replayed());
-        cx.output.show(&outcome, Outcome::text)?;
+        let outcome = DlqOutcome::of(replayer.replayed());
+        cx.output.show(&outcome, DlqOutcome::text)?;
         if let Err(error) = &ended
             && let Some(error) = error.downcast_ref::<millstream::Error>()
             && let Some(why) = in_short(error)

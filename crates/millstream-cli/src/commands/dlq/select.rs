@@ -7,7 +7,7 @@ use millstream::admin::{DeadLetterFilter, DeadLetterQueue, Filter, Survey};
 use millstream::crates::core::Fingerprint;
 use millstream::{MessageId, Partition, Reason, Timestamp};
 
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::context::Context;
 use crate::exit::{Usage, not_found};
 use crate::parse::{self, When};
@@ -17,7 +17,7 @@ const SAMPLE: usize = 10;
 
 /// Filter of letters, in which all conditions must match
 #[derive(Args, Clone, Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct DlqWanted {
     /// Letters of these partitions. Default: all
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
@@ -66,7 +66,7 @@ fn reason(word: &str) -> Result<Reason, String> {
     }
 }
 
-impl Wanted {
+impl DlqWanted {
     /// Returns the filter for the library.
     pub(super) async fn filter(&self, cx: &Context) -> Result<DeadLetterFilter> {
         let now =
@@ -97,14 +97,14 @@ impl Wanted {
 
 /// Selection of letters
 #[derive(Args, Clone, Debug)]
-pub(super) struct Chosen {
+pub(super) struct DlqChosen {
     #[command(flatten)]
-    pub(super) of: Of,
+    pub(super) of: GroupOf,
     /// Ids of letters
     #[arg(value_name = "ID")]
     ids: Vec<MessageId>,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DlqWanted,
     /// All letters that exist now
     #[arg(long, conflicts_with = "ids")]
     all: bool,
@@ -113,7 +113,7 @@ pub(super) struct Chosen {
     pub(super) limit: Option<u64>,
 }
 
-impl Chosen {
+impl DlqChosen {
     /// Opens the letters, and returns the filter that selects them.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Missing {
 }
 
 /// Opens the dead letters of an existing group.
-pub(super) async fn open(cx: &Context, of: &Of, filter: &DeadLetterFilter) -> Result<DeadLetterQueue> {
+pub(super) async fn open(cx: &Context, of: &GroupOf, filter: &DeadLetterFilter) -> Result<DeadLetterQueue> {
     of.known(cx).await?;
     let letters = cx.admin().dead_letters(&of.topic, &of.group).await?;
     let has = letters.topic().partitions;

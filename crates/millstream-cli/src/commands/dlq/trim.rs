@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::dlq::select;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -26,9 +26,9 @@ use crate::{human, parse};
 #[command(after_help = "Examples:
   millstream dlq trim orders billing --dry-run
   millstream dlq trim orders billing --retention age:30d,length:100000")]
-pub(super) struct Trim {
+pub(super) struct DlqTrim {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Which letters stay: `age:30d`, `length:100000` (the newest of each partition), or both with a comma. Default: the
     /// retention of dead letters of the topic
     #[arg(long, value_name = "RETENTION", value_parser = parse::dead_letter_retention)]
@@ -38,7 +38,7 @@ pub(super) struct Trim {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Trimmed {
+pub(super) struct DlqTrimmed {
     /// The number of dropped letters; in a dry run, of those that would be.
     dropped: u64,
     /// Those that were too old.
@@ -53,7 +53,7 @@ pub(super) struct Trimmed {
     dry_run: bool,
 }
 
-impl Trimmed {
+impl DlqTrimmed {
     fn of(trimmed: &DeadLettersTrimmed, retention: DeadLetterRetention, dry_run: bool) -> Self {
         Self {
             dropped: trimmed.dropped(),
@@ -84,7 +84,7 @@ impl Trimmed {
     }
 }
 
-impl Trim {
+impl DlqTrim {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let queue = select::open(cx, &self.of, &DeadLetterFilter::default()).await?;
         let retention = self.retention.unwrap_or(queue.topic().dead_letter_retention);
@@ -94,7 +94,7 @@ impl Trim {
         }
         let would = queue.would_trim(retention).await?;
         if self.dry.dry_run {
-            cx.output.show(&Trimmed::of(&would, retention, true), Trimmed::text)?;
+            cx.output.show(&DlqTrimmed::of(&would, retention, true), DlqTrimmed::text)?;
             return Ok(Exit::Done);
         }
         if would.dropped() > 0 {
@@ -102,7 +102,7 @@ impl Trim {
             cx.confirm(&format!("Drop {letters} of {} permanently?", self.of.group))?;
         }
         let trimmed = queue.trim(retention).await?;
-        cx.output.show(&Trimmed::of(&trimmed, retention, false), Trimmed::text)?;
+        cx.output.show(&DlqTrimmed::of(&trimmed, retention, false), DlqTrimmed::text)?;
         Ok(Exit::Done)
     }
 }

@@ -51,7 +51,7 @@ enum Use {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct AclView {
     user: String,
     rules: Vec<String>,
 }
@@ -72,7 +72,7 @@ impl Acl {
             rules.push("+waitaof".to_owned());
         }
         let user = self.as_user.unwrap_or_else(|| format!("millstream-{name}"));
-        output.show(&View { user, rules }, |view| {
+        output.show(&AclView { user, rules }, |view| {
             format!("ACL SETUSER {} reset on {}\n", view.user, view.rules.join(" "))
         })?;
         Ok(Exit::Done)

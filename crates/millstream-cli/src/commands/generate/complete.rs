@@ -26,7 +26,7 @@ const MOST: usize = 500;
 
 /// Kind of a name that is being typed.
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted {
+enum CompleteWanted {
     Topic,
     Queue,
     /// Group of this topic, or of any topic.
@@ -49,7 +49,7 @@ pub(crate) fn run(words: &[OsString]) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn names(before: &[String], wanted: &Wanted) -> Result<Vec<String>> {
+async fn names(before: &[String], wanted: &CompleteWanted) -> Result<Vec<String>> {
     // The line is not complete yet: only its global options are read.
     let line = ["millstream".to_owned()].into_iter().chain(before.iter().cloned());
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(line)?;
@@ -58,10 +58,10 @@ async fn names(before: &[String], wanted: &Wanted) -> Result<Vec<String>> {
     let cx = Context::open(&global).await?;
     let admin = cx.admin();
     let mut names: Vec<String> = match wanted {
-        Wanted::Topic => texts(&admin.topics().await?),
-        Wanted::Queue => texts(&cx.mq.backend().tasks()?.queues().await?),
-        Wanted::Group(Some(topic)) => texts(&admin.groups(&topic.parse()?).await?),
-        Wanted::Group(None) => {
+        CompleteWanted::Topic => texts(&admin.topics().await?),
+        CompleteWanted::Queue => texts(&cx.mq.backend().tasks()?.queues().await?),
+        CompleteWanted::Group(Some(topic)) => texts(&admin.groups(&topic.parse()?).await?),
+        CompleteWanted::Group(None) => {
             let mut groups = Vec::new();
             for topic in admin.topics().await?.iter().take(MOST) {
                 groups.extend(groups_of(&cx, topic).await);
@@ -84,7 +84,7 @@ fn texts<T: ToString>(names: &[T]) -> Vec<String> {
 }
 
 /// Returns the kind of the name behind these words, if a name of one is expected there.
-fn wanted(root: &Command, before: &[String], typed: &str) -> Option<Wanted> {
+fn wanted(root: &Command, before: &[String], typed: &str) -> Option<CompleteWanted> {
     // Options that are for all commands are known to the first one only.
     let globals: Vec<&Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).collect();
     let (mut command, mut values) = (root, BTreeMap::<String, String>::new());
@@ -124,13 +124,13 @@ fn wanted(root: &Command, before: &[String], typed: &str) -> Option<Wanted> {
         None => positional(command, position)?,
     };
     match arg.get_id().as_str() {
-        "topic" | "topics" | "to_topic" => Some(Wanted::Topic),
+        "topic" | "topics" | "to_topic" => Some(CompleteWanted::Topic),
         // For verify, `queue` is an option with a name; for schedule, it says what the name is.
-        "queue" | "queues" if arg.get_action().takes_values() => Some(Wanted::Queue),
+        "queue" | "queues" if arg.get_action().takes_values() => Some(CompleteWanted::Queue),
         "name" if command.get_arguments().any(|arg| arg.get_id() == "queue") => {
-            Some(if values.contains_key("queue") { Wanted::Queue } else { Wanted::Topic })
+            Some(if values.contains_key("queue") { CompleteWanted::Queue } else { CompleteWanted::Topic })
         }
-        "group" => Some(Wanted::Group(values.get("topic").cloned())),
+        "group" => Some(CompleteWanted::Group(values.get("topic").cloned())),
         _ => None,
     }
 }
@@ -160,14 +160,14 @@ fn positional(command: &Command, position: usize) -> Option<&Arg> {
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> Option<Wanted> {
+    fn of(line: &str) -> Option<CompleteWanted> {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let (typed, before) = words.split_last().expect("a word");
         wanted(&Cli::command(), before, typed)
     }
 
-    fn group(topic: &str) -> Option<Wanted> {
-        Some(Wanted::Group(Some(topic.to_owned())))
+    fn group(topic: &str) -> Option<CompleteWanted> {
+        Some(CompleteWanted::Group(Some(topic.to_owned())))
     }
 
     #[test]
@@ -184,17 +184,17 @@ mod tests {
             "schedule list ",
             "consume -- ",
         ] {
-            assert_eq!(of(line), Some(Wanted::Topic), "{line:?}");
+            assert_eq!(of(line), Some(CompleteWanted::Topic), "{line:?}");
         }
         for line in ["queue counts ", "queue dead list ma", "verify --queue ", "schedule list --queue "] {
-            assert_eq!(of(line), Some(Wanted::Queue), "{line:?}");
+            assert_eq!(of(line), Some(CompleteWanted::Queue), "{line:?}");
         }
         for line in
             ["group describe orders ", "dlq list orders bil", "consume orders -g ", "-y lag orders --group "]
         {
             assert_eq!(of(line), group("orders"), "{line:?}");
         }
-        assert_eq!(of("lag --group "), Some(Wanted::Group(None)));
+        assert_eq!(of("lag --group "), Some(CompleteWanted::Group(None)));
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
             "--url ",
             "nonsense ",
         ] {
-            let expected = if line == "lag --watch " { Some(Wanted::Topic) } else { None };
+            let expected = if line == "lag --watch " { Some(CompleteWanted::Topic) } else { None };
             assert_eq!(of(line), expected, "{line:?}");
         }
     }

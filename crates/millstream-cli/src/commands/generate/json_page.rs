@@ -54,7 +54,7 @@ fn sections<'a>(all: impl Iterator<Item = (&'a str, Option<Schema>)>) -> Vec<(Ve
 
 /// A field of the data: its types, whether it is always there, and its description.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Field {
+struct PageField {
     types: Vec<String>,
     optional: bool,
     about: String,
@@ -66,7 +66,7 @@ fn table(schema: &Schema) -> String {
     fields.read(".", schema.as_value(), false);
     let mut text = "| field | type | |\n|---|---|---|\n".to_owned();
     for path in &fields.order {
-        let Field { types, optional, about } = &fields.all[path];
+        let PageField { types, optional, about } = &fields.all[path];
         // Said above the table.
         if path == "." && types.as_slice() == ["object"] {
             continue;
@@ -81,7 +81,7 @@ fn table(schema: &Schema) -> String {
 #[derive(Debug, Default)]
 struct Fields {
     order: Vec<String>,
-    all: BTreeMap<String, Field>,
+    all: BTreeMap<String, PageField>,
 }
 
 impl Fields {

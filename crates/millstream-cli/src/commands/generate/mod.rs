@@ -11,5 +11,9 @@ pub(in crate::commands) mod schema;
 use crate::commands::schemas::{Table, of};
 
 /// The data that these commands print as JSON.
-pub(in crate::commands) const DATA: Table =
-    &[("acl", of::<acl::View>()), ("completions", None), ("man", None), ("schema", of::<schema::View>())];
+pub(in crate::commands) const DATA: Table = &[
+    ("acl", of::<acl::AclView>()),
+    ("completions", None),
+    ("man", None),
+    ("schema", of::<schema::SchemaView>()),
+];

@@ -26,7 +26,7 @@ pub(crate) struct SchemaArgs {
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum View {
+pub(super) enum SchemaView {
     Commands {
         commands: Vec<&'static str>,
     },
@@ -39,18 +39,18 @@ pub(super) enum View {
 impl SchemaArgs {
     pub(crate) fn run(self, output: Output) -> Result<Exit> {
         let view = if self.words.is_empty() {
-            View::Commands { commands: schemas::commands().collect() }
+            SchemaView::Commands { commands: schemas::commands().collect() }
         } else {
             let command = self.words.join(" ");
             let Some(schema) = schemas::line(&command) else {
                 let why = format!("there is no command {command:?}: `millstream schema` lists them");
                 return Err(Usage(why).into());
             };
-            View::Schema { schema: schema.into() }
+            SchemaView::Schema { schema: schema.into() }
         };
         output.show(&view, |view| match view {
-            View::Commands { commands } => commands.join("\n"),
-            View::Schema { schema } => format!("{schema:#}"),
+            SchemaView::Commands { commands } => commands.join("\n"),
+            SchemaView::Schema { schema } => format!("{schema:#}"),
         })?;
         Ok(Exit::Done)
     }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::view::GroupView;
 use crate::context::{Context, to_the_end};
@@ -24,9 +24,9 @@ use crate::parse::{self, Position};
 #[command(after_help = "Examples:
   millstream group create orders billing
   millstream group create orders audit --from '2h ago'")]
-pub(super) struct Create {
+pub(super) struct GroupCreate {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Start position: `earliest`, `latest`, an id, a time (`2026-01-31T12:00:00Z`) or `2h ago`
     #[arg(long, value_name = "POSITION", value_parser = parse::position, default_value = "earliest")]
     from: Position,
@@ -35,7 +35,7 @@ pub(super) struct Create {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Created {
+pub(super) struct GroupCreated {
     topic: String,
     group: String,
     /// Whether the group is new in the topic.
@@ -45,9 +45,9 @@ pub(super) struct Created {
     dry_run: bool,
 }
 
-impl Create {
+impl GroupCreate {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let Of { topic, group } = &self.of;
+        let GroupOf { topic, group } = &self.of;
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let (new, partitions) = if dry_run {
             let spec = admin.topic(topic).await?;
@@ -60,12 +60,13 @@ impl Create {
             let created = admin.create_group(topic, group, start).await?;
             (created.new, created.partitions.iter().map(|partition| partition.0).collect())
         };
-        let view = Created { topic: topic.to_string(), group: group.to_string(), new, partitions, dry_run };
+        let view =
+            GroupCreated { topic: topic.to_string(), group: group.to_string(), new, partitions, dry_run };
         if dry_run {
             cx.output.note("dry run: nothing was done");
         }
         cx.output.show(&view, |view| {
-            let Created { topic, group, partitions, .. } = view;
+            let GroupCreated { topic, group, partitions, .. } = view;
             let would = if dry_run { "would be" } else { "is" };
             match (view.new, partitions.len() as u64) {
                 (_, 0) => format!("group {group} of topic {topic} was there already"),
@@ -93,9 +94,9 @@ impl Create {
 #[command(after_help = "Examples:
   millstream group delete orders billing --dry-run
   millstream group delete orders billing --yes")]
-pub(super) struct Delete {
+pub(super) struct GroupDelete {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Deletes it even if it has live members
     #[arg(long)]
     force: bool,
@@ -140,9 +141,9 @@ impl Deleted {
     }
 }
 
-impl Delete {
+impl GroupDelete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let Of { topic, group } = &self.of;
+        let GroupOf { topic, group } = &self.of;
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let (in_use, counted) = match admin.group_stats(topic, group).await {
             Ok(stats) => {
@@ -175,7 +176,7 @@ impl Delete {
             if !cx.output.is_json() {
                 cx.output.note(&view.text());
             }
-            cx.confirm(&format!("Delete group {group} of topic {topic}, for ever?"))?;
+            cx.confirm(&format!("GroupDelete group {group} of topic {topic}, for ever?"))?;
             let in_use = if self.force { InUse::Force } else { InUse::Refuse };
             to_the_end(admin.delete_group(topic, group, in_use)).await?;
             view.deleted = true;

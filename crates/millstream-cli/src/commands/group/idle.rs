@@ -98,7 +98,7 @@ pub(super) struct Expire {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct GroupIdleView {
     topic: String,
     dry_run: bool,
     groups: Vec<ExpiredView>,
@@ -112,7 +112,7 @@ struct ExpiredView {
     bytes: u64,
 }
 
-impl View {
+impl GroupIdleView {
     fn of(topic: &TopicName, dry_run: bool, groups: &[ExpiredGroup]) -> Self {
         let groups = groups.iter().map(|it| ExpiredView {
             group: it.group.to_string(),
@@ -136,7 +136,7 @@ impl Expire {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, topic) = (cx.admin(), &self.topic);
         let found = admin.expire_groups(topic, self.idle, true).await?;
-        let mut view = View::of(topic, self.dry.dry_run, &found);
+        let mut view = GroupIdleView::of(topic, self.dry.dry_run, &found);
         if self.dry.dry_run {
             cx.output.note("dry run: nothing was done. To be deleted:");
         } else if !found.is_empty() {
@@ -152,7 +152,7 @@ impl Expire {
             for it in &expired {
                 admin.delete_group(topic, &it.group, InUse::Refuse).await?;
             }
-            view = View::of(topic, false, &expired);
+            view = GroupIdleView::of(topic, false, &expired);
         }
         cx.output.show(&view, |view| match (view.dry_run, view.groups.len() as u64) {
             (_, 0) => "no group has expired".to_owned(),

@@ -11,7 +11,7 @@ use millstream::crates::core::inspect::Structure;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::shared::failures::Failed;
 use crate::commands::shared::view::GroupView;
 use crate::context::Context;
@@ -24,12 +24,12 @@ use crate::{human, output};
 #[command(after_help = "Examples:
   millstream group list orders
   millstream group list orders --json | jq -r '.data[].group'")]
-pub(super) struct List {
+pub(super) struct GroupList {
     /// The topic
     topic: TopicName,
 }
 
-impl List {
+impl GroupList {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let survey = cx.admin().survey(&self.topic).await?;
         let mut errors = Vec::new();
@@ -67,23 +67,23 @@ impl List {
 #[command(after_help = "Examples:
   millstream group describe orders billing
   millstream group describe orders billing --json | jq '.data.partitions[] | select(.owner == null)'")]
-pub(super) struct Describe {
+pub(super) struct GroupDescribe {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct GroupInspectView {
     topic: String,
     #[serde(flatten)]
     totals: GroupView,
-    partitions: Vec<PartitionView>,
+    partitions: Vec<GroupPartitionView>,
     /// The parts that could not be read.
     errors: Vec<Failed>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct PartitionView {
+struct GroupPartitionView {
     partition: u32,
     owner: Option<String>,
     /// The last entry that was delivered; `null` if the group does not exist, or the log cannot be read.
@@ -106,7 +106,7 @@ struct PartitionView {
     missing: &'static str,
 }
 
-impl PartitionView {
+impl GroupPartitionView {
     fn of(survey: &PartitionSurvey, owned: &[OwnedPartition]) -> Self {
         let stats = &survey.stats;
         let owned = owned.iter().find(|it| it.ownership.partition == stats.partition);
@@ -146,9 +146,9 @@ impl PartitionView {
     }
 }
 
-impl Describe {
+impl GroupDescribe {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let Of { topic, group } = &self.of;
+        let GroupOf { topic, group } = &self.of;
         let stats = cx.admin().group_stats(topic, group).await?;
         let mut errors: Vec<Failed> = Failed::parts(topic, &stats).collect();
         let overdue = match cx.admin().waiting(topic).await {
@@ -161,10 +161,10 @@ impl Describe {
         };
         // What cannot be read of the owners is among the reasons of the statistics too.
         let owned = cx.admin().owners(topic, group).await?.partitions;
-        let view = View {
+        let view = GroupInspectView {
             topic: topic.to_string(),
             totals: GroupView::of(&stats, overdue),
-            partitions: stats.partitions.iter().map(|it| PartitionView::of(it, &owned)).collect(),
+            partitions: stats.partitions.iter().map(|it| GroupPartitionView::of(it, &owned)).collect(),
             errors,
         };
         cx.output.show(&view, |view| {
@@ -179,7 +179,7 @@ impl Describe {
                 ">retrying",
                 ">dead",
             ];
-            let partitions = output::table(&titles, view.partitions.iter().map(PartitionView::row));
+            let partitions = output::table(&titles, view.partitions.iter().map(GroupPartitionView::row));
             format!("{}\n\n{partitions}", GroupView::table(std::slice::from_ref(&view.totals)))
         })?;
         Failed::end(cx, &view.errors)

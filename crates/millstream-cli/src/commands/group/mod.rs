@@ -22,28 +22,28 @@ use crate::exit::not_found;
   millstream group list orders
   millstream group describe orders billing
   millstream group reset orders billing --to '2h ago'")]
-pub(crate) struct Group {
+pub(crate) struct GroupArgs {
     #[command(subcommand)]
-    what: What,
+    what: GroupCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    List(inspect::List),
-    Describe(inspect::Describe),
-    Create(change::Create),
+enum GroupCommand {
+    List(inspect::GroupList),
+    Describe(inspect::GroupDescribe),
+    Create(change::GroupCreate),
     Reset(reset::Reset),
     Positions(reset::Positions),
-    Pause(pause::Pause),
-    Resume(pause::Resume),
-    Delete(change::Delete),
+    Pause(pause::GroupPause),
+    Resume(pause::GroupResume),
+    Delete(change::GroupDelete),
     Pins(idle::Pins),
     Expire(idle::Expire),
 }
 
 /// A group of a topic.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Of {
+pub(crate) struct GroupOf {
     /// The topic
     pub(crate) topic: TopicName,
     /// The group
@@ -53,35 +53,35 @@ pub(crate) struct Of {
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
     ("group list", of::<Vec<GroupView>>()),
-    ("group describe", of::<inspect::View>()),
-    ("group create", of::<change::Created>()),
-    ("group reset", of::<reset::View>()),
+    ("group describe", of::<inspect::GroupInspectView>()),
+    ("group create", of::<change::GroupCreated>()),
+    ("group reset", of::<reset::GroupResetView>()),
     ("group positions", of::<Vec<reset::PositionView>>()),
-    ("group pause", of::<pause::View>()),
-    ("group resume", of::<pause::View>()),
+    ("group pause", of::<pause::GroupPauseView>()),
+    ("group resume", of::<pause::GroupPauseView>()),
     ("group delete", of::<change::Deleted>()),
     ("group pins", of::<Vec<idle::PinView>>()),
-    ("group expire", of::<idle::View>()),
+    ("group expire", of::<idle::GroupIdleView>()),
 ];
 
-impl Group {
+impl GroupArgs {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => Box::pin(it.run(cx)),
-            What::Describe(it) => Box::pin(it.run(cx)),
-            What::Create(it) => Box::pin(it.run(cx)),
-            What::Reset(it) => Box::pin(it.run(cx)),
-            What::Positions(it) => Box::pin(it.run(cx)),
-            What::Pause(it) => Box::pin(it.run(cx)),
-            What::Resume(it) => Box::pin(it.run(cx)),
-            What::Delete(it) => Box::pin(it.run(cx)),
-            What::Pins(it) => Box::pin(it.run(cx)),
-            What::Expire(it) => Box::pin(it.run(cx)),
+            GroupCommand::List(it) => Box::pin(it.run(cx)),
+            GroupCommand::Describe(it) => Box::pin(it.run(cx)),
+            GroupCommand::Create(it) => Box::pin(it.run(cx)),
+            GroupCommand::Reset(it) => Box::pin(it.run(cx)),
+            GroupCommand::Positions(it) => Box::pin(it.run(cx)),
+            GroupCommand::Pause(it) => Box::pin(it.run(cx)),
+            GroupCommand::Resume(it) => Box::pin(it.run(cx)),
+            GroupCommand::Delete(it) => Box::pin(it.run(cx)),
+            GroupCommand::Pins(it) => Box::pin(it.run(cx)),
+            GroupCommand::Expire(it) => Box::pin(it.run(cx)),
         }
     }
 }
 
-impl Of {
+impl GroupOf {
     /// Fails if the topic or its group does not exist. Where the list of groups cannot be read, the logs decide.
     pub(crate) async fn known(&self, cx: &Context) -> Result<()> {
         let Self { topic, group } = self;

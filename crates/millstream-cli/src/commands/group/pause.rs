@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::context::Context;
 use crate::exit::Exit;
 
@@ -18,9 +18,9 @@ use crate::exit::Exit;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group pause orders billing")]
-pub(super) struct Pause {
+pub(super) struct GroupPause {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -29,15 +29,15 @@ pub(super) struct Pause {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group resume orders billing")]
-pub(super) struct Resume {
+pub(super) struct GroupResume {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
     dry: DryRun,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct GroupPauseView {
     topic: String,
     group: String,
     paused: bool,
@@ -46,20 +46,20 @@ pub(super) struct View {
     dry_run: bool,
 }
 
-impl Pause {
+impl GroupPause {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         set(cx, &self.of, true, self.dry.dry_run).await
     }
 }
 
-impl Resume {
+impl GroupResume {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         set(cx, &self.of, false, self.dry.dry_run).await
     }
 }
 
-async fn set(cx: &Context, of: &Of, paused: bool, dry_run: bool) -> Result<Exit> {
-    let (admin, Of { topic, group }) = (cx.admin(), of);
+async fn set(cx: &Context, of: &GroupOf, paused: bool, dry_run: bool) -> Result<Exit> {
+    let (admin, GroupOf { topic, group }) = (cx.admin(), of);
     of.known(cx).await?;
     let changed = if dry_run {
         cx.output.note("dry run: nothing was done");
@@ -69,7 +69,8 @@ async fn set(cx: &Context, of: &Of, paused: bool, dry_run: bool) -> Result<Exit>
     } else {
         admin.resume_group(topic, group).await?
     };
-    let view = View { topic: topic.to_string(), group: group.to_string(), paused, changed, dry_run };
+    let view =
+        GroupPauseView { topic: topic.to_string(), group: group.to_string(), paused, changed, dry_run };
     cx.output.show(&view, |_| {
         let what = match (changed, dry_run, paused) {
             (false, _, true) => "is already paused",

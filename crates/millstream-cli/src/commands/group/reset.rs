@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::context::{Context, to_the_end};
 use crate::exit::{Exit, Usage, not_found};
 use crate::parse::{self, Position};
@@ -31,7 +31,7 @@ use crate::{human, output};
   millstream group reset orders billing --from-file positions.csv --execute")]
 pub(super) struct Reset {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// New position: `earliest`, `latest`, an id (this entry is read next), a time (`2026-01-31T12:00:00Z`) or `2h ago`
     #[arg(long, value_name = "POSITION", value_parser = parse::position, required_unless_present = "from_file")]
     to: Option<Position>,
@@ -49,7 +49,7 @@ pub(super) struct Reset {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct GroupResetView {
     topic: String,
     group: String,
     dry_run: bool,
@@ -58,11 +58,11 @@ pub(super) struct View {
     /// Entries that were not delivered, and will never be.
     skipped: u64,
     pending: u64,
-    partitions: Vec<PartitionView>,
+    partitions: Vec<GroupResetPartitionView>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct PartitionView {
+struct GroupResetPartitionView {
     partition: u32,
     position: Option<String>,
     reread: u64,
@@ -70,7 +70,7 @@ struct PartitionView {
     pending: u64,
 }
 
-impl PartitionView {
+impl GroupResetPartitionView {
     fn of(preview: &SeekPreview) -> Self {
         Self {
             partition: preview.partition.0,
@@ -97,12 +97,13 @@ fn counted(number: u64) -> String {
     human::at_least(Some(number).filter(|number| *number < SeekPreview::LIMIT), number)
 }
 
-impl View {
+impl GroupResetView {
     fn text(&self) -> String {
         let titles = [">partition", "position", ">again", ">never", ">pending"];
-        let mut rows: Vec<_> = self.partitions.iter().map(PartitionView::row).collect();
-        let cut =
-            |of: fn(&PartitionView) -> u64| self.partitions.iter().any(|it| of(it) >= SeekPreview::LIMIT);
+        let mut rows: Vec<_> = self.partitions.iter().map(GroupResetPartitionView::row).collect();
+        let cut = |of: fn(&GroupResetPartitionView) -> u64| {
+            self.partitions.iter().any(|it| of(it) >= SeekPreview::LIMIT)
+        };
         let sum = |number, cut: bool| human::at_least(Some(number).filter(|_| !cut), number);
         let (again, never) = (sum(self.reread, cut(|it| it.reread)), sum(self.skipped, cut(|it| it.skipped)));
         rows.push(["all".to_owned(), String::new(), again, never, human::count(self.pending)]);
@@ -112,7 +113,7 @@ impl View {
 
 impl Reset {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let Of { topic, group } = &self.of;
+        let GroupOf { topic, group } = &self.of;
         let admin = cx.admin();
         self.of.known(cx).await?;
         let starts = self.starts(cx).await?;
@@ -124,14 +125,14 @@ impl Reset {
             None => admin.reset_partitions_preview(topic, group, &starts).await?,
         };
         let sum = |of: fn(&SeekPreview) -> u64| previews.iter().map(of).sum();
-        let view = View {
+        let view = GroupResetView {
             topic: topic.to_string(),
             group: group.to_string(),
             dry_run: !self.execute,
             reread: sum(|it| it.reread),
             skipped: sum(|it| it.skipped),
             pending: sum(|it| it.pending),
-            partitions: previews.iter().map(PartitionView::of).collect(),
+            partitions: previews.iter().map(GroupResetPartitionView::of).collect(),
         };
         if self.execute {
             if !cx.output.is_json() {
@@ -198,7 +199,7 @@ impl Reset {
   millstream group positions orders billing | millstream group reset orders audit --from-file - --execute --yes")]
 pub(super) struct Positions {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -211,7 +212,7 @@ pub(super) struct PositionView {
 
 impl Positions {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let Of { topic, group } = &self.of;
+        let GroupOf { topic, group } = &self.of;
         self.of.known(cx).await?;
         let positions = cx.admin().group_positions(topic, group).await?;
         let view = |(partition, id): (&Partition, &MessageId)| PositionView {

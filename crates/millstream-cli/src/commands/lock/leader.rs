@@ -15,12 +15,12 @@ use crate::exit::Exit;
   millstream leader show scheduler")]
 pub(crate) struct Leader {
     #[command(subcommand)]
-    what: What,
+    what: LeaderCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    Show(Show),
+enum LeaderCommand {
+    Show(LeaderShow),
 }
 
 /// Shows who leads an election, and how many candidates wait
@@ -30,13 +30,13 @@ enum What {
 #[command(after_help = "Examples:
   millstream leader show scheduler
   millstream leader show scheduler --json | jq -r .data.leader")]
-struct Show {
+struct LeaderShow {
     /// The election
     election: String,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct LeaderView {
     election: String,
     /// `null` if nobody leads.
     leader: Option<String>,
@@ -47,9 +47,9 @@ pub(super) struct View {
 
 impl Leader {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
-        let What::Show(Show { election }) = self.what;
+        let LeaderCommand::Show(LeaderShow { election }) = self.what;
         let lock = LockView::of(&cx.admin().leader(&election).await?);
-        let view = View { election, leader: lock.holder.clone(), epoch: lock.fence, lock };
+        let view = LeaderView { election, leader: lock.holder.clone(), epoch: lock.fence, lock };
         cx.output.show(&view, |view| {
             let lock = LockView { lock: view.election.clone(), ..view.lock.clone() };
             lock.text("election", "leader", "epoch", "candidates")

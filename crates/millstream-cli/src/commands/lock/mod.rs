@@ -28,13 +28,13 @@ const PAGE: usize = 1_000;
   millstream lock release invoice:42 --dry-run")]
 pub(crate) struct Lock {
     #[command(subcommand)]
-    what: What,
+    what: LockCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    List(List),
-    Show(Show),
+enum LockCommand {
+    List(LockList),
+    Show(LockShow),
     Release(release::Release),
 }
 
@@ -46,7 +46,7 @@ enum What {
 #[command(after_help = "Examples:
   millstream lock list
   millstream lock list --json | jq '.data.locks[] | select(.waiting > 10)'")]
-struct List {
+struct LockList {
     /// Shows only locks whose names begin so
     #[arg(long, default_value = "", value_name = "TEXT")]
     prefix: String,
@@ -60,13 +60,13 @@ struct List {
 #[command(after_help = "Examples:
   millstream lock show invoice:42
   millstream lock show invoice:42 --json | jq .data.fence")]
-struct Show {
+struct LockShow {
     /// The lock
     lock: LockName,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Listed {
+struct LockListed {
     locks: Vec<LockView>,
     /// Whether there are more locks than the limit.
     cut: bool,
@@ -74,23 +74,23 @@ struct Listed {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("lock list", of::<Listed>()),
+    ("lock list", of::<LockListed>()),
     ("lock show", of::<LockView>()),
     ("lock release", of::<release::Released>()),
-    ("leader show", of::<leader::View>()),
+    ("leader show", of::<leader::LeaderView>()),
 ];
 
 impl Lock {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => Box::pin(it.run(cx)),
-            What::Show(it) => Box::pin(it.run(cx)),
-            What::Release(it) => Box::pin(it.run(cx)),
+            LockCommand::List(it) => Box::pin(it.run(cx)),
+            LockCommand::Show(it) => Box::pin(it.run(cx)),
+            LockCommand::Release(it) => Box::pin(it.run(cx)),
         }
     }
 }
 
-impl List {
+impl LockList {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, mut from) = (cx.admin(), None);
         let (mut locks, mut cut) = (Vec::new(), false);
@@ -110,7 +110,7 @@ impl List {
                 break;
             }
         }
-        let listed = Listed { locks, cut };
+        let listed = LockListed { locks, cut };
         cx.output.show(&listed, |listed| match listed.locks.is_empty() {
             true => "no locks are held or waited for".to_owned(),
             false => LockView::table(&listed.locks),
@@ -123,7 +123,7 @@ impl List {
     }
 }
 
-impl Show {
+impl LockShow {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let view = LockView::of(&cx.admin().lock(&self.lock).await?);
         cx.output.show(&view, |view| view.text("lock", "holder", "fence", "waiting"))?;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::commands::message::template::{self, Template};
-use crate::commands::message::{Body, View, json, sanitize};
+use crate::commands::message::{Body, MessageView, json, sanitize};
 use crate::context::Context;
 use crate::human;
 use crate::output::{Closed, Output};
@@ -79,7 +79,7 @@ impl Printer {
     ///
     /// # Errors
     /// If they cannot be written; [`Closed`] if stdout is closed.
-    pub(crate) fn print<'a>(&mut self, views: impl IntoIterator<Item = &'a View>) -> Result<()> {
+    pub(crate) fn print<'a>(&mut self, views: impl IntoIterator<Item = &'a MessageView>) -> Result<()> {
         let mut out = Vec::new();
         for view in views {
             self.write(view, &mut out)?;
@@ -94,7 +94,7 @@ impl Printer {
         }
     }
 
-    fn write(&mut self, view: &View, out: &mut Vec<u8>) -> Result<()> {
+    fn write(&mut self, view: &MessageView, out: &mut Vec<u8>) -> Result<()> {
         match &self.format {
             Format::Json => {
                 let line = serde_json::to_string(view)?;
@@ -127,7 +127,7 @@ impl Printer {
 const TITLES: &str = "time                      part  id                    key           payload\n";
 
 /// Formats one line. Widths are fixed, since later messages are not known yet.
-fn row(view: &View) -> String {
+fn row(view: &MessageView) -> String {
     let (key, payload) = match &view.body {
         Body::Message(envelope) => {
             let key = envelope.key.as_ref().map_or_else(|| "-".to_owned(), |key| sanitize::line(key));
@@ -155,9 +155,9 @@ mod tests {
 
     use super::*;
 
-    fn view(body: Body) -> View {
+    fn view(body: Body) -> MessageView {
         let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
-        View { topic_partition, id: MessageId::new(1_700_000_000_000, 1), attempt: None, body }
+        MessageView { topic_partition, id: MessageId::new(1_700_000_000_000, 1), attempt: None, body }
     }
 
     #[test]

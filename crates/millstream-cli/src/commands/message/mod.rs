@@ -13,7 +13,7 @@ use millstream::{Delivery, Envelope, Limits, MessageId, TopicPartition};
 
 /// A message and its position.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub(crate) struct MessageView {
     pub(crate) topic_partition: TopicPartition,
     pub(crate) id: MessageId,
     /// The number of the attempt, for a message that was delivered to a group.
@@ -39,7 +39,7 @@ impl Body {
     }
 }
 
-impl View {
+impl MessageView {
     /// Creates it from an entry of a log.
     pub(crate) fn of(message: &Message) -> Self {
         Self {

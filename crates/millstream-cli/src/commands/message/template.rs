@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use anyhow::{Result, bail};
 use millstream::{Envelope, Headers};
 
-use crate::commands::message::{Body, View, json, sanitize};
+use crate::commands::message::{Body, MessageView, json, sanitize};
 
 /// The placeholders of a template, for the help.
 pub(crate) const HELP: &str = "%s payload, %S its bytes, %k key, %K its bytes, %h headers (a=1,b=2), %t topic, \
@@ -80,7 +80,7 @@ impl Template {
     }
 
     /// Formats a message. With `safe`, control characters of the message are escaped.
-    pub(crate) fn fill(&self, view: &View, safe: bool) -> Vec<u8> {
+    pub(crate) fn fill(&self, view: &MessageView, safe: bool) -> Vec<u8> {
         let mut out = Vec::new();
         let empty = Envelope::default();
         let (envelope, malformed) = match &view.body {
@@ -148,12 +148,12 @@ mod tests {
 
     use super::*;
 
-    fn view() -> View {
+    fn view() -> MessageView {
         let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
         let body = Body::Message(
             Envelope::new("a\x1bé").with_key("k").with_header("x", "1").with_header("y", "2\n"),
         );
-        View { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body }
+        MessageView { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body }
     }
 
     fn filled(template: &str, safe: bool) -> String {
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn what_is_no_message_is_shown_all_the_same() {
         let fields = vec![("type".into(), "x".into())];
-        let view = View { body: Body::Malformed("no payload field".into(), fields), ..view() };
+        let view = MessageView { body: Body::Malformed("no payload field".into(), fields), ..view() };
         let template = Template::parse("%k|%s").expect("a template");
         assert_eq!(template.fill(&view, false), br#"|[["type","x"]]"#);
     }

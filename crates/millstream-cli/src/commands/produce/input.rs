@@ -21,7 +21,7 @@ const BUFFER: usize = 256 << 10;
 
 /// A line, or the whole input.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct ProduceLine {
     /// The number of the line, from 1.
     pub(super) number: u64,
     /// The number of bytes read for it.
@@ -33,7 +33,7 @@ pub(super) struct Line {
 /// Reads lines in portions, as they arrive.
 #[derive(Debug)]
 pub(super) struct Input {
-    portions: mpsc::Receiver<io::Result<Vec<Line>>>,
+    portions: mpsc::Receiver<io::Result<Vec<ProduceLine>>>,
 }
 
 impl Input {
@@ -56,7 +56,7 @@ impl Input {
     }
 
     /// Returns the next lines; `None` at the end.
-    pub(super) async fn next(&mut self) -> Option<io::Result<Vec<Line>>> {
+    pub(super) async fn next(&mut self) -> Option<io::Result<Vec<ProduceLine>>> {
         self.portions.recv().await
     }
 }
@@ -64,12 +64,12 @@ impl Input {
 fn all(
     source: impl Read,
     longest: usize,
-    mut give: impl FnMut(io::Result<Vec<Line>>) -> bool,
+    mut give: impl FnMut(io::Result<Vec<ProduceLine>>) -> bool,
 ) -> io::Result<()> {
     let mut bytes = Vec::new();
     let read = source.take(longest as u64 + 1).read_to_end(&mut bytes)?;
     let bytes = (read <= longest).then(|| bytes.into());
-    give(Ok(vec![Line { number: 1, read: read as u64, bytes }]));
+    give(Ok(vec![ProduceLine { number: 1, read: read as u64, bytes }]));
     Ok(())
 }
 
@@ -77,7 +77,7 @@ fn all(
 fn lines(
     source: impl Read,
     longest: usize,
-    mut give: impl FnMut(io::Result<Vec<Line>>) -> bool,
+    mut give: impl FnMut(io::Result<Vec<ProduceLine>>) -> bool,
 ) -> io::Result<()> {
     let mut source = BufReader::with_capacity(BUFFER, source);
     let mut portion = Portion::default();
@@ -106,7 +106,7 @@ fn lines(
         if end.is_some() || at_end && read > 0 {
             number += 1;
             let bytes = (!std::mem::take(&mut is_long)).then(|| std::mem::take(&mut line).into());
-            portion.push(Line { number, read: std::mem::take(&mut read), bytes });
+            portion.push(ProduceLine { number, read: std::mem::take(&mut read), bytes });
         }
         let is_ready = portion.is_full() || at_end && !portion.lines.is_empty();
         if is_ready && !give(Ok(portion.take())) {
@@ -120,12 +120,12 @@ fn lines(
 
 #[derive(Default)]
 struct Portion {
-    lines: Vec<Line>,
+    lines: Vec<ProduceLine>,
     bytes: usize,
 }
 
 impl Portion {
-    fn push(&mut self, line: Line) {
+    fn push(&mut self, line: ProduceLine) {
         self.bytes += line.bytes.as_ref().map_or(0, Bytes::len);
         self.lines.push(line);
     }
@@ -134,7 +134,7 @@ impl Portion {
         self.lines.len() >= PORTION || self.bytes >= PORTION_BYTES
     }
 
-    fn take(&mut self) -> Vec<Line> {
+    fn take(&mut self) -> Vec<ProduceLine> {
         self.bytes = 0;
         std::mem::take(&mut self.lines)
     }
@@ -149,7 +149,7 @@ mod tests {
     fn read(bytes: &[u8]) -> Vec<(u64, Option<Vec<u8>>)> {
         let mut seen = Vec::new();
         let mut total = 0;
-        let give = |portion: io::Result<Vec<Line>>| {
+        let give = |portion: io::Result<Vec<ProduceLine>>| {
             let portion = portion.expect("no error");
             assert!(!portion.is_empty() && portion.len() <= PORTION);
             for line in portion {

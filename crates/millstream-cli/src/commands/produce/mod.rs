@@ -30,7 +30,7 @@ use crate::parse as options;
 use input::Input;
 use parse::Parser;
 use progress::Progress;
-use send::{Ended, Sender};
+use send::{ProduceEnded, Sender};
 
 /// Maximum wait for a reply after a signal.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -63,7 +63,7 @@ pub(crate) struct Produce {
     file: Option<PathBuf>,
     /// Form of a message: a line of text, a line of JSON, or the whole input
     #[arg(long, value_enum, default_value_t, hide_possible_values = true, value_name = "lines|json|raw")]
-    format: Format,
+    format: ProduceFormat,
     /// The key of every message
     #[arg(long, conflicts_with = "key_field")]
     key: Option<String>,
@@ -143,7 +143,7 @@ pub(crate) struct Produce {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum ProduceFormat {
     #[default]
     Lines,
     Json,
@@ -194,29 +194,34 @@ impl Produce {
             (cx.output, Some(self.producer(&cx).await?))
         };
         let progress = Progress::new(output, len);
-        let mut input = Input::new(source, self.format == Format::Raw, self.max_payload.bytes());
+        let mut input = Input::new(source, self.format == ProduceFormat::Raw, self.max_payload.bytes());
         let mut sender = Sender::new(&self, producer);
         let ended = self.pump(&mut input, &mut sender, &progress).await;
         progress.finish();
         let summary = sender.finish(&progress);
         // Where invalid lines are an error, its message has their number.
-        let counts_bad = self.skip_bad || !matches!(ended, Ok(Ended::Whole));
+        let counts_bad = self.skip_bad || !matches!(ended, Ok(ProduceEnded::Whole));
         output.show(&summary, |it| it.text(counts_bad))?;
         match ended? {
-            Ended::Interrupted(why) => {
+            ProduceEnded::Interrupted(why) => {
                 output.note(&why);
                 Err(Interrupted.into())
             }
-            Ended::Stopped(why) => bail!("{why}"),
-            Ended::Whole if summary.bad > 0 && !self.skip_bad => {
+            ProduceEnded::Stopped(why) => bail!("{why}"),
+            ProduceEnded::Whole if summary.bad > 0 && !self.skip_bad => {
                 bail!("{} could not be sent", human::of(summary.bad, "line", "lines"))
             }
-            Ended::Whole => Ok(Exit::Done),
+            ProduceEnded::Whole => Ok(Exit::Done),
         }
     }
 
     /// Reads, parses and sends the input, portion by portion.
-    async fn pump(&self, input: &mut Input, sender: &mut Sender<'_>, progress: &Progress) -> Result<Ended> {
+    async fn pump(
+        &self,
+        input: &mut Input,
+        sender: &mut Sender<'_>,
+        progress: &Progress,
+    ) -> Result<ProduceEnded> {
         let parser = Parser::new(self);
         let stopped = context::stopped();
         tokio::pin!(stopped);
@@ -224,17 +229,17 @@ impl Produce {
         loop {
             let left = self.count.map_or(u64::MAX, |count| count - sender.taken().min(count));
             if left == 0 {
-                return Ok(Ended::Whole);
+                return Ok(ProduceEnded::Whole);
             }
             let portion = tokio::select! {
                 biased;
                 stopped = &mut stopped => {
                     stopped?;
-                    return Ok(Ended::Interrupted(format!("stopped before line {next}")));
+                    return Ok(ProduceEnded::Interrupted(format!("stopped before line {next}")));
                 }
                 portion = input.next() => portion,
             };
-            let Some(portion) = portion else { return Ok(Ended::Whole) };
+            let Some(portion) = portion else { return Ok(ProduceEnded::Whole) };
             let mut messages = Vec::new();
             for line in portion.context("cannot read")? {
                 if messages.len() as u64 == left {
@@ -257,7 +262,7 @@ impl Produce {
                     biased;
                     stopped = &mut stopped => {
                         stopped?;
-                        return Ok(Ended::Interrupted(format!("stopped before line {first}")));
+                        return Ok(ProduceEnded::Interrupted(format!("stopped before line {first}")));
                     }
                     () = sender.pace() => {}
                 }
@@ -274,14 +279,14 @@ impl Produce {
                     }
                 };
                 match ended {
-                    Ok(Some(why)) => return Ok(Ended::Stopped(why)),
+                    Ok(Some(why)) => return Ok(ProduceEnded::Stopped(why)),
                     Ok(None) if is_stopped => {
-                        return Ok(Ended::Interrupted(format!("stopped before line {after}")));
+                        return Ok(ProduceEnded::Interrupted(format!("stopped before line {after}")));
                     }
                     Ok(None) => {}
                     Err(_) => {
                         let why = format!("stopped; lines {first} to {} may be stored, or not", after - 1);
-                        return Ok(Ended::Interrupted(why));
+                        return Ok(ProduceEnded::Interrupted(why));
                     }
                 }
             }

@@ -7,7 +7,7 @@ use millstream::{Envelope, Limits};
 use crate::commands::message::{content, json};
 use crate::commands::produce::field::Field;
 use crate::commands::produce::once::{Once, OnceField};
-use crate::commands::produce::{Format, MissingKey, Produce};
+use crate::commands::produce::{MissingKey, Produce, ProduceFormat};
 use crate::exit::MORE_PAYLOAD;
 
 /// A message that is ready to be sent.
@@ -34,7 +34,7 @@ impl Outgoing {
 /// The options that apply to every message.
 #[derive(Debug)]
 pub(super) struct Parser {
-    format: Format,
+    format: ProduceFormat,
     key: Option<Bytes>,
     key_field: Option<Field>,
     missing_key: MissingKey,
@@ -70,9 +70,9 @@ impl Parser {
     /// The fault in the line.
     pub(super) fn parse(&self, number: u64, line: Bytes) -> Result<Option<Outgoing>, String> {
         let mut message = match self.format {
-            Format::Lines | Format::Raw => Outgoing::new(number, Envelope::new(line)),
-            Format::Json if line.trim_ascii().is_empty() => return Ok(None),
-            Format::Json => {
+            ProduceFormat::Lines | ProduceFormat::Raw => Outgoing::new(number, Envelope::new(line)),
+            ProduceFormat::Json if line.trim_ascii().is_empty() => return Ok(None),
+            ProduceFormat::Json => {
                 let read = json::read(&line)?;
                 let due = match (read.delay, read.at) {
                     (Some(_), Some(_)) => return Err("both delay and at".into()),

@@ -24,7 +24,7 @@ const NAMED: u64 = 10;
 
 /// The end of sending.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum ProduceEnded {
     /// All input was sent.
     Whole,
     /// An error of the server, with the message for it.

@@ -20,7 +20,7 @@ use crate::{human, output, parse};
 #[command(after_help = "Examples:
   millstream queue create mails
   millstream queue create mails --shards 8 --dead-letter-retention age:30d --dry-run")]
-pub(super) struct Create {
+pub(super) struct QueueCreate {
     /// The delay queue
     queue: QueueName,
     /// Number of shards, over which the tasks are spread; it cannot be changed later
@@ -36,7 +36,7 @@ pub(super) struct Create {
 
 /// The result of creating a queue.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Created {
+pub(super) struct QueueCreated {
     queue: String,
     shards: u32,
     dead_letter_retention: DeadLetterRetentionView,
@@ -45,7 +45,7 @@ pub(super) struct Created {
     dry_run: bool,
 }
 
-impl Create {
+impl QueueCreate {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (tasks, retention) = (cx.mq.backend().tasks()?, self.dead_letter_retention);
         let wanted = QueueSpec::new(self.queue, self.shards).with_dead_letter_retention(retention);
@@ -76,7 +76,7 @@ impl Create {
         }
         let dead_letter_retention = DeadLetterRetentionView::of(retention);
         let (queue, shards, dry_run) = (name.to_string(), *shards, self.dry.dry_run);
-        let view = Created { queue, shards, dead_letter_retention, created, dry_run };
+        let view = QueueCreated { queue, shards, dead_letter_retention, created, dry_run };
         cx.output.show(&view, |it| {
             let what = match (it.created, it.dry_run) {
                 (false, _) => "already exists",
@@ -97,7 +97,7 @@ impl Create {
 #[command(after_help = "Examples:
   millstream queue alter mails --dead-letter-retention age:30d,length:100000
   millstream queue alter mails --dead-letter-retention keep --dry-run")]
-pub(super) struct Alter {
+pub(super) struct QueueAlter {
     /// The delay queue
     queue: QueueName,
     /// Which dead tasks are dropped; see `queue create`
@@ -137,7 +137,7 @@ impl Altered {
     }
 }
 
-impl Alter {
+impl QueueAlter {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let dry_run = self.dry.dry_run;
         let change = QueueChange::new().dead_letter_retention(self.dead_letter_retention);

@@ -6,7 +6,7 @@ use millstream::crates::core::QueueName;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::Counts;
+use super::QueueCounts;
 use crate::commands::DryRun;
 use crate::commands::scheduled::recurring;
 use crate::context::{Context, to_the_end};
@@ -22,7 +22,7 @@ use crate::human;
 #[command(after_help = "Examples:
   millstream queue delete mails --dry-run
   millstream queue delete mails --yes")]
-pub(super) struct Delete {
+pub(super) struct QueueDelete {
     /// The delay queue
     queue: QueueName,
     /// Deletes it even if workers have claimed tasks
@@ -34,7 +34,7 @@ pub(super) struct Delete {
 
 /// The data that is, or was, deleted with the queue.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct QueueView {
     queue: String,
     deleted: bool,
     dry_run: bool,
@@ -45,7 +45,7 @@ pub(super) struct View {
     recurring: usize,
 }
 
-impl View {
+impl QueueView {
     fn text(&self) -> String {
         let recurring = human::of(self.recurring as u64, "recurring rule", "recurring rules");
         format!(
@@ -58,11 +58,11 @@ impl View {
     }
 }
 
-impl Delete {
+impl QueueDelete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let queue = recurring::queue(cx, &self.queue).await?;
-        let counts = Counts::of(&queue).await?;
-        let mut view = View {
+        let counts = QueueCounts::of(&queue).await?;
+        let mut view = QueueView {
             queue: self.queue.to_string(),
             deleted: false,
             dry_run: self.dry.dry_run,
@@ -85,7 +85,7 @@ impl Delete {
             if !cx.output.is_json() {
                 cx.output.note(&view.text());
             }
-            cx.confirm(&format!("Delete delay queue {}, for ever?", self.queue))?;
+            cx.confirm(&format!("QueueDelete delay queue {}, for ever?", self.queue))?;
             to_the_end(queue.delete()).await?;
             view.deleted = true;
         }

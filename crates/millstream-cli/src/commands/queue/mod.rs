@@ -42,11 +42,11 @@ use crate::{human, output};
   millstream queue dead replay mails --all")]
 pub(crate) struct Queue {
     #[command(subcommand)]
-    what: What,
+    what: QueueCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum QueueCommand {
     /// Lists all delay queues with their counts
     #[command(after_help = "Examples:
   millstream queue list
@@ -56,9 +56,9 @@ enum What {
         #[command(flatten)]
         watch: WatchArgs,
     },
-    Create(change::Create),
-    Alter(change::Alter),
-    Delete(delete::Delete),
+    Create(change::QueueCreate),
+    Alter(change::QueueAlter),
+    Delete(delete::QueueDelete),
     /// Shows how many tasks of a queue are waiting, overdue, claimed and dead, and how long dead ones are kept
     #[command(after_help = "Examples:
   millstream queue counts mails
@@ -84,36 +84,36 @@ enum What {
     },
     Show(show::Show),
     Pause(pause::Pause),
-    Resume(pause::Resume),
+    Resume(pause::QueueResume),
     /// Schedules a task
     #[command(after_help = "Examples:
   millstream queue add mails --payload '\"welcome\"' --delay 1h --id welcome-42
   millstream queue add mails --file mail.json --at 2026-01-31T12:00:00Z")]
-    Add(Add),
+    Add(QueueAdd),
     /// Cancels waiting tasks
     #[command(after_help = "Examples:
   millstream queue cancel mails welcome-42 --yes")]
-    Cancel(Named),
+    Cancel(QueueNamed),
     /// Changes the due time of waiting tasks
     #[command(after_help = "Examples:
   millstream queue reschedule mails welcome-42 --delay 2h")]
     Reschedule {
         #[command(flatten)]
-        some: Named,
+        some: QueueNamed,
         #[command(flatten)]
         due: DueArgs,
     },
     /// Makes waiting tasks due immediately
     #[command(after_help = "Examples:
   millstream queue now mails welcome-42")]
-    Now(Named),
+    Now(QueueNamed),
     Work(work::Work),
     Dead(dead::Dead),
 }
 
 /// Selected tasks
 #[derive(Args, Debug)]
-struct Named {
+struct QueueNamed {
     /// The delay queue
     queue: QueueName,
     /// Ids of tasks
@@ -124,7 +124,7 @@ struct Named {
 }
 
 #[derive(Args, Debug)]
-struct Add {
+struct QueueAdd {
     /// The delay queue
     queue: QueueName,
     #[command(flatten)]
@@ -149,7 +149,7 @@ struct Add {
 
 /// The counts of a queue.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Counts {
+struct QueueCounts {
     queue: String,
     shards: u32,
     waiting: u64,
@@ -177,7 +177,7 @@ struct Tasks {
 
 /// The result of scheduling a task.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Added {
+struct QueueAdded {
     /// `null` in a dry run without --id, as the id would be a random one.
     id: Option<String>,
     /// `new`, `replaced`, `kept`, or `done` if a task with this id was completed and its id is not free yet.
@@ -188,16 +188,16 @@ struct Added {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("queue list", of::<Vec<Counts>>()),
-    ("queue create", of::<change::Created>()),
+    ("queue list", of::<Vec<QueueCounts>>()),
+    ("queue create", of::<change::QueueCreated>()),
     ("queue alter", of::<change::Altered>()),
-    ("queue delete", of::<delete::View>()),
-    ("queue counts", of::<Counts>()),
+    ("queue delete", of::<delete::QueueView>()),
+    ("queue counts", of::<QueueCounts>()),
     ("queue tasks", of::<Tasks>()),
-    ("queue show", of::<show::Shown>()),
-    ("queue pause", of::<pause::View>()),
-    ("queue resume", of::<pause::View>()),
-    ("queue add", of::<Added>()),
+    ("queue show", of::<show::QueueShown>()),
+    ("queue pause", of::<pause::QueuePauseView>()),
+    ("queue resume", of::<pause::QueuePauseView>()),
+    ("queue add", of::<QueueAdded>()),
     ("queue cancel", of::<ids::Outcome>()),
     ("queue reschedule", of::<ids::Outcome>()),
     ("queue now", of::<ids::Outcome>()),
@@ -207,30 +207,30 @@ pub(in crate::commands) const DATA: Table = &[
 impl Queue {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List { watch } => Box::pin(watch.run(cx, move || Box::pin(list(cx)))),
-            What::Create(create) => Box::pin(create.run(cx)),
-            What::Alter(alter) => Box::pin(alter.run(cx)),
-            What::Delete(it) => Box::pin(it.run(cx)),
-            What::Counts { queue, watch } => {
+            QueueCommand::List { watch } => Box::pin(watch.run(cx, move || Box::pin(list(cx)))),
+            QueueCommand::Create(create) => Box::pin(create.run(cx)),
+            QueueCommand::Alter(alter) => Box::pin(alter.run(cx)),
+            QueueCommand::Delete(it) => Box::pin(it.run(cx)),
+            QueueCommand::Counts { queue, watch } => {
                 Box::pin(watch.run(cx, move || Box::pin(counts(cx, queue.clone()))))
             }
-            What::Tasks { queue, limit, watch } => {
+            QueueCommand::Tasks { queue, limit, watch } => {
                 Box::pin(watch.run(cx, move || Box::pin(tasks(cx, queue.clone(), limit))))
             }
-            What::Show(it) => Box::pin(it.run(cx)),
-            What::Pause(it) => Box::pin(it.run(cx)),
-            What::Resume(it) => Box::pin(it.run(cx)),
-            What::Add(add) => Box::pin(add.run(cx)),
-            What::Cancel(some) => Box::pin(some.cancel(cx)),
-            What::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
-            What::Now(some) => Box::pin(some.run_now(cx)),
-            What::Work(it) => Box::pin(it.run(cx)),
-            What::Dead(dead) => dead.run(cx),
+            QueueCommand::Show(it) => Box::pin(it.run(cx)),
+            QueueCommand::Pause(it) => Box::pin(it.run(cx)),
+            QueueCommand::Resume(it) => Box::pin(it.run(cx)),
+            QueueCommand::Add(add) => Box::pin(add.run(cx)),
+            QueueCommand::Cancel(some) => Box::pin(some.cancel(cx)),
+            QueueCommand::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
+            QueueCommand::Now(some) => Box::pin(some.run_now(cx)),
+            QueueCommand::Work(it) => Box::pin(it.run(cx)),
+            QueueCommand::Dead(dead) => dead.run(cx),
         }
     }
 }
 
-impl Named {
+impl QueueNamed {
     async fn cancel(self, cx: &Context) -> Result<Exit> {
         let queue = recurring::queue(cx, &self.queue).await?;
         if !self.dry.dry_run {
@@ -265,7 +265,7 @@ impl Named {
     }
 }
 
-impl Counts {
+impl QueueCounts {
     async fn of(queue: &DelayQueue<Bytes>) -> Result<Self> {
         let TaskCounts { waiting, claimed, expired, dead, paused } = queue.count().await?;
         let (name, shards) = (queue.name().to_string(), queue.shards());
@@ -289,7 +289,7 @@ impl Counts {
 
 async fn list(cx: &Context) -> Result<Exit> {
     let names = cx.mq.backend().tasks()?.queues().await?;
-    let counts = names.iter().map(async |name| Counts::of(&recurring::queue(cx, name).await?).await);
+    let counts = names.iter().map(async |name| QueueCounts::of(&recurring::queue(cx, name).await?).await);
     let counts = try_join_all(counts).await?;
     cx.output.show(&counts, |counts| {
         let titles = ["queue", ">shards", ">waiting", ">overdue", ">claimed", ">expired", ">dead", "state"];
@@ -304,7 +304,7 @@ async fn list(cx: &Context) -> Result<Exit> {
 }
 
 async fn counts(cx: &Context, queue: QueueName) -> Result<Exit> {
-    let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
+    let counts = QueueCounts::of(&recurring::queue(cx, &queue).await?).await?;
     cx.output.show(&counts, |it| {
         let pairs = [("waiting", it.waiting), ("overdue", it.overdue), ("claimed", it.claimed)];
         let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
@@ -346,7 +346,7 @@ fn waits(task: &WaitingTask<Bytes>) -> Waits {
     Waits::new(task.id.to_string(), task.due, None, body)
 }
 
-impl Added {
+impl QueueAdded {
     fn of(id: Option<String>, placed: Placed, dry_run: bool) -> Self {
         let outcome = match placed {
             Placed::New => "new",
@@ -370,7 +370,7 @@ impl Added {
     }
 }
 
-impl Add {
+impl QueueAdd {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let envelope = self.content.envelope()?;
         let queue = recurring::queue(cx, &self.queue).await?;
@@ -392,7 +392,7 @@ impl Add {
         };
         let task = envelope.key.iter().fold(task, ScheduleTask::key);
         let task = envelope.headers.iter().fold(task, |task, (name, value)| task.header(name, value)).await?;
-        Added::of(Some(task.id.to_string()), task.placed, false).show(cx)
+        QueueAdded::of(Some(task.id.to_string()), task.placed, false).show(cx)
     }
 
     /// Shows the result that scheduling would have, as far as it is known: a claimed task with the same id is not
@@ -408,6 +408,6 @@ impl Add {
             (true, false) => Placed::Kept,
         };
         cx.output.note("dry run: nothing was done");
-        Added::of(self.id, placed, true).show(cx)
+        QueueAdded::of(self.id, placed, true).show(cx)
     }
 }

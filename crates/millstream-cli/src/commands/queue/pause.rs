@@ -36,7 +36,7 @@ pub(super) struct Pause {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue resume mails")]
-pub(super) struct Resume {
+pub(super) struct QueueResume {
     /// The delay queue
     queue: QueueName,
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub(super) struct Resume {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct QueuePauseView {
     queue: String,
     paused: bool,
     /// Whether the state changed, or would change.
@@ -60,7 +60,7 @@ impl Pause {
     }
 }
 
-impl Resume {
+impl QueueResume {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         set(cx, &self.queue, false, None, self.dry.dry_run).await
     }
@@ -86,7 +86,7 @@ async fn set(
         Some(wait) if !dry_run => queue.pause_and_wait(wait).await?,
         _ => queue.count().await?.claimed,
     };
-    let view = View { queue: name.to_string(), paused, changed, claimed, dry_run };
+    let view = QueuePauseView { queue: name.to_string(), paused, changed, claimed, dry_run };
     cx.output.show(&view, |_| {
         let what = match (changed, dry_run, paused) {
             (false, _, true) => "is already paused",

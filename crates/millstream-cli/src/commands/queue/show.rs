@@ -28,7 +28,7 @@ pub(super) struct Show {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Shown {
+pub(super) struct QueueShown {
     queue: String,
     #[serde(flatten)]
     task: Waits,
@@ -44,7 +44,7 @@ impl Show {
             )));
         };
         let now = cx.now().await?;
-        let shown = Shown { queue: self.queue.to_string(), task: waits(&task) };
+        let shown = QueueShown { queue: self.queue.to_string(), task: waits(&task) };
         cx.output.show(&shown, |it| {
             let left = if it.task.due < now {
                 "it is due".to_owned()

@@ -22,11 +22,11 @@ use crate::{human, output};
   millstream delayed cancel reminders trial-ends:42")]
 pub(crate) struct Delayed {
     #[command(subcommand)]
-    what: What,
+    what: DelayedCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum DelayedCommand {
     /// Lists waiting messages in the order of their due times
     ///
     /// `produce --format json` accepts the messages of the JSON output.
@@ -44,26 +44,26 @@ enum What {
     #[command(after_help = "Examples:
   millstream delayed cancel reminders trial-ends:42 trial-ends:43
   millstream delayed cancel reminders trial-ends:42 --yes")]
-    Cancel(Named),
+    Cancel(DelayedNamed),
     /// Changes the due time of delayed messages
     #[command(after_help = "Examples:
   millstream delayed reschedule reminders trial-ends:42 --delay 2h
   millstream delayed reschedule reminders trial-ends:42 --at 2026-01-31T12:00:00Z")]
     Reschedule {
         #[command(flatten)]
-        some: Named,
+        some: DelayedNamed,
         #[command(flatten)]
         due: DueArgs,
     },
     /// Makes delayed messages due immediately
     #[command(after_help = "Examples:
   millstream delayed now reminders trial-ends:42")]
-    Now(Named),
+    Now(DelayedNamed),
 }
 
 /// Selected delayed messages
 #[derive(Args, Debug)]
-struct Named {
+struct DelayedNamed {
     /// The topic
     topic: TopicName,
     /// Ids of the messages
@@ -75,7 +75,7 @@ struct Named {
 
 /// The waiting messages.
 #[derive(Debug, Serialize, JsonSchema)]
-struct List {
+struct DelayedList {
     topic: String,
     total: u64,
     /// The number of them that are due, and about to be moved.
@@ -139,7 +139,7 @@ impl Waits {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("delayed list", of::<List>()),
+    ("delayed list", of::<DelayedList>()),
     ("delayed cancel", of::<ids::Outcome>()),
     ("delayed reschedule", of::<ids::Outcome>()),
     ("delayed now", of::<ids::Outcome>()),
@@ -148,15 +148,15 @@ pub(in crate::commands) const DATA: Table = &[
 impl Delayed {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List { topic, limit } => Box::pin(list(cx, topic, limit)),
-            What::Cancel(some) => Box::pin(some.cancel(cx)),
-            What::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
-            What::Now(some) => Box::pin(some.run_now(cx)),
+            DelayedCommand::List { topic, limit } => Box::pin(list(cx, topic, limit)),
+            DelayedCommand::Cancel(some) => Box::pin(some.cancel(cx)),
+            DelayedCommand::Reschedule { some, due } => Box::pin(some.reschedule(cx, due)),
+            DelayedCommand::Now(some) => Box::pin(some.run_now(cx)),
         }
     }
 }
 
-impl Named {
+impl DelayedNamed {
     async fn cancel(self, cx: &Context) -> Result<Exit> {
         let (waiting, count) = (self.waiting(cx).await?, self.ids.len() as u64);
         if !self.dry.dry_run {
@@ -209,7 +209,7 @@ async fn list(cx: &Context, topic: TopicName, limit: usize) -> Result<Exit> {
         last = Some(end.clone());
         messages.extend(page.into_iter().map(Waits::of));
     }
-    let list = List { topic: topic.to_string(), total: count.total, overdue: count.overdue, messages };
+    let list = DelayedList { topic: topic.to_string(), total: count.total, overdue: count.overdue, messages };
     let now = cx.now().await?;
     cx.output.show(&list, |list| {
         let rows = list.messages.iter().map(|message| {

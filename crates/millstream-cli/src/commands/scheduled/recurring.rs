@@ -81,12 +81,12 @@ pub(in crate::commands) async fn queue(cx: &Context, name: &QueueName) -> Result
 
 /// A rule in readable form, and the time zone of its times.
 #[derive(Debug)]
-pub(in crate::commands) struct Shown {
+pub(in crate::commands) struct RecurringShown {
     pub(in crate::commands) text: String,
     pub(in crate::commands) zone: Tz,
 }
 
-impl Shown {
+impl RecurringShown {
     /// Converts a stored rule to the words of the command line: `every 2000 anchor 1700000000000 once` to `every 2s`, and
     /// `cron Europe/Zurich once 0 9 * * *` to `cron 0 9 * * * in Europe/Zurich`. An unknown rule is shown unchanged.
     pub(in crate::commands) fn of(rule: &str) -> Self {
@@ -147,7 +147,7 @@ mod tests {
             ("cron UTC skip grace:1 0 9 * * 1-5", "cron 0 9 * * 1-5 in UTC, missed skip, grace 1ms"),
             ("moon full once", "moon full once"),
         ] {
-            assert_eq!(Shown::of(stored).text, text);
+            assert_eq!(RecurringShown::of(stored).text, text);
             assert!(
                 stored.starts_with("moon") || stored.parse::<millstream::delay::Rule>().is_ok(),
                 "{stored}"
@@ -157,10 +157,10 @@ mod tests {
 
     #[test]
     fn a_time_is_that_of_the_zone() {
-        let zurich = Shown::of("cron Europe/Zurich once 0 9 * * *");
+        let zurich = RecurringShown::of("cron Europe/Zurich once 0 9 * * *");
         assert_eq!(zurich.time(Timestamp::from_millis(1_700_000_000_000)), "2023-11-14T23:13:20+01:00");
         assert_eq!(
-            Shown::of("every 2000 anchor 0 once").time(Timestamp::from_millis(1_700_000_000_123)),
+            RecurringShown::of("every 2000 anchor 0 once").time(Timestamp::from_millis(1_700_000_000_123)),
             "2023-11-14T22:13:20.123Z"
         );
     }

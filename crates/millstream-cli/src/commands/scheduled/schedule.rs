@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::commands::message::content::ContentArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::queue::dead::content;
-use crate::commands::scheduled::recurring::{Home, Shown};
+use crate::commands::scheduled::recurring::{Home, RecurringShown};
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
 use crate::commands::{DryRun, Running};
@@ -31,23 +31,23 @@ use crate::{output, parse};
   millstream schedule next reports")]
 pub(crate) struct Schedule {
     #[command(subcommand)]
-    what: What,
+    what: ScheduleCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum ScheduleCommand {
     /// Lists recurring messages with their rules, next times and payloads
     #[command(after_help = "Examples:
   millstream schedule list reports
   millstream schedule list mails --queue --json")]
-    List(Of),
+    List(ScheduleOf),
     /// Shows a recurring message with its rule, its next three times, headers and payload
     #[command(after_help = "Examples:
   millstream schedule show reports daily
   millstream schedule show mails sweep --queue --json | jq .data.payload")]
     Show {
         #[command(flatten)]
-        of: Of,
+        of: ScheduleOf,
         /// Id of the recurring message
         id: String,
     },
@@ -56,30 +56,30 @@ enum What {
   millstream schedule add reports daily --cron '0 9 * * 1-5' --zone Europe/Zurich --payload '\"sales\"' --key eu
   millstream schedule add mails sweep --queue --every 10m --payload '{}' --missed skip
   millstream schedule add reports daily --cron '0 9 * * *' --payload x --dry-run")]
-    Add(Add),
+    Add(ScheduleAdd),
     /// Pauses recurring messages; times in the pause are skipped
     #[command(after_help = "Examples:
   millstream schedule pause reports daily")]
-    Pause(Named),
+    Pause(ScheduleNamed),
     /// Resumes recurring messages with their next time from now
     #[command(after_help = "Examples:
   millstream schedule resume reports daily")]
-    Resume(Named),
+    Resume(ScheduleNamed),
     /// Sends recurring messages now, in addition to their times, even if they are paused
     #[command(after_help = "Examples:
   millstream schedule run reports daily")]
-    Run(Named),
+    Run(ScheduleNamed),
     /// Removes recurring messages; messages that were already sent stay
     #[command(after_help = "Examples:
   millstream schedule remove reports daily --yes")]
-    Remove(Named),
+    Remove(ScheduleNamed),
     /// Shows the next times of recurring messages
     #[command(after_help = "Examples:
   millstream schedule next reports
   millstream schedule next reports daily --count 20 --json")]
     Next {
         #[command(flatten)]
-        of: Of,
+        of: ScheduleOf,
         /// Ids of recurring messages. Default: all
         #[arg(value_name = "ID")]
         ids: Vec<String>,
@@ -94,7 +94,7 @@ const FOREVER: Timestamp = Timestamp::from_millis(u64::MAX);
 
 /// The topic or the delay queue
 #[derive(Args, Clone, Debug)]
-struct Of {
+struct ScheduleOf {
     /// The topic; with --queue, the delay queue
     #[arg(value_name = "TOPIC")]
     name: String,
@@ -105,9 +105,9 @@ struct Of {
 
 /// Selected recurring messages
 #[derive(Args, Debug)]
-struct Named {
+struct ScheduleNamed {
     #[command(flatten)]
-    of: Of,
+    of: ScheduleOf,
     /// Ids of recurring messages
     #[arg(required = true, value_name = "ID")]
     ids: Vec<String>,
@@ -116,13 +116,13 @@ struct Named {
 }
 
 #[derive(Args, Debug)]
-struct Add {
+struct ScheduleAdd {
     #[command(flatten)]
-    of: Of,
+    of: ScheduleOf,
     /// Id of the recurring message. The messages that it sends have the ids <id>@<milliseconds>
     id: String,
     #[command(flatten)]
-    when: When,
+    when: ScheduleWhen,
     #[command(flatten)]
     content: ContentArgs,
     #[command(flatten)]
@@ -131,7 +131,7 @@ struct Add {
 
 /// The rule
 #[derive(Args, Debug)]
-struct When {
+struct ScheduleWhen {
     /// Cron pattern: minute, hour, day of the month, month, weekday; optionally with seconds in front
     #[arg(long, value_name = "PATTERN", conflicts_with = "every", required_unless_present = "every")]
     cron: Option<String>,
@@ -163,7 +163,7 @@ const TIMES: usize = 3;
 
 /// A recurring message.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Entry {
+struct ScheduleEntry {
     id: String,
     /// `orders/3`: a partition of a topic, or a shard of a queue.
     place: String,
@@ -185,13 +185,13 @@ struct Entry {
     body: Body,
 }
 
-impl From<RecurringEntry> for Entry {
+impl From<RecurringEntry> for ScheduleEntry {
     fn from(entry: RecurringEntry) -> Self {
         let RecurringEntry { place, id, rule, next, paused, message, .. } = entry;
         // A rule of a later version is shown as it is stored.
         let known: Option<Rule> = rule.parse().ok();
         let times = known.zip(next).map(|(rule, next)| rule.between(next, FOREVER).take(TIMES).collect());
-        let Shown { text: rule_text, zone } = Shown::of(&rule);
+        let RecurringShown { text: rule_text, zone } = RecurringShown::of(&rule);
         Self {
             id: id.to_string(),
             place: place.to_string(),
@@ -206,10 +206,10 @@ impl From<RecurringEntry> for Entry {
     }
 }
 
-impl Entry {
+impl ScheduleEntry {
     /// Returns the columns of the list.
     fn row(&self) -> [String; 5] {
-        let shown = Shown::of(&self.rule);
+        let shown = RecurringShown::of(&self.rule);
         let next = match (self.paused, self.next) {
             (true, _) => "paused".to_owned(),
             (false, next) => next.map_or_else(|| "over".to_owned(), |next| shown.time(next)),
@@ -223,7 +223,7 @@ impl Entry {
 
     /// Formats all known values, for people.
     fn story(&self) -> String {
-        let shown = Shown::of(&self.rule);
+        let shown = RecurringShown::of(&self.rule);
         let state = match (self.paused, self.next) {
             (true, _) => "paused",
             (false, Some(_)) => "active",
@@ -253,7 +253,7 @@ struct Times {
 
 /// A recurring message that was added.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Added {
+struct ScheduleAdded {
     id: String,
     /// `new`, `replaced` or `unchanged`; `None` in a dry run.
     #[schemars(extend("enum" = ["new", "replaced", "unchanged", null]))]
@@ -268,9 +268,9 @@ struct Added {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("schedule list", of::<Vec<Entry>>()),
-    ("schedule show", of::<Entry>()),
-    ("schedule add", of::<Added>()),
+    ("schedule list", of::<Vec<ScheduleEntry>>()),
+    ("schedule show", of::<ScheduleEntry>()),
+    ("schedule add", of::<ScheduleAdded>()),
     ("schedule pause", of::<ids::Outcome>()),
     ("schedule resume", of::<ids::Outcome>()),
     ("schedule run", of::<ids::Outcome>()),
@@ -281,19 +281,25 @@ pub(in crate::commands) const DATA: Table = &[
 impl Schedule {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(of) => Box::pin(list(cx, of)),
-            What::Show { of, id } => Box::pin(show(cx, of, id)),
-            What::Add(add) => Box::pin(add.run(cx)),
-            What::Pause(some) => Box::pin(some.each(cx, "paused", async |it| Ok(it.pause().await?))),
-            What::Resume(some) => Box::pin(some.each(cx, "resumed", async |it| Ok(it.resume().await?))),
-            What::Run(some) => Box::pin(some.each(cx, "due now", async |it| Ok(it.run_now().await?))),
-            What::Remove(some) => Box::pin(some.remove(cx)),
-            What::Next { of, ids, count } => Box::pin(next(cx, of, ids, usize::from(count))),
+            ScheduleCommand::List(of) => Box::pin(list(cx, of)),
+            ScheduleCommand::Show { of, id } => Box::pin(show(cx, of, id)),
+            ScheduleCommand::Add(add) => Box::pin(add.run(cx)),
+            ScheduleCommand::Pause(some) => {
+                Box::pin(some.each(cx, "paused", async |it| Ok(it.pause().await?)))
+            }
+            ScheduleCommand::Resume(some) => {
+                Box::pin(some.each(cx, "resumed", async |it| Ok(it.resume().await?)))
+            }
+            ScheduleCommand::Run(some) => {
+                Box::pin(some.each(cx, "due now", async |it| Ok(it.run_now().await?)))
+            }
+            ScheduleCommand::Remove(some) => Box::pin(some.remove(cx)),
+            ScheduleCommand::Next { of, ids, count } => Box::pin(next(cx, of, ids, usize::from(count))),
         }
     }
 }
 
-impl Of {
+impl ScheduleOf {
     async fn open(&self, cx: &Context) -> Result<Home> {
         Home::open(cx, &self.name, self.queue).await
     }
@@ -305,7 +311,7 @@ impl Of {
     }
 }
 
-impl Named {
+impl ScheduleNamed {
     async fn remove(self, cx: &Context) -> Result<Exit> {
         if !self.dry.dry_run {
             cx.confirm(&format!("Let {} of {} no longer recur?", self.ids.join(", "), self.of.name))?;
@@ -327,7 +333,7 @@ impl Named {
     }
 }
 
-impl When {
+impl ScheduleWhen {
     /// Returns the rule. `now` is the time from which an interval is counted.
     fn rule(&self, now: Timestamp) -> Result<Rule> {
         let rule = match (&self.cron, self.every) {
@@ -348,7 +354,7 @@ impl When {
     }
 }
 
-impl Add {
+impl ScheduleAdd {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let envelope = self.content.envelope()?;
         let home = self.of.open(cx).await?;
@@ -376,7 +382,7 @@ impl Add {
             None => (rule, after),
             Some(entry) => (entry.rule.parse()?, entry.next.unwrap_or(after)),
         };
-        let added = Added {
+        let added = ScheduleAdded {
             id: self.id,
             outcome,
             rule: rule.to_string(),
@@ -384,7 +390,7 @@ impl Add {
             times_ms: rule.between(from, FOREVER).take(5).collect(),
             dry_run: self.dry.dry_run,
         };
-        let shown = Shown::of(&added.rule);
+        let shown = RecurringShown::of(&added.rule);
         cx.output.show(&added, |added| {
             let outcome = added.outcome.unwrap_or("would be added, or changed");
             let paused = if added.paused { "\nbut it is paused" } else { "" };
@@ -403,26 +409,26 @@ impl Add {
     }
 }
 
-async fn list(cx: &Context, of: Of) -> Result<Exit> {
-    let entries: Vec<_> = of.entries(cx).await?.into_iter().map(Entry::from).collect();
+async fn list(cx: &Context, of: ScheduleOf) -> Result<Exit> {
+    let entries: Vec<_> = of.entries(cx).await?.into_iter().map(ScheduleEntry::from).collect();
     cx.output.show(&entries, |entries| {
-        output::table(&["id", "place", "next", "rule", "payload"], entries.iter().map(Entry::row))
+        output::table(&["id", "place", "next", "rule", "payload"], entries.iter().map(ScheduleEntry::row))
     })?;
     Ok(Exit::Done)
 }
 
-async fn show(cx: &Context, of: Of, id: String) -> Result<Exit> {
+async fn show(cx: &Context, of: ScheduleOf, id: String) -> Result<Exit> {
     let entry = of.entries(cx).await?.into_iter().find(|entry| entry.id.as_str() == id);
     let Some(entry) = entry else { return Err(no_rule(&of, &id)) };
-    cx.output.show(&Entry::from(entry), Entry::story)?;
+    cx.output.show(&ScheduleEntry::from(entry), ScheduleEntry::story)?;
     Ok(Exit::Done)
 }
 
-fn no_rule(of: &Of, id: &str) -> anyhow::Error {
+fn no_rule(of: &ScheduleOf, id: &str) -> anyhow::Error {
     not_found(format!("{} has no recurring rule {id:?}", of.name))
 }
 
-async fn next(cx: &Context, of: Of, ids: Vec<String>, count: usize) -> Result<Exit> {
+async fn next(cx: &Context, of: ScheduleOf, ids: Vec<String>, count: usize) -> Result<Exit> {
     let entries = of.entries(cx).await?;
     if let Some(id) = ids.iter().find(|id| !entries.iter().any(|entry| entry.id.as_str() == **id)) {
         return Err(no_rule(&of, id));
@@ -433,7 +439,7 @@ async fn next(cx: &Context, of: Of, ids: Vec<String>, count: usize) -> Result<Ex
         let rule: Rule = entry.rule.parse()?;
         let from = entry.next;
         let times_ms = from.map_or_else(Vec::new, |from| rule.between(from, FOREVER).take(count).collect());
-        shown.push(Shown::of(&entry.rule));
+        shown.push(RecurringShown::of(&entry.rule));
         all.push(Times { id: entry.id.to_string(), paused: entry.paused, times_ms });
     }
     cx.output.show(&all, |all| {

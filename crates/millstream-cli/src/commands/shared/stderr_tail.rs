@@ -19,14 +19,14 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// The stderr of a command.
 #[derive(Debug)]
 pub(in crate::commands) struct StderrTail {
-    tail: Arc<Mutex<Tail>>,
+    tail: Arc<Mutex<LastLines>>,
     /// Runs as long as any process writes to it.
     passing: JoinHandle<()>,
 }
 
 /// The last line that is not empty, and the incomplete one.
 #[derive(Debug, Default)]
-struct Tail {
+struct LastLines {
     last: Vec<u8>,
     line: Vec<u8>,
 }
@@ -34,7 +34,7 @@ struct Tail {
 impl StderrTail {
     /// Starts to pass it on.
     pub(in crate::commands) fn of(stderr: Option<ChildStderr>) -> Self {
-        let tail: Arc<Mutex<Tail>> = Arc::default();
+        let tail: Arc<Mutex<LastLines>> = Arc::default();
         let shared = tail.clone();
         let passing = tokio::spawn(async move {
             let Some(mut stderr) = stderr else { return };
@@ -55,7 +55,7 @@ impl StderrTail {
     }
 }
 
-impl Tail {
+impl LastLines {
     fn read(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let room = MOST.saturating_sub(self.line.len());
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     fn last_line(pieces: &[&[u8]]) -> Option<String> {
-        let mut tail = Tail::default();
+        let mut tail = LastLines::default();
         pieces.iter().for_each(|piece| tail.read(piece));
         tail.last_line()
     }

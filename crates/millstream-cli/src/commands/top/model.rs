@@ -53,12 +53,12 @@ pub(crate) struct Seen {
 #[derive(Clone, Debug)]
 struct History {
     last: TopicSample,
-    counts: VecDeque<Counts>,
+    counts: VecDeque<TopCounts>,
 }
 
 /// Counters by partition, which only grow: their differences are rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Counts {
+struct TopCounts {
     at: Duration,
     appended: Vec<Option<u64>>,
     /// The number of messages that each group has finished.
@@ -67,7 +67,7 @@ struct Counts {
 
 /// A topic, as shown.
 #[derive(Clone, Debug)]
-pub(crate) struct TopicView<'a> {
+pub(crate) struct TopTopicView<'a> {
     pub(crate) topic: &'a TopicSpec,
     /// The time of the sample.
     pub(crate) at: Duration,
@@ -77,13 +77,13 @@ pub(crate) struct TopicView<'a> {
     pub(crate) produced: Option<f64>,
     pub(crate) delayed: Option<u64>,
     pub(crate) overdue: Option<u64>,
-    pub(crate) groups: Vec<GroupView<'a>>,
-    pub(crate) logs: Vec<PartitionView<'a>>,
+    pub(crate) groups: Vec<TopGroupView<'a>>,
+    pub(crate) logs: Vec<TopPartitionView<'a>>,
 }
 
 /// A group of a topic, as shown.
 #[derive(Clone, Debug)]
-pub(crate) struct GroupView<'a> {
+pub(crate) struct TopGroupView<'a> {
     pub(crate) group: &'a GroupName,
     pub(crate) totals: &'a Totals,
     /// The number of messages that the group has to handle, now or later; `None` if it is unknown.
@@ -96,12 +96,12 @@ pub(crate) struct GroupView<'a> {
     pub(crate) paused: bool,
     pub(crate) members: Option<usize>,
     pub(crate) owned: Option<usize>,
-    pub(crate) partitions: Vec<PartitionView<'a>>,
+    pub(crate) partitions: Vec<TopPartitionView<'a>>,
 }
 
 /// A partition, with or without a group.
 #[derive(Clone, Debug)]
-pub(crate) struct PartitionView<'a> {
+pub(crate) struct TopPartitionView<'a> {
     pub(crate) survey: &'a PartitionSurvey,
     pub(crate) produced: Option<f64>,
     pub(crate) consumed: Option<f64>,
@@ -151,7 +151,7 @@ impl Model {
     }
 
     /// Returns all sampled topics, by name.
-    pub(crate) fn topics(&self) -> impl Iterator<Item = TopicView<'_>> {
+    pub(crate) fn topics(&self) -> impl Iterator<Item = TopTopicView<'_>> {
         self.topics.values().map(History::view)
     }
 
@@ -161,7 +161,7 @@ impl Model {
     }
 
     /// Returns one topic.
-    pub(crate) fn topic(&self, name: &TopicName) -> Option<TopicView<'_>> {
+    pub(crate) fn topic(&self, name: &TopicName) -> Option<TopTopicView<'_>> {
         self.topics.get(name).map(History::view)
     }
 
@@ -184,7 +184,7 @@ impl Model {
     fn sample(&mut self, sample: TopicSample) {
         let name = sample.topic.name.clone();
         let mut counts = self.topics.remove(&name).map(|known| known.counts).unwrap_or_default();
-        counts.push_back(Counts::of(&sample));
+        counts.push_back(TopCounts::of(&sample));
         // Keeps the newest count that is at least as old as the window, to compare with.
         while counts.get(1).is_some_and(|second| sample.at.saturating_sub(second.at) >= WINDOW) {
             counts.pop_front();
@@ -218,7 +218,7 @@ impl Model {
     }
 }
 
-impl Counts {
+impl TopCounts {
     fn of(sample: &TopicSample) -> Self {
         let appended = sample.logs.iter().map(|log| log.stats.appended).collect();
         let groups = sample.groups.iter();
@@ -235,22 +235,22 @@ fn done(survey: &PartitionSurvey) -> Option<u64> {
 }
 
 impl History {
-    fn view(&self) -> TopicView<'_> {
+    fn view(&self) -> TopTopicView<'_> {
         let (sample, logs) = (&self.last, &self.last.logs);
         let first = self.counts.front().filter(|_| self.counts.len() > 1);
         let last = self.counts.back();
         let span = first.zip(last).map(|(first, last)| (last.at.saturating_sub(first.at)).as_secs_f64());
-        let rate = |counts: fn(&Counts) -> Option<&Vec<Option<u64>>>| {
+        let rate = |counts: fn(&TopCounts) -> Option<&Vec<Option<u64>>>| {
             partition_rates(counts(first?)?, counts(last?)?, span?)
         };
         let produced = rate(|counts| Some(&counts.appended)).unwrap_or_default();
         let groups = sample.groups.iter().map(|group| {
-            let of = |counts: Option<&'_ Counts>| counts.and_then(|it| it.done.get(&group.group).cloned());
+            let of = |counts: Option<&'_ TopCounts>| counts.and_then(|it| it.done.get(&group.group).cloned());
             let consumed = of(first).zip(of(last)).zip(span);
             let consumed = consumed
                 .and_then(|((first, last), span)| partition_rates(&first, &last, span))
                 .unwrap_or_default();
-            GroupView {
+            TopGroupView {
                 group: &group.group,
                 totals: &group.totals,
                 backlog: group.backlog().zip(sample.overdue).map(|(backlog, overdue)| backlog + overdue),
@@ -262,7 +262,7 @@ impl History {
                 partitions: views(&group.partitions, &produced, &consumed),
             }
         });
-        TopicView {
+        TopTopicView {
             topic: &sample.topic,
             at: self.last.at,
             entries: logs.iter().map(PartitionSurvey::length).sum(),
@@ -279,16 +279,16 @@ fn views<'a>(
     partitions: &'a [PartitionSurvey],
     produced: &[Option<f64>],
     consumed: &[Option<f64>],
-) -> Vec<PartitionView<'a>> {
+) -> Vec<TopPartitionView<'a>> {
     let of = |rates: &[Option<f64>], at: usize| rates.get(at).copied().flatten();
     let view =
-        |(at, survey)| PartitionView { survey, produced: of(produced, at), consumed: of(consumed, at) };
+        |(at, survey)| TopPartitionView { survey, produced: of(produced, at), consumed: of(consumed, at) };
     partitions.iter().enumerate().map(view).collect()
 }
 
 /// Returns the messages per second that were appended to these topics, and that their groups finished, as far as they are
 /// known.
-pub(crate) fn rates(topics: &[TopicView<'_>]) -> (f64, f64) {
+pub(crate) fn rates(topics: &[TopTopicView<'_>]) -> (f64, f64) {
     topics.iter().fold((0.0, 0.0), |sum, topic| {
         let consumed: f64 = topic.groups.iter().filter_map(|group| group.consumed).sum();
         (sum.0 + topic.produced.unwrap_or(0.0), sum.1 + consumed)

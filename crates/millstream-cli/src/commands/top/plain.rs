@@ -3,31 +3,31 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::top::model::{GroupView, Model, TopicView};
-use crate::commands::top::rows::{self, Sort};
+use crate::commands::top::model::{Model, TopGroupView, TopTopicView};
+use crate::commands::top::rows::{self, TopSort};
 use crate::commands::top::view;
 
 /// All topics.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Everything {
-    topics: Vec<Topic>,
+    topics: Vec<PlainTopic>,
     /// Topics that could not be read.
     unreadable: Vec<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Topic {
+struct PlainTopic {
     topic: String,
     partitions: u32,
     entries: Option<u64>,
     produced_per_second: Option<f64>,
     delayed: Option<u64>,
     overdue: Option<u64>,
-    groups: Vec<Group>,
+    groups: Vec<PlainGroup>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Group {
+struct PlainGroup {
     group: String,
     consumed_per_second: Option<f64>,
     backlog: Option<u64>,
@@ -46,14 +46,14 @@ struct Group {
 impl Everything {
     pub(crate) fn of(model: &Model) -> Self {
         Self {
-            topics: model.topics().map(|topic| Topic::of(&topic)).collect(),
+            topics: model.topics().map(|topic| PlainTopic::of(&topic)).collect(),
             unreadable: model.unknown().map(ToString::to_string).collect(),
         }
     }
 }
 
-impl Topic {
-    fn of(topic: &TopicView<'_>) -> Self {
+impl PlainTopic {
+    fn of(topic: &TopTopicView<'_>) -> Self {
         Self {
             topic: topic.topic.name.to_string(),
             partitions: topic.topic.partitions,
@@ -61,13 +61,13 @@ impl Topic {
             produced_per_second: topic.produced,
             delayed: topic.delayed,
             overdue: topic.overdue,
-            groups: topic.groups.iter().map(Group::of).collect(),
+            groups: topic.groups.iter().map(PlainGroup::of).collect(),
         }
     }
 }
 
-impl Group {
-    fn of(group: &GroupView<'_>) -> Self {
+impl PlainGroup {
+    fn of(group: &TopGroupView<'_>) -> Self {
         let totals = group.totals;
         Self {
             group: group.group.to_string(),
@@ -89,5 +89,5 @@ impl Group {
 
 /// Returns the complete table of the first page.
 pub(crate) fn text(model: &Model) -> String {
-    view::table(&rows::lines(model, Sort::Name, false, ""))
+    view::table(&rows::lines(model, TopSort::Name, false, ""))
 }

@@ -4,11 +4,11 @@ use std::cmp::{Ordering, Reverse};
 
 use millstream::{GroupName, TopicName};
 
-use crate::commands::top::model::{GroupView, Model, TopicView};
+use crate::commands::top::model::{Model, TopGroupView, TopTopicView};
 
 /// The sort order of topics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sort {
+pub(crate) enum TopSort {
     #[default]
     Name,
     Produced,
@@ -21,7 +21,7 @@ pub(crate) enum Sort {
     Entries,
 }
 
-impl Sort {
+impl TopSort {
     const ALL: [Self; 9] = [
         Self::Name,
         Self::Produced,
@@ -56,15 +56,15 @@ impl Sort {
     }
 
     /// Compares by value, largest first, and then by name.
-    fn compare(self, a: &TopicView<'_>, b: &TopicView<'_>) -> Ordering {
-        fn most<T: Ord + Default>(topic: &TopicView<'_>, of: impl Fn(&GroupView<'_>) -> T) -> T {
+    fn compare(self, a: &TopTopicView<'_>, b: &TopTopicView<'_>) -> Ordering {
+        fn most<T: Ord + Default>(topic: &TopTopicView<'_>, of: impl Fn(&TopGroupView<'_>) -> T) -> T {
             topic.groups.iter().map(of).max().unwrap_or_default()
         }
         // What is unknown comes before all that is known: somebody should look at it.
         let count = |it: Option<u64>| Some(it.unwrap_or(u64::MAX));
         // Rates are compared in thousandths, since floating-point numbers have no total order.
         let rate = |it: Option<f64>| it.map(|rate| (rate * 1e3) as u64);
-        let by = |topic: &TopicView<'_>| match self {
+        let by = |topic: &TopTopicView<'_>| match self {
             Self::Name => None,
             Self::Produced => rate(topic.produced),
             Self::Consumed => most(topic, |group| rate(group.consumed)),
@@ -88,19 +88,19 @@ pub(crate) struct Place {
 
 /// A line.
 #[derive(Clone, Debug)]
-pub(crate) enum Line<'a> {
-    Topic(TopicView<'a>),
+pub(crate) enum TopLine<'a> {
+    Topic(TopTopicView<'a>),
     /// A topic that was not sampled yet, or could not be read.
     Unknown(&'a TopicName),
     /// A group, and whether it is the last one of its topic.
     Group {
         topic: &'a TopicName,
-        group: GroupView<'a>,
+        group: TopGroupView<'a>,
         last: bool,
     },
 }
 
-impl Line<'_> {
+impl TopLine<'_> {
     pub(crate) fn place(&self) -> Place {
         match self {
             Self::Topic(topic) => Place { topic: topic.topic.name.clone(), group: None },
@@ -113,9 +113,9 @@ impl Line<'_> {
 }
 
 /// Returns the topics with `filter` in their names or in that of one of their groups.
-pub(crate) fn filtered<'a>(model: &'a Model, filter: &str) -> Vec<TopicView<'a>> {
+pub(crate) fn filtered<'a>(model: &'a Model, filter: &str) -> Vec<TopTopicView<'a>> {
     let filter = filter.to_lowercase();
-    let fits = |topic: &TopicView<'_>| {
+    let fits = |topic: &TopTopicView<'_>| {
         has(topic.topic.name.as_str(), &filter)
             || topic.groups.iter().any(|group| has(group.group.as_str(), &filter))
     };
@@ -135,17 +135,17 @@ fn has(name: &str, filter: &str) -> bool {
 
 /// Returns all lines whose topic or one of its groups has `filter` in its name; `reversed` sorts the smallest first. Topics of
 /// which nothing is known stand at the end.
-pub(crate) fn lines<'a>(model: &'a Model, sort: Sort, reversed: bool, filter: &str) -> Vec<Line<'a>> {
+pub(crate) fn lines<'a>(model: &'a Model, sort: TopSort, reversed: bool, filter: &str) -> Vec<TopLine<'a>> {
     let mut topics = filtered(model, filter);
     topics.sort_by(|a, b| if reversed { sort.compare(b, a) } else { sort.compare(a, b) });
     let mut lines = Vec::new();
     for topic in topics {
         let (name, groups) = (&topic.topic.name, topic.groups.clone());
-        lines.push(Line::Topic(topic));
+        lines.push(TopLine::Topic(topic));
         let count = groups.len();
-        let line = |(at, group)| Line::Group { topic: name, group, last: at + 1 == count };
+        let line = |(at, group)| TopLine::Group { topic: name, group, last: at + 1 == count };
         lines.extend(groups.into_iter().enumerate().map(line));
     }
-    lines.extend(unknown(model, filter).map(Line::Unknown));
+    lines.extend(unknown(model, filter).map(TopLine::Unknown));
     lines
 }

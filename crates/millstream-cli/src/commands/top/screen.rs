@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::commands::top::model::Model;
 use crate::commands::top::round::{Focus, Order, Problem, Round};
 use crate::commands::top::state::{Effect, State};
-use crate::commands::top::view::{Shown, Theme};
+use crate::commands::top::view::{Theme, TopShown};
 
 /// Redraw interval without events, since ages on the screen grow all the time.
 const REDRAW: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const GLANCE: Duration = Duration::from_millis(250);
 
 /// An input of the user.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub(crate) enum TopInput {
     Key(KeyEvent),
     Resized,
     /// The end of the input.
@@ -63,20 +63,20 @@ pub(crate) fn stdout() -> Result<Terminal<CrosstermBackend<Stdout>>> {
 }
 
 /// Reads keys on a separate thread, until the receiver is dropped.
-pub(crate) fn keys() -> mpsc::Receiver<Input> {
+pub(crate) fn keys() -> mpsc::Receiver<TopInput> {
     let (send, keys) = mpsc::channel(64);
     let wait = move || {
         loop {
             let input = match event::poll(GLANCE)
                 .and_then(|came| if came { event::read().map(Some) } else { Ok(None) })
             {
-                Ok(Some(Event::Key(key))) => Input::Key(key),
-                Ok(Some(Event::Resize(..))) => Input::Resized,
+                Ok(Some(Event::Key(key))) => TopInput::Key(key),
+                Ok(Some(Event::Resize(..))) => TopInput::Resized,
                 Ok(None) if send.is_closed() => return,
                 Ok(_) => continue,
-                Err(error) => Input::Ended(error),
+                Err(error) => TopInput::Ended(error),
             };
-            let last = matches!(input, Input::Ended(_));
+            let last = matches!(input, TopInput::Ended(_));
             if send.blocking_send(input).is_err() || last {
                 return;
             }
@@ -90,7 +90,7 @@ pub(crate) fn keys() -> mpsc::Receiver<Input> {
 /// The state of the event loop.
 pub(crate) struct Screen<B: Backend> {
     terminal: Terminal<B>,
-    keys: mpsc::Receiver<Input>,
+    keys: mpsc::Receiver<TopInput>,
     rounds: mpsc::Receiver<Round>,
     focus: watch::Sender<Focus>,
     orders: mpsc::Sender<Order>,
@@ -109,7 +109,7 @@ where
 {
     pub(crate) fn new(
         terminal: Terminal<B>,
-        keys: mpsc::Receiver<Input>,
+        keys: mpsc::Receiver<TopInput>,
         rounds: mpsc::Receiver<Round>,
         (focus, orders): (watch::Sender<Focus>, mpsc::Sender<Order>),
         interval: Duration,
@@ -143,7 +143,7 @@ where
             }
         };
         match timeout(REDRAW, came).await {
-            Ok(Came::Input(Some(Input::Key(key)))) => {
+            Ok(Came::Input(Some(TopInput::Key(key)))) => {
                 let model = self.frozen.as_ref().unwrap_or(&self.model);
                 match self.state.press(key, model) {
                     Effect::Quit => return Ok(false),
@@ -170,10 +170,10 @@ where
             }
             // Redraws even if the size is unchanged: the terminal may have been smaller for a moment, and lost its
             // content.
-            Ok(Came::Input(Some(Input::Resized))) => {
+            Ok(Came::Input(Some(TopInput::Resized))) => {
                 self.anew()?;
             }
-            Ok(Came::Input(Some(Input::Ended(error)))) => {
+            Ok(Came::Input(Some(TopInput::Ended(error)))) => {
                 return Err(error).context("the terminal cannot be read");
             }
             Ok(Came::Input(None)) => return Err(anyhow!("the terminal cannot be read")),
@@ -208,12 +208,12 @@ where
         });
         let stale_after = (self.interval * 3).max(Duration::from_secs(3)).max(model.took * 20);
         let (state, now, theme) = (&self.state, self.started.elapsed(), self.theme);
-        self.terminal.draw(|frame| Shown { model, state, now, stale_after, theme }.draw(frame))?;
+        self.terminal.draw(|frame| TopShown { model, state, now, stale_after, theme }.draw(frame))?;
         Ok(())
     }
 }
 
 enum Came {
-    Input(Option<Input>),
+    Input(Option<TopInput>),
     Round(Option<Box<Round>>),
 }

@@ -19,7 +19,7 @@ use crate::{human, output, parse};
 #[command(after_help = "Examples:
   millstream topic create orders --partitions 8
   millstream topic create events --partitions 4 --retention age:7d --max-length 1000000 --if-missing")]
-pub(super) struct Create {
+pub(super) struct TopicCreate {
     /// Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
     topic: TopicName,
     /// Number of partitions: as many consumers of a group can work at the same time
@@ -97,7 +97,7 @@ impl Changed {
     }
 }
 
-impl Create {
+impl TopicCreate {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let of_dead = self.dead_letter_retention;
@@ -147,7 +147,7 @@ impl Create {
   millstream topic alter orders --dead-letter-retention age:30d,length:100000
   millstream topic alter events --packed zstd-dictionary --packed-min 1
   millstream topic alter orders --no-max-length --dry-run")]
-pub(super) struct Alter {
+pub(super) struct TopicAlter {
     /// The topic
     topic: TopicName,
     /// When entries leave the log; see `topic create`
@@ -173,7 +173,7 @@ pub(super) struct Alter {
     dry: DryRun,
 }
 
-impl Alter {
+impl TopicAlter {
     /// Replaces settings of a topic whose stored ones are invalid.
     async fn mend(&self, cx: &Context, change: &TopicChange, error: &millstream::Error) -> Result<Exit> {
         cx.output.note(&error.to_string());

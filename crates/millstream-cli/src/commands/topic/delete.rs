@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::commands::DryRun;
 use crate::commands::shared::failures::Failed;
 use crate::commands::shared::view::GroupView;
-use crate::commands::topic::inspect::{self, Counted};
+use crate::commands::topic::inspect::{self, TopicCounted};
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
 use crate::human;
@@ -36,7 +36,7 @@ pub(super) struct Delete {
 
 /// The data that is, or was, deleted with the topic.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct TopicDeleteView {
     topic: String,
     deleted: bool,
     dry_run: bool,
@@ -50,7 +50,7 @@ pub(super) struct View {
     errors: Vec<Failed>,
 }
 
-impl View {
+impl TopicDeleteView {
     fn text(&self) -> String {
         let one = |number, one, many| human::of(number, one, many);
         let entries =
@@ -84,7 +84,7 @@ impl Delete {
             Err(error)
                 if error.kind() == ErrorKind::NotFound && admin.topics().await?.contains(&self.topic) =>
             {
-                Counted { entries: Some(0), delayed: Some(0), ..Counted::default() }
+                TopicCounted { entries: Some(0), delayed: Some(0), ..TopicCounted::default() }
             }
             // Data that cannot be counted can still be deleted.
             Err(error)
@@ -93,13 +93,14 @@ impl Delete {
                     ErrorKind::Protocol | ErrorKind::WrongType | ErrorKind::Unsupported
                 ) =>
             {
-                Counted { errors: vec![Failed::topic(&self.topic, &error)], ..Counted::default() }
+                TopicCounted { errors: vec![Failed::topic(&self.topic, &error)], ..TopicCounted::default() }
             }
             Err(error) => return Err(error.into()),
         };
-        let Counted { entries, delayed, groups, in_use, errors, .. } = counted;
+        let TopicCounted { entries, delayed, groups, in_use, errors, .. } = counted;
         let topic = self.topic.to_string();
-        let mut view = View { topic, deleted: false, dry_run, in_use, entries, delayed, groups, errors };
+        let mut view =
+            TopicDeleteView { topic, deleted: false, dry_run, in_use, entries, delayed, groups, errors };
         if dry_run {
             let refused = if view.in_use && !self.force { "it is in use, and needs --force. " } else { "" };
             cx.output.note(&format!("dry run: nothing was done. {refused}What would be deleted:"));

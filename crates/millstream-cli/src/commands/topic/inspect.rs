@@ -19,9 +19,9 @@ use crate::{human, output};
 #[command(after_help = "Examples:
   millstream topic list
   millstream topic list --json | jq -r '.data[].topic'")]
-pub(super) struct List {}
+pub(super) struct TopicList {}
 
-impl List {
+impl TopicList {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let admin = cx.admin();
         let mut topics = Vec::new();
@@ -58,13 +58,13 @@ impl List {
 #[command(after_help = "Examples:
   millstream topic describe orders
   millstream topic describe orders --json | jq '.data.groups[] | {group, backlog}'")]
-pub(super) struct Describe {
+pub(super) struct TopicDescribe {
     /// The topic
     topic: TopicName,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct TopicInspectView {
     #[serde(flatten)]
     topic: TopicView,
     /// `null` if it is unknown.
@@ -113,15 +113,16 @@ impl LogView {
     }
 }
 
-impl Describe {
+impl TopicDescribe {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let survey = cx.admin().survey(&self.topic).await?;
-        let Counted { entries, delayed, overdue, groups, errors, .. } = counted(&survey);
+        let TopicCounted { entries, delayed, overdue, groups, errors, .. } = counted(&survey);
         let logs = survey.logs.iter().enumerate().map(|(at, log)| LogView::of(at, log)).collect();
         let (first_id, last_id) =
             survey.ends().map(|(first, last)| (first.to_string(), last.to_string())).unzip();
         let topic = TopicView::of(&survey.topic);
-        let view = View { topic, entries, first_id, last_id, logs, delayed, overdue, groups, errors };
+        let view =
+            TopicInspectView { topic, entries, first_id, last_id, logs, delayed, overdue, groups, errors };
         cx.output.show(&view, |view| {
             let mut list = view.topic.list();
             list.push(("entries", known(view.entries)));
@@ -147,7 +148,7 @@ pub(super) fn known(number: Option<u64>) -> String {
 
 /// The data of a topic, as far as it can be counted.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct TopicCounted {
     pub(super) entries: Option<u64>,
     pub(super) delayed: Option<u64>,
     pub(super) overdue: Option<u64>,
@@ -156,8 +157,8 @@ pub(super) struct Counted {
     pub(super) errors: Vec<Failed>,
 }
 
-pub(super) fn counted(survey: &TopicSurvey) -> Counted {
-    let mut counted = Counted::default();
+pub(super) fn counted(survey: &TopicSurvey) -> TopicCounted {
+    let mut counted = TopicCounted::default();
     let name = &survey.topic.name;
     match &survey.delayed {
         Ok(waiting) => (counted.delayed, counted.overdue) = (Some(waiting.total), Some(waiting.overdue)),

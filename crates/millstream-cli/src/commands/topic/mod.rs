@@ -20,17 +20,17 @@ use crate::context::Context;
   millstream topic list
   millstream topic create orders --partitions 8 --retention consumed-after:7d
   millstream topic describe orders")]
-pub(crate) struct Topic {
+pub(crate) struct TopicArgs {
     #[command(subcommand)]
-    what: What,
+    what: TopicCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    List(inspect::List),
-    Describe(inspect::Describe),
-    Create(change::Create),
-    Alter(change::Alter),
+enum TopicCommand {
+    List(inspect::TopicList),
+    Describe(inspect::TopicDescribe),
+    Create(change::TopicCreate),
+    Alter(change::TopicAlter),
     Expand(change::Expand),
     Trim(trim::Trim),
     Train(train::Train),
@@ -40,26 +40,26 @@ enum What {
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
     ("topic list", of::<Vec<Listed<TopicView>>>()),
-    ("topic describe", of::<inspect::View>()),
+    ("topic describe", of::<inspect::TopicInspectView>()),
     ("topic create", of::<change::Changed>()),
     ("topic alter", of::<change::Changed>()),
     ("topic expand", of::<change::Changed>()),
-    ("topic trim", of::<trim::Outcome>()),
-    ("topic train", of::<train::Outcome>()),
-    ("topic delete", of::<delete::View>()),
+    ("topic trim", of::<trim::TopicTrimOutcome>()),
+    ("topic train", of::<train::TopicOutcome>()),
+    ("topic delete", of::<delete::TopicDeleteView>()),
 ];
 
-impl Topic {
+impl TopicArgs {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => Box::pin(it.run(cx)),
-            What::Describe(it) => Box::pin(it.run(cx)),
-            What::Create(it) => Box::pin(it.run(cx)),
-            What::Alter(it) => Box::pin(it.run(cx)),
-            What::Expand(it) => Box::pin(it.run(cx)),
-            What::Trim(it) => Box::pin(it.run(cx)),
-            What::Train(it) => Box::pin(it.run(cx)),
-            What::Delete(it) => Box::pin(it.run(cx)),
+            TopicCommand::List(it) => Box::pin(it.run(cx)),
+            TopicCommand::Describe(it) => Box::pin(it.run(cx)),
+            TopicCommand::Create(it) => Box::pin(it.run(cx)),
+            TopicCommand::Alter(it) => Box::pin(it.run(cx)),
+            TopicCommand::Expand(it) => Box::pin(it.run(cx)),
+            TopicCommand::Trim(it) => Box::pin(it.run(cx)),
+            TopicCommand::Train(it) => Box::pin(it.run(cx)),
+            TopicCommand::Delete(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct Train {
 
 /// A dictionary that was trained.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Outcome {
+pub(super) struct TopicOutcome {
     topic: String,
     /// The number of messages that it was trained on.
     messages: usize,
@@ -48,7 +48,7 @@ pub(super) struct Outcome {
     /// The version that producers used before; `null` for none.
     previous: Option<u32>,
     /// How many bytes the compared messages take, in packs of different numbers of messages. The first is the least that the topic packs.
-    packs: Vec<Row>,
+    packs: Vec<TopicRow>,
     /// Whether it is better than what producers use now.
     better: bool,
     /// The version under which it was stored; `null` if it was not.
@@ -58,7 +58,7 @@ pub(super) struct Outcome {
 
 /// Bytes of the compared messages in packs of one number of messages.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Row {
+struct TopicRow {
     /// Messages in a pack.
     messages: usize,
     /// One message an entry, not compressed.
@@ -69,7 +69,7 @@ struct Row {
     after_bytes: u64,
 }
 
-impl Row {
+impl TopicRow {
     fn of(it: PackedSize) -> Self {
         let PackedSize { messages, plain, before, after, .. } = it;
         Self { messages, plain_bytes: plain, before_bytes: before, after_bytes: after }
@@ -88,11 +88,11 @@ impl Row {
     }
 }
 
-impl Outcome {
+impl TopicOutcome {
     fn of(topic: &TopicName, trained: Trained, dry_run: bool) -> Self {
         let better = trained.is_better();
         let Trained { messages, compared, size, previous, packs, version, .. } = trained;
-        let (topic, packs) = (topic.to_string(), packs.into_iter().map(Row::of).collect());
+        let (topic, packs) = (topic.to_string(), packs.into_iter().map(TopicRow::of).collect());
         Self { topic, messages, compared, size, previous, packs, better, version, dry_run }
     }
 
@@ -120,7 +120,7 @@ impl Train {
         training.dry_run = self.dry.dry_run;
         let admin = cx.admin();
         let trained = admin.train_topic(&self.topic, training).await?;
-        cx.output.show(&Outcome::of(&self.topic, trained, training.dry_run), Outcome::text)?;
+        cx.output.show(&TopicOutcome::of(&self.topic, trained, training.dry_run), TopicOutcome::text)?;
         Ok(Exit::Done)
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct Trim {
 
 /// The messages of a partition that are dropped.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Row {
+struct TopicTrimRow {
     partition: u32,
     dropped: u64,
     /// Those that groups have not settled.
@@ -58,7 +58,7 @@ struct Loss {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Outcome {
+pub(super) struct TopicTrimOutcome {
     topic: String,
     /// The retention that was applied; `null` with --before.
     retention: Option<RetentionView>,
@@ -68,11 +68,11 @@ pub(super) struct Outcome {
     dropped: u64,
     /// Whether `dropped` is a lower bound: counting stops at 1,000,000 of a partition.
     at_least: bool,
-    partitions: Vec<Row>,
+    partitions: Vec<TopicTrimRow>,
     dry_run: bool,
 }
 
-impl Row {
+impl TopicTrimRow {
     fn preview(it: TrimPreview) -> Self {
         let lost = it.lost.into_iter().map(|lost| Loss {
             group: lost.group.to_string(),
@@ -103,13 +103,13 @@ impl Row {
     }
 }
 
-impl Outcome {
+impl TopicTrimOutcome {
     fn text(&self) -> String {
         let messages = self.messages();
         let done = if self.dry_run { "would be dropped" } else { "dropped" };
         let titles = [">partition", ">dropped", "not settled"];
         let rows = self.partitions.iter().filter(|row| row.dropped > 0);
-        let rows: Vec<_> = rows.map(Row::row).collect();
+        let rows: Vec<_> = rows.map(TopicTrimRow::row).collect();
         let table =
             if rows.is_empty() { String::new() } else { format!("\n{}", output::table(&titles, rows)) };
         format!("{messages} {done}{table}")
@@ -140,10 +140,10 @@ impl Trim {
             }
         };
         let at_least = previews.iter().any(|it| it.dropped >= TrimPreview::LIMIT && it.dropped < it.length);
-        let rows: Vec<_> = previews.into_iter().map(Row::preview).collect();
+        let rows: Vec<_> = previews.into_iter().map(TopicTrimRow::preview).collect();
         let would = self.outcome(rows, retention, at_least);
         if self.dry.dry_run {
-            cx.output.show(&would, Outcome::text)?;
+            cx.output.show(&would, TopicTrimOutcome::text)?;
             return Ok(Exit::Done);
         }
         if would.dropped > 0 {
@@ -161,13 +161,18 @@ impl Trim {
                 to_the_end(admin.trim_topic_below(&self.topic, partition, id)).await?
             }
         };
-        let rows: Vec<_> = trimmed.into_iter().map(Row::trimmed).collect();
-        cx.output.show(&self.outcome(rows, retention, false), Outcome::text)?;
+        let rows: Vec<_> = trimmed.into_iter().map(TopicTrimRow::trimmed).collect();
+        cx.output.show(&self.outcome(rows, retention, false), TopicTrimOutcome::text)?;
         Ok(Exit::Done)
     }
 
-    fn outcome(&self, partitions: Vec<Row>, retention: Option<Retention>, at_least: bool) -> Outcome {
-        Outcome {
+    fn outcome(
+        &self,
+        partitions: Vec<TopicTrimRow>,
+        retention: Option<Retention>,
+        at_least: bool,
+    ) -> TopicTrimOutcome {
+        TopicTrimOutcome {
             topic: self.topic.to_string(),
             retention: retention.map(RetentionView::of),
             before: self.before.map(|id| id.to_string()),

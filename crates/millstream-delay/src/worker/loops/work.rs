@@ -12,7 +12,7 @@ use millstream_core::panics::{discard, text_of};
 use millstream_core::schedule::Due;
 use millstream_core::tasks::{ClaimedTask, Verdict as TaskVerdict};
 use millstream_core::{Envelope, MessageId, ScheduleId, Shard, Timestamp, wire};
-use millstream_engine::decide::{Attempt, Ending, decide};
+use millstream_engine::decide::{CurrentAttempt, Ending, decide};
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope, TaskFacts};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
 use millstream_engine::{LoopMonitor, Scope};
@@ -241,7 +241,7 @@ impl Job {
             Ended::Judged(said) => {
                 let (verdict, now) = (said.verdict(), now.saturating_add(elapsed));
                 let since = task.history.since();
-                let attempt = || Attempt {
+                let attempt = || CurrentAttempt {
                     number: task.attempt,
                     last_error: None,
                     history: &task.history,

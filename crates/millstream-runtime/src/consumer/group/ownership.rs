@@ -21,7 +21,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::lease_table::LeaseTable;
 use crate::consumer::group::membership::{Target, within};
 use crate::consumer::group::pending_acquires::PendingAcquires;
-use crate::consumer::partition::lifecycle::{self, CompletedSeek, Ended};
+use crate::consumer::partition::lifecycle::{self, CompletedSeek, SessionEnded};
 use millstream_engine::LoopMonitor;
 
 /// Maximum number of concurrent lease requests.
@@ -264,8 +264,8 @@ impl Ownership {
         }
         let mut hurry = NO_HURRY;
         match ended {
-            Ok((_, Ended::Over)) => {}
-            Ok((_, Ended::Anew(moved))) => {
+            Ok((_, SessionEnded::Over)) => {}
+            Ok((_, SessionEnded::Anew(moved))) => {
                 self.moved.extend(moved.map(|moved| (partition, moved)));
                 hurry = Duration::ZERO;
             }

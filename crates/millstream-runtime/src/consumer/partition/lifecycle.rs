@@ -32,7 +32,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const WITHDRAWALS: usize = 5;
 
 /// What the ownership loop does after a worker has ended.
-pub(in crate::consumer) enum Ended {
+pub(in crate::consumer) enum SessionEnded {
     /// Nothing further.
     Over,
     /// The lease was released, and the partition is to be acquired again at once, with a new token.
@@ -59,17 +59,17 @@ pub(in crate::consumer) async fn run(
     context: Arc<Subscription>,
     guard: Arc<LeaseGuard>,
     moved: Option<CompletedSeek>,
-) -> Ended {
+) -> SessionEnded {
     emit(&context, &guard, Change::Assigned);
     if context.config.sharing == Sharing::Shared {
         upkeep::run(&context, &guard).await;
         if guard.lost().is_cancelled() {
             lost(&context, &guard).await;
-            return Ended::Over;
+            return SessionEnded::Over;
         }
         release(&context, guard.lease()).await;
         emit(&context, &guard, Change::Revoked);
-        return Ended::Over;
+        return SessionEnded::Over;
     }
     let mut worked = Worked::nothing(&context);
     let gauge = Arc::<InFlightGauge>::default();
@@ -117,7 +117,7 @@ pub(in crate::consumer) async fn run(
                     next.extend(std::iter::from_fn(|| seeks.try_recv().ok()));
                     drop(entry);
                     emit(&context, &guard, Change::Revoked);
-                    return Ended::Anew(Some(CompletedSeek { answer, waiting: next.into() }));
+                    return SessionEnded::Anew(Some(CompletedSeek { answer, waiting: next.into() }));
                 }
                 // The caller may have stopped waiting.
                 Err(error) => {
@@ -141,7 +141,7 @@ pub(in crate::consumer) async fn run(
             if !is_loss_reported {
                 lost(&context, &guard).await;
             }
-            return Ended::Over;
+            return SessionEnded::Over;
         }
     } else {
         tell(&context, &guard, Moment::AfterLoss).await;
@@ -151,7 +151,7 @@ pub(in crate::consumer) async fn run(
     let ends = if in_flight.is_cleared() { Vec::new() } else { lease.ends.clone() };
     release(&context, &lease.clone().after_ends(ends)).await;
     emit(&context, &guard, Change::Revoked);
-    if guard.is_dropped() { Ended::Anew(None) } else { Ended::Over }
+    if guard.is_dropped() { SessionEnded::Anew(None) } else { SessionEnded::Over }
 }
 
 /// Result of a session.

@@ -78,7 +78,7 @@ struct Request {
 }
 
 /// Result of a request, for the parts of the worker that it concerns.
-pub(in crate::consumer) enum Progress {
+pub(in crate::consumer) enum SettleProgress {
     /// Receipts whose notes are written, with the serial numbers of their leases.
     Written(Vec<(Receipt, u64)>),
     /// The lease is lost.
@@ -237,16 +237,16 @@ impl Settler {
     }
 
     /// Waits until the request has ended.
-    pub(in crate::consumer) async fn ended(&mut self) -> Ended {
-        Ended(self.request.ended().await)
+    pub(in crate::consumer) async fn ended(&mut self) -> SettleEnded {
+        SettleEnded(self.request.ended().await)
     }
 
     /// Takes in the result of a request.
     pub(in crate::consumer) fn take_in(
         &mut self,
-        Ended(request): Ended,
+        SettleEnded(request): SettleEnded,
         in_flight: &mut InFlight,
-    ) -> Progress {
+    ) -> SettleProgress {
         let Request { serials, stored, mut left, doubtful, result } = request;
         if std::mem::take(&mut self.in_doubt) && !stored.is_empty() {
             in_flight.look_again();
@@ -281,14 +281,14 @@ impl Settler {
         let observer = &*self.context.observer;
         match result {
             Ok(()) => self.monitor.succeeded(observer),
-            Err(error) if error.kind() == ErrorKind::Fenced => return Progress::Fenced,
+            Err(error) if error.kind() == ErrorKind::Fenced => return SettleProgress::Fenced,
             Err(error) => {
                 let pause = self.monitor.failed(&error, observer);
                 // Even if nothing is left: the next settlements would meet the same error.
                 self.not_before = Some(Instant::now() + pause);
             }
         }
-        Progress::Written(written)
+        SettleProgress::Written(written)
     }
 
     /// Records settlements that the server has accepted.
@@ -325,7 +325,7 @@ impl Settler {
 }
 
 /// A request that has ended, not yet [taken in](Settler::take_in).
-pub(in crate::consumer) struct Ended(Request);
+pub(in crate::consumer) struct SettleEnded(Request);
 
 /// Sends one batch.
 fn send(

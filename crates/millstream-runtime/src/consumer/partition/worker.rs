@@ -62,8 +62,8 @@ pub(in crate::consumer) struct PartitionWorker {
 enum Event {
     /// Nothing new may start: handlers are given up, the partition is to be released, or the lease is lost.
     Stopped,
-    Came(source::Ended),
-    Settled(settle::Ended),
+    Came(source::SourceEnded),
+    Settled(settle::SettleEnded),
     Dispatched(Happened),
     /// Something is due.
     Due,
@@ -281,12 +281,12 @@ impl PartitionWorker {
         }
     }
 
-    fn settled(&mut self, settled: settle::Ended) {
+    fn settled(&mut self, settled: settle::SettleEnded) {
         match self.settler.take_in(settled, &mut self.in_flight) {
-            settle::Progress::Written(receipts) => {
+            settle::SettleProgress::Written(receipts) => {
                 receipts.into_iter().for_each(|(receipt, serial)| self.dispatcher.written(receipt, serial));
             }
-            settle::Progress::Fenced => self.lease.lose(),
+            settle::SettleProgress::Fenced => self.lease.lose(),
         }
     }
 

@@ -11,10 +11,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
-use crate::commands::dlq::consume::{Ended, Fate, question};
-use crate::commands::dlq::inspect::{self, Shown};
+use crate::commands::dlq::consume::{DlqConsumeEnded, Fate, question};
+use crate::commands::dlq::inspect::{self, DlqShown};
 use crate::commands::exec::Exec;
-use crate::commands::message::{Body, View, sanitize};
+use crate::commands::message::{Body, MessageView, sanitize};
 use crate::output::Output;
 
 /// The source of the decision on a letter.
@@ -52,16 +52,16 @@ pub(super) struct LetterHandler {
     /// The number of letters for which a command failed.
     failed: AtomicU64,
     stage: watch::Sender<Stage>,
-    ends: mpsc::UnboundedSender<Ended>,
+    ends: mpsc::UnboundedSender<DlqConsumeEnded>,
     /// Whether the titles were printed; locked while a line is printed.
     titled: Mutex<bool>,
 }
 
 /// A letter with its fate, for programs.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::commands::dlq) struct Line<'a> {
+pub(in crate::commands::dlq) struct ConsumeLine<'a> {
     #[serde(flatten)]
-    letter: Shown<'a>,
+    letter: DlqShown<'a>,
     /// `leave`, `replay` or `purge`.
     #[schemars(extend("enum" = ["leave", "replay", "purge"]))]
     then: &'a str,
@@ -77,7 +77,7 @@ impl LetterHandler {
         choice: Choice,
         limit: Option<u64>,
         dry_run: bool,
-    ) -> (Self, mpsc::UnboundedReceiver<Ended>) {
+    ) -> (Self, mpsc::UnboundedReceiver<DlqConsumeEnded>) {
         let (ends, ended) = mpsc::unbounded_channel();
         let limit = limit.unwrap_or(u64::MAX);
         let handler = Self {
@@ -125,17 +125,17 @@ impl LetterHandler {
             Ok(Some(fate)) => fate,
             Ok(None) => return self.untouched_letter(),
             Err(error) => {
-                self.end(Ended::Failed(error));
+                self.end(DlqConsumeEnded::Failed(error));
                 return self.untouched_letter();
             }
         };
         if let Err(error) = self.print(letter, fate) {
             // A letter that could not be printed is not settled.
-            self.end(Ended::Failed(error));
+            self.end(DlqConsumeEnded::Failed(error));
             return self.untouched_letter();
         }
         if self.open.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.end(Ended::Done);
+            self.end(DlqConsumeEnded::Done);
         }
         match fate {
             _ if self.dry_run => UNTOUCHED,
@@ -156,7 +156,7 @@ impl LetterHandler {
                     answer = question::ask(letter) => answer?,
                 };
                 if answer.is_none() {
-                    self.end(Ended::Stopped);
+                    self.end(DlqConsumeEnded::Stopped);
                 }
                 Ok(answer)
             }
@@ -192,7 +192,7 @@ impl LetterHandler {
         }
         let mut titled = self.titled.lock().unwrap_or_else(PoisonError::into_inner);
         let had_titles = std::mem::replace(&mut *titled, true);
-        self.output.show(&Line { letter: Shown(letter), then: fate.as_str() }, |_| {
+        self.output.show(&ConsumeLine { letter: DlqShown(letter), then: fate.as_str() }, |_| {
             let titles = if had_titles { "" } else { inspect::TITLES };
             format!("{titles}{}", inspect::line(letter, fate.as_str()))
         })
@@ -203,15 +203,15 @@ impl LetterHandler {
         UNTOUCHED
     }
 
-    fn end(&self, ended: Ended) {
+    fn end(&self, ended: DlqConsumeEnded) {
         // If the receiver is gone, the command has ended already.
         let _ = self.ends.send(ended);
     }
 }
 
 /// Returns the message and environment variables that describe a letter to a command.
-fn described(letter: &DeadLetter) -> (View, [(&'static str, String); 3]) {
-    let view = View {
+fn described(letter: &DeadLetter) -> (MessageView, [(&'static str, String); 3]) {
+    let view = MessageView {
         topic_partition: letter.topic_partition.clone(),
         id: letter.id,
         attempt: Some(letter.attempts),

@@ -13,7 +13,7 @@ use millstream::{DeadLetterConfig, DeadLetterReport, Topic};
 use tokio::time::MissedTickBehavior;
 
 use crate::commands::exec::Exec;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::{DryRun, StopWithin};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
@@ -45,9 +45,9 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
   millstream dlq consume orders billing --then ask
   millstream dlq consume orders billing --then purge --until-empty --yes --json >> letters.ndjson
   millstream dlq consume orders billing --then replay --exec 'jq -e .mended' --yes")]
-pub(super) struct Consume {
+pub(super) struct DlqConsume {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Action for each letter
     #[arg(long, value_enum, default_value_t = Then::Leave)]
     then: Then,
@@ -120,7 +120,7 @@ impl Fate {
 
 /// The end of the command.
 #[derive(Debug)]
-enum Ended {
+enum DlqConsumeEnded {
     /// It finished what was requested.
     Done,
     /// A signal, or the answer to a prompt, stopped it.
@@ -128,10 +128,10 @@ enum Ended {
     Failed(anyhow::Error),
 }
 
-impl Consume {
+impl DlqConsume {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         self.of.known(cx).await?;
-        let Of { topic, group } = &self.of;
+        let GroupOf { topic, group } = &self.of;
         let choice = self.choice(cx)?;
         match self.then {
             _ if self.dry.dry_run => cx.output.note("dry run: every letter is left as it is"),
@@ -167,11 +167,11 @@ impl Consume {
         let ended = loop {
             tokio::select! {
                 biased;
-                stopped = &mut stopped => break stopped.map_or_else(Ended::Failed, |()| Ended::Stopped),
+                stopped = &mut stopped => break stopped.map_or_else(DlqConsumeEnded::Failed, |()| DlqConsumeEnded::Stopped),
                 Some(ended) = ends.recv() => break ended,
                 _ = looks.tick(), if self.until_empty => {
                     if consumer.report().idle > 0 {
-                        break Ended::Done;
+                        break DlqConsumeEnded::Done;
                     }
                 }
             }
@@ -195,11 +195,11 @@ impl Consume {
                 shutdown.await
             }
         };
-        if let Ended::Failed(error) = ended {
+        if let DlqConsumeEnded::Failed(error) = ended {
             return Err(error);
         }
         cx.output.note(&summary(report, letter_handler.untouched(), letter_handler.failed()));
-        if matches!(ended, Ended::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
+        if matches!(ended, DlqConsumeEnded::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
     }
 
     /// Returns the result of being stopped: success if the command has no end of its own.

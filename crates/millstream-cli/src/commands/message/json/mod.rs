@@ -17,11 +17,16 @@ mod tests {
 
     use super::*;
     use crate::commands::message::sanitize::is_control;
-    use crate::commands::message::{Body, View};
+    use crate::commands::message::{Body, MessageView};
 
-    fn view(envelope: Envelope) -> View {
+    fn view(envelope: Envelope) -> MessageView {
         let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
-        View { topic_partition, id: MessageId::new(7, 1), attempt: None, body: Body::Message(envelope) }
+        MessageView {
+            topic_partition,
+            id: MessageId::new(7, 1),
+            attempt: None,
+            body: Body::Message(envelope),
+        }
     }
 
     fn written(envelope: &Envelope) -> String {

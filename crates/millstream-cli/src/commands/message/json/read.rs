@@ -28,7 +28,7 @@ pub(crate) struct Read {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct JsonLine {
     key: Option<String>,
     key_base64: Option<String>,
     #[serde(default)]
@@ -59,7 +59,7 @@ struct Line {
 /// # Errors
 /// The fault in the line.
 pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
-    let line: Line = serde_json::from_slice(line).map_err(|error| describe(&error))?;
+    let line: JsonLine = serde_json::from_slice(line).map_err(|error| describe(&error))?;
     let key = match (line.key, line.key_base64) {
         (Some(_), Some(_)) => return Err("both key and key_base64".into()),
         (Some(key), None) => Some(key.into()),
@@ -81,7 +81,7 @@ pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
         // own id.
         line.delay.is_some() || line.at.is_some() || id.parse::<MessageId>().is_err()
     });
-    let Line { partition, delay, at, dedup, unique, .. } = line;
+    let JsonLine { partition, delay, at, dedup, unique, .. } = line;
     Ok(Read { envelope, partition, delay, at, id, dedup, unique })
 }
 

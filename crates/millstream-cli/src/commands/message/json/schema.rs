@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::commands::message::json::write::Line;
-use crate::commands::message::{Body, View};
+use crate::commands::message::json::write::JsonLineWriter;
+use crate::commands::message::{Body, MessageView};
 
 /// Written by hand, as the fields depend on the bytes.
 impl JsonSchema for Body {
@@ -81,12 +81,12 @@ impl JsonSchema for Body {
     }
 }
 
-impl JsonSchema for View {
+impl JsonSchema for MessageView {
     fn schema_name() -> Cow<'static, str> {
         "Message".into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Line::json_schema(generator)
+        JsonLineWriter::json_schema(generator)
     }
 }

@@ -10,11 +10,11 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::commands::message::sanitize::{self, is_control};
-use crate::commands::message::{Body, View};
+use crate::commands::message::{Body, MessageView};
 
 /// A message as a line.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Line<'a> {
+pub(super) struct JsonLineWriter<'a> {
     topic: &'a str,
     partition: u32,
     id: String,
@@ -27,11 +27,12 @@ pub(super) struct Line<'a> {
     body: &'a Body,
 }
 
-impl Serialize for View {
+impl Serialize for MessageView {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { topic_partition, id, attempt, body } = self;
         let (topic, partition) = (topic_partition.topic.as_str(), topic_partition.partition.0);
-        let line = Line { topic, partition, id: id.to_string(), time_ms: id.ms, attempt: *attempt, body };
+        let line =
+            JsonLineWriter { topic, partition, id: id.to_string(), time_ms: id.ms, attempt: *attempt, body };
         line.serialize(serializer)
     }
 }

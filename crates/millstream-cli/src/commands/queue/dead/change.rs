@@ -10,7 +10,7 @@ use millstream::delay::DeadTasks;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Wanted, dead};
+use super::{DeadTaskWanted, dead};
 use crate::commands::DryRun;
 use crate::commands::message::sanitize;
 use crate::commands::shared::count_progress::CountProgress;
@@ -27,9 +27,9 @@ const PAGE: usize = 100;
   millstream queue dead replay mails welcome-42 welcome-43
   millstream queue dead replay mails --fingerprint 8f3c0a51d27be694
   millstream queue dead replay mails --all --yes")]
-pub(super) struct Replay {
+pub(super) struct DeadTaskReplay {
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: DeadTaskChosen,
 }
 
 /// Deletes dead tasks permanently
@@ -38,21 +38,21 @@ pub(super) struct Replay {
   millstream queue dead purge mails welcome-42
   millstream queue dead purge mails --error 'no such mailbox' --dry-run
   millstream queue dead purge mails --all --yes")]
-pub(super) struct Purge {
+pub(super) struct DeadTaskPurge {
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: DeadTaskChosen,
 }
 
 /// Selection of dead tasks
 #[derive(Args, Debug)]
-struct Chosen {
+struct DeadTaskChosen {
     /// The delay queue
     queue: QueueName,
     /// Ids of tasks
     #[arg(value_name = "TASK", conflicts_with = "all")]
     tasks: Vec<String>,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DeadTaskWanted,
     /// All tasks that are dead now
     #[arg(long)]
     all: bool,
@@ -62,7 +62,7 @@ struct Chosen {
 
 /// The results.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Outcome {
+pub(super) struct DeadTaskOutcome {
     /// The number of tasks; in a dry run, of those that would be changed.
     count: u64,
     /// The named tasks that are not dead, or could not be replayed.
@@ -76,13 +76,13 @@ enum Action {
     Purge,
 }
 
-impl Replay {
+impl DeadTaskReplay {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         self.chosen.each(cx, Action::Replay).await
     }
 }
 
-impl Purge {
+impl DeadTaskPurge {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         self.chosen.each(cx, Action::Purge).await
     }
@@ -91,7 +91,7 @@ impl Purge {
 /// Ids of tasks by shard.
 type Found = BTreeMap<Shard, Vec<MessageId>>;
 
-impl Chosen {
+impl DeadTaskChosen {
     async fn each(&self, cx: &Context, action: Action) -> Result<Exit> {
         let filter = self.wanted.filter(&self.tasks)?;
         if filter.is_empty() && !self.all {
@@ -109,14 +109,14 @@ impl Chosen {
                     cx.confirm(&format!("Delete {what} of {} permanently?", self.queue))?;
                 }
                 Action::Replay if self.tasks.is_empty() => {
-                    cx.confirm(&format!("Replay {what} of {}?", self.queue))?;
+                    cx.confirm(&format!("DeadTaskReplay {what} of {}?", self.queue))?;
                 }
                 Action::Replay => {}
             }
         }
         let done = if self.dry.dry_run { count } else { act(cx, &found, action).await? };
         let missing: Vec<_> = missing.into_iter().collect();
-        let outcome = Outcome { count: done, missing, dry_run: self.dry.dry_run };
+        let outcome = DeadTaskOutcome { count: done, missing, dry_run: self.dry.dry_run };
         let verb = match action {
             Action::Replay => "replayed",
             Action::Purge => "deleted",

@@ -8,7 +8,7 @@ use millstream::crates::core::wire;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::inspect::Shown;
+use super::inspect::DeadTaskShown;
 use super::{dead, newest};
 use crate::commands::DryRun;
 use crate::commands::dlq::edit::{EditArgs, by_hand};
@@ -40,7 +40,7 @@ pub(super) struct Edited<'a> {
     /// Whether it is scheduled; in a dry run, whether it would be.
     scheduled: bool,
     /// The task as it was.
-    before: Shown<'a>,
+    before: DeadTaskShown<'a>,
     dry_run: bool,
 }
 
@@ -61,7 +61,7 @@ impl Edit {
         if !scheduled {
             bail!("{id} could not be scheduled: its id is in use; it stays dead");
         }
-        let edited = Edited { scheduled, before: Shown(&task), dry_run: self.dry.dry_run };
+        let edited = Edited { scheduled, before: DeadTaskShown(&task), dry_run: self.dry.dry_run };
         cx.output.show(&edited, |it| {
             let done = if it.dry_run { "would be scheduled again" } else { "scheduled again, with changes" };
             format!("{id}: {done}")

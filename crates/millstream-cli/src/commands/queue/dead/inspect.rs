@@ -9,7 +9,7 @@ use millstream::delay::DeadTask;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Wanted, dead, newest};
+use super::{DeadTaskWanted, dead, newest};
 use crate::commands::message::{Body, json, sanitize};
 use crate::commands::schemas::schema_as;
 use crate::commands::shared::count_progress::CountProgress;
@@ -24,11 +24,11 @@ use crate::{human, output};
 #[command(after_help = "Examples:
   millstream queue dead list mails --limit 20
   millstream queue dead list mails --json | jq -r '.data[].task'")]
-pub(super) struct List {
+pub(super) struct DeadTaskList {
     /// The delay queue
     queue: QueueName,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DeadTaskWanted,
     /// Maximum number of tasks
     #[arg(long, default_value_t = 100, value_name = "N")]
     limit: usize,
@@ -39,7 +39,7 @@ pub(super) struct List {
 #[command(after_help = "Examples:
   millstream queue dead show mails welcome-42
   millstream queue dead show mails welcome-42 --json | jq .data.payload")]
-pub(super) struct Show {
+pub(super) struct DeadTaskShow {
     /// The delay queue
     queue: QueueName,
     /// Id of the task. If tasks with this id died several times, the newest is shown
@@ -48,18 +48,18 @@ pub(super) struct Show {
 
 /// Groups dead tasks by their errors, the most frequent first
 ///
-/// Errors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
+/// DeadTaskErrors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
 /// `list`, `export`, `replay` and `purge` select its tasks with --fingerprint. The example is the newest task. All tasks are
 /// read.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead errors mails
   millstream queue dead replay mails --fingerprint 8f3c0a51d27be694")]
-pub(super) struct Errors {
+pub(super) struct DeadTaskErrors {
     /// The delay queue
     queue: QueueName,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DeadTaskWanted,
     /// Maximum number of groups to show
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
@@ -72,15 +72,15 @@ pub(super) struct Errors {
 #[command(after_help = "Examples:
   millstream queue dead export mails > tasks.jsonl
   millstream queue dead export mails --error timeout | jq -c .payload")]
-pub(super) struct Export {
+pub(super) struct DeadTaskExport {
     /// The delay queue
     queue: QueueName,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: DeadTaskWanted,
 }
 
 /// A dead task, for programs.
-pub(super) struct Shown<'a>(pub(super) &'a DeadTask);
+pub(super) struct DeadTaskShown<'a>(pub(super) &'a DeadTask);
 
 /// Its fields.
 #[derive(Serialize, JsonSchema)]
@@ -100,7 +100,7 @@ struct TaskView<'a> {
     body: Body,
 }
 
-impl Serialize for Shown<'_> {
+impl Serialize for DeadTaskShown<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let DeadTask { id, shard, task, reason, attempts, error, history, body } = self.0;
         let view = TaskView {
@@ -118,9 +118,9 @@ impl Serialize for Shown<'_> {
     }
 }
 
-schema_as!(Shown<'_>, TaskView<'_>);
+schema_as!(DeadTaskShown<'_>, TaskView<'_>);
 
-impl List {
+impl DeadTaskList {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let dead = dead(cx, &self.queue).await?;
         let filter = self.wanted.filter(&[])?;
@@ -135,10 +135,10 @@ impl List {
         let is_cut = tasks.len() > self.limit || !walk.is_done();
         tasks.truncate(self.limit);
         let total = dead.count().await?;
-        let shown: Vec<_> = tasks.iter().map(Shown).collect();
+        let shown: Vec<_> = tasks.iter().map(DeadTaskShown).collect();
         cx.output.show(&shown, |shown| {
             let titles = ["task", "died", "reason", ">attempts", "error", "payload"];
-            output::table(&titles, shown.iter().map(|Shown(it)| row(it)))
+            output::table(&titles, shown.iter().map(|DeadTaskShown(it)| row(it)))
         })?;
         let some = human::count(tasks.len() as u64);
         if is_filtered && is_cut {
@@ -162,11 +162,11 @@ fn row(it: &DeadTask) -> [String; 6] {
     ]
 }
 
-impl Show {
+impl DeadTaskShow {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let dead = dead(cx, &self.queue).await?;
         let (task, older) = newest(&dead, &self.queue, &self.task).await?;
-        cx.output.show(&Shown(&task), |Shown(task)| story(task))?;
+        cx.output.show(&DeadTaskShown(&task), |DeadTaskShown(task)| story(task))?;
         if older > 0 {
             let older = human::of(older, "older dead task", "older dead tasks");
             cx.output.note(&format!("{older} with this id; `queue dead list` shows them"));
@@ -212,7 +212,7 @@ pub(in crate::commands) fn content(mut pairs: Vec<(&'static str, String)>, body:
     }
 }
 
-impl Errors {
+impl DeadTaskErrors {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let dead = dead(cx, &self.queue).await?;
         let mut progress = CountProgress::new();
@@ -226,7 +226,7 @@ impl Errors {
     }
 }
 
-impl Export {
+impl DeadTaskExport {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let dead = dead(cx, &self.queue).await?;
         let (mut walk, mut exported) = (dead.walk(self.wanted.filter(&[])?), 0);
@@ -236,9 +236,9 @@ impl Export {
             for task in walk.run_once().await? {
                 // The same task when it is parsed, without control characters for a terminal.
                 if cx.output.is_json() {
-                    lines += &cx.output.line(&Shown(&task))?;
+                    lines += &cx.output.line(&DeadTaskShown(&task))?;
                 } else {
-                    lines += &sanitize::json(&serde_json::to_string(&Shown(&task))?);
+                    lines += &sanitize::json(&serde_json::to_string(&DeadTaskShown(&task))?);
                     lines.push('\n');
                 }
                 exported += 1;

@@ -32,24 +32,24 @@ pub(in crate::commands) use inspect::content;
   millstream queue dead replay mails welcome-42")]
 pub(super) struct Dead {
     #[command(subcommand)]
-    what: What,
+    what: DeadTaskCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    List(inspect::List),
-    Show(inspect::Show),
-    Errors(inspect::Errors),
-    Export(inspect::Export),
-    Replay(change::Replay),
+enum DeadTaskCommand {
+    List(inspect::DeadTaskList),
+    Show(inspect::DeadTaskShow),
+    Errors(inspect::DeadTaskErrors),
+    Export(inspect::DeadTaskExport),
+    Replay(change::DeadTaskReplay),
     Edit(edit::Edit),
-    Purge(change::Purge),
-    Trim(trim::Trim),
+    Purge(change::DeadTaskPurge),
+    Trim(trim::DeadTaskTrim),
 }
 
 /// Filter of dead tasks, in which all conditions must match
 #[derive(Args, Clone, Debug, Default)]
-struct Wanted {
+struct DeadTaskWanted {
     /// Tasks with this text in the error of the last attempt
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
@@ -60,17 +60,17 @@ struct Wanted {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("queue dead list", of::<Vec<inspect::Shown<'static>>>()),
-    ("queue dead show", of::<inspect::Shown<'static>>()),
+    ("queue dead list", of::<Vec<inspect::DeadTaskShown<'static>>>()),
+    ("queue dead show", of::<inspect::DeadTaskShown<'static>>()),
     ("queue dead errors", of::<ErrorsView<String>>()),
-    ("queue dead export", of::<inspect::Shown<'static>>()),
+    ("queue dead export", of::<inspect::DeadTaskShown<'static>>()),
     ("queue dead edit", of::<edit::Edited<'static>>()),
-    ("queue dead replay", of::<change::Outcome>()),
-    ("queue dead purge", of::<change::Outcome>()),
-    ("queue dead trim", of::<trim::Trimmed>()),
+    ("queue dead replay", of::<change::DeadTaskOutcome>()),
+    ("queue dead purge", of::<change::DeadTaskOutcome>()),
+    ("queue dead trim", of::<trim::DeadTaskTrimmed>()),
 ];
 
-impl Wanted {
+impl DeadTaskWanted {
     /// Returns the filter for the library. Without ids, all tasks are meant.
     fn filter(&self, tasks: &[String]) -> Result<DeadTaskFilter> {
         if tasks.iter().any(String::is_empty) {
@@ -89,14 +89,14 @@ impl Wanted {
 impl Dead {
     pub(super) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => Box::pin(it.run(cx)),
-            What::Show(it) => Box::pin(it.run(cx)),
-            What::Errors(it) => Box::pin(it.run(cx)),
-            What::Export(it) => Box::pin(it.run(cx)),
-            What::Replay(it) => Box::pin(it.run(cx)),
-            What::Edit(it) => Box::pin(it.run(cx)),
-            What::Purge(it) => Box::pin(it.run(cx)),
-            What::Trim(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::List(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Show(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Errors(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Export(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Replay(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Edit(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Purge(it) => Box::pin(it.run(cx)),
+            DeadTaskCommand::Trim(it) => Box::pin(it.run(cx)),
         }
     }
 }
@@ -111,7 +111,7 @@ async fn dead(cx: &Context, queue: &QueueName) -> Result<DeadTasks<bytes::Bytes>
 /// # Errors
 /// If there is none.
 async fn newest(dead: &DeadTasks<bytes::Bytes>, queue: &QueueName, task: &str) -> Result<(DeadTask, u64)> {
-    let filter = Wanted::default().filter(&[task.to_owned()])?;
+    let filter = DeadTaskWanted::default().filter(&[task.to_owned()])?;
     let (mut walk, mut progress) = (dead.walk(filter), CountProgress::new());
     let (mut newest, mut found) = (None::<DeadTask>, 0);
     while !walk.is_done() {

@@ -25,7 +25,7 @@ use crate::{human, parse};
 #[command(after_help = "Examples:
   millstream queue dead trim mails --dry-run
   millstream queue dead trim mails --retention age:30d,length:100000")]
-pub(super) struct Trim {
+pub(super) struct DeadTaskTrim {
     /// The delay queue
     queue: QueueName,
     /// Which tasks stay: `age:30d`, `length:100000` (the newest of each shard), or both with a comma. Default: the retention
@@ -37,7 +37,7 @@ pub(super) struct Trim {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Trimmed {
+pub(super) struct DeadTaskTrimmed {
     /// The number of dropped tasks; in a dry run, of those that would be.
     dropped: u64,
     /// Those that were too old.
@@ -50,7 +50,7 @@ pub(super) struct Trimmed {
     dry_run: bool,
 }
 
-impl Trimmed {
+impl DeadTaskTrimmed {
     fn of(trimmed: &DeadTasksTrimmed, retention: DeadLetterRetention, dry_run: bool) -> Self {
         Self {
             dropped: trimmed.dropped(),
@@ -70,7 +70,7 @@ impl Trimmed {
     }
 }
 
-impl Trim {
+impl DeadTaskTrim {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let queue = recurring::queue(cx, &self.queue).await?;
         let retention = self.retention.unwrap_or(queue.settings().dead_letter_retention);
@@ -80,7 +80,7 @@ impl Trim {
         }
         let would = queue.dead().would_trim(retention).await?;
         if self.dry.dry_run {
-            cx.output.show(&Trimmed::of(&would, retention, true), Trimmed::text)?;
+            cx.output.show(&DeadTaskTrimmed::of(&would, retention, true), DeadTaskTrimmed::text)?;
             return Ok(Exit::Done);
         }
         if would.dropped() > 0 {
@@ -88,7 +88,7 @@ impl Trim {
             cx.confirm(&format!("Drop {tasks} of {} permanently?", self.queue))?;
         }
         let trimmed = queue.dead().trim(retention).await?;
-        cx.output.show(&Trimmed::of(&trimmed, retention, false), Trimmed::text)?;
+        cx.output.show(&DeadTaskTrimmed::of(&trimmed, retention, false), DeadTaskTrimmed::text)?;
         Ok(Exit::Done)
     }
 }

@@ -8,10 +8,10 @@ use millstream::crates::core::schedule::RetryAction;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::Entry;
-use super::{Wanted, open};
+use super::list::RetryEntry;
+use super::{RetriesWanted, open};
 use crate::commands::DryRun;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::context::{Context, to_the_end};
 use crate::exit::{Exit, Usage, not_found};
@@ -28,7 +28,7 @@ const SAMPLE: usize = 10;
   millstream retries now orders billing --all --yes")]
 pub(super) struct Now {
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: RetriesChosen,
 }
 
 /// Gives waiting messages up: they become dead letters with the reason `killed`
@@ -41,19 +41,19 @@ pub(super) struct Now {
   millstream retries kill orders billing --min-attempt 8")]
 pub(super) struct Kill {
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: RetriesChosen,
 }
 
 /// Selection of retries
 #[derive(Args, Debug)]
-struct Chosen {
+struct RetriesChosen {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     /// Ids of messages
     #[arg(value_name = "ID", conflicts_with = "all")]
     ids: Vec<MessageId>,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: RetriesWanted,
     /// All messages that wait for a retry now
     #[arg(long)]
     all: bool,
@@ -65,13 +65,13 @@ struct Chosen {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Outcome {
+pub(super) struct RetriesOutcome {
     /// The number of messages; in a dry run, of those that would be changed.
     count: u64,
     /// The named messages that do not wait.
     missing: Vec<String>,
     /// The first messages of a dry run.
-    sample: Vec<Entry>,
+    sample: Vec<RetryEntry>,
     dry_run: bool,
 }
 
@@ -87,7 +87,7 @@ impl Kill {
     }
 }
 
-impl Chosen {
+impl RetriesChosen {
     async fn settle(self, cx: &Context, action: RetryAction) -> Result<Exit> {
         let filter = self.wanted.filter(cx, &self.ids).await?;
         if filter.is_empty() && !self.all {
@@ -108,10 +108,11 @@ impl Chosen {
         let (done, group) = (done(action), &self.of.group);
         if self.dry.dry_run {
             let now = cx.now().await?;
-            let sample = selected.sample.into_iter().map(Entry::from).collect();
-            let outcome = Outcome { count, missing, sample, dry_run: true };
-            cx.output
-                .show(&outcome, |it| format!("{what} would be {done}\n{}", Entry::table(&it.sample, now)))?;
+            let sample = selected.sample.into_iter().map(RetryEntry::from).collect();
+            let outcome = RetriesOutcome { count, missing, sample, dry_run: true };
+            cx.output.show(&outcome, |it| {
+                format!("{what} would be {done}\n{}", RetryEntry::table(&it.sample, now))
+            })?;
             return self.end(cx, &outcome);
         }
         if count > 0 {
@@ -126,7 +127,7 @@ impl Chosen {
             }
         }
         let settled = to_the_end(queue.settle(&selected, action)).await?;
-        let outcome = Outcome { count: settled, missing, sample: Vec::new(), dry_run: false };
+        let outcome = RetriesOutcome { count: settled, missing, sample: Vec::new(), dry_run: false };
         cx.output.show(&outcome, |it| format!("{} {done}", human::of(it.count, "retry", "retries")))?;
         if settled < count {
             let gone = human::of(count - settled, "retry", "retries");
@@ -158,7 +159,7 @@ impl Chosen {
     }
 
     /// Returns the result after everything was shown.
-    fn end(&self, cx: &Context, outcome: &Outcome) -> Result<Exit> {
+    fn end(&self, cx: &Context, outcome: &RetriesOutcome) -> Result<Exit> {
         for id in &outcome.missing {
             cx.output.note(&format!("{id}: it does not wait for a retry"));
         }

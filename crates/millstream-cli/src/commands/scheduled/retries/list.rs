@@ -9,8 +9,8 @@ use millstream::{Partition, Timestamp};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Wanted, open};
-use crate::commands::group::Of;
+use super::{RetriesWanted, open};
+use crate::commands::group::GroupOf;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::schemas::schema_as;
 use crate::commands::shared::count_progress::CountProgress;
@@ -33,9 +33,9 @@ use crate::{human, output};
   millstream retries list orders billing --json | jq -r '.data.retries[].id'")]
 pub(super) struct List {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: RetriesWanted,
     /// Maximum number of messages
     #[arg(long, default_value_t = 100, value_name = "N")]
     limit: usize,
@@ -45,37 +45,37 @@ pub(super) struct List {
 
 /// Groups waiting messages by the errors of their last attempts, the most frequent first
 ///
-/// Errors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
+/// RetriesErrors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
 /// `list`, `now` and `kill` select its messages with --fingerprint. `first` and `last` are due times. All retries are read.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream retries errors orders billing
   millstream retries now orders billing --fingerprint 8f3c0a51d27be694")]
-pub(super) struct Errors {
+pub(super) struct RetriesErrors {
     #[command(flatten)]
-    of: Of,
+    of: GroupOf,
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: RetriesWanted,
     /// Maximum number of groups to show
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct View {
+pub(super) struct RetriesView {
     topic: String,
     group: String,
     /// The number of waiting messages, including those that are due and not delivered yet, whatever the filter; `null` if it
     /// is unknown.
     total: Option<u64>,
-    retries: Vec<Entry>,
+    retries: Vec<RetryEntry>,
     /// The parts that could not be read.
     errors: Vec<Failed>,
 }
 
 /// A waiting message.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct RetryEntry {
     partition: Partition,
     parked: Parked,
     /// Whether it is due and in the retry log.
@@ -83,13 +83,13 @@ pub(super) struct Entry {
     body: Body,
 }
 
-impl From<Retry> for Entry {
+impl From<Retry> for RetryEntry {
     fn from(Retry { topic_partition, parked, .. }: Retry) -> Self {
         Self { partition: topic_partition.partition, body: Body::of(&parked.body), parked, ready: false }
     }
 }
 
-impl From<WaitingRetry> for Entry {
+impl From<WaitingRetry> for RetryEntry {
     fn from(WaitingRetry { partition, parked, ready, .. }: WaitingRetry) -> Self {
         Self { partition, body: Body::of(&parked.body), parked, ready }
     }
@@ -97,7 +97,7 @@ impl From<WaitingRetry> for Entry {
 
 /// A waiting message, for programs.
 #[derive(Serialize, JsonSchema)]
-struct Line<'a> {
+struct RetryLine<'a> {
     id: String,
     partition: u32,
     /// The number of the next attempt, if it is known.
@@ -113,9 +113,9 @@ struct Line<'a> {
     body: &'a Body,
 }
 
-impl Serialize for Entry {
+impl Serialize for RetryEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let line = Line {
+        let line = RetryLine {
             id: self.parked.origin.to_string(),
             partition: self.partition.0,
             attempt: self.attempt(),
@@ -128,9 +128,9 @@ impl Serialize for Entry {
     }
 }
 
-schema_as!(Entry, Line<'_>);
+schema_as!(RetryEntry, RetryLine<'_>);
 
-impl Entry {
+impl RetryEntry {
     /// Returns the number of the next attempt, if there is one.
     fn attempt(&self) -> Option<u32> {
         Some(self.parked.attempt).filter(|attempt| *attempt > 0)
@@ -185,14 +185,14 @@ impl List {
             error: error.error.to_string(),
         };
         let errors: Vec<_> = found.errors.iter().map(failed).collect();
-        let retries: Vec<Entry> = if filter.is_empty() {
-            found.retries.into_iter().map(Entry::from).collect()
+        let retries: Vec<RetryEntry> = if filter.is_empty() {
+            found.retries.into_iter().map(RetryEntry::from).collect()
         } else {
-            queue.list(&filter, limit).await?.into_iter().map(Entry::from).collect()
+            queue.list(&filter, limit).await?.into_iter().map(RetryEntry::from).collect()
         };
-        let view = View { topic, group, total: found.total, retries, errors };
+        let view = RetriesView { topic, group, total: found.total, retries, errors };
         let now = cx.now().await?;
-        cx.output.show(&view, |view| Entry::table(&view.retries, now))?;
+        cx.output.show(&view, |view| RetryEntry::table(&view.retries, now))?;
         let shown = view.retries.len() as u64;
         if !filter.is_empty() {
             if shown == limit as u64 {
@@ -208,19 +208,19 @@ impl List {
 
 /// The message with an error that is due last.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Example {
+pub(super) struct RetriesExample {
     partition: u32,
     id: String,
 }
 
-impl Errors {
+impl RetriesErrors {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx, &[]).await?;
         let queue = open(cx, &self.of, &filter).await?;
         let mut progress = CountProgress::new();
         let groups = queue.errors(&filter, MAX_GROUPS, |read| progress.set(read, "retry", "retries")).await?;
         drop(progress);
-        let view = ErrorsView::of(groups, self.limit, |(partition, id)| Example {
+        let view = ErrorsView::of(groups, self.limit, |(partition, id)| RetriesExample {
             partition: partition.0,
             id: id.to_string(),
         });

@@ -11,7 +11,7 @@ use millstream::crates::core::Fingerprint;
 use millstream::{MessageId, Partition, Timestamp};
 
 use crate::commands::Running;
-use crate::commands::group::Of;
+use crate::commands::group::GroupOf;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::errors::ErrorsView;
 use crate::context::Context;
@@ -29,39 +29,39 @@ use crate::parse::{self, When};
   millstream retries kill orders billing 1700000000000-0")]
 pub(crate) struct Retries {
     #[command(subcommand)]
-    what: What,
+    what: RetriesCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum RetriesCommand {
     List(list::List),
-    Errors(list::Errors),
+    Errors(list::RetriesErrors),
     Now(change::Now),
     Kill(change::Kill),
 }
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("retries list", of::<list::View>()),
-    ("retries errors", of::<ErrorsView<list::Example>>()),
-    ("retries now", of::<change::Outcome>()),
-    ("retries kill", of::<change::Outcome>()),
+    ("retries list", of::<list::RetriesView>()),
+    ("retries errors", of::<ErrorsView<list::RetriesExample>>()),
+    ("retries now", of::<change::RetriesOutcome>()),
+    ("retries kill", of::<change::RetriesOutcome>()),
 ];
 
 impl Retries {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
-            What::List(it) => Box::pin(it.run(cx)),
-            What::Errors(it) => Box::pin(it.run(cx)),
-            What::Now(it) => Box::pin(it.run(cx)),
-            What::Kill(it) => Box::pin(it.run(cx)),
+            RetriesCommand::List(it) => Box::pin(it.run(cx)),
+            RetriesCommand::Errors(it) => Box::pin(it.run(cx)),
+            RetriesCommand::Now(it) => Box::pin(it.run(cx)),
+            RetriesCommand::Kill(it) => Box::pin(it.run(cx)),
         }
     }
 }
 
 /// Filter of retries, in which all conditions must match
 #[derive(Args, Clone, Debug, Default)]
-struct Wanted {
+struct RetriesWanted {
     /// Retries of these partitions. Default: all
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
@@ -91,7 +91,7 @@ struct Wanted {
     filter: Option<String>,
 }
 
-impl Wanted {
+impl RetriesWanted {
     /// Returns the filter for the library. Without ids, all messages are meant.
     async fn filter(&self, cx: &Context, ids: &[MessageId]) -> Result<RetryFilter> {
         let is_timed = self.due_from.is_some() || self.due_until.is_some();
@@ -116,7 +116,7 @@ impl Wanted {
 }
 
 /// Opens the retries of an existing group.
-async fn open(cx: &Context, of: &Of, filter: &RetryFilter) -> Result<RetryQueue> {
+async fn open(cx: &Context, of: &GroupOf, filter: &RetryFilter) -> Result<RetryQueue> {
     of.known(cx).await?;
     let retries = cx.admin().retries(&of.topic, &of.group).await?;
     let has = retries.topic().partitions;

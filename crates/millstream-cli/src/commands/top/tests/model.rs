@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::commands::top::model::Model;
-use crate::commands::top::rows::{Sort, lines};
+use crate::commands::top::rows::{TopSort, lines};
 
 fn rates(model: &Model) -> (Option<f64>, Option<f64>) {
     let topic = model.topics().next().expect("a topic");
@@ -146,26 +146,26 @@ fn lines_are_sorted_with_their_groups_and_filtered() {
     }
     let shown = |sort, reversed, filter| -> Vec<String> {
         let lines = lines(&model, sort, reversed, filter);
-        let places = lines.iter().map(crate::commands::top::rows::Line::place);
+        let places = lines.iter().map(crate::commands::top::rows::TopLine::place);
         places.map(|it| it.group.map_or_else(|| it.topic.to_string(), |group| format!(".{group}"))).collect()
     };
-    assert_eq!(shown(Sort::Name, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
-    assert_eq!(shown(Sort::Name, true, ""), ["c", "b", ".z", "a", ".x", ".y"]);
+    assert_eq!(shown(TopSort::Name, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
+    assert_eq!(shown(TopSort::Name, true, ""), ["c", "b", ".z", "a", ".x", ".y"]);
     // Topic c has no groups: it is sampled without a log.
-    assert_eq!(shown(Sort::Produced, false, ""), ["b", ".z", "a", ".x", ".y", "c"]);
-    assert_eq!(shown(Sort::Lag, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
+    assert_eq!(shown(TopSort::Produced, false, ""), ["b", ".z", "a", ".x", ".y", "c"]);
+    assert_eq!(shown(TopSort::Lag, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
     assert_eq!(
-        shown(Sort::Backlog, true, "").last().map(String::as_str),
+        shown(TopSort::Backlog, true, "").last().map(String::as_str),
         Some(".y"),
         "lag, and what is in hand"
     );
-    assert_eq!(shown(Sort::Lag, false, "Z"), ["b", ".z"]);
-    assert_eq!(shown(Sort::Lag, false, "none"), [""; 0]);
-    let mut sort = Sort::Name;
+    assert_eq!(shown(TopSort::Lag, false, "Z"), ["b", ".z"]);
+    assert_eq!(shown(TopSort::Lag, false, "none"), [""; 0]);
+    let mut sort = TopSort::Name;
     for _ in 0..9 {
         sort = sort.next();
     }
-    assert_eq!(sort, Sort::Name, "all of them have their turn");
+    assert_eq!(sort, TopSort::Name, "all of them have their turn");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn what_is_unknown_is_sorted_before_what_is_known() {
     damaged.groups[0].totals = Totals::default();
     let busy = sample(0, "a", vec![standing("y", vec![partition(0, 900, 900)])]);
     model.take(round(0, vec![damaged, busy]));
-    for sort in [Sort::Pending, Sort::Dead] {
+    for sort in [TopSort::Pending, TopSort::Dead] {
         assert_eq!(lines(&model, sort, false, "")[0].place().topic, name("b"), "{sort:?}");
     }
 }

@@ -5,8 +5,8 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::*;
 use crate::commands::top::model::Model;
 use crate::commands::top::round::Order;
-use crate::commands::top::rows::{Place, Sort};
-use crate::commands::top::state::{Effect, Page, State};
+use crate::commands::top::rows::{Place, TopSort};
+use crate::commands::top::state::{Effect, State, TopPage};
 
 fn known() -> Model {
     let mut model = Model::default();
@@ -82,30 +82,30 @@ fn the_cursor_stops_at_both_ends() {
 fn enter_goes_deeper_and_escape_comes_back() {
     let (model, mut state) = (known(), State::default());
     press(&mut state, &model, "$\n");
-    let billing = Page::Topic { topic: name("orders"), group: Some(group("billing")) };
+    let billing = TopPage::Topic { topic: name("orders"), group: Some(group("billing")) };
     assert_eq!((&state.page, state.rows), (&billing, [1, 0]), "the group of the line");
     assert!(!state.focus(&model).messages);
     press(&mut state, &model, "k");
-    assert_eq!(state.page, Page::Topic { topic: name("orders"), group: Some(group("audit")) });
+    assert_eq!(state.page, TopPage::Topic { topic: name("orders"), group: Some(group("audit")) });
     press(&mut state, &model, "\tvvv");
     assert_eq!((state.rows, state.second), ([0, 1], true), "two partitions");
     press(&mut state, &model, "\n");
-    assert_eq!(state.page, Page::Group { topic: name("orders"), group: group("audit") });
+    assert_eq!(state.page, TopPage::Group { topic: name("orders"), group: group("audit") });
     let focus = state.focus(&model);
     assert_eq!((focus.group, focus.messages), (Some((name("orders"), group("audit"))), true));
     press(&mut state, &model, "\n");
-    assert!(matches!(state.page, Page::Group { .. }), "there is nothing deeper");
+    assert!(matches!(state.page, TopPage::Group { .. }), "there is nothing deeper");
     press(&mut state, &model, "<");
-    assert_eq!(state.page, Page::Topic { topic: name("orders"), group: Some(group("audit")) });
+    assert_eq!(state.page, TopPage::Topic { topic: name("orders"), group: Some(group("audit")) });
     press(&mut state, &model, "<<<");
-    assert_eq!((state.page, state.at), (Page::Topics, place("orders", Some("billing"))));
+    assert_eq!((state.page, state.at), (TopPage::Topics, place("orders", Some("billing"))));
 }
 
 #[test]
 fn a_topic_without_groups_can_be_looked_at_and_has_no_messages_of_a_group() {
     let (model, mut state) = (known(), State::default());
     press(&mut state, &model, "\n\n");
-    assert_eq!(state.page, Page::Topic { topic: name("empty"), group: None });
+    assert_eq!(state.page, TopPage::Topic { topic: name("empty"), group: None });
     assert_eq!(state.focus(&model).group, None);
 }
 
@@ -123,7 +123,7 @@ fn the_first_group_is_looked_at_where_none_is_chosen() {
 fn a_filter_is_typed_kept_and_taken_back() {
     let (model, mut state) = (known(), State::default());
     press(&mut state, &model, "/qs\u{8}\u{8}bill");
-    assert_eq!((state.filter.as_str(), state.typing, state.sort), ("bill", true, Sort::Name));
+    assert_eq!((state.filter.as_str(), state.typing, state.sort), ("bill", true, TopSort::Name));
     assert_eq!(state.lines(&model).len(), 3, "the topic and its groups");
     press(&mut state, &model, "\n");
     assert_eq!((state.filter.as_str(), state.typing), ("bill", false));
@@ -146,7 +146,7 @@ fn a_group_is_paused_after_a_yes_and_after_nothing_else() {
     assert_eq!(state.asked, None);
     for no in ["pn", "pq", "p\n", "p<", "pp"] {
         assert_eq!(press(&mut state, &model, no), Effect::Nothing, "{no:?}");
-        assert_eq!((&state.asked, &state.page), (&None, &Page::Topics), "{no:?}");
+        assert_eq!((&state.asked, &state.page), (&None, &TopPage::Topics), "{no:?}");
     }
     let mut paused = standing("billing", vec![partition(0, 10, 5)]);
     paused.paused = Some(millstream::Timestamp::from_millis(1));
@@ -161,13 +161,13 @@ fn a_group_is_paused_after_a_yes_and_after_nothing_else() {
 fn the_other_keys_do_what_the_help_says() {
     let (model, mut state) = (known(), State::default());
     press(&mut state, &model, "s");
-    assert_eq!(state.sort, Sort::Produced);
+    assert_eq!(state.sort, TopSort::Produced);
     press(&mut state, &model, "S ");
     assert!(state.reversed && state.frozen);
     press(&mut state, &model, " ?");
     assert!(!state.frozen && state.help);
     assert_eq!(press(&mut state, &model, "s"), Effect::Nothing);
-    assert!(!state.help && state.sort == Sort::Produced, "the first key only closes the help");
+    assert!(!state.help && state.sort == TopSort::Produced, "the first key only closes the help");
     assert_eq!(press(&mut state, &model, "?q"), Effect::Quit);
     assert_eq!(press(&mut State::default(), &model, "q"), Effect::Quit);
     let control = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL);

@@ -14,12 +14,12 @@ use super::*;
 use crate::commands::top::model::Model;
 use crate::commands::top::plain;
 use crate::commands::top::state::State;
-use crate::commands::top::view::{Shown, Theme};
+use crate::commands::top::view::{Theme, TopShown};
 
 fn drawn(model: &Model, state: &State, (width, height): (u16, u16), colours: bool) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a screen");
     let (now, stale_after, theme) = (Duration::from_secs(2), Duration::from_secs(5), Theme { colours });
-    terminal.draw(|frame| Shown { model, state, now, stale_after, theme }.draw(frame)).expect("drawn");
+    terminal.draw(|frame| TopShown { model, state, now, stale_after, theme }.draw(frame)).expect("drawn");
     terminal
 }
 

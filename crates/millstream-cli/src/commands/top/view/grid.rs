@@ -6,7 +6,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Row, Table, TableState};
 
 use crate::commands::top::text;
-use crate::commands::top::view::theme::{Look, Theme};
+use crate::commands::top::view::theme::{Theme, ThemeLook};
 
 /// A column. The columns of the lowest rank are kept longest where space is short.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +41,12 @@ impl Column {
 }
 
 /// The content of a cell.
-pub(crate) type Field = (String, Look);
+pub(crate) type Field = (String, ThemeLook);
 
 /// Dims zeros.
-pub(crate) fn number(text: String, look: Look) -> Field {
+pub(crate) fn number(text: String, look: ThemeLook) -> Field {
     let nothing = matches!(text.as_str(), "0" | "-" | "");
-    (text, if nothing { Look::Faint } else { look })
+    (text, if nothing { ThemeLook::Faint } else { look })
 }
 
 /// The content of a grid.
@@ -66,14 +66,15 @@ impl Grid<'_> {
     pub(crate) fn draw(self, frame: &mut Frame<'_>, area: Rect, theme: Theme) {
         let block = Block::new()
             .borders(Borders::TOP)
-            .border_style(theme.style(Look::Faint))
+            .border_style(theme.style(ThemeLook::Faint))
             .title(self.title)
             .title_alignment(Alignment::Left);
         let inside = block.inner(area);
         frame.render_widget(block, area);
         if self.rows == 0 {
             let [line, _] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inside);
-            frame.render_widget(Line::styled(format!(" {}", self.empty), theme.style(Look::Faint)), line);
+            frame
+                .render_widget(Line::styled(format!(" {}", self.empty), theme.style(ThemeLook::Faint)), line);
             return;
         }
         let kept = fit(self.columns, inside.width);
@@ -93,12 +94,12 @@ impl Grid<'_> {
             Row::new(cells.collect::<Vec<_>>())
         };
         let rows = (first..self.rows.min(first + visible)).map(|number| shown((self.row)(number)));
-        let titles = self.columns.iter().map(|column| (column.title.to_owned(), Look::Title)).collect();
+        let titles = self.columns.iter().map(|column| (column.title.to_owned(), ThemeLook::Title)).collect();
         let constraints = kept.iter().map(|(_, width)| Constraint::Length(*width));
         let table = Table::new(rows, constraints).header(shown(titles)).column_spacing(1);
         let table = match self.cursor {
-            Some((_, true)) => table.row_highlight_style(theme.style(Look::Cursor)),
-            Some((_, false)) => table.row_highlight_style(theme.style(Look::Name)),
+            Some((_, true)) => table.row_highlight_style(theme.style(ThemeLook::Cursor)),
+            Some((_, false)) => table.row_highlight_style(theme.style(ThemeLook::Name)),
             None => table,
         };
         let mut state = TableState::default().with_selected(self.cursor.map(|_| at - first));

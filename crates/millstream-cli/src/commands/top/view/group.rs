@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Wrap};
 
 use crate::commands::top::text;
-use crate::commands::top::view::Shown;
+use crate::commands::top::view::TopShown;
 use crate::commands::top::view::grid::{Column, Field, Grid};
-use crate::commands::top::view::theme::Look;
+use crate::commands::top::view::theme::ThemeLook;
 use crate::human;
 
 const PENDING: [Column; 5] = [
@@ -34,7 +34,7 @@ const DEAD: [Column; 6] = [
 /// Maximum number of characters shown of a payload.
 const PAYLOAD: usize = 1_000;
 
-impl Shown<'_> {
+impl TopShown<'_> {
     pub(super) fn group(self, frame: &mut Frame<'_>, area: Rect, topic: &TopicName, group: &GroupName) {
         let messages = self.model.detail_of(topic, group).and_then(|it| it.messages.as_ref());
         let letter = if area.height >= 16 { (area.height / 4).min(8) } else { 0 };
@@ -83,9 +83,9 @@ impl Shown<'_> {
     fn letter(&self, frame: &mut Frame<'_>, area: Rect, letter: &DeadLetter) {
         let block = Block::new()
             .borders(Borders::TOP)
-            .border_style(self.theme.style(Look::Faint))
+            .border_style(self.theme.style(ThemeLook::Faint))
             .title(self.title(format!("Dead letter {}", letter.id), ""));
-        let name = |name: &'static str| Span::styled(name, self.theme.style(Look::Faint));
+        let name = |name: &'static str| Span::styled(name, self.theme.style(ThemeLook::Faint));
         let mut lines = vec![Line::from_iter([name(" error    "), Span::raw(text::clean(&letter.error))])];
         match letter.envelope(&Limits::NONE) {
             Ok(message) => {
@@ -110,21 +110,24 @@ impl Shown<'_> {
 fn of_pending(entry: &PendingEntry) -> Vec<Field> {
     let pending = &entry.pending;
     vec![
-        (pending.id.to_string(), Look::Name),
-        (entry.topic_partition.partition.0.to_string(), Look::Plain),
-        (text::age(pending.idle), Look::Plain),
-        (human::count(pending.deliveries), if pending.deliveries > 1 { Look::Doubtful } else { Look::Plain }),
-        (text::clean(&pending.consumer), Look::Plain),
+        (pending.id.to_string(), ThemeLook::Name),
+        (entry.topic_partition.partition.0.to_string(), ThemeLook::Plain),
+        (text::age(pending.idle), ThemeLook::Plain),
+        (
+            human::count(pending.deliveries),
+            if pending.deliveries > 1 { ThemeLook::Doubtful } else { ThemeLook::Plain },
+        ),
+        (text::clean(&pending.consumer), ThemeLook::Plain),
     ]
 }
 
 fn of_letter(letter: &DeadLetter) -> Vec<Field> {
     vec![
-        (text::moment(letter.id.timestamp()), Look::Name),
-        (letter.origin.to_string(), Look::Plain),
-        (letter.topic_partition.partition.0.to_string(), Look::Plain),
-        (human::count(letter.attempts.into()), Look::Plain),
-        (text::clean(letter.reason.as_str()), Look::Doubtful),
-        (text::clean(&letter.error), Look::Plain),
+        (text::moment(letter.id.timestamp()), ThemeLook::Name),
+        (letter.origin.to_string(), ThemeLook::Plain),
+        (letter.topic_partition.partition.0.to_string(), ThemeLook::Plain),
+        (human::count(letter.attempts.into()), ThemeLook::Plain),
+        (text::clean(letter.reason.as_str()), ThemeLook::Doubtful),
+        (text::clean(&letter.error), ThemeLook::Plain),
     ]
 }

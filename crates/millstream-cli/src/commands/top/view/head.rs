@@ -5,11 +5,11 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 
-use crate::commands::top::model::{TopicView, rates};
+use crate::commands::top::model::{TopTopicView, rates};
 use crate::commands::top::rows;
 use crate::commands::top::text;
-use crate::commands::top::view::Shown;
-use crate::commands::top::view::theme::Look;
+use crate::commands::top::view::TopShown;
+use crate::commands::top::view::theme::ThemeLook;
 use crate::human;
 
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -51,7 +51,7 @@ struct Sums {
 
 impl Sums {
     /// Returns the sums of these topics, and of as many that are unknown.
-    fn of(topics: &[TopicView<'_>], unknown: bool) -> Self {
+    fn of(topics: &[TopTopicView<'_>], unknown: bool) -> Self {
         let mut sums = Self::default();
         let Self { lag, pending, retrying, delayed, dead } = &mut sums;
         for topic in topics {
@@ -70,14 +70,14 @@ impl Sums {
     }
 }
 
-impl Shown<'_> {
+impl TopShown<'_> {
     pub(super) fn head(self, frame: &mut Frame<'_>, area: Rect) {
         let [first, second] = Layout::vertical([Constraint::Length(1); 2]).areas(area);
-        let name = Span::styled(" millstream top ", self.theme.style(Look::Title));
+        let name = Span::styled(" millstream top ", self.theme.style(ThemeLook::Title));
         let state = self.state_of_things();
         let width = u16::try_from(state.width()).unwrap_or(u16::MAX);
         let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(width)]).areas(first);
-        let server = Span::styled(self.server(), self.theme.style(Look::Faint));
+        let server = Span::styled(self.server(), self.theme.style(ThemeLook::Faint));
         frame.render_widget(Line::from_iter([name, server]), left);
         frame.render_widget(state, right);
         frame.render_widget(self.sums(usize::from(second.width)), second);
@@ -88,13 +88,13 @@ impl Shown<'_> {
         let since = self.model.answered.map(|at| self.now.saturating_sub(at));
         let late = since.is_some_and(|since| since > self.stale_after);
         let (text, look) = match since {
-            _ if self.state.frozen => (" FROZEN ".to_owned(), Look::Doubtful),
-            None if self.model.failing => (" NO ANSWER YET ".to_owned(), Look::Bad),
-            None => (" asking … ".to_owned(), Look::Faint),
+            _ if self.state.frozen => (" FROZEN ".to_owned(), ThemeLook::Doubtful),
+            None if self.model.failing => (" NO ANSWER YET ".to_owned(), ThemeLook::Bad),
+            None => (" asking … ".to_owned(), ThemeLook::Faint),
             Some(since) if late || self.model.failing => {
-                (format!(" NO ANSWER FOR {} ", text::age(since)), Look::Bad)
+                (format!(" NO ANSWER FOR {} ", text::age(since)), ThemeLook::Bad)
             }
-            Some(_) => (format!(" asked in {} ms ", self.model.took.as_millis()), Look::Faint),
+            Some(_) => (format!(" asked in {} ms ", self.model.took.as_millis()), ThemeLook::Faint),
         };
         Line::styled(text, self.theme.style(look))
     }
@@ -113,21 +113,21 @@ impl Shown<'_> {
             true => self.model.curve.back().copied().filter(|_| known),
             false => known.then(|| rates(&topics)),
         };
-        let worry = |sum: Sum, look| if sum.at_least > 0 { look } else { Look::Plain };
+        let worry = |sum: Sum, look| if sum.at_least > 0 { look } else { ThemeLook::Plain };
         let rate = |of: fn(&(f64, f64)) -> f64| format!("{:>7}", text::rate(last.as_ref().map(of), 7));
         let (came, went): (Side, Side) = (|it| it.0, |it| it.1);
         let said = [
-            ("in/s", rate(came), Look::Good, Some(came)),
-            ("out/s", rate(went), Look::Good, Some(went)),
-            ("lag", sums.lag.text(12), Look::Plain, None),
-            ("pending", sums.pending.text(9), Look::Plain, None),
-            ("retrying", sums.retrying.text(7), worry(sums.retrying, Look::Doubtful), None),
-            ("delayed", sums.delayed.text(7), Look::Plain, None),
-            ("dead", sums.dead.text(7), worry(sums.dead, Look::Bad), None),
+            ("in/s", rate(came), ThemeLook::Good, Some(came)),
+            ("out/s", rate(went), ThemeLook::Good, Some(went)),
+            ("lag", sums.lag.text(12), ThemeLook::Plain, None),
+            ("pending", sums.pending.text(9), ThemeLook::Plain, None),
+            ("retrying", sums.retrying.text(7), worry(sums.retrying, ThemeLook::Doubtful), None),
+            ("delayed", sums.delayed.text(7), ThemeLook::Plain, None),
+            ("dead", sums.dead.text(7), worry(sums.dead, ThemeLook::Bad), None),
         ];
         // Where not everything fits, numbers that are included in others are dropped first.
         let mut said = said.to_vec();
-        let taken = |said: &[(&str, String, Look, Option<Side>)]| -> usize {
+        let taken = |said: &[(&str, String, ThemeLook, Option<Side>)]| -> usize {
             said.iter().map(|(name, value, ..)| name.len() + value.len() + 3).sum()
         };
         for less in ["delayed", "retrying", "pending"] {
@@ -141,7 +141,7 @@ impl Shown<'_> {
             let curved = curved.filter(|_| room >= SHORTEST_CURVE && filter.is_empty());
             let curve = curved.map(|of| format!("{} ", curve(self.model.curve.iter().skip(1).map(of), room)));
             [
-                Span::styled(format!(" {name} "), self.theme.style(Look::Faint)),
+                Span::styled(format!(" {name} "), self.theme.style(ThemeLook::Faint)),
                 Span::styled(format!("{value} "), self.theme.style(look)),
                 Span::styled(curve.unwrap_or_default(), self.theme.style(look)),
             ]

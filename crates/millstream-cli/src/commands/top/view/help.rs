@@ -5,8 +5,8 @@ use ratatui::layout::{Constraint, Flex, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
-use crate::commands::top::view::Shown;
-use crate::commands::top::view::theme::Look;
+use crate::commands::top::view::TopShown;
+use crate::commands::top::view::theme::ThemeLook;
 
 const KEYS: [(&str, &str); 12] = [
     ("↑ ↓ j k", "move; PgUp PgDn Home End go further"),
@@ -30,19 +30,19 @@ const COLUMNS: [&str; 4] = [
     "PENDING  handed out, not settled",
 ];
 
-impl Shown<'_> {
+impl TopShown<'_> {
     pub(super) fn help(self, frame: &mut Frame<'_>, area: Rect) {
         let height = u16::try_from(KEYS.len() + COLUMNS.len() + 2).unwrap_or(u16::MAX);
         let [middle] = Layout::horizontal([Constraint::Max(56)]).flex(Flex::Center).areas(area);
         let [window] = Layout::vertical([Constraint::Max(height)]).flex(Flex::Center).areas(middle);
         let keys = KEYS.iter().map(|(key, does)| {
             Line::from_iter([
-                Span::styled(format!(" {key:<8} "), self.theme.style(Look::Title)),
+                Span::styled(format!(" {key:<8} "), self.theme.style(ThemeLook::Title)),
                 Span::raw(*does),
             ])
         });
         let columns = COLUMNS.iter().map(|column| Line::raw(format!(" {column}")));
-        let block = Block::bordered().title(" Help ").border_style(self.theme.style(Look::Title));
+        let block = Block::bordered().title(" Help ").border_style(self.theme.style(ThemeLook::Title));
         frame.render_widget(Clear, window);
         frame.render_widget(Paragraph::new(keys.chain(columns).collect::<Vec<_>>()).block(block), window);
     }

@@ -5,7 +5,7 @@ use ratatui::style::{Color, Modifier, Style};
 
 /// The meaning of a text, which determines its style.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum ThemeLook {
     #[default]
     Plain,
     /// Unimportant: zeros, rules, hints.
@@ -27,20 +27,20 @@ pub(crate) struct Theme {
 }
 
 impl Theme {
-    pub(crate) fn style(self, look: Look) -> Style {
+    pub(crate) fn style(self, look: ThemeLook) -> Style {
         let style = Style::new();
         let coloured = |colour| if self.colours { style.fg(colour) } else { style };
         match look {
-            Look::Plain => style,
-            Look::Faint if self.colours => style.fg(Color::DarkGray),
-            Look::Faint => style.add_modifier(Modifier::DIM),
-            Look::Name => style.add_modifier(Modifier::BOLD),
-            Look::Title => coloured(Color::Cyan).add_modifier(Modifier::BOLD),
-            Look::Good => coloured(Color::Green),
-            Look::Doubtful => coloured(Color::Yellow),
-            Look::Bad => coloured(Color::Red).add_modifier(Modifier::BOLD),
-            Look::Cursor if self.colours => style.fg(Color::Black).bg(Color::Cyan),
-            Look::Cursor => style.add_modifier(Modifier::REVERSED),
+            ThemeLook::Plain => style,
+            ThemeLook::Faint if self.colours => style.fg(Color::DarkGray),
+            ThemeLook::Faint => style.add_modifier(Modifier::DIM),
+            ThemeLook::Name => style.add_modifier(Modifier::BOLD),
+            ThemeLook::Title => coloured(Color::Cyan).add_modifier(Modifier::BOLD),
+            ThemeLook::Good => coloured(Color::Green),
+            ThemeLook::Doubtful => coloured(Color::Yellow),
+            ThemeLook::Bad => coloured(Color::Red).add_modifier(Modifier::BOLD),
+            ThemeLook::Cursor if self.colours => style.fg(Color::Black).bg(Color::Cyan),
+            ThemeLook::Cursor => style.add_modifier(Modifier::REVERSED),
         }
     }
 }

@@ -5,11 +5,11 @@ use millstream::{GroupName, TopicName};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 
-use crate::commands::top::model::{PartitionView, TopicView};
+use crate::commands::top::model::{TopPartitionView, TopTopicView};
 use crate::commands::top::text;
-use crate::commands::top::view::Shown;
+use crate::commands::top::view::TopShown;
 use crate::commands::top::view::grid::{Column, Field, Grid, number};
-use crate::commands::top::view::theme::Look;
+use crate::commands::top::view::theme::ThemeLook;
 use crate::commands::top::view::topics::{named, standing};
 use crate::human;
 
@@ -42,7 +42,7 @@ const PARTITIONS: [Column; 11] = [
 const MEMBERS: [Column; 3] =
     [Column::text("MEMBER", 36, 0), Column::number("HEARTBEAT", 12, 1), Column::rest("PARTITIONS", 12, 2)];
 
-impl Shown<'_> {
+impl TopShown<'_> {
     pub(super) fn topic(
         self,
         frame: &mut Frame<'_>,
@@ -67,7 +67,7 @@ impl Shown<'_> {
         let row = |at: usize| {
             let group = &topic.groups[at];
             let [consumed, lag, oldest, pending, retrying, dead, owned] = standing(group);
-            let members = number(text::known(group.members.map(|it| it as u64), 7), Look::Plain);
+            let members = number(text::known(group.members.map(|it| it as u64), 7), ThemeLook::Plain);
             vec![named(group), consumed, lag, oldest, pending, retrying, dead, members, owned]
         };
         let shown = group.and_then(|name| topic.groups.iter().position(|it| it.group == name));
@@ -115,7 +115,11 @@ impl Shown<'_> {
             let ago = last_heartbeat(owner)
                 .map_or_else(|| "no member".to_owned(), |ago| format!("{} ago", text::age(ago)));
             let partitions = if partitions.is_empty() { "-".to_owned() } else { text::ranges(partitions) };
-            vec![(text::clean(owner), Look::Name), (ago, Look::Plain), number(partitions, Look::Plain)]
+            vec![
+                (text::clean(owner), ThemeLook::Name),
+                (ago, ThemeLook::Plain),
+                number(partitions, ThemeLook::Plain),
+            ]
         };
         let title = match of {
             Some((topic, group)) => self.title("Consumers", format!("{topic} / {group}")),
@@ -131,7 +135,7 @@ impl Shown<'_> {
     }
 }
 
-fn about(topic: &TopicView<'_>) -> String {
+fn about(topic: &TopTopicView<'_>) -> String {
     let mut parts = vec![
         human::of(u64::from(topic.topic.partitions), "partition", "partitions"),
         topic.entries.map_or_else(|| "? entries".to_owned(), |it| human::of(it, "entry", "entries")),
@@ -144,38 +148,39 @@ fn about(topic: &TopicView<'_>) -> String {
     parts.join(" · ")
 }
 
-fn of_partition(partition: &PartitionView<'_>, owners: Option<&Owners>, of_group: bool) -> Vec<Field> {
+fn of_partition(partition: &TopPartitionView<'_>, owners: Option<&Owners>, of_group: bool) -> Vec<Field> {
     let (survey, stats) = (partition.survey, &partition.survey.stats);
     // A log that cannot be read may have the group.
     let there = stats.position.is_some() || survey.length().is_none();
     // Without a group these fields are empty.
-    let of = |text: String, look: Look| if of_group { number(text, look) } else { (String::new(), look) };
+    let of =
+        |text: String, look: ThemeLook| if of_group { number(text, look) } else { (String::new(), look) };
     let at = usize::try_from(stats.partition.0).unwrap_or(usize::MAX);
     let owned = owners.and_then(|owners| owners.partitions.get(at));
     let owner = owned.and_then(|it| it.ownership.holder.as_ref()).map(|it| text::clean(&it.owner));
     let (standing, look) = match owned.map(|it| it.standing) {
-        None | Some(Standing::Settled | Standing::Idle) => ("", Look::Plain),
-        Some(Standing::Moving) => ("moving", Look::Doubtful),
-        Some(Standing::Waiting) => ("waiting", Look::Bad),
-        Some(Standing::Unassigned) => ("alone", Look::Plain),
-        Some(Standing::Unknown) => ("?", Look::Bad),
+        None | Some(Standing::Settled | Standing::Idle) => ("", ThemeLook::Plain),
+        Some(Standing::Moving) => ("moving", ThemeLook::Doubtful),
+        Some(Standing::Waiting) => ("waiting", ThemeLook::Bad),
+        Some(Standing::Unassigned) => ("alone", ThemeLook::Plain),
+        Some(Standing::Unknown) => ("?", ThemeLook::Bad),
     };
     let owner = if owned.is_some() { owner.unwrap_or_else(|| "-".to_owned()) } else { String::new() };
-    let (standing, look) = if of_group && !there { ("no group", Look::Bad) } else { (standing, look) };
+    let (standing, look) = if of_group && !there { ("no group", ThemeLook::Bad) } else { (standing, look) };
     vec![
-        (stats.partition.0.to_string(), Look::Name),
-        number(text::known(survey.length(), 10), Look::Plain),
-        number(text::rate(partition.produced, 8), Look::Good),
-        of(text::rate(partition.consumed, 8), Look::Good),
-        of(text::lag(stats.lag, stats.lag_at_least, 10), Look::Plain),
+        (stats.partition.0.to_string(), ThemeLook::Name),
+        number(text::known(survey.length(), 10), ThemeLook::Plain),
+        number(text::rate(partition.produced, 8), ThemeLook::Good),
+        of(text::rate(partition.consumed, 8), ThemeLook::Good),
+        of(text::lag(stats.lag, stats.lag_at_least, 10), ThemeLook::Plain),
         match stats.oldest {
-            None if survey.length().is_none() => of("?".to_owned(), Look::Plain),
-            oldest => of(text::age_or_none(oldest), Look::Plain),
+            None if survey.length().is_none() => of("?".to_owned(), ThemeLook::Plain),
+            oldest => of(text::age_or_none(oldest), ThemeLook::Plain),
         },
-        of(text::known(survey.pending(), 8), Look::Plain),
-        of(text::known(survey.retrying(), 8), Look::Doubtful),
-        of(text::known(survey.dead(), 7), Look::Bad),
-        number(owner, Look::Plain),
+        of(text::known(survey.pending(), 8), ThemeLook::Plain),
+        of(text::known(survey.retrying(), 8), ThemeLook::Doubtful),
+        of(text::known(survey.dead(), 7), ThemeLook::Bad),
+        number(owner, ThemeLook::Plain),
         (standing.to_owned(), look),
     ]
 }

@@ -9,12 +9,12 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
-use crate::commands::top::model::{GroupView, TopicView};
+use crate::commands::top::model::{TopGroupView, TopTopicView};
 use crate::commands::top::rows::{self, Place};
 use crate::commands::top::text;
-use crate::commands::top::view::Shown;
+use crate::commands::top::view::TopShown;
 use crate::commands::top::view::grid::{Column, Field, Grid, Kind, number};
-use crate::commands::top::view::theme::Look;
+use crate::commands::top::view::theme::ThemeLook;
 use crate::{human, output};
 
 const COLUMNS: [Column; 13] = [
@@ -37,11 +37,11 @@ const COLUMNS: [Column; 13] = [
 const NAMES: usize = 32;
 
 /// Returns the columns, with enough width for these names if possible.
-fn columns(lines: &[rows::Line<'_>]) -> [Column; 13] {
-    let len = |line: &rows::Line<'_>| match line {
-        rows::Line::Topic(topic) => topic.topic.name.as_str().len(),
-        rows::Line::Unknown(topic) => topic.as_str().len(),
-        rows::Line::Group { group, .. } => named(group).0.len() + BRANCH,
+fn columns(lines: &[rows::TopLine<'_>]) -> [Column; 13] {
+    let len = |line: &rows::TopLine<'_>| match line {
+        rows::TopLine::Topic(topic) => topic.topic.name.as_str().len(),
+        rows::TopLine::Unknown(topic) => topic.as_str().len(),
+        rows::TopLine::Group { group, .. } => named(group).0.len() + BRANCH,
     };
     let longest = lines.iter().map(len).max().unwrap_or(0).min(NAMES);
     let mut columns = COLUMNS;
@@ -61,7 +61,7 @@ const ERRORS: u16 = 6;
 const FEW_ERRORS: u16 = 4;
 const TOPICS: u16 = 6;
 
-impl Shown<'_> {
+impl TopShown<'_> {
     pub(super) fn topics(self, frame: &mut Frame<'_>, area: Rect) {
         let (consumers, errors) = match area.height {
             ENOUGH.. => (CONSUMERS, ERRORS),
@@ -74,9 +74,9 @@ impl Shown<'_> {
         let lines = self.state.lines(self.model);
         let at = self.state.line(&lines);
         let row = |line: usize| match &lines[line] {
-            rows::Line::Topic(topic) => of_topic(topic, self.stale(topic.at)),
-            rows::Line::Unknown(topic) => of_unknown(topic),
-            rows::Line::Group { group, last, .. } => of_group(group, *last),
+            rows::TopLine::Topic(topic) => of_topic(topic, self.stale(topic.at)),
+            rows::TopLine::Unknown(topic) => of_unknown(topic),
+            rows::TopLine::Group { group, last, .. } => of_group(group, *last),
         };
         let columns = columns(&lines);
         let grid = Grid {
@@ -89,7 +89,7 @@ impl Shown<'_> {
         };
         grid.draw(frame, topics, self.theme);
         if consumers.height > 0 {
-            self.consumers(frame, consumers, lines.get(at).map(rows::Line::place).as_ref());
+            self.consumers(frame, consumers, lines.get(at).map(rows::TopLine::place).as_ref());
         }
         if errors.height > 0 {
             self.errors(frame, errors);
@@ -136,7 +136,7 @@ impl Shown<'_> {
     fn errors(&self, frame: &mut Frame<'_>, area: Rect) {
         let block = Block::new()
             .borders(Borders::TOP)
-            .border_style(self.theme.style(Look::Faint))
+            .border_style(self.theme.style(ThemeLook::Faint))
             .title(self.title("Errors", "newest dead letters, and what could not be asked"));
         let style = |look| self.theme.style(look);
         // All of it is about the topics that are shown.
@@ -150,20 +150,26 @@ impl Shown<'_> {
             let times =
                 if seen.times > 1 { format!(" ({} times)", human::count(seen.times)) } else { String::new() };
             Line::from_iter([
-                Span::styled(format!(" {:>14}", format!("{} ago", text::age(since))), style(Look::Faint)),
-                Span::styled(format!("  {}", text::clean(&seen.problem.doing)), style(Look::Bad)),
+                Span::styled(
+                    format!(" {:>14}", format!("{} ago", text::age(since))),
+                    style(ThemeLook::Faint),
+                ),
+                Span::styled(format!("  {}", text::clean(&seen.problem.doing)), style(ThemeLook::Bad)),
                 Span::raw(format!(": {}{times}", text::clean(&seen.problem.error))),
             ])
         });
         let letters = self.model.letters.iter().filter(|it| fits(&it.topic_partition.topic)).map(|letter| {
             let of = &letter.topic_partition;
             Line::from_iter([
-                Span::styled(format!(" {}", text::moment(letter.id.timestamp())), style(Look::Faint)),
+                Span::styled(format!(" {}", text::moment(letter.id.timestamp())), style(ThemeLook::Faint)),
                 Span::styled(
                     format!("  {} / {} p{}", of.topic, letter.group, of.partition.0),
-                    style(Look::Name),
+                    style(ThemeLook::Name),
                 ),
-                Span::styled(format!("  {}", text::clean(letter.reason.as_str())), style(Look::Doubtful)),
+                Span::styled(
+                    format!("  {}", text::clean(letter.reason.as_str())),
+                    style(ThemeLook::Doubtful),
+                ),
                 Span::raw(format!(" after {}: ", human::of(letter.attempts.into(), "attempt", "attempts"))),
                 Span::raw(text::clean(&letter.error)),
             ])
@@ -172,35 +178,35 @@ impl Shown<'_> {
         let mut lines: Vec<Line<'_>> =
             problems.take(if self.model.failing { 2 } else { 1 }).chain(letters).collect();
         if lines.is_empty() {
-            lines.push(Line::styled(" None", style(Look::Faint)));
+            lines.push(Line::styled(" None", style(ThemeLook::Faint)));
         }
         frame.render_widget(Paragraph::new(lines).block(block), area);
     }
 }
 
 /// Returns the same lines as text, for output without a screen.
-pub(crate) fn table(lines: &[rows::Line<'_>]) -> String {
+pub(crate) fn table(lines: &[rows::TopLine<'_>]) -> String {
     let titles = COLUMNS.map(|column| match column.kind {
         Kind::Number => format!(">{}", column.title),
         Kind::Text | Kind::Rest => column.title.to_owned(),
     });
     let rows = lines.iter().map(|line| match line {
-        rows::Line::Topic(topic) => of_topic(topic, false),
-        rows::Line::Unknown(topic) => of_unknown(topic),
-        rows::Line::Group { group, last, .. } => of_group(group, *last),
+        rows::TopLine::Topic(topic) => of_topic(topic, false),
+        rows::TopLine::Unknown(topic) => of_unknown(topic),
+        rows::TopLine::Group { group, last, .. } => of_group(group, *last),
     });
     let rows = rows.map(|row| row.into_iter().map(|(text, _)| text).collect::<Vec<_>>());
     output::table(&titles.each_ref().map(String::as_str), rows)
 }
 
-fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
-    let none = || (String::new(), Look::Plain);
-    let look = if stale { Look::Faint } else { Look::Name };
+fn of_topic(topic: &TopTopicView<'_>, stale: bool) -> Vec<Field> {
+    let none = || (String::new(), ThemeLook::Plain);
+    let look = if stale { ThemeLook::Faint } else { ThemeLook::Name };
     vec![
         (topic.topic.name.to_string(), look),
-        number(topic.topic.partitions.to_string(), Look::Plain),
-        number(text::known(topic.entries, 10), Look::Plain),
-        number(text::rate(topic.produced, 8), Look::Good),
+        number(topic.topic.partitions.to_string(), ThemeLook::Plain),
+        number(text::known(topic.entries, 10), ThemeLook::Plain),
+        number(text::rate(topic.produced, 8), ThemeLook::Good),
         none(),
         none(),
         none(),
@@ -209,7 +215,7 @@ fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
         none(),
         number(
             text::known(topic.delayed, 8),
-            if topic.overdue != Some(0) { Look::Doubtful } else { Look::Plain },
+            if topic.overdue != Some(0) { ThemeLook::Doubtful } else { ThemeLook::Plain },
         ),
         none(),
         none(),
@@ -218,51 +224,51 @@ fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
 
 /// Returns the row of a topic that could not be read.
 fn of_unknown(topic: &TopicName) -> Vec<Field> {
-    let mut row = vec![(topic.to_string(), Look::Doubtful)];
-    row.resize(COLUMNS.len(), ("?".to_owned(), Look::Doubtful));
+    let mut row = vec![(topic.to_string(), ThemeLook::Doubtful)];
+    row.resize(COLUMNS.len(), ("?".to_owned(), ThemeLook::Doubtful));
     row
 }
 
-fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
-    let none = || (String::new(), Look::Plain);
+fn of_group(group: &TopGroupView<'_>, last: bool) -> Vec<Field> {
+    let none = || (String::new(), ThemeLook::Plain);
     let [consumed, lag, oldest, pending, retrying, dead, owned] = standing(group);
     let branch = if last { "└" } else { "├" };
     let (name, look) = named(group);
     let name = (format!(" {branch} {name}"), look);
-    let backlog = number(text::lag(group.backlog, group.backlog_at_least, 9), Look::Plain);
+    let backlog = number(text::lag(group.backlog, group.backlog_at_least, 9), ThemeLook::Plain);
     vec![name, none(), none(), none(), consumed, backlog, lag, oldest, pending, retrying, none(), dead, owned]
 }
 
 /// Returns the name of a group, with a mark if it is paused.
-pub(super) fn named(group: &GroupView<'_>) -> Field {
+pub(super) fn named(group: &TopGroupView<'_>) -> Field {
     if group.paused {
-        (format!("{} (paused)", group.group), Look::Doubtful)
+        (format!("{} (paused)", group.group), ThemeLook::Doubtful)
     } else {
-        (group.group.to_string(), Look::Plain)
+        (group.group.to_string(), ThemeLook::Plain)
     }
 }
 
 /// Returns the statistics of a group: out/s, lag, oldest, pending, retrying, dead, owned.
-pub(super) fn standing(group: &GroupView<'_>) -> [Field; 7] {
+pub(super) fn standing(group: &TopGroupView<'_>) -> [Field; 7] {
     let (totals, partitions) = (group.totals, group.partitions.len());
     let idle = group.members == Some(0) && group.owned == Some(0);
     let waits = totals.lag_at_least > 0 || totals.pending > Some(0);
     let doubtful = group.owned.is_none_or(|owned| owned < partitions) && (waits || !idle);
-    let owned = if doubtful { Look::Doubtful } else { Look::Plain };
+    let owned = if doubtful { ThemeLook::Doubtful } else { ThemeLook::Plain };
     let owners = text::known(group.owned.map(|it| it as u64), 7);
     [
-        number(text::rate(group.consumed, 8), Look::Good),
+        number(text::rate(group.consumed, 8), ThemeLook::Good),
         number(
             text::lag(totals.lag, totals.lag_at_least, 10),
-            if idle { Look::Doubtful } else { Look::Plain },
+            if idle { ThemeLook::Doubtful } else { ThemeLook::Plain },
         ),
         match totals.oldest {
-            None if totals.length.is_none() => number("?".to_owned(), Look::Plain),
-            oldest => number(text::age_or_none(oldest), Look::Plain),
+            None if totals.length.is_none() => number("?".to_owned(), ThemeLook::Plain),
+            oldest => number(text::age_or_none(oldest), ThemeLook::Plain),
         },
-        number(text::known(totals.pending, 8), Look::Plain),
-        number(text::known(totals.retrying, 8), Look::Doubtful),
-        number(text::known(totals.dead, 7), Look::Bad),
+        number(text::known(totals.pending, 8), ThemeLook::Plain),
+        number(text::known(totals.retrying, 8), ThemeLook::Doubtful),
+        number(text::known(totals.dead, 7), ThemeLook::Bad),
         number(format!("{owners}/{partitions}"), owned),
     ]
 }

@@ -17,7 +17,7 @@ use crate::consumer::context::Subscription;
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
-use millstream_engine::decide::{Attempt, Ending, decide};
+use millstream_engine::decide::{CurrentAttempt, Ending, decide};
 use millstream_engine::delivery::DeliveryScope;
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
@@ -114,11 +114,11 @@ impl Job {
         clock: &ServerClock,
         topic_partition: &'a TopicPartition,
         message: Option<&'a Envelope>,
-    ) -> Attempt<'a> {
+    ) -> CurrentAttempt<'a> {
         let now = clock.now();
         let elapsed =
             self.history().since().map_or(0, |since| self.now(now).saturating_sub(since.as_millis()));
-        Attempt {
+        CurrentAttempt {
             number: self.attempt,
             last_error: self.last_error(),
             history: self.history(),

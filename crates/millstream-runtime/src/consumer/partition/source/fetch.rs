@@ -32,7 +32,7 @@ pub(in crate::consumer) struct Fetcher {
     monitor: LoopMonitor,
     /// What requests use. `None` while one is under way.
     tools: Option<Tools>,
-    request: Slot<(Tools, Ended)>,
+    request: Slot<(Tools, FetchEnded)>,
     /// Makes the request under way end at once.
     cancel: CancellationToken,
     /// When the next request may be sent, after one that failed.
@@ -51,7 +51,7 @@ struct Tools {
 }
 
 /// How a request ended.
-pub(in crate::consumer) enum Ended {
+pub(in crate::consumer) enum FetchEnded {
     /// Orphans were looked for. True if a new read will find more pending entries.
     Claimed(Result<bool>),
     /// A page was requested for so much room.
@@ -111,7 +111,7 @@ impl Fetcher {
             let after = in_flight.frontier();
             self.request.start(Box::pin(async move {
                 let restored = restore_group(&context, &guard, after, &error).await;
-                (tools, Ended::Restored(restored))
+                (tools, FetchEnded::Restored(restored))
             }));
             return;
         }
@@ -119,8 +119,8 @@ impl Fetcher {
             self.request.start(Box::pin(async move {
                 let claimed = tokio::select! {
                     biased;
-                    () = cancel.cancelled() => Ended::Cancelled,
-                    claimed = tools.orphans.run_once() => Ended::Claimed(claimed),
+                    () = cancel.cancelled() => FetchEnded::Cancelled,
+                    claimed = tools.orphans.run_once() => FetchEnded::Claimed(claimed),
                 };
                 (tools, claimed)
             }));
@@ -137,8 +137,8 @@ impl Fetcher {
         self.request.start(Box::pin(async move {
             let fetched = tokio::select! {
                 biased;
-                () = cancel.cancelled() => Ended::Cancelled,
-                fetched = fetch(&mut tools.reader, &context, &guard, room, wait) => Ended::Fetched(room, fetched),
+                () = cancel.cancelled() => FetchEnded::Cancelled,
+                fetched = fetch(&mut tools.reader, &context, &guard, room, wait) => FetchEnded::Fetched(room, fetched),
             };
             (tools, fetched)
         }));
@@ -155,7 +155,7 @@ impl Fetcher {
     }
 
     /// Waits until the request has ended. Waits for ever if there is none. Cancel safe.
-    pub(in crate::consumer) async fn ended(&mut self) -> Ended {
+    pub(in crate::consumer) async fn ended(&mut self) -> FetchEnded {
         let (tools, ended) = self.request.ended().await;
         self.tools = Some(tools);
         ended
@@ -164,13 +164,13 @@ impl Fetcher {
     /// Takes in the result of a request.
     pub(in crate::consumer) fn take_in(
         &mut self,
-        ended: Ended,
+        ended: FetchEnded,
         in_flight: &mut InFlight,
         settler: &mut Settler,
     ) -> Progress {
         let mut restoring = false;
         let taken = match ended {
-            Ended::Cancelled => {
+            FetchEnded::Cancelled => {
                 // The request is dropped, and with it perhaps a reply with entries: the reader starts over with the pending
                 // list. Of a claim the reader knows nothing: what it claimed would stay unread.
                 if let Some(tools) = &mut self.tools {
@@ -179,10 +179,10 @@ impl Fetcher {
                 self.monitor.idle();
                 return Progress::Nothing;
             }
-            Ended::Restored(restored) => {
+            FetchEnded::Restored(restored) => {
                 restored.map(|()| Progress::Nothing).inspect_err(|_| restoring = true)
             }
-            Ended::Claimed(Ok(more)) => {
+            FetchEnded::Claimed(Ok(more)) => {
                 if more && let Some(tools) = &mut self.tools {
                     start_over(tools, in_flight);
                 }
@@ -190,8 +190,8 @@ impl Fetcher {
                 self.monitor.idle();
                 return Progress::Nothing;
             }
-            Ended::Claimed(Err(error)) => Err(error),
-            Ended::Fetched(room, fetched) => {
+            FetchEnded::Claimed(Err(error)) => Err(error),
+            FetchEnded::Fetched(room, fetched) => {
                 fetched.and_then(|fetched| self.fetched(fetched, room, in_flight, settler))
             }
         };

@@ -53,8 +53,8 @@ pub(in crate::consumer) enum Source {
 }
 
 /// Something that came from a source, not yet [taken in](Source::take_in).
-pub(in crate::consumer) enum Ended {
-    Request(fetch::Ended),
+pub(in crate::consumer) enum SourceEnded {
+    Request(fetch::FetchEnded),
     Page(Page),
 }
 
@@ -91,24 +91,26 @@ impl Source {
     }
 
     /// Waits for the end of a request, or for a page. Waits for ever if there is none. Cancel safe.
-    pub(in crate::consumer) async fn ended(&mut self) -> Ended {
+    pub(in crate::consumer) async fn ended(&mut self) -> SourceEnded {
         match self {
-            Self::Reader(fetcher) => Ended::Request(fetcher.ended().await),
-            Self::Inbox(inbox) => Ended::Page(inbox.next().await),
+            Self::Reader(fetcher) => SourceEnded::Request(fetcher.ended().await),
+            Self::Inbox(inbox) => SourceEnded::Page(inbox.next().await),
         }
     }
 
     /// Takes in what came.
     pub(in crate::consumer) fn take_in(
         &mut self,
-        ended: Ended,
+        ended: SourceEnded,
         in_flight: &mut InFlight,
         settler: &mut Settler,
     ) -> Progress {
         match (self, ended) {
-            (Self::Reader(fetcher), Ended::Request(ended)) => fetcher.take_in(ended, in_flight, settler),
-            (_, Ended::Page(page)) => Progress::Read(page.open(settler)),
-            (Self::Inbox(_), Ended::Request(_)) => Progress::Nothing,
+            (Self::Reader(fetcher), SourceEnded::Request(ended)) => {
+                fetcher.take_in(ended, in_flight, settler)
+            }
+            (_, SourceEnded::Page(page)) => Progress::Read(page.open(settler)),
+            (Self::Inbox(_), SourceEnded::Request(_)) => Progress::Nothing,
         }
     }
 }
