@@ -196,7 +196,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
     /// transient errors.
     pub async fn start<F, Fut>(self, handler: F) -> Result<DeadLetterConsumer>
     where
-        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoDeadLetterOutcome,
     {

@@ -189,7 +189,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists all problems.
     pub async fn start<F, Fut>(self, handler: F) -> Result<Worker>
     where
-        F: Fn(Task<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Task<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -262,7 +262,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         handler: F,
     ) -> Result<WorkerReport>
     where
-        F: Fn(Task<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Task<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -275,7 +275,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     /// Those of [`start`](Self::start).
     pub async fn run<F, Fut>(self, handler: F) -> Result<WorkerReport>
     where
-        F: Fn(Task<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Task<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
