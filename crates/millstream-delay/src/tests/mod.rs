@@ -5,7 +5,6 @@ mod claims;
 mod delayed;
 mod faults;
 mod firing;
-mod handling;
 mod outages;
 mod panics;
 mod queue;

@@ -1,5 +1,7 @@
 //! What a worker does while all goes well: due times, outcomes, room, ends.
 
+mod handling;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

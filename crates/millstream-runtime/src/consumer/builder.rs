@@ -23,11 +23,10 @@ use crate::panics::CarefulUpkeep;
 use crate::producer::{Producer, warn_if_other};
 use crate::report::Report;
 use millstream_engine::Idempotent;
-use millstream_engine::Scope;
 use millstream_engine::delivery::Delivery;
 use millstream_engine::handler::check::{self, CheckCall};
 use millstream_engine::handler::{self, ErasedHandler, Layer};
-use millstream_engine::markers::{self, Guarding, MarkerTable};
+use millstream_engine::markers::{self, MarkerTable};
 
 /// Builder of a [`Consumer`]. All settings are checked at once when it starts.
 #[must_use = "a builder does nothing until it is started"]
@@ -532,16 +531,7 @@ impl ConsumerParts {
             let (handler, markers) = match &context.config.idempotent {
                 Some(settings) => {
                     let markers = MarkerTable::default();
-                    let scope = (topic.name.clone(), context.group.clone());
-                    let guarding = Guarding {
-                        backend: context.backend.clone(),
-                        scope,
-                        ttl: context.config.lease_ttl,
-                        is_ordered: !matches!(context.config.concurrency, Concurrency::Unordered(_)),
-                        monitor: context.loops.monitor("idempotency", Scope::Topic(topic.name.clone())),
-                        observer: context.observer.clone(),
-                        markers: markers.clone(),
-                    };
+                    let guarding = context.guarding(&topic.name, markers.clone());
                     (markers::wrap(handler, settings, guarding)?, Some(markers))
                 }
                 None => (handler, None),

@@ -23,9 +23,10 @@ use crate::consumer::partition::dispatch::limits::Limiter;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
-use crate::consumer::{ConsumerConfig, RetryOrder, Sharing};
+use crate::consumer::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 use crate::report::Counts;
 use millstream_engine::handler::ErasedHandler;
+use millstream_engine::markers::{Guarding, MarkerTable};
 use millstream_engine::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
 /// Shortest and longest part of a shutdown for the last settlements and for releasing partitions.
@@ -142,6 +143,19 @@ impl Context {
     /// Returns the rhythm of all that ends after the ttl of the settings.
     pub(in crate::consumer) fn keeper(&self) -> Keeper {
         Keeper::new(self.config.lease_ttl, self.lease_clock.clone())
+    }
+
+    /// Returns what a guard of operations needs to know of the consumer.
+    pub(in crate::consumer) fn guarding(&self, topic: &TopicName, markers: MarkerTable) -> Guarding {
+        Guarding {
+            backend: self.backend.clone(),
+            scope: (topic.clone(), self.group.clone()),
+            ttl: self.config.lease_ttl,
+            is_ordered: !matches!(self.config.concurrency, Concurrency::Unordered(_)),
+            monitor: self.loops.monitor("idempotency", Scope::Topic(topic.clone())),
+            observer: self.observer.clone(),
+            markers,
+        }
     }
 
     fn shutdown_timeout(&self) -> Duration {

@@ -42,7 +42,7 @@ pub(in crate::consumer) struct Ownership {
     wanted: SortedSet<Partition>,
     pending_acquires: PendingAcquires,
     requests: FuturesUnordered<BoxFuture<'static, Option<Answer>>>,
-    workers: JoinSet<Ended>,
+    workers: JoinSet<SessionEnded>,
     /// The partition of each worker task. Needed because a task that panics returns no value.
     partitions: HashMap<task::Id, Partition>,
     /// Completed seeks whose partitions are being acquired again.
@@ -253,7 +253,7 @@ impl Ownership {
         }
     }
 
-    fn forget(&mut self, ended: std::result::Result<(task::Id, Ended), task::JoinError>) {
+    fn forget(&mut self, ended: std::result::Result<(task::Id, SessionEnded), task::JoinError>) {
         let id = match &ended {
             Ok((id, _)) => *id,
             Err(error) => error.id(),

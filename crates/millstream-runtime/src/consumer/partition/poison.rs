@@ -154,10 +154,7 @@ pub(in crate::consumer) struct Poison {
 
 impl Poison {
     pub(in crate::consumer) fn new(context: &Context, lease: &WorkerLease) -> Self {
-        let me = match lease {
-            WorkerLease::Partition(guard) => guard.lease().epoch.to_string(),
-            WorkerLease::Entries(_) => context.incarnation.clone(),
-        };
+        let me = lease.epoch().map_or_else(|| context.incarnation.clone(), |epoch| epoch.to_string());
         let turns = PollSemaphore::new(context.limiter.candidates().clone());
         let (noting, noted, alone) = (HashMap::new(), VecDeque::new(), VecDeque::new());
         Self { me, noting, noted, alone, trying: None, turns }

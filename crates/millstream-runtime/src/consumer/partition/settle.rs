@@ -167,20 +167,11 @@ impl Settler {
             return;
         }
         self.not_before = None;
-        let (batch, serials) = match self.lease.clone() {
-            WorkerLease::Partition(_) => {
-                // Others of the pack may end soon, if there are others.
-                let more = self.waiting.len() < in_hand;
-                if more && self.next_part.is_some_and(|at| now < at) && self.is_part() {
-                    return;
-                }
-                let packed = self.waiting.first().is_some_and(|(receipt, _)| receipt.pack.is_some());
-                (self.part, self.next_part) = (0, packed.then(|| now + BETWEEN_PARTS));
-                let rest = self.waiting.split_off(batch_len(&self.waiting));
-                (std::mem::replace(&mut self.waiting, rest), Serials::new())
-            }
-            WorkerLease::Entries(entries) => self.take_confirmed(&entries),
+        let taken = match self.lease.entries().cloned() {
+            None => self.take_packs(now, in_hand),
+            Some(entries) => Some(self.take_confirmed(&entries)),
         };
+        let Some((batch, serials)) = taken else { return };
         if batch.is_empty() {
             if self.waiting.is_empty() {
                 // What had failed before is not needed any more.
@@ -190,6 +181,19 @@ impl Settler {
         }
         self.monitor.begin_round(Duration::ZERO);
         self.request.start(send(self.context.clone(), self.lease.clone(), batch, serials, frontier()));
+    }
+
+    /// Takes what is sent next. `None` if it is a part of a pack whose other messages may end soon.
+    fn take_packs(&mut self, now: Instant, in_hand: usize) -> Option<(Settlements, Serials)> {
+        // Others of the pack may end soon, if there are others.
+        let more = self.waiting.len() < in_hand;
+        if more && self.next_part.is_some_and(|at| now < at) && self.is_part() {
+            return None;
+        }
+        let packed = self.waiting.first().is_some_and(|(receipt, _)| receipt.pack.is_some());
+        (self.part, self.next_part) = (0, packed.then(|| now + BETWEEN_PARTS));
+        let rest = self.waiting.split_off(batch_len(&self.waiting));
+        Some((std::mem::replace(&mut self.waiting, rest), Serials::new()))
     }
 
     /// Whether only a part of a pack waits. Each one that waits is looked at once.
@@ -253,7 +257,7 @@ impl Settler {
         }
         let mut written = Vec::new();
         for (batch, settled, elapsed) in stored {
-            if let WorkerLease::Entries(entries) = &self.lease {
+            if let Some(entries) = self.lease.entries() {
                 let done = batch.iter().filter(|(_, settlement)| !is_note(settlement));
                 entries.leases.settled(done.map(|(receipt, _)| entries.key(*receipt, serials[receipt])));
             }
@@ -301,7 +305,7 @@ impl Settler {
     ) {
         // A stale entry may have been settled long ago, or the group was just created again and has not delivered it yet.
         // An ack needs nothing more. A message that must be kept is not settled until that is known.
-        let leased = matches!(self.lease, WorkerLease::Partition(_));
+        let leased = self.lease.keeps_order();
         let doubtful = |waiting: &(Receipt, Settlement)| leased && settled.stale > 0 && is_kept(waiting);
         let done = batch.iter().filter(|waiting| !is_note(&waiting.1) && !doubtful(waiting));
         in_flight.settled(done.map(|(receipt, _)| *receipt));
@@ -359,7 +363,7 @@ impl Request {
         }
         // In shared mode the reader of all partitions restores groups.
         if error.kind() == ErrorKind::GroupMissing
-            && let WorkerLease::Partition(guard) = lease
+            && let Some(guard) = lease.guard()
         {
             restore_group(context, guard, frontier, &error).await?;
             // It was created again below all unsettled entries, so messages that were to be retried or given up are read and
@@ -374,20 +378,10 @@ impl Request {
     /// Settles `left[from..]`.
     async fn settle(&mut self, context: &Subscription, lease: &WorkerLease, from: usize) -> Result<()> {
         let (asked, batch) = (Instant::now(), &self.left[from..]);
-        let (tracing, group) = (context.tracing.as_ref(), &context.group);
-        let span = |tp: &_| Some(spans::of_settlements(tracing?, tp, group, batch.len()));
-        let (settled, span) = match lease {
-            WorkerLease::Partition(guard) => {
-                let span = span(guard.topic_partition());
-                (context.backend.log().settle(guard.lease(), batch).await, span)
-            }
-            WorkerLease::Entries(entries) => {
-                let SharedPartition { member, partition, .. } = &**entries;
-                let (shared, span) = (context.backend.shared()?, span(&member.partition(*partition)));
-                let settled = shared.settle_shared(member, *partition, batch).await;
-                (settled.map_err(|error| error.during(member.partition(*partition))), span)
-            }
-        };
+        let span =
+            |tracing| spans::of_settlements(tracing, &lease.topic_partition(), &context.group, batch.len());
+        let span = context.tracing.as_ref().map(span);
+        let settled = lease.settle(&context.backend, batch).await;
         if let Some(span) = span {
             span.end_with(settled.as_ref().err(), batch.len());
         }

@@ -80,7 +80,7 @@ impl PartitionWorker {
         let topic_partition = guard.topic_partition();
         let fetching = context.monitor_of("fetch", topic_partition);
         let fetcher = Fetcher::new(context.clone(), guard.clone(), triggers.clone(), fetching);
-        let (lease, source) = (WorkerLease::Partition(guard.clone()), Source::Reader(fetcher));
+        let (lease, source) = (WorkerLease::of_partition(guard.clone()), Source::Reader(fetcher));
         let mut worker = Self::new(context, topic_partition, lease, source, triggers, None);
         worker.gauge = gauge.clone();
         let (of, with, clock) = (context.clone(), guard.clone(), worker.dispatcher.clock().clone());
@@ -99,7 +99,7 @@ impl PartitionWorker {
         at_once: &Arc<Semaphore>,
     ) -> Self {
         let topic_partition = entries.member.partition(entries.partition);
-        let lease = WorkerLease::Entries(Arc::new(entries));
+        let lease = WorkerLease::of_entries(entries);
         let (source, triggers) = (Source::Inbox(inbox), Arc::new(Triggers::new(&[])));
         Self::new(context, &topic_partition, lease, source, &triggers, Some(at_once))
     }
@@ -146,7 +146,7 @@ impl PartitionWorker {
         self.dispatcher.stop();
         self.give_back(Self::unbegun).await;
         self.finish().await;
-        if self.context.kill.is_cancelled() && matches!(self.lease, WorkerLease::Entries(_)) {
+        if self.context.kill.is_cancelled() && self.lease.entries().is_some() {
             // Only what certainly runs no more may go to others.
             self.dispatcher.abort().await;
             self.give_back(Self::undecided).await;
@@ -187,7 +187,7 @@ impl PartitionWorker {
 
     /// In shared mode, gives back some of the messages. If that fails, others claim them later.
     async fn give_back(&mut self, some: impl FnOnce(&mut Self, &SharedPartition) -> Vec<Key>) {
-        let WorkerLease::Entries(entries) = &self.lease else { return };
+        let Some(entries) = self.lease.entries() else { return };
         let entries = entries.clone();
         let keys = some(self, &entries);
         if keys.is_empty() && self.kept.is_empty() {

@@ -1,6 +1,5 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
-pub(in crate::consumer) mod handles;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
 pub(in crate::consumer) mod limits;
@@ -21,7 +20,6 @@ use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
-use crate::consumer::partition::dispatch::handles::{Handles, Sorted};
 use crate::consumer::partition::dispatch::job::{Job, handle};
 use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Ticket};
 use crate::consumer::partition::dispatch::limits::{Permits, Turns};
@@ -31,6 +29,7 @@ use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::leases::WorkerLease;
 use crate::consumer::partition::leases::entry_lease::Admitted;
+use crate::consumer::partition::leases::scopes::{Scopes, SortedUnit};
 use crate::consumer::partition::poison::{Noted, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;
@@ -59,7 +58,7 @@ pub(in crate::consumer) struct Dispatcher {
     context: Arc<Subscription>,
     topic_partition: TopicPartition,
     lease: WorkerLease,
-    handles: Handles,
+    scopes: Scopes,
     clock: Arc<ServerClock>,
     queues: KeyQueues<Box<Job>>,
     retry_timers: RetryTimers,
@@ -87,7 +86,7 @@ impl Dispatcher {
         let config = &context.config;
         let (grouping, concurrency) = Grouping::of(config.concurrency, config.retry_order);
         Self {
-            handles: Handles::new(context.context.clone(), topic_partition.clone(), lease.clone()),
+            scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone()),
             queues: KeyQueues::new(grouping, concurrency),
             retry_timers: RetryTimers::default(),
             poison: Poison::new(&context, &lease),
@@ -117,7 +116,7 @@ impl Dispatcher {
 
     /// Whether messages wait until it is known whether their entries are still ours.
     pub(in crate::consumer) fn is_uncertain(&self) -> bool {
-        self.handles.is_uncertain()
+        self.scopes.is_uncertain()
     }
 
     /// Whether no handler runs.
@@ -136,7 +135,7 @@ impl Dispatcher {
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by an owner with another retry order. Here it is parked, like all failed messages.
-                    if self.handles.decided(&job) {
+                    if self.scopes.decided(&job) {
                         settler.add(job.receipt, job.serial, job.parks());
                     }
                     continue;
@@ -170,7 +169,7 @@ impl Dispatcher {
             self.poison.written(receipt, serial);
         }
         self.start_noted(settler);
-        while self.handles.is_certain_again() {
+        while self.scopes.is_certain_again() {
             self.pick(settler);
             self.count_blocked(in_flight);
             if self.pause.is_on() {
@@ -257,7 +256,7 @@ impl Dispatcher {
     /// other, unless the whole partition waits.
     fn waits_in_place(&self, job: &Job) -> bool {
         match self.context.config.retry_order {
-            _ if matches!(self.lease, WorkerLease::Entries(_)) => false,
+            _ if !self.lease.keeps_order() => false,
             RetryOrder::Skip => false,
             RetryOrder::BlockKey => job.key().is_some(),
             RetryOrder::BlockPartition => true,
@@ -307,10 +306,10 @@ impl Dispatcher {
         match candidate.plan {
             Plan::GiveUp(crashes) => {
                 job.give_up(&self.context, &self.topic_partition, crashes);
-                if let WorkerLease::Partition(guard) = &self.lease {
+                if let Some(epoch) = self.lease.epoch() {
                     // The leases before ours ended over this message, so other candidates need not run alone because of
                     // them.
-                    limiter.explain(guard.lease().epoch);
+                    limiter.explain(epoch);
                 }
                 self.finish(vec![(ticket, job)], settler);
                 return None;
@@ -360,7 +359,7 @@ impl Dispatcher {
             // Since a moment ago, and somebody may wait for the end of what runs.
             return unit.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
         }
-        let Sorted { live: mut unit, uncertain, gone } = self.handles.give(unit);
+        let SortedUnit { live: mut unit, uncertain, gone } = self.scopes.give(unit);
         uncertain.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
         for (ticket, job) in gone {
             self.poison.done(job.receipt);
@@ -378,10 +377,10 @@ impl Dispatcher {
             return;
         }
         let (context, lease) = (self.context.clone(), self.lease.clone());
-        if let (WorkerLease::Partition(guard), true, ErasedHandler::Each(_)) =
-            (&lease, self.serial, &context.handler)
-        {
-            let row = Row::new(context, guard.clone(), self.pause.clone(), unit, self.early.0.clone());
+        let in_a_row =
+            self.serial && lease.keeps_order() && matches!(context.handler, ErasedHandler::Each(_));
+        if in_a_row {
+            let row = Row::new(context, lease, self.pause.clone(), unit, self.early.0.clone());
             self.running.spawn(async move {
                 let unit = row.run().await;
                 drop((permits, task));
@@ -390,7 +389,7 @@ impl Dispatcher {
             return;
         }
         // Without a lease on the partition, a message that did not begin may start again.
-        let keep = self.context.keeps_messages() || !matches!(lease, WorkerLease::Partition(_));
+        let keep = self.context.keeps_messages() || !lease.keeps_order();
         self.running.spawn(async move {
             // It has waited for a thread, and the lease may be lost meanwhile.
             if !lease.lost().is_cancelled() {
@@ -463,7 +462,7 @@ impl Dispatcher {
         verdict: &Verdict,
         settler: &mut Settler,
     ) -> bool {
-        if !self.handles.decided(&job) {
+        if !self.scopes.decided(&job) {
             self.poison.done(job.receipt);
             self.queues.done(ticket);
             return false;

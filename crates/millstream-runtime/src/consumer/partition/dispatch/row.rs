@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
-use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::leases::WorkerLease;
 use crate::consumer::pauses::Pause;
 use millstream_core::Outcome;
 use millstream_engine::handler::{self, ErasedHandler, Input, Said, Verdict};
@@ -21,7 +21,7 @@ const BUDGET: Duration = Duration::from_millis(1);
 /// one before it. The others are returned without a verdict.
 pub(in crate::consumer) struct Row {
     context: Arc<Subscription>,
-    guard: Arc<LeaseGuard>,
+    lease: WorkerLease,
     pause: Pause,
     unit: Unit,
     /// Index of the next message, or the one that is being handled.
@@ -39,13 +39,13 @@ pub(in crate::consumer) struct Row {
 impl Row {
     pub(in crate::consumer) fn new(
         context: Arc<Subscription>,
-        guard: Arc<LeaseGuard>,
+        lease: WorkerLease,
         pause: Pause,
         unit: Unit,
         early: UnboundedSender<Unit>,
     ) -> Self {
         let now = Instant::now();
-        Self { context, guard, pause, unit, at: 0, since: now, begun: now, over: false, early }
+        Self { context, lease, pause, unit, at: 0, since: now, begun: now, over: false, early }
     }
 
     /// Handles the messages, and returns all.
@@ -66,7 +66,7 @@ impl Row {
         !self.over
             // The first one always begins, or a machine that is slow enough would begin none.
             && (self.at == 0 || now.duration_since(self.since) < BUDGET)
-            && self.guard.is_live(now)
+            && self.lease.is_live(now)
             && !self.pause.is_on()
     }
 

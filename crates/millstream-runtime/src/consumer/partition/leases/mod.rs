@@ -4,12 +4,14 @@ pub(in crate::consumer) mod entry_lease;
 pub(in crate::consumer) mod entry_leases;
 pub(in crate::consumer) mod reserve;
 pub(in crate::consumer) mod room;
+pub(in crate::consumer) mod scopes;
 
 use std::sync::Arc;
 
-use millstream_core::Partition;
-use millstream_core::log::Receipt;
+use millstream_core::error::Result;
+use millstream_core::log::{Receipt, Settled};
 use millstream_core::shared::SharedMember;
+use millstream_core::{Backend, Partition, Settlement, TopicPartition};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -59,6 +61,63 @@ impl SharedPartition {
 }
 
 impl WorkerLease {
+    pub(in crate::consumer) fn of_partition(guard: Arc<LeaseGuard>) -> Self {
+        Self::Partition(guard)
+    }
+
+    pub(in crate::consumer) fn of_entries(entries: SharedPartition) -> Self {
+        Self::Entries(Arc::new(entries))
+    }
+
+    /// Whether messages may wait for each other: only the owner of a partition can keep their order.
+    pub(in crate::consumer) fn keeps_order(&self) -> bool {
+        self.guard().is_some()
+    }
+
+    /// Returns the lease of the partition, if it has an owner.
+    pub(in crate::consumer) fn guard(&self) -> Option<&Arc<LeaseGuard>> {
+        match self {
+            Self::Partition(guard) => Some(guard),
+            Self::Entries(_) => None,
+        }
+    }
+
+    /// Returns the leases of entries, if the partition has no owner.
+    pub(in crate::consumer) fn entries(&self) -> Option<&Arc<SharedPartition>> {
+        match self {
+            Self::Partition(_) => None,
+            Self::Entries(entries) => Some(entries),
+        }
+    }
+
+    /// Returns the epoch of the lease of the partition, if it has an owner.
+    pub(in crate::consumer) fn epoch(&self) -> Option<u64> {
+        self.guard().map(|guard| guard.lease().epoch)
+    }
+
+    pub(in crate::consumer) fn topic_partition(&self) -> TopicPartition {
+        match self {
+            Self::Partition(guard) => guard.topic_partition().clone(),
+            Self::Entries(entries) => entries.member.partition(entries.partition),
+        }
+    }
+
+    /// Sends settlements, which are valid only under this lease.
+    pub(in crate::consumer) async fn settle(
+        &self,
+        backend: &Backend,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Settled> {
+        match self {
+            Self::Partition(guard) => backend.log().settle(guard.lease(), batch).await,
+            Self::Entries(entries) => {
+                let SharedPartition { member, partition, .. } = &**entries;
+                let settled = backend.shared()?.settle_shared(member, *partition, batch).await;
+                settled.map_err(|error| error.during(member.partition(*partition)))
+            }
+        }
+    }
+
     /// Cancelled when somebody else has the partition, or work on it is void.
     pub(in crate::consumer) fn lost(&self) -> &CancellationToken {
         match self {

@@ -1,4 +1,4 @@
-//! The partition handles of deliveries: one for all messages under the lease of the partition, or one for each entry.
+//! The scopes of deliveries: one for all messages under the lease of the partition, or one for each entry.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::rights::{under_entry_lease, under_lease};
 use millstream_engine::delivery::DeliveryScope;
 
-/// Gives jobs that start the handles of their deliveries.
-pub(in crate::consumer) struct Handles {
+/// Gives jobs that start the scopes of their deliveries.
+pub(in crate::consumer) struct Scopes {
     context: Arc<Context>,
     topic_partition: TopicPartition,
     lease: WorkerLease,
-    /// The handle under the lease of the partition. Another one is created when the lease could not be relied on for a while.
+    /// The scope under the lease of the partition. Another one is created when the lease could not be relied on for a while.
     shared: Option<Arc<DeliveryScope>>,
     /// Value of the guard's [`trust`](LeaseGuard::trust) when `shared` was created.
     trust: u64,
@@ -28,7 +28,7 @@ pub(in crate::consumer) struct Handles {
 
 /// Jobs that were to start, by the state of their leases.
 #[derive(Default)]
-pub(in crate::consumer) struct Sorted {
+pub(in crate::consumer) struct SortedUnit {
     /// They may start.
     pub(in crate::consumer) live: Unit,
     /// It is not certain that their entries are still ours.
@@ -37,7 +37,7 @@ pub(in crate::consumer) struct Sorted {
     pub(in crate::consumer) gone: Unit,
 }
 
-impl Handles {
+impl Scopes {
     pub(in crate::consumer) fn new(
         context: Arc<Context>,
         topic_partition: TopicPartition,
@@ -69,19 +69,19 @@ impl Handles {
         }
     }
 
-    /// Gives each of these jobs the handle of its delivery, if it may start.
-    pub(in crate::consumer) fn give(&mut self, mut unit: Unit) -> Sorted {
+    /// Gives each of these jobs the scope of its delivery, if it may start.
+    pub(in crate::consumer) fn give(&mut self, mut unit: Unit) -> SortedUnit {
         match self.lease.clone() {
             WorkerLease::Partition(guard) => {
                 self.trust_again(&guard);
                 unit.iter_mut().for_each(|(_, job)| job.scope.clone_from(&self.shared));
-                Sorted { live: unit, ..Sorted::default() }
+                SortedUnit { live: unit, ..SortedUnit::default() }
             }
             WorkerLease::Entries(entries) => self.give_entries(&entries, unit),
         }
     }
 
-    /// Creates a new partition handle if the lease could not be relied on for a while: new messages can rely on it again.
+    /// Creates a new scope if the lease could not be relied on for a while: new messages can rely on it again.
     fn trust_again(&mut self, guard: &Arc<LeaseGuard>) {
         // Compared first, because it is one atomic load, and this runs for every unit.
         let trust = guard.trust();
@@ -92,10 +92,10 @@ impl Handles {
         }
     }
 
-    fn give_entries(&mut self, entries: &Arc<SharedPartition>, unit: Unit) -> Sorted {
+    fn give_entries(&mut self, entries: &Arc<SharedPartition>, unit: Unit) -> SortedUnit {
         // Read before the leases, so that a change in between is not missed.
         let version = self.lease.version();
-        let mut sorted = Sorted::default();
+        let mut sorted = SortedUnit::default();
         for (ticket, mut job) in unit {
             let key = entries.key(job.receipt, job.serial);
             match entries.leases.live(key) {
