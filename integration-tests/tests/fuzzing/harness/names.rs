@@ -79,7 +79,7 @@ pub(crate) fn check(input: &[u8]) {
 /// All keys of these parts, each with what it is made of.
 fn keys(parts: &Parts<'_>) -> Vec<(Key, String)> {
     let topic = name!(TopicName, parts.topic, b"");
-    let group = name!(GroupName, parts.group, b"");
+    let group = name!(GroupName, parts.group, b"~");
     let queue = name!(QueueName, parts.queue, b"");
     let lock = name!(LockName, parts.lock, b":/@+=,#");
     let namespace = name!(Namespace, parts.namespace, b"");
