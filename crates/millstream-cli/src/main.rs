@@ -15,6 +15,7 @@ mod suggest;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -116,8 +117,27 @@ fn parse(args: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((cli, matches))
 }
 
+/// Commands that a build may lack, each with the feature that brings it and whether this build has it.
+const OPTIONAL: [(&str, &str, bool); 4] = [
+    ("dashboard", "dashboard", cfg!(feature = "dashboard")),
+    ("exporter", "exporter", cfg!(feature = "exporter")),
+    ("scaler", "keda", cfg!(feature = "keda")),
+    ("top", "top", cfg!(feature = "top")),
+];
+
+/// Returns what to say to somebody who wants a command that this build lacks.
+fn left_out(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(wanted)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let (command, feature, _) = OPTIONAL.iter().find(|(name, _, is_there)| name == wanted && !is_there)?;
+    Some(format!(
+        "this build has no `millstream {command}`: cargo install millstream-cli --features {feature}"
+    ))
+}
+
 /// Prints the help or the version, and ends with 0; or the error in the arguments, and ends with 2.
 fn refuse(error: &clap::Error, args: &[OsString]) -> ExitCode {
+    let left_out = left_out(error).map(|why| Cli::command().error(ErrorKind::InvalidSubcommand, why));
+    let error = left_out.as_ref().unwrap_or(error);
     // If the stream is closed, the text is dropped.
     let _ = error.print();
     if error.use_stderr() {
