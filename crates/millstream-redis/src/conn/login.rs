@@ -26,7 +26,7 @@ const REFUSED: Duration = Duration::from_secs(1);
 /// The credentials of all connections of a backend. Their only owner.
 pub(crate) struct Login {
     provider: Arc<dyn CredentialsProvider>,
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<KnownLogin>>,
     /// Version of the known ones. Grows whenever the provider returns others.
     version: AtomicU64,
     /// Held while the provider is asked.
@@ -36,7 +36,7 @@ pub(crate) struct Login {
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownLogin {
     credentials: Credentials,
     /// Time from which on they are not used for new connections; `None` if the provider is asked for each connection.
     ask_again: Option<Instant>,
@@ -45,7 +45,7 @@ struct Known {
     refused: bool,
 }
 
-impl Known {
+impl KnownLogin {
     /// Whether they need not be asked for now.
     fn is_fresh(&self, now: Instant) -> bool {
         self.ask_again.is_some_and(|at| now < at)
@@ -68,7 +68,7 @@ impl Login {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Option<Known>> {
+    fn known(&self) -> MutexGuard<'_, Option<KnownLogin>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -116,14 +116,14 @@ impl Login {
         let ask_again = left.and_then(|left| now.checked_add(left - left / 4));
         let ends = left.and_then(|left| now.checked_add(left));
         let mut known = self.known();
-        let same = |known: &Known| {
+        let same = |known: &KnownLogin| {
             (&known.credentials.user, &known.credentials.password)
                 == (&credentials.user, &credentials.password)
         };
         if !known.as_ref().is_some_and(same) {
             self.version.fetch_add(1, Ordering::AcqRel);
         }
-        *known = Some(Known { credentials, ask_again, ends, refused: false });
+        *known = Some(KnownLogin { credentials, ask_again, ends, refused: false });
         Ok(())
     }
 }
@@ -133,7 +133,7 @@ async fn renew(login: Weak<Login>) {
     let mut failed: u32 = 0;
     loop {
         let Some(it) = login.upgrade() else { return };
-        let Some(Known { ask_again, ends: Some(_), .. }) = it.known().clone() else { return };
+        let Some(KnownLogin { ask_again, ends: Some(_), .. }) = it.known().clone() else { return };
         let now = Instant::now();
         let at = match (failed, ask_again) {
             (0, Some(at)) => at.max(now + SHORTEST),

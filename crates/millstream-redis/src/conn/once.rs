@@ -30,11 +30,11 @@ impl OneTask {
         if self.0.swap(true, Ordering::AcqRel) {
             return;
         }
-        begin(&runtime, Running(self.0.clone()), task().boxed());
+        begin(&runtime, RunningOnce(self.0.clone()), task().boxed());
     }
 }
 
-fn begin(runtime: &Handle, running: Running, task: BoxFuture<'static, ()>) {
+fn begin(runtime: &Handle, running: RunningOnce, task: BoxFuture<'static, ()>) {
     runtime.spawn(async move {
         let _running = running;
         task.await;
@@ -42,9 +42,9 @@ fn begin(runtime: &Handle, running: Running, task: BoxFuture<'static, ()>) {
 }
 
 /// Lets another task start when this one has ended, also if it was dropped with its runtime.
-struct Running(Arc<AtomicBool>);
+struct RunningOnce(Arc<AtomicBool>);
 
-impl Drop for Running {
+impl Drop for RunningOnce {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

@@ -18,7 +18,7 @@ use millstream_core::topic::TopicPartition;
 use crate::address::Address;
 use crate::backend::Inner;
 use crate::conn::appends::node_appender::NodeAppender;
-use crate::conn::appends::part::{Entries, Part};
+use crate::conn::appends::part::{Part, PartEntries};
 use crate::conn::cluster::servers::{Cluster, Hop};
 use crate::conn::cluster::slots::slot_of;
 use crate::conn::dial::Dial;
@@ -28,7 +28,7 @@ pub(crate) struct ClusterAppender {
     inner: Arc<Inner>,
     cluster: Arc<Cluster>,
     durability: Durability,
-    nodes: Vec<Node>,
+    nodes: Vec<AppenderNode>,
     /// Batches that are not returned, the oldest first.
     batches: VecDeque<Batch>,
     /// Number of these that are split and begun.
@@ -45,15 +45,15 @@ pub(crate) struct ClusterAppender {
 }
 
 /// One node, and the parts that it has not answered, the oldest first.
-struct Node {
+struct AppenderNode {
     dial: Arc<Dial>,
     asking: bool,
     appender: NodeAppender,
-    parts: VecDeque<Sent>,
+    parts: VecDeque<SentParts>,
 }
 
 /// The entries of a batch that go to one node.
-struct Sent {
+struct SentParts {
     /// Number of the batch, counted from the first one.
     batch: u64,
     /// Positions of the entries in the batch.
@@ -71,7 +71,7 @@ struct Route<'a> {
 }
 
 struct Batch {
-    entries: Entries,
+    entries: PartEntries,
     results: Vec<Option<Result<MessageId>>>,
     missing: usize,
 }
@@ -103,7 +103,7 @@ impl ClusterAppender {
     }
 
     /// Finds the nodes of a batch's partitions. Returns `None` if entries of one are under way to another node.
-    fn routes<'a>(&mut self, entries: &'a Entries) -> Option<Vec<Route<'a>>> {
+    fn routes<'a>(&mut self, entries: &'a PartEntries) -> Option<Vec<Route<'a>>> {
         let (mut routes, mut known) = (Vec::<Route<'a>>::new(), HashMap::new());
         for at in 0..entries.len() {
             let tp = &entries.at(at).topic_partition;
@@ -143,7 +143,7 @@ impl ClusterAppender {
     }
 
     /// Begins the next batch at the nodes of its partitions.
-    fn begin_at(&mut self, entries: &Entries, routes: Vec<Route<'_>>) {
+    fn begin_at(&mut self, entries: &PartEntries, routes: Vec<Route<'_>>) {
         let number = self.returned + self.begun as u64;
         let mut nodes: Vec<(usize, Vec<usize>, Vec<TopicPartition>)> = Vec::new();
         for Route { tp, node, at } in routes {
@@ -172,19 +172,19 @@ impl ClusterAppender {
             let at: Arc<[usize]> = at.into();
             let node = &mut self.nodes[node];
             node.appender.begin_part(Part::of(entries.clone(), at.clone()));
-            node.parts.push_back(Sent { batch: number, at, partitions });
+            node.parts.push_back(SentParts { batch: number, at, partitions });
         }
     }
 
     fn node(&mut self, Hop { dial, asking }: Hop) -> Result<usize> {
-        let known = |node: &Node| Arc::ptr_eq(&node.dial, &dial) && node.asking == asking;
+        let known = |node: &AppenderNode| Arc::ptr_eq(&node.dial, &dial) && node.asking == asking;
         if let Some(known) = self.nodes.iter().position(known) {
             return Ok(known);
         }
         let appender = self.inner.appenders.line(&dial)?.appender(asking, self.durability);
-        let node = Node { dial, asking, appender, parts: VecDeque::new() };
+        let node = AppenderNode { dial, asking, appender, parts: VecDeque::new() };
         // In the place of one that has left, so that positions stay.
-        let gone = |node: &Node| node.parts.is_empty() && !self.cluster.is_primary(&node.dial);
+        let gone = |node: &AppenderNode| node.parts.is_empty() && !self.cluster.is_primary(&node.dial);
         Ok(match self.nodes.iter().position(gone) {
             Some(free) => {
                 self.nodes[free] = node;
@@ -240,7 +240,7 @@ impl ClusterAppender {
 
 impl ClusterAppender {
     /// Begins a batch, as [`begin`](Appender::begin) does.
-    pub(crate) fn begin_entries(&mut self, entries: Entries) {
+    pub(crate) fn begin_entries(&mut self, entries: PartEntries) {
         let results = (0..entries.len()).map(|_| None).collect();
         self.batches.push_back(Batch { missing: entries.len(), entries, results });
         self.begin_all();
@@ -251,7 +251,7 @@ impl ClusterAppender {
 impl Appender for ClusterAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
         let packings = self.inner.packings.clone();
-        self.begin_entries(Entries::Plain(batch, packings));
+        self.begin_entries(PartEntries::Plain(batch, packings));
     }
 
     async fn finish(&mut self) -> Vec<Result<MessageId>> {

@@ -17,7 +17,7 @@ const CALLS: usize = 64;
 
 /// Position up to which dead letters were examined.
 #[derive(Default)]
-struct Position {
+struct DeadTrimPosition {
     after: String,
     /// Number of letters up to it that stay.
     passed: u64,
@@ -43,7 +43,7 @@ impl RedisBackend {
             TrimBy::DryRun => ("count", ""),
         };
         let (age, length) = figures(retention);
-        let mut position = Position::default();
+        let mut position = DeadTrimPosition::default();
         for n in 0.. {
             let call = self.inner.scripts.trim_dead.call(keys.each_ref());
             let call = call.args([mode, token, &age, &length, &position.after]).arg(position.passed);
@@ -72,12 +72,12 @@ impl RedisBackend {
 }
 
 /// Adds the result of a call. Returns the position at which the next one continues; `None` at the end.
-fn add(trimmed: &mut TrimmedLetters, answer: Value) -> Result<Option<Position>> {
+fn add(trimmed: &mut TrimmedLetters, answer: Value) -> Result<Option<DeadTrimPosition>> {
     let [aged, excess, claimed, more, after, passed] = reply::tuple(answer)?;
     let number = |value: Value| reply::count(value).map(|number| number as u64);
     trimmed.aged += number(aged)?;
     trimmed.excess += number(excess)?;
     trimmed.claimed += number(claimed)?;
-    let position = Position { after: reply::text(after)?, passed: number(passed)? };
+    let position = DeadTrimPosition { after: reply::text(after)?, passed: number(passed)? };
     Ok((reply::int(more)? == 1).then_some(position))
 }

@@ -16,7 +16,7 @@ use redis::Value;
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::appends::dedup::{DedupBatch, ShortId, check, size};
 use crate::conn::appends::node_appender::NodeAppender;
-use crate::conn::appends::part::{Entries, Part};
+use crate::conn::appends::part::{Part, PartEntries};
 use crate::conn::cluster::servers::Servers;
 use crate::conn::replies::reply;
 use crate::entries::cluster_appender::ClusterAppender;
@@ -39,12 +39,12 @@ type Results = Vec<Option<Result<Deduplicated>>>;
 /// Appends for one producer.
 pub(crate) struct Dedup {
     inner: Arc<Inner>,
-    over: Over,
+    over: DedupOver,
     /// Batches that are not reported, oldest first.
     begun: VecDeque<Begun>,
 }
 
-enum Over {
+enum DedupOver {
     Node(NodeAppender),
     Cluster(ClusterAppender),
 }
@@ -65,9 +65,11 @@ impl RedisBackend {
     pub(crate) fn open_dedup(&self) -> Result<Dedup> {
         let inner = self.inner.clone();
         let over = match &*self.inner.servers {
-            Servers::One(dial) => Over::Node(inner.appenders.line(dial)?.appender(false, Durability::Stored)),
+            Servers::One(dial) => {
+                DedupOver::Node(inner.appenders.line(dial)?.appender(false, Durability::Stored))
+            }
             Servers::Cluster(cluster) => {
-                Over::Cluster(ClusterAppender::new(inner, cluster.clone(), Durability::Stored))
+                DedupOver::Cluster(ClusterAppender::new(inner, cluster.clone(), Durability::Stored))
             }
         };
         Ok(Dedup { inner: self.inner.clone(), over, begun: VecDeque::new() })
@@ -182,10 +184,10 @@ impl DedupAppender for Dedup {
         let mut requests = VecDeque::new();
         for items in requests_of(sent) {
             let request = Arc::new(DedupBatch::new(items, self.inner.dedup.clone()));
-            let entries = Entries::Dedup(request.clone());
+            let entries = PartEntries::Dedup(request.clone());
             match &mut self.over {
-                Over::Node(node) => node.begin_part(Part::whole(entries)),
-                Over::Cluster(cluster) => cluster.begin_entries(entries),
+                DedupOver::Node(node) => node.begin_part(Part::whole(entries)),
+                DedupOver::Cluster(cluster) => cluster.begin_entries(entries),
             }
             requests.push_back(request);
         }
@@ -196,8 +198,8 @@ impl DedupAppender for Dedup {
         let Some(oldest) = self.begun.front_mut() else { return Vec::new() };
         while !oldest.requests.is_empty() {
             let results = match &mut self.over {
-                Over::Node(node) => node.finish().await,
-                Over::Cluster(cluster) => cluster.finish().await,
+                DedupOver::Node(node) => node.finish().await,
+                DedupOver::Cluster(cluster) => cluster.finish().await,
             };
             // Kept for the next call, if this one is dropped while it waits.
             let Some(request) = oldest.requests.pop_front() else { break };

@@ -50,7 +50,7 @@ impl Storing {
 }
 
 /// What a dictionary that was asked for is.
-enum Read {
+enum ReadDictionaries {
     Missing,
     /// Not a dictionary of that name: something else, of this size in bytes.
     Unusable(usize),
@@ -141,10 +141,12 @@ impl Inner {
             return Ok(());
         }
         // Until it is read, the one before is as good as it was.
-        match self.read_dictionaries(&topic.name, &[name]).await?.pop().unwrap_or(Read::Missing) {
-            Read::Usable(dictionary) => (used.dictionary, used.unusable) = (Some(dictionary), None),
-            Read::Unusable(size) => (used.dictionary, used.unusable) = (None, Some((name, size))),
-            Read::Missing => {
+        match self.read_dictionaries(&topic.name, &[name]).await?.pop().unwrap_or(ReadDictionaries::Missing) {
+            ReadDictionaries::Usable(dictionary) => {
+                (used.dictionary, used.unusable) = (Some(dictionary), None)
+            }
+            ReadDictionaries::Unusable(size) => (used.dictionary, used.unusable) = (None, Some((name, size))),
+            ReadDictionaries::Missing => {
                 tracing::warn!(topic = %topic.name, dictionary = %name, "the newest dictionary is not there");
                 used.dictionary = None;
             }
@@ -192,8 +194,8 @@ impl Inner {
         if !unknown.is_empty() {
             let read = self.read_dictionaries(topic, &unknown).await?;
             dictionaries.extend(read.into_iter().filter_map(|read| match read {
-                Read::Usable(dictionary) => Some(dictionary),
-                Read::Missing | Read::Unusable(_) => None,
+                ReadDictionaries::Usable(dictionary) => Some(dictionary),
+                ReadDictionaries::Missing | ReadDictionaries::Unusable(_) => None,
             }));
         }
         Ok(dictionaries)
@@ -204,17 +206,22 @@ impl Inner {
         &'a self,
         topic: &'a TopicName,
         names: &'a [DictionaryName],
-    ) -> BoxFuture<'a, Result<Vec<Read>>> {
+    ) -> BoxFuture<'a, Result<Vec<ReadDictionaries>>> {
         Box::pin(async { Ok(self.kept(topic, names, self.stored(topic, names).await?)) })
     }
 
-    fn kept(&self, topic: &TopicName, names: &[DictionaryName], stored: Vec<Stored>) -> Vec<Read> {
+    fn kept(
+        &self,
+        topic: &TopicName,
+        names: &[DictionaryName],
+        stored: Vec<Stored>,
+    ) -> Vec<ReadDictionaries> {
         let read = names.iter().zip(stored).map(|(name, stored)| {
             let bytes = match stored {
-                Stored::Nothing => return Read::Missing,
+                Stored::Nothing => return ReadDictionaries::Missing,
                 Stored::TooLarge(size) => {
                     tracing::warn!(%topic, dictionary = %name, size, "a dictionary is too large");
-                    return Read::Unusable(size);
+                    return ReadDictionaries::Unusable(size);
                 }
                 Stored::Bytes(bytes) => bytes,
             };
@@ -222,16 +229,16 @@ impl Inner {
                 Ok(dictionary) if dictionary.name() == *name => {
                     let dictionary = Arc::new(dictionary);
                     self.packings.dictionaries().add(topic, dictionary.clone());
-                    Read::Usable(dictionary)
+                    ReadDictionaries::Usable(dictionary)
                 }
                 Ok(dictionary) => {
                     let is = dictionary.name();
                     tracing::warn!(%topic, dictionary = %name, %is, "another dictionary is stored under this name");
-                    Read::Unusable(bytes.len())
+                    ReadDictionaries::Unusable(bytes.len())
                 }
                 Err(error) => {
                     tracing::warn!(%topic, dictionary = %name, "a dictionary cannot be used: {error}");
-                    Read::Unusable(bytes.len())
+                    ReadDictionaries::Unusable(bytes.len())
                 }
             }
         });

@@ -14,7 +14,7 @@ use redis::Pipeline;
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::appends::node_appender::NodeAppender;
 use crate::conn::appends::numbered::{Between, Numbers, between};
-use crate::conn::appends::part::{Entries, Part};
+use crate::conn::appends::part::{Part, PartEntries};
 use crate::conn::cluster::servers::Servers;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
@@ -79,7 +79,7 @@ impl NumberedAppender for Numbered {
         if is_refused {
             return;
         }
-        let entries = Entries::Numbered(batch, self.numbers.clone());
+        let entries = PartEntries::Numbered(batch, self.numbers.clone());
         match &mut self.over {
             Over::Node(node) => node.begin_part(Part::whole(entries)),
             Over::Cluster(cluster) => cluster.begin_entries(entries),

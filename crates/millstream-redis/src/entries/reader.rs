@@ -30,7 +30,7 @@ const MIN_BLOCK: Duration = Duration::from_millis(1);
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum ReadStage {
     /// Reads entries that were handed out before: of this stream, above this id.
     Pending(usize, MessageId),
     /// Reads entries that were never handed out.
@@ -39,7 +39,7 @@ enum Stage {
 
 pub(crate) struct StreamReader {
     guard: Guard,
-    stage: Stage,
+    stage: ReadStage,
     pages: PageSizer,
     /// Id up to which the group was handed each stream. It only tells the server when a wait ends: a wrong value costs
     /// time, never a message, since the group itself knows which entries are new.
@@ -84,7 +84,7 @@ impl StreamReader {
         let packed = PackedPage::of(inner.packings.of(&lease.partition()?.0.topic));
         Ok(Self {
             guard: Guard::new(inner, lease)?,
-            stage: Stage::New,
+            stage: ReadStage::New,
             pages: PageSizer::default(),
             tail: [MessageId::ZERO; 2],
             backlog: [true; 2],
@@ -119,12 +119,12 @@ impl StreamReader {
             if self.tail_lost {
                 return Ok(Fetched::default());
             }
-            if let Stage::New = self.stage {
+            if let ReadStage::New = self.stage {
                 self.choose_way().await?;
             }
             let budget = if self.guard.is_sharing() { SHARED } else { PAGE_BYTES };
             let max = self.pages.count_within(self.packed.entries(max), budget);
-            if let Stage::Pending(stream, after) = self.stage {
+            if let ReadStage::Pending(stream, after) = self.stage {
                 if let Some(fetched) = self.pending(stream, after, max).await? {
                     return Ok(fetched);
                 }
@@ -191,7 +191,7 @@ impl StreamReader {
             (self.rewound, self.handed) = (Some((from, delivered[0])), delivered[0]);
         }
         self.tail = delivered;
-        self.stage = Stage::Pending(0, MessageId::ZERO);
+        self.stage = ReadStage::Pending(0, MessageId::ZERO);
         (self.backlog, self.empty, self.fresh, self.inside) = ([true; 2], [false; 2], true, true);
         Ok(())
     }
@@ -223,9 +223,9 @@ impl StreamReader {
         let (bytes, took) = self.guard.weight();
         let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return self.touched().await };
         self.stage = match page.entries.last() {
-            Some((last, _)) if page.entries.len() >= max => Stage::Pending(stream, *last),
-            _ if stream + 1 < SOURCES.len() => Stage::Pending(stream + 1, MessageId::ZERO),
-            _ => Stage::New,
+            Some((last, _)) if page.entries.len() >= max => ReadStage::Pending(stream, *last),
+            _ if stream + 1 < SOURCES.len() => ReadStage::Pending(stream + 1, MessageId::ZERO),
+            _ => ReadStage::New,
         };
         if page.entries.is_empty() {
             return Ok(None);

@@ -31,7 +31,7 @@ const ROUNDS: (usize, usize) = (16, 256);
 type Results = Vec<Option<Result<Deduplicated>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum UniqueMode {
     Append,
     Look,
 }
@@ -49,7 +49,7 @@ struct Queue {
 }
 
 /// Answer to a call.
-struct Answer {
+struct UniqueAnswer {
     /// For each entry that was decided: its place, if it has one.
     found: Vec<Option<Deduplicated>>,
     /// Whether records should be cleaned.
@@ -71,10 +71,10 @@ impl RedisBackend {
             others.map(move |earlier| (at, TopicPartition::new(topic.clone(), earlier.0)))
         });
         let looks = queues(looks.filter(|(at, _)| results[*at].is_none()));
-        self.decide(Mode::Look, batch, looks, &mut results).await;
+        self.decide(UniqueMode::Look, batch, looks, &mut results).await;
         let appends = batch.iter().enumerate().map(|(at, item)| (at, item.append.topic_partition.clone()));
         let appends = queues(appends.filter(|(at, _)| results[*at].is_none()));
-        for tp in self.decide(Mode::Append, batch, appends, &mut results).await {
+        for tp in self.decide(UniqueMode::Append, batch, appends, &mut results).await {
             self.clean_unique(&tp, ROUNDS.0).await;
         }
         let missing = || Err(unexpected("no answer to an append"));
@@ -85,7 +85,7 @@ impl RedisBackend {
     /// that stops half-way must not come behind a later one. Returns the partitions whose records should be cleaned.
     async fn decide(
         &self,
-        mode: Mode,
+        mode: UniqueMode,
         batch: &[UniqueAppend],
         mut queues: Vec<Queue>,
         results: &mut Results,
@@ -120,18 +120,18 @@ impl RedisBackend {
 
     fn unique_call(
         &self,
-        mode: Mode,
+        mode: UniqueMode,
         batch: &[UniqueAppend],
         queue: &Queue,
         some: &[usize],
     ) -> script::Call<'_> {
-        let word = if mode == Mode::Append { "append" } else { "look" };
+        let word = if mode == UniqueMode::Append { "append" } else { "look" };
         let mut call = self.begin_unique(word, &queue.tp, &queue.groups, some.len());
         for at in some {
             let item = &batch[*at];
             call.push(item.id.as_bytes());
             call.push(item.send);
-            if mode == Mode::Look {
+            if mode == UniqueMode::Look {
                 call.push(0);
                 continue;
             }
@@ -184,7 +184,7 @@ impl RedisBackend {
             }
             let answer = script::run_one(&self.inner.messages, call).await;
             match answer.and_then(|answer| parsed(answer, tp, 0)) {
-                Ok(Answer { more: true, missing, .. }) => groups.extend(missing),
+                Ok(UniqueAnswer { more: true, missing, .. }) => groups.extend(missing),
                 Ok(_) => return,
                 Err(error) => {
                     tracing::debug!(%tp, %error, "records of unique ids were not cleaned");
@@ -197,7 +197,7 @@ impl RedisBackend {
 
 impl Queue {
     /// Sets the results of the entries that were decided. Returns whether records should be cleaned.
-    fn advance(&mut self, answer: Answer, results: &mut Results) -> Result<bool> {
+    fn advance(&mut self, answer: UniqueAnswer, results: &mut Results) -> Result<bool> {
         self.vain = if answer.found.is_empty() { self.vain + 1 } else { 0 };
         if answer.found.is_empty() && answer.missing.is_empty() {
             return Err(unexpected("nothing was decided"));
@@ -217,10 +217,10 @@ impl Queue {
     }
 
     /// Sets the error of the entries of a call, and ends the queue if later ones would overtake these when they are sent again.
-    fn fail(&mut self, error: &Error, entries: usize, mode: Mode, results: &mut Results) {
+    fn fail(&mut self, error: &Error, entries: usize, mode: UniqueMode, results: &mut Results) {
         let failed = match (mode, error.kind()) {
             // Only looked at: nothing was sent.
-            (Mode::Look, ErrorKind::Unconfirmed) => {
+            (UniqueMode::Look, ErrorKind::Unconfirmed) => {
                 Error::new(ErrorKind::Unavailable, format!("not sent: {error}"))
             }
             _ => error.clone(),
@@ -256,7 +256,7 @@ fn queues(entries: impl Iterator<Item = (usize, TopicPartition)>) -> Vec<Queue> 
 }
 
 /// Returns the first entries that make one call: at least one.
-fn chunk<'a>(mode: Mode, batch: &[UniqueAppend], at: &'a [usize]) -> &'a [usize] {
+fn chunk<'a>(mode: UniqueMode, batch: &[UniqueAppend], at: &'a [usize]) -> &'a [usize] {
     let (entries, bytes) = CALL;
     let mut total = 0;
     let fits = at.iter().take(entries).take_while(|at| {
@@ -267,13 +267,13 @@ fn chunk<'a>(mode: Mode, batch: &[UniqueAppend], at: &'a [usize]) -> &'a [usize]
     &at[..fits.count()]
 }
 
-fn size(mode: Mode, item: &UniqueAppend) -> usize {
-    let fields = if mode == Mode::Append { &item.append.fields[..] } else { &[] };
+fn size(mode: UniqueMode, item: &UniqueAppend) -> usize {
+    let fields = if mode == UniqueMode::Append { &item.append.fields[..] } else { &[] };
     item.id.as_bytes().len() + fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
 }
 
 /// Parses the answer to a call with this many entries.
-fn parsed(answer: Value, tp: &TopicPartition, entries: usize) -> Result<Answer> {
+fn parsed(answer: Value, tp: &TopicPartition, entries: usize) -> Result<UniqueAnswer> {
     let [ids, firsts, more, missing] = reply::tuple(answer)?;
     let (ids, firsts) = (reply::array(ids)?, reply::array(firsts)?);
     if ids.len() != firsts.len() || ids.len() > entries {
@@ -287,7 +287,7 @@ fn parsed(answer: Value, tp: &TopicPartition, entries: usize) -> Result<Answer> 
     });
     let found = found.collect::<Result<_>>()?;
     let missing = reply::array(missing)?.into_iter().map(|name| GroupName::new(reply::text(name)?));
-    Ok(Answer { found, more: reply::int(more)? == 1, missing: missing.collect::<Result<_>>()? })
+    Ok(UniqueAnswer { found, more: reply::int(more)? == 1, missing: missing.collect::<Result<_>>()? })
 }
 
 #[cfg(test)]
@@ -308,10 +308,10 @@ mod tests {
     fn a_call_is_bounded_by_entries_and_by_bytes() {
         let all: Vec<usize> = (0..600).collect();
         let length = |mode, bytes| chunk(mode, &vec![item(0, bytes); 600], &all).len();
-        assert_eq!(length(Mode::Append, 10), 250);
-        assert_eq!(length(Mode::Append, 300 << 10), 3);
-        assert_eq!(length(Mode::Append, 9 << 20), 1, "a large one goes alone");
-        assert_eq!(length(Mode::Look, 9 << 20), 250, "what is only looked at is not sent");
+        assert_eq!(length(UniqueMode::Append, 10), 250);
+        assert_eq!(length(UniqueMode::Append, 300 << 10), 3);
+        assert_eq!(length(UniqueMode::Append, 9 << 20), 1, "a large one goes alone");
+        assert_eq!(length(UniqueMode::Look, 9 << 20), 250, "what is only looked at is not sent");
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         let tp = item(0, 1).append.topic_partition;
         let mut queue = Queue { tp, at: vec![0, 1, 2], done: 0, groups: Vec::new(), vain: 0 };
         let lost = Error::new(ErrorKind::Unconfirmed, "gone");
-        queue.fail(&lost, 1, Mode::Append, &mut results);
+        queue.fail(&lost, 1, UniqueMode::Append, &mut results);
         let kinds: Vec<_> = results.iter().flatten().map(|it| it.as_ref().map_err(Error::kind)).collect();
         let expected = [ErrorKind::Unconfirmed, ErrorKind::Unavailable, ErrorKind::Unavailable];
         assert_eq!(kinds, expected.map(Err));

@@ -16,7 +16,7 @@ const CALLS: usize = 64;
 
 /// Position up to which dead tasks were counted.
 #[derive(Default)]
-struct Position {
+struct TaskTrimPosition {
     after: String,
     /// Number of tasks up to it.
     passed: u64,
@@ -41,7 +41,7 @@ impl Inner {
         };
         let is_worker = matches!(by, TrimTasksBy::Worker { .. });
         let (age, length) = figures(retention);
-        let mut position = Position::default();
+        let mut position = TaskTrimPosition::default();
         for n in 0.. {
             let call = self.scripts.trim_tasks.call([&key]);
             let call = call.args([mode, &until, &age, &length, &position.after]).arg(position.passed);
@@ -66,11 +66,11 @@ impl Inner {
 }
 
 /// Adds the result of a call. Returns the position at which the next one continues; `None` at the end.
-fn add(trimmed: &mut TrimmedTasks, answer: Value) -> Result<Option<Position>> {
+fn add(trimmed: &mut TrimmedTasks, answer: Value) -> Result<Option<TaskTrimPosition>> {
     let [aged, excess, more, after, passed] = reply::tuple(answer)?;
     let number = |value: Value| reply::count(value).map(|number| number as u64);
     trimmed.aged += number(aged)?;
     trimmed.excess += number(excess)?;
-    let position = Position { after: reply::text(after)?, passed: number(passed)? };
+    let position = TaskTrimPosition { after: reply::text(after)?, passed: number(passed)? };
     Ok((reply::int(more)? == 1).then_some(position))
 }

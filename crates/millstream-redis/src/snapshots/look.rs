@@ -113,7 +113,7 @@ impl GroupLook {
 
 /// What a group has beside its place on the log, read in the same moment as that.
 #[derive(Clone, Debug)]
-pub(crate) struct Rest {
+pub(crate) struct LookRest {
     /// Number of entries of its retry log.
     pub(crate) retry_length: Result<u64>,
     /// Number of those that are pending; `None` if the group is not on the retry log.
@@ -124,7 +124,7 @@ pub(crate) struct Rest {
     pub(crate) dead: Result<u64>,
 }
 
-/// Keys of a group that [`Rest`] comes from.
+/// Keys of a group that [`LookRest`] comes from.
 pub(crate) struct RestKeys {
     pub(crate) retry_log: Key,
     pub(crate) retry_due: Key,
@@ -150,11 +150,11 @@ pub(crate) struct Standing {
     #[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "it is part of what is read together"))]
     pub(crate) waiting: Result<Waiting>,
     /// Of each named group, in their order.
-    pub(crate) rest: Vec<Rest>,
+    pub(crate) rest: Vec<LookRest>,
 }
 
 impl Standing {
-    fn new(look: Result<Look>, more: bool, waiting: Result<Waiting>, rest: Vec<Rest>) -> Self {
+    fn new(look: Result<Look>, more: bool, waiting: Result<Waiting>, rest: Vec<LookRest>) -> Self {
         Self { calls: vec![(0, look)], more, waiting, rest }
     }
 
@@ -211,7 +211,7 @@ fn another_type(key: &Key) -> Error {
 }
 
 /// Parsed answer of one call.
-pub(crate) struct Answer {
+pub(crate) struct LookAnswer {
     pub(crate) look: Look,
     /// Whether the script stopped before the last group.
     pub(crate) more: bool,
@@ -220,11 +220,11 @@ pub(crate) struct Answer {
 }
 
 /// Parses the answer of a call that names no groups.
-pub(crate) fn read(answer: Value) -> Result<Answer> {
+pub(crate) fn read(answer: Value) -> Result<LookAnswer> {
     let [_, _, _, _, _, _, _, _, _, more, bytes, _, _] = parts(&answer)?;
     let (more, bytes) = (reply::int(more.clone())? == 1, reply::count(bytes.clone())?);
     let Some(look) = log(answer)? else { return Err(unexpected("a log of another type")) };
-    Ok(Answer { look, more, bytes })
+    Ok(LookAnswer { look, more, bytes })
 }
 
 /// Parses the answer of a call that names groups, up to the one at which the script stopped. Returns it with the size in bytes
@@ -243,7 +243,7 @@ pub(crate) fn read_with_rest(
     let waiting = at_key(total, delay)?.map(|total| Waiting { total, overdue });
     let rest = reply::array(rest.clone())?.into_iter().zip(groups).map(|(of_group, keys)| {
         let [retry_length, retry_pending, parked, dead] = reply::tuple(of_group)?;
-        Ok(Rest {
+        Ok(LookRest {
             retry_length: at_key(retry_length, &keys.retry_log)?,
             retry_pending: maybe(retry_pending, number)?,
             parked: at_key(parked, &keys.retry_due)?,
@@ -316,7 +316,7 @@ mod tests {
             let group = GroupLook { name: Bytes::from_static(name.as_bytes()), ..GroupLook::default() };
             Look { now: Timestamp::from_millis(ms), exists: true, groups: vec![group], ..Look::default() }
         };
-        let rest = |_| Rest { retry_length: Ok(0), retry_pending: None, parked: Ok(0), dead: Ok(0) };
+        let rest = |_| LookRest { retry_length: Ok(0), retry_pending: None, parked: Ok(0), dead: Ok(0) };
         let mut standing =
             Standing::new(Ok(look(1, "a")), false, Ok(Waiting::default()), (0..2).map(rest).collect());
         standing.add(Standing::new(

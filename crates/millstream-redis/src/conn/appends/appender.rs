@@ -26,10 +26,10 @@ use crate::error::{no_answer, redirect, unchanged};
 pub(crate) struct StreamAppender {
     keys: Keys,
     dial: Arc<Dial>,
-    form: Form,
+    form: AppendForm,
     link: Link,
     /// What was begun and is not told of, the oldest first.
-    begun: VecDeque<Begun>,
+    begun: VecDeque<BegunAppend>,
     /// Since when nothing has gone out or come in, although something is under way.
     quiet: Instant,
     /// When the connection was opened.
@@ -46,7 +46,7 @@ pub(crate) struct StreamAppender {
 
 /// What a request has beside the entries.
 #[derive(Clone, Copy)]
-pub(crate) struct Form {
+pub(crate) struct AppendForm {
     /// Whether their slots are moving to this node, so that an `ASKING` precedes each entry.
     pub(crate) asking: bool,
     /// What the server is to wait for behind them.
@@ -59,14 +59,14 @@ enum Link {
     Open(Box<Pipe>),
 }
 
-struct Begun {
+struct BegunAppend {
     part: Part,
     /// The whole of it has failed.
     failed: Option<Error>,
 }
 
 impl StreamAppender {
-    pub(crate) fn new(keys: Keys, dial: Arc<Dial>, form: Form) -> Self {
+    pub(crate) fn new(keys: Keys, dial: Arc<Dial>, form: AppendForm) -> Self {
         let now = Instant::now();
         Self {
             keys,
@@ -252,7 +252,7 @@ impl StreamAppender {
                 pipe.put(request(&self.keys, &part, self.form));
             }
         }
-        self.begun.push_back(Begun { part, failed });
+        self.begun.push_back(BegunAppend { part, failed });
     }
 
     /// Waits for the results of the oldest request.
@@ -271,7 +271,7 @@ impl StreamAppender {
             match self.advance().await {
                 Ok(false) => {}
                 Ok(true) => {
-                    if let Some(Begun { part, .. }) = self.begun.pop_front() {
+                    if let Some(BegunAppend { part, .. }) = self.begun.pop_front() {
                         return self.results(&part);
                     }
                 }
@@ -302,7 +302,7 @@ async fn check(confirm: Confirm, socket: &mut Socket, limit: Duration) -> Result
     confirm.check(socket.replies().next()?.value()?)
 }
 
-fn request(keys: &Keys, part: &Part, form: Form) -> Request {
+fn request(keys: &Keys, part: &Part, form: AppendForm) -> Request {
     let mut request = Request::with_capacity(part.iter().map(size).sum());
     let called = part.add_calls(&mut request, keys, form.asking);
     // Neighbours often go to one partition.

@@ -74,23 +74,23 @@ impl DedupBatch {
 }
 
 /// How a part is divided into calls of the script.
-pub(crate) struct Calls {
-    calls: Vec<Call>,
+pub(crate) struct DedupCalls {
+    calls: Vec<DedupCall>,
     /// Entries that cannot be appended so, with the reason.
     refused: Vec<(usize, Error)>,
 }
 
 /// Entries of one partition with one window, by their positions in the part.
-struct Call {
+struct DedupCall {
     window: Duration,
     at: Vec<usize>,
     bytes: usize,
 }
 
-impl Calls {
+impl DedupCalls {
     /// Divides the entries of a part, which are at these positions of the batch. Those of a partition keep their order.
     pub(crate) fn new(part: &Part, batch: &DedupBatch) -> Self {
-        let mut calls: Vec<Call> = Vec::new();
+        let mut calls: Vec<DedupCall> = Vec::new();
         let mut refused = Vec::new();
         let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
         for at in 0..part.len() {
@@ -100,7 +100,7 @@ impl Calls {
                 continue;
             }
             let (tp, bytes) = (&append.topic_partition, size(append));
-            let fits = |call: &Call| {
+            let fits = |call: &DedupCall| {
                 call.window == *window && call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1
             };
             match last.get(tp).copied().filter(|known| fits(&calls[*known])) {
@@ -110,7 +110,7 @@ impl Calls {
                 }
                 None => {
                     last.insert(tp, calls.len());
-                    calls.push(Call { window: *window, at: vec![at], bytes });
+                    calls.push(DedupCall { window: *window, at: vec![at], bytes });
                 }
             }
         }
@@ -197,7 +197,7 @@ impl Calls {
     }
 }
 
-impl Call {
+impl DedupCall {
     /// Reads the answer to one call: the ids of its entries, and which of these were stored before.
     fn ids(&self, replies: &mut Replies<'_>) -> Result<(Vec<MessageId>, Vec<usize>)> {
         let count = self.at.len();

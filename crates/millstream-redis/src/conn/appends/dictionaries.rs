@@ -13,11 +13,11 @@ const KEPT: usize = 8;
 
 /// Dictionaries by topic.
 #[derive(Default)]
-pub(crate) struct Dictionaries(RwLock<HashMap<TopicName, Known>>);
+pub(crate) struct Dictionaries(RwLock<HashMap<TopicName, KnownDictionaries>>);
 
 /// The dictionaries of a topic.
 #[derive(Default)]
-struct Known {
+struct KnownDictionaries {
     used: Used,
     /// Whether producers have asked for it since it was set.
     is_asked_for: AtomicBool,
@@ -50,7 +50,7 @@ impl Dictionaries {
     /// Returns the dictionary that producers of a topic use.
     pub(crate) fn newest(&self, topic: &TopicName) -> Option<Arc<Dictionary>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let Known { used, is_asked_for, .. } = known.get(topic)?;
+        let KnownDictionaries { used, is_asked_for, .. } = known.get(topic)?;
         is_asked_for.store(used.dictionary.is_some(), Ordering::Relaxed);
         used.dictionary.clone()
     }
@@ -58,7 +58,9 @@ impl Dictionaries {
     /// Returns what is known of a topic of this generation.
     pub(crate) fn known(&self, topic: &TopicName, generation: u64) -> Found {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(Known { used, is_asked_for, all }) = known.get(topic) else { return Found::default() };
+        let Some(KnownDictionaries { used, is_asked_for, all }) = known.get(topic) else {
+            return Found::default();
+        };
         if generation <= used.generation {
             // A smaller one is that of a topic whose settings were lost.
             return Found { used: used.clone(), known: all.iter().cloned().collect(), is_earlier: false };
@@ -92,7 +94,7 @@ impl Dictionaries {
     /// Keeps a dictionary that was read.
     pub(crate) fn add(&self, topic: &TopicName, dictionary: Arc<Dictionary>) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Known { used, all, .. } = known.entry(topic.clone()).or_default();
+        let KnownDictionaries { used, all, .. } = known.entry(topic.clone()).or_default();
         all.retain(|it| it.name() != dictionary.name());
         if all.len() == KEPT {
             // Not the one that producers use: it is to be put back if the server loses it.

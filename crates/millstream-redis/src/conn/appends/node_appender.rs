@@ -24,10 +24,10 @@ use millstream_core::log::{Append, Appender, Durability};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::conn::appends::appender::{Form, StreamAppender, size};
+use crate::conn::appends::appender::{AppendForm, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
 use crate::conn::appends::packed::Packings;
-use crate::conn::appends::part::{Entries, Part};
+use crate::conn::appends::part::{Part, PartEntries};
 use crate::conn::dial::Dial;
 use crate::conn::once::OneTask;
 use crate::error::redirect;
@@ -49,17 +49,17 @@ pub(crate) struct NodeAppenders {
     dial: Arc<Dial>,
     packings: Arc<Packings>,
     /// For entries that have to be stored and no more.
-    plain: Arc<Place>,
+    plain: Arc<AppendPlace>,
     /// For others, and for slots that are moving to the node.
-    places: Mutex<HashMap<(bool, Durability), Arc<Place>>>,
+    places: Mutex<HashMap<(bool, Durability), Arc<AppendPlace>>>,
 }
 
-struct Place {
+struct AppendPlace {
     keys: Keys,
     dial: Arc<Dial>,
     packings: Arc<Packings>,
-    form: Form,
-    own: Mutex<Own>,
+    form: AppendForm,
+    own: Mutex<OwnAppender>,
     /// Closes that one when nobody has used it for a while.
     sweep: OneTask,
     /// To the task of the shared connection, if it runs.
@@ -69,7 +69,7 @@ struct Place {
 }
 
 /// The connection that one producer has at a time.
-struct Own {
+struct OwnAppender {
     state: Slot,
     used: Instant,
 }
@@ -90,11 +90,11 @@ struct Work {
 
 /// Appends for one producer.
 pub(crate) struct NodeAppender {
-    place: Arc<Place>,
-    way: Way,
+    place: Arc<AppendPlace>,
+    way: AppendWay,
 }
 
-enum Way {
+enum AppendWay {
     /// Nothing is under way.
     Idle,
     Own(Box<StreamAppender>),
@@ -106,7 +106,7 @@ enum Way {
 
 impl NodeAppenders {
     pub(crate) fn new(keys: &Keys, dial: &Arc<Dial>, packings: &Arc<Packings>) -> Self {
-        let plain = Place::new(keys, dial, packings, Form { asking: false, confirm: None });
+        let plain = AppendPlace::new(keys, dial, packings, AppendForm { asking: false, confirm: None });
         let packings = packings.clone();
         Self { keys: keys.clone(), dial: dial.clone(), packings, plain, places: Mutex::default() }
     }
@@ -118,28 +118,29 @@ impl NodeAppenders {
             self.plain.clone()
         } else {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            let place = || Place::new(&self.keys, &self.dial, &self.packings, Form { asking, confirm });
+            let place =
+                || AppendPlace::new(&self.keys, &self.dial, &self.packings, AppendForm { asking, confirm });
             places.entry((asking, durability)).or_insert_with(place).clone()
         };
-        NodeAppender { place, way: Way::Idle }
+        NodeAppender { place, way: AppendWay::Idle }
     }
 }
 
-impl Place {
-    fn new(keys: &Keys, dial: &Arc<Dial>, packings: &Arc<Packings>, form: Form) -> Arc<Self> {
+impl AppendPlace {
+    fn new(keys: &Keys, dial: &Arc<Dial>, packings: &Arc<Packings>, form: AppendForm) -> Arc<Self> {
         Arc::new(Self {
             keys: keys.clone(),
             dial: dial.clone(),
             packings: packings.clone(),
             form,
-            own: Mutex::new(Own { state: Slot::Free(None), used: Instant::now() }),
+            own: Mutex::new(OwnAppender { state: Slot::Free(None), used: Instant::now() }),
             sweep: OneTask::default(),
             lane: Mutex::default(),
             failures: AtomicU64::new(0),
         })
     }
 
-    fn own(&self) -> MutexGuard<'_, Own> {
+    fn own(&self) -> MutexGuard<'_, OwnAppender> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -196,7 +197,7 @@ impl Place {
 /// The task of the shared connection.
 struct Lane {
     appender: StreamAppender,
-    place: Weak<Place>,
+    place: Weak<AppendPlace>,
     /// Whether batches that wait are sent as one.
     merges: bool,
     /// Number of failures of the appender when a request was last answered.
@@ -208,7 +209,7 @@ struct Lane {
 }
 
 /// Serves the shared connection.
-async fn serve(appender: StreamAppender, place: Weak<Place>, mut inbox: mpsc::UnboundedReceiver<Work>) {
+async fn serve(appender: StreamAppender, place: Weak<AppendPlace>, mut inbox: mpsc::UnboundedReceiver<Work>) {
     let merges = appender.is_confirmed();
     let (waiting, begun) = (VecDeque::new(), VecDeque::new());
     let mut lane = Lane { appender, place, merges, failures: 0, waiting, begun };
@@ -299,7 +300,7 @@ impl Lane {
 }
 
 /// Closes the connection of one producer when nobody has used it for a while. Ends with the place.
-async fn sweep(place: Weak<Place>) {
+async fn sweep(place: Weak<AppendPlace>) {
     loop {
         sleep(IDLE).await;
         let Some(place) = place.upgrade() else { return };
@@ -337,18 +338,18 @@ fn given_up(part: &Part) -> Results {
 impl NodeAppender {
     /// Begins a request for a part of a batch, as [`begin`](Appender::begin) does for a whole one.
     pub(crate) fn begin_part(&mut self, part: Part) {
-        if let Way::Idle = self.way {
+        if let AppendWay::Idle = self.way {
             self.way = match self.place.take() {
-                Some(appender) => Way::Own(appender),
+                Some(appender) => AppendWay::Own(appender),
                 None => {
                     let failures = self.place.failures.load(Ordering::Acquire);
-                    Way::Shared { failures, begun: VecDeque::new() }
+                    AppendWay::Shared { failures, begun: VecDeque::new() }
                 }
             };
         }
         match &mut self.way {
-            Way::Own(appender) => appender.begin(part),
-            Way::Shared { failures, begun } => {
+            AppendWay::Own(appender) => appender.begin(part),
+            AppendWay::Shared { failures, begun } => {
                 let (results, answer) = oneshot::channel();
                 if part.is_empty() {
                     let _ = results.send(Results::new());
@@ -357,7 +358,7 @@ impl NodeAppender {
                 }
                 begun.push_back((part, answer));
             }
-            Way::Idle => {}
+            AppendWay::Idle => {}
         }
     }
 }
@@ -366,27 +367,27 @@ impl NodeAppender {
 impl Appender for NodeAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
         let packings = self.place.packings.clone();
-        self.begin_part(Part::whole(Entries::Plain(batch, packings)));
+        self.begin_part(Part::whole(PartEntries::Plain(batch, packings)));
     }
 
     async fn finish(&mut self) -> Results {
         match &mut self.way {
-            Way::Idle => Results::new(),
-            Way::Own(appender) => {
+            AppendWay::Idle => Results::new(),
+            AppendWay::Own(appender) => {
                 let results = appender.finish().await;
                 if appender.is_idle()
-                    && let Way::Own(appender) = std::mem::replace(&mut self.way, Way::Idle)
+                    && let AppendWay::Own(appender) = std::mem::replace(&mut self.way, AppendWay::Idle)
                 {
                     self.place.put(Some(appender));
                 }
                 results
             }
-            Way::Shared { begun, .. } => {
+            AppendWay::Shared { begun, .. } => {
                 let Some((part, answer)) = begun.front_mut() else { return Results::new() };
                 let results = answer.await.unwrap_or_else(|_| given_up(part));
                 begun.pop_front();
                 if begun.is_empty() {
-                    self.way = Way::Idle;
+                    self.way = AppendWay::Idle;
                 }
                 results
             }
@@ -396,7 +397,7 @@ impl Appender for NodeAppender {
 
 impl Drop for NodeAppender {
     fn drop(&mut self) {
-        if let Way::Own(_) = self.way {
+        if let AppendWay::Own(_) = self.way {
             // What is under way on it is nobody's any more: the connection ends with it.
             self.place.put(None);
         }

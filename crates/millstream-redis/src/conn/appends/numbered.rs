@@ -49,25 +49,25 @@ impl Numbers {
 }
 
 /// How a part is divided into transactions.
-pub(crate) struct Calls {
-    calls: Vec<Call>,
+pub(crate) struct NumberedCalls {
+    calls: Vec<NumberedCall>,
     /// Entries that cannot be appended so, with the reason.
     refused: Vec<(usize, Error)>,
 }
 
 /// Entries of one partition, by their positions in the part.
-struct Call {
+struct NumberedCall {
     /// Number of the first one, by which the transaction is known.
     number: u64,
     at: Vec<usize>,
     bytes: usize,
 }
 
-impl Calls {
+impl NumberedCalls {
     /// Divides entries with their numbers. The same entries of a partition are always divided in the same way, also when
     /// they are behind others that have their results.
     pub(crate) fn new<'a>(entries: impl Iterator<Item = (&'a Append, u64)>) -> Self {
-        let mut calls: Vec<Call> = Vec::new();
+        let mut calls: Vec<NumberedCall> = Vec::new();
         let mut refused = Vec::new();
         let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
         for (at, (append, number)) in entries.enumerate() {
@@ -77,7 +77,7 @@ impl Calls {
             }
             let bytes: usize = append.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
             let tp = &append.topic_partition;
-            let fits = |call: &Call| call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1;
+            let fits = |call: &NumberedCall| call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1;
             match last.get(tp).copied().filter(|known| fits(&calls[*known])) {
                 Some(known) => {
                     calls[known].at.push(at);
@@ -85,7 +85,7 @@ impl Calls {
                 }
                 None => {
                     last.insert(tp, calls.len());
-                    calls.push(Call { number, at: vec![at], bytes });
+                    calls.push(NumberedCall { number, at: vec![at], bytes });
                 }
             }
         }
@@ -161,7 +161,7 @@ impl Calls {
     }
 }
 
-impl Call {
+impl NumberedCall {
     /// Reads all answers to one transaction.
     fn ids(
         &self,

@@ -15,7 +15,7 @@ use crate::conn::request::Request;
 
 /// Entries of a batch.
 #[derive(Clone)]
-pub(crate) enum Entries {
+pub(crate) enum PartEntries {
     /// Entries that may be packed, where their topics are.
     Plain(Arc<Vec<Append>>, Arc<Packings>),
     /// Entries with numbers, and whose they are.
@@ -24,7 +24,7 @@ pub(crate) enum Entries {
     Dedup(Arc<DedupBatch>),
 }
 
-impl Entries {
+impl PartEntries {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Plain(entries, _) => entries.len(),
@@ -46,7 +46,7 @@ impl Entries {
 /// more than the rest of the way.
 #[derive(Clone)]
 pub(crate) struct Part {
-    entries: Entries,
+    entries: PartEntries,
     /// Positions of the entries in the batch; `None` for all.
     at: Option<Arc<[usize]>>,
     /// What entries that are not plain are divided into.
@@ -56,39 +56,39 @@ pub(crate) struct Part {
 /// The transactions of entries with numbers, the script calls of those with dedup ids, or those of packs.
 #[derive(Clone)]
 enum Calls {
-    Numbered(Arc<numbered::Calls>),
-    Dedup(Arc<dedup::Calls>),
+    Numbered(Arc<numbered::NumberedCalls>),
+    Dedup(Arc<dedup::DedupCalls>),
     Packed(Arc<Division>),
 }
 
 impl Part {
     /// Returns the whole of a batch.
-    pub(crate) fn whole(entries: Entries) -> Self {
+    pub(crate) fn whole(entries: PartEntries) -> Self {
         Self { entries, at: None, calls: None }.divided()
     }
 
     /// Returns the entries of a batch at these positions.
-    pub(crate) fn of(entries: Entries, at: Arc<[usize]>) -> Self {
+    pub(crate) fn of(entries: PartEntries, at: Arc<[usize]>) -> Self {
         Self { entries, at: Some(at), calls: None }.divided()
     }
 
     /// Returns the entries of several parts as one. They are plain: others are sent by themselves.
     pub(crate) fn merged(parts: &[Self], packings: &Arc<Packings>) -> Self {
         let entries = parts.iter().flat_map(Self::iter).cloned().collect();
-        Self::whole(Entries::Plain(Arc::new(entries), packings.clone()))
+        Self::whole(PartEntries::Plain(Arc::new(entries), packings.clone()))
     }
 
     fn divided(self) -> Self {
         let calls = match &self.entries {
-            Entries::Plain(_, packings) => {
+            PartEntries::Plain(_, packings) => {
                 packings.divide(self.iter()).map(|packs| Calls::Packed(Arc::new(packs)))
             }
-            Entries::Numbered(entries, _) => {
+            PartEntries::Numbered(entries, _) => {
                 let number = |n| entries[self.place(n)].number;
                 let numbered = self.iter().enumerate().map(|(n, append)| (append, number(n)));
-                Some(Calls::Numbered(Arc::new(numbered::Calls::new(numbered))))
+                Some(Calls::Numbered(Arc::new(numbered::NumberedCalls::new(numbered))))
             }
-            Entries::Dedup(batch) => Some(Calls::Dedup(Arc::new(dedup::Calls::new(&self, batch)))),
+            PartEntries::Dedup(batch) => Some(Calls::Dedup(Arc::new(dedup::DedupCalls::new(&self, batch)))),
         };
         Self { calls, ..self }
     }
@@ -117,13 +117,13 @@ impl Part {
     /// Adds the commands of the transactions or calls that the entries are divided into. False if they are plain.
     pub(crate) fn add_calls(&self, request: &mut Request, keys: &Keys, asking: bool) -> bool {
         match (&self.entries, &self.calls) {
-            (Entries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
+            (PartEntries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
                 calls.add(request, keys, self, numbers, asking);
             }
-            (Entries::Dedup(batch), Some(Calls::Dedup(calls))) => {
+            (PartEntries::Dedup(batch), Some(Calls::Dedup(calls))) => {
                 calls.add(request, keys, self, batch, asking);
             }
-            (Entries::Plain(_, packings), Some(Calls::Packed(packs))) => {
+            (PartEntries::Plain(_, packings), Some(Calls::Packed(packs))) => {
                 packs.add(request, keys, packings, |n| self.get(n), asking);
             }
             _ => return false,
@@ -138,10 +138,10 @@ impl Part {
         asking: bool,
     ) -> Option<Vec<Result<MessageId>>> {
         match (&self.entries, &self.calls) {
-            (Entries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
+            (PartEntries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
                 Some(calls.results(self, numbers, replies, asking))
             }
-            (Entries::Dedup(batch), Some(Calls::Dedup(calls))) => {
+            (PartEntries::Dedup(batch), Some(Calls::Dedup(calls))) => {
                 Some(calls.results(self, batch, replies, asking))
             }
             (_, Some(Calls::Packed(packs))) => Some(packs.results(self.len(), || {

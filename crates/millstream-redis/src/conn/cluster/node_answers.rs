@@ -20,13 +20,13 @@ pub(crate) struct NodeAnswers(Mutex<HashMap<Address, Node>>);
 #[derive(Default)]
 struct Node {
     /// One for each ttl that is in use.
-    known: Vec<Known>,
+    known: Vec<KnownNode>,
     asked: Option<Instant>,
     /// Time of the newest question that was answered.
     newest: Option<Instant>,
 }
 
-struct Known {
+struct KnownNode {
     continuity: Continuity,
     used: Instant,
 }
@@ -34,7 +34,7 @@ struct Known {
 /// Returns a node with its record of this ttl, the last one. Before there is a new one, those go that nobody has used for their ttl: they
 /// have a gap. So nodes that have left, and ttls of consumers that have ended, do not collect.
 fn with<'a>(nodes: &'a mut HashMap<Address, Node>, node: &Address, ttl: Duration) -> &'a mut Node {
-    let of_ttl = |known: &Known| known.continuity.ttl() == ttl;
+    let of_ttl = |known: &KnownNode| known.continuity.ttl() == ttl;
     if !nodes.get(node).is_some_and(|node| node.known.iter().any(of_ttl)) {
         nodes.retain(|_, node| {
             node.known.retain(|known| known.used.elapsed() < known.continuity.ttl());
@@ -44,7 +44,7 @@ fn with<'a>(nodes: &'a mut HashMap<Address, Node>, node: &Address, ttl: Duration
     let node = nodes.entry(node.clone()).or_default();
     let known = node.known.iter().position(of_ttl).map(|at| node.known.remove(at));
     let continuity = known.map_or_else(|| Continuity::new(ttl), |known| known.continuity);
-    node.known.push(Known { continuity, used: Instant::now() });
+    node.known.push(KnownNode { continuity, used: Instant::now() });
     node
 }
 
@@ -59,7 +59,7 @@ impl NodeAnswers {
         let mut nodes = self.nodes();
         let Some((server, until)) = asked.last() else { return Continuity::new(asked.ttl()) };
         let of_server = |node: &Node| {
-            let last = |known: &Known| known.continuity.last().filter(|it| it.0 == server).map(|it| it.1);
+            let last = |known: &KnownNode| known.continuity.last().filter(|it| it.0 == server).map(|it| it.1);
             node.known.iter().find_map(last)
         };
         let last = nodes.values().find_map(of_server);

@@ -135,14 +135,14 @@ impl<L: Line + 'static> LineTo for Routed<L> {
 }
 
 /// Commands of one request that go to one server, in their order.
-struct Part {
+struct RoutedPart {
     dial: Arc<Dial>,
     pipe: Pipeline,
     /// For each command sent, its position in the request; `None` for an `ASKING`.
     sent: Vec<Option<usize>>,
 }
 
-impl Part {
+impl RoutedPart {
     fn add(&mut self, at: usize, cmd: &Cmd, asking: bool) {
         if asking {
             self.pipe.cmd("ASKING");
@@ -204,7 +204,7 @@ async fn spread(
             break;
         }
         let parts = parts(cluster, (&commands, &slots), &rest, &asked, &mut results).await;
-        let ask = async |part: &Part| match lines.line_to(&part.dial) {
+        let ask = async |part: &RoutedPart| match lines.line_to(&part.dial) {
             Ok(line) => line.send(&part.pipe).await,
             Err(error) => Err(error),
         };
@@ -272,10 +272,10 @@ async fn parts(
     rest: &[usize],
     asked: &HashMap<usize, Hop>,
     results: &mut [Option<Result<Value>>],
-) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+) -> Vec<RoutedPart> {
+    let mut parts: Vec<RoutedPart> = Vec::new();
     let mut hops = HashMap::new();
-    let new = |dial: &Arc<Dial>| Part { dial: dial.clone(), pipe: Pipeline::new(), sent: Vec::new() };
+    let new = |dial: &Arc<Dial>| RoutedPart { dial: dial.clone(), pipe: Pipeline::new(), sent: Vec::new() };
     for at in rest {
         let Some(slot) = slots[*at] else { continue };
         match asked.get(at).cloned().map_or_else(|| cluster.hop(slot), Ok) {
@@ -312,7 +312,7 @@ async fn parts(
 /// Puts the answers of one server where they belong, and takes note of redirections.
 fn place(
     cluster: &Cluster,
-    part: &Part,
+    part: &RoutedPart,
     answer: Result<Vec<Value>>,
     results: &mut [Option<Result<Value>>],
     asked: &mut HashMap<usize, Hop>,

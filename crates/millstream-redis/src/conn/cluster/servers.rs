@@ -42,9 +42,9 @@ pub(crate) enum Servers {
 pub(crate) struct Cluster {
     template: Dial,
     seeds: Vec<Address>,
-    state: Mutex<State>,
+    state: Mutex<TopologyState>,
     /// Held while the topology is read.
-    reading: tokio::sync::Mutex<Reading>,
+    reading: tokio::sync::Mutex<TopologyReading>,
     /// Reads the topology.
     refresh: OneTask,
     /// Reads it from time to time.
@@ -52,7 +52,7 @@ pub(crate) struct Cluster {
 }
 
 #[derive(Default)]
-struct State {
+struct TopologyState {
     topology: Topology,
     /// One for each address of a primary, and of a former one while anything uses it: connections are compared by it.
     dials: HashMap<Address, Reached>,
@@ -72,7 +72,7 @@ struct Reached {
 }
 
 #[derive(Default)]
-struct Reading {
+struct TopologyReading {
     began: Option<Instant>,
     failed: Option<Error>,
     /// Connection to the node that answered last.
@@ -98,7 +98,10 @@ impl Servers {
             Place::Cluster(seeds) => Self::Cluster(Arc::new(Cluster {
                 template: dial,
                 seeds,
-                state: Mutex::new(State { suspected: Some(Instant::now()), ..State::default() }),
+                state: Mutex::new(TopologyState {
+                    suspected: Some(Instant::now()),
+                    ..TopologyState::default()
+                }),
                 reading: tokio::sync::Mutex::default(),
                 refresh: OneTask::default(),
                 watch: OneTask::default(),
@@ -145,13 +148,13 @@ impl Servers {
     }
 }
 
-impl State {
+impl TopologyState {
     /// Takes a topology that was read. Connections to nodes that have ceased to be primaries end, and their dials go with the
     /// last one who uses them: a cluster whose nodes get new addresses would collect them.
     fn learn(&mut self, topology: Topology) {
         let before = std::mem::replace(&mut self.topology, topology);
         self.redirected.retain(|_, at| at.elapsed() < INTERVAL);
-        let State { topology, redirected, dials, .. } = self;
+        let TopologyState { topology, redirected, dials, .. } = self;
         let stays = |address: &Address| {
             topology.primaries().iter().any(|it| it.address == *address) || redirected.contains_key(address)
         };
@@ -165,7 +168,7 @@ impl State {
 }
 
 impl Cluster {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TopologyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -197,7 +200,7 @@ impl Cluster {
         Hop { dial: self.dial(&mut state.dials, to, name.as_deref()), asking: true }
     }
 
-    fn owner(&self, state: &mut State, slot: u16) -> Result<Arc<Dial>> {
+    fn owner(&self, state: &mut TopologyState, slot: u16) -> Result<Arc<Dial>> {
         match state.topology.owner(slot) {
             Some(owner) => Ok(self.dial(&mut state.dials, &owner.address, owner.name.as_deref())),
             None => {
@@ -234,7 +237,7 @@ impl Cluster {
     pub(crate) async fn primaries(self: &Arc<Self>) -> Result<Vec<Arc<Dial>>> {
         self.ready().await?;
         let mut state = self.state();
-        let State { topology, dials, .. } = &mut *state;
+        let TopologyState { topology, dials, .. } = &mut *state;
         let primaries = topology.primaries().iter();
         Ok(primaries.map(|it| self.dial(dials, &it.address, it.name.as_deref())).collect())
     }

@@ -108,7 +108,7 @@ impl<'a> Cursor<'a> {
     /// Reads the entries of one stream.
     fn entries(&mut self) -> Result<Vec<RawEntry>> {
         let count = self.array()?.unwrap_or(0);
-        let mut shared = Shared::default();
+        let mut shared = SharedBytes::default();
         let mut entries = Vec::with_capacity(self.bounded(count));
         for _ in 0..count {
             self.tuple(2)?;
@@ -123,7 +123,7 @@ impl<'a> Cursor<'a> {
         Ok(entries)
     }
 
-    fn fields(&mut self, count: usize, shared: &mut Shared) -> Result<Fields> {
+    fn fields(&mut self, count: usize, shared: &mut SharedBytes) -> Result<Fields> {
         let mut fields = Vec::with_capacity(self.bounded(count));
         for _ in 0..count {
             let name = self.text()?;
@@ -182,13 +182,13 @@ fn well_known(name: &[u8]) -> Option<&'static str> {
 
 /// Copies names and values out of a reply, many of them into one shared allocation.
 #[derive(Default)]
-struct Shared {
+struct SharedBytes {
     chunk: Bytes,
     /// Position in the reply at which the chunk begins.
     from: usize,
 }
 
-impl Shared {
+impl SharedBytes {
     /// Copies a text of the reply that the cursor has just read; `at` is the position of the cursor behind it.
     fn bytes(&mut self, reply: &[u8], at: usize, text: &[u8]) -> Bytes {
         if text.is_empty() {

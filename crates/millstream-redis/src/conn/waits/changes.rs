@@ -48,18 +48,18 @@ pub(crate) struct Changes {
     dial: Arc<Dial>,
     role: &'static str,
     waiting: Arc<Waiting>,
-    live: Opened<Live>,
+    live: Opened<LiveWaits>,
 }
 
 #[derive(Clone)]
-struct Live {
+struct LiveWaits {
     connection: Multiplexed,
     gone: Arc<AtomicBool>,
     /// Whether the server sends notices of changes.
     told: bool,
 }
 
-impl Usable for Live {
+impl Usable for LiveWaits {
     fn is_usable(&self) -> bool {
         !self.gone.load(Ordering::Acquire) && !self.connection.is_left()
     }
@@ -145,7 +145,7 @@ impl Changes {
         }
     }
 
-    async fn open(&self) -> Result<Live> {
+    async fn open(&self) -> Result<LiveWaits> {
         let waiting = self.waiting.clone();
         let on_push = move |push: Option<&PushInfo>| waiting.receive(push);
         let (mut connection, gone) = self.dial.telling(self.role, on_push).await?;
@@ -159,7 +159,7 @@ impl Changes {
                 false
             }
         };
-        Ok(Live { connection, gone, told })
+        Ok(LiveWaits { connection, gone, told })
     }
 }
 

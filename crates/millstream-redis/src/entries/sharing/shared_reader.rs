@@ -44,7 +44,7 @@ const WEIGHED: usize = 32;
 pub(crate) struct StreamsReader {
     pub(super) inner: Arc<Inner>,
     pub(super) member: SharedMember,
-    pub(super) streams: Vec<Stream>,
+    pub(super) streams: Vec<SharedStream>,
     /// `None` while a request is under way, so that a dropped future drops the connection too.
     socket: Option<Socket>,
     /// Buffer for requests, used again.
@@ -72,7 +72,7 @@ pub(crate) struct StreamsReader {
     busy: bool,
 }
 
-pub(super) struct Stream {
+pub(super) struct SharedStream {
     pub(super) partition: Partition,
     pub(super) source: Source,
     pub(super) key: Key,
@@ -99,7 +99,14 @@ impl StreamsReader {
                 let key = inner.stream(&tp, &member.group, source);
                 let [held, settled] =
                     [inner.keys.held(&tp, &member.group), inner.keys.settled(&tp, &member.group)];
-                streams.push(Stream { partition: *partition, source, key, held, settled, unreadable: false });
+                streams.push(SharedStream {
+                    partition: *partition,
+                    source,
+                    key,
+                    held,
+                    settled,
+                    unreadable: false,
+                });
             }
         }
         let per_entry = inner.packings.of(&member.topic).map_or(1, |packing| packing.messages().max(1));
@@ -242,7 +249,7 @@ impl StreamsReader {
             return Ok(None);
         };
         let (group, name) = (self.member.group.as_str(), self.member.consumer.as_str());
-        let Stream { partition, source, key, held, .. } = &self.streams[at];
+        let SharedStream { partition, source, key, held, .. } = &self.streams[at];
         let (partition, source, held) = (*partition, *source, held.clone());
         let mut pipe = Pipeline::with_capacity(3);
         pipe.cmd("XREADGROUP").arg("GROUP").arg(group).arg(name).arg("COUNT").arg(max);
@@ -297,7 +304,7 @@ impl StreamsReader {
         if packs.is_empty() {
             return Ok(());
         }
-        let Stream { partition, key, held, settled, .. } = &self.streams[at];
+        let SharedStream { partition, key, held, settled, .. } = &self.streams[at];
         let (partition, key, held, settled) = (*partition, key.clone(), held.clone(), settled.clone());
         // Also of packs that nobody was handed before: the group may begin inside of one, and which of its consumers reads
         // that one is not known.

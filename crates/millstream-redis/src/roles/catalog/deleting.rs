@@ -12,7 +12,7 @@ use millstream_core::topic::{MAX_PARTITIONS, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use super::CHUNK;
-use super::groups::Stage;
+use super::groups::GroupStage;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
@@ -109,7 +109,7 @@ impl RedisBackend {
         let mut pipe = Pipeline::new();
         pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
         let listed = reply::int(self.inner.one(&registry, &pipe).await?)? == 1;
-        self.forget_groups(name, &groups, Stage::Topic, &deletion).await?;
+        self.forget_groups(name, &groups, GroupStage::Topic, &deletion).await?;
         if !self.end_deletion(name, &deletion).await? {
             // Another caller completed the deletion just before. If the topic was created again, it is listed again: the registry
             // is in another hash slot, so its removal above was not atomic with that.
@@ -279,7 +279,7 @@ impl RedisBackend {
                 known |= at % 2 == 0 && gone == 1;
             }
         }
-        let stage = if known { Stage::End } else { Stage::Never };
+        let stage = if known { GroupStage::End } else { GroupStage::Never };
         self.forget_groups(topic, [group], stage, &deletion).await?;
         Ok(known)
     }

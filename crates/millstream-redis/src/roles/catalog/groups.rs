@@ -22,7 +22,7 @@ use crate::stored::losses::StreamInfo;
 
 /// Stage of a group's deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum GroupStage {
     Begin,
     End,
     /// The last stage where no such group was found.
@@ -101,7 +101,7 @@ impl RedisBackend {
         topic: &TopicName,
         group: &GroupName,
     ) -> Result<(Deletion, bool)> {
-        let call = self.forgetting(topic, group, Stage::Begin, &Deletion::new());
+        let call = self.forgetting(topic, group, GroupStage::Begin, &Deletion::new());
         let [deletion, known] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
         Ok((Deletion(reply::text(deletion)?), reply::int(known)? == 1))
     }
@@ -112,7 +112,7 @@ impl RedisBackend {
         &self,
         topic: &TopicName,
         groups: impl IntoIterator<Item = &'a GroupName>,
-        stage: Stage,
+        stage: GroupStage,
         deletion: &Deletion,
     ) -> Result<()> {
         let calls: Vec<_> =
@@ -127,7 +127,7 @@ impl RedisBackend {
         &self,
         topic: &TopicName,
         group: &GroupName,
-        stage: Stage,
+        stage: GroupStage,
         deletion: &Deletion,
     ) -> Call<'_> {
         let keys = &self.inner.keys;
@@ -139,10 +139,10 @@ impl RedisBackend {
         let script = &self.inner.scripts.forget_group;
         let call = script.call([&groups, &state, &changes, &members, &member, &assignment, &meta]);
         let word = match stage {
-            Stage::Begin => "begin",
-            Stage::End => "end",
-            Stage::Never => "never",
-            Stage::Topic => "topic",
+            GroupStage::Begin => "begin",
+            GroupStage::End => "end",
+            GroupStage::Never => "never",
+            GroupStage::Topic => "topic",
         };
         call.args([word, deletion.as_str(), group.as_str()]).arg(millis())
     }

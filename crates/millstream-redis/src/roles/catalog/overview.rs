@@ -33,7 +33,7 @@ const PARTITIONS: usize = 2_000;
 const OF_GROUP: usize = 2;
 
 /// A topic that is being read.
-struct Reading {
+struct OverviewReading {
     overview: Overview,
     partitions: Vec<TopicPartition>,
     /// Names of its groups, as in the overview.
@@ -44,7 +44,7 @@ struct Reading {
 }
 
 /// What a request asks about a group: some of its partitions.
-struct Part {
+struct OverviewPart {
     topic: usize,
     group: usize,
     from: usize,
@@ -94,7 +94,7 @@ impl RedisBackend {
         let mut readings = Vec::new();
         for one in stored {
             at.push(one.map(|overview| {
-                readings.push(Reading::new(overview));
+                readings.push(OverviewReading::new(overview));
                 readings.len() - 1
             }));
         }
@@ -162,7 +162,7 @@ impl RedisBackend {
     }
 
     /// Takes snapshots of all partitions with all groups.
-    async fn read_standings(&self, readings: &mut [Reading], trust: Trust) -> Result<()> {
+    async fn read_standings(&self, readings: &mut [OverviewReading], trust: Trust) -> Result<()> {
         let asks: Vec<Ask<'_>> = readings
             .iter()
             .flat_map(|reading| {
@@ -222,7 +222,7 @@ impl RedisBackend {
     }
 
     /// Finds the groups that keep entries. A log that cannot be read has none; its error is in the lengths.
-    async fn read_pins(&self, readings: &mut [Reading]) -> Result<()> {
+    async fn read_pins(&self, readings: &mut [OverviewReading]) -> Result<()> {
         // A group that is on a log and not in the topic's list keeps entries too: so this asks for all that are there.
         // That is known where all of them were named.
         let known =
@@ -256,7 +256,7 @@ impl RedisBackend {
     }
 
     /// Reads what groups have that is not in the partitions, and owners.
-    async fn read_groups(&self, readings: &mut [Reading], query: &OverviewQuery) -> Result<()> {
+    async fn read_groups(&self, readings: &mut [OverviewReading], query: &OverviewQuery) -> Result<()> {
         let mut parts = parts(readings, query).into_iter().peekable();
         while parts.peek().is_some() {
             let (mut some, mut rows) = (Vec::new(), 0);
@@ -276,7 +276,13 @@ impl RedisBackend {
         Ok(())
     }
 
-    fn ask_part(&self, pipe: &mut Pipeline, reading: &Reading, part: &Part, query: &OverviewQuery) {
+    fn ask_part(
+        &self,
+        pipe: &mut Pipeline,
+        reading: &OverviewReading,
+        part: &OverviewPart,
+        query: &OverviewQuery,
+    ) {
         let keys = &self.inner.keys;
         let (topic, group) = (&reading.overview.topic.name, &reading.groups[part.group]);
         if part.from == 0 {
@@ -291,8 +297,8 @@ impl RedisBackend {
 
     fn take_part(
         &self,
-        reading: &mut Reading,
-        part: &Part,
+        reading: &mut OverviewReading,
+        part: &OverviewPart,
         answers: &mut impl Iterator<Item = Value>,
         query: &OverviewQuery,
     ) -> Result<()> {
@@ -316,7 +322,7 @@ impl RedisBackend {
     }
 
     /// Makes the state of each group on each partition from what was read.
-    async fn survey_groups(&self, reading: &mut Reading, trust: Trust) -> Result<()> {
+    async fn survey_groups(&self, reading: &mut OverviewReading, trust: Trust) -> Result<()> {
         for (at, group) in reading.groups.iter().enumerate() {
             let surveys = self.surveys_of(reading, at, group, trust).await;
             extend(&mut reading.overview.groups[at].partitions, surveys)?;
@@ -326,7 +332,7 @@ impl RedisBackend {
 
     async fn surveys_of(
         &self,
-        reading: &Reading,
+        reading: &OverviewReading,
         at: usize,
         group: &GroupName,
         trust: Trust,
@@ -354,7 +360,7 @@ impl RedisBackend {
     }
 
     /// Counts the members whose time has not passed, of groups that have any.
-    async fn count_living(&self, readings: &mut [Reading]) -> Result<()> {
+    async fn count_living(&self, readings: &mut [OverviewReading]) -> Result<()> {
         let keys = &self.inner.keys;
         let mut lists: Vec<(Key, usize, usize)> = Vec::new();
         for (topic, reading) in readings.iter_mut().enumerate() {
@@ -384,7 +390,7 @@ impl RedisBackend {
     }
 }
 
-impl Reading {
+impl OverviewReading {
     fn new(overview: Overview) -> Self {
         let partitions = overview.topic.iter().collect();
         let groups: Vec<GroupName> = overview.groups.iter().map(|group| group.group.clone()).collect();
@@ -410,7 +416,7 @@ fn with_groups(spec: TopicSpec, listed: Result<Vec<GroupName>>, query: &Overview
 }
 
 /// Returns how many of the topics are read together: at least one.
-fn fit(readings: &[Reading]) -> usize {
+fn fit(readings: &[OverviewReading]) -> usize {
     let mut partitions = 0;
     let fit = readings.iter().take_while(|reading| {
         partitions += reading.partitions.len();
@@ -420,14 +426,14 @@ fn fit(readings: &[Reading]) -> usize {
 }
 
 /// Returns the parts in which groups are read: at most [`CHUNK`] partitions each; none where owners are not asked for.
-fn parts(readings: &[Reading], query: &OverviewQuery) -> Vec<Part> {
+fn parts(readings: &[OverviewReading], query: &OverviewQuery) -> Vec<OverviewPart> {
     let mut parts = Vec::new();
     for (topic, reading) in readings.iter().enumerate() {
         let partitions = if query.owners { reading.partitions.len() } else { 1 };
         for group in 0..reading.groups.len() {
             for from in (0..partitions).step_by(CHUNK - 1) {
                 let to = partitions.min(from + CHUNK - 1);
-                parts.push(Part { topic, group, from, to });
+                parts.push(OverviewPart { topic, group, from, to });
             }
         }
     }

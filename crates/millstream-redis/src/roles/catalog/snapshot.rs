@@ -12,7 +12,7 @@ use super::CHUNK;
 use crate::backend::RedisBackend;
 use crate::error::unexpected;
 use crate::scripts::script;
-use crate::snapshots::look::{Answer, Look, RestKeys, Standing, read, read_with_rest};
+use crate::snapshots::look::{Look, LookAnswer, RestKeys, Standing, read, read_with_rest};
 
 /// Number of partitions in the first request, since their entries may be large.
 const FIRST: usize = 16;
@@ -117,7 +117,7 @@ impl RedisBackend {
             let mut copied = 0;
             for (answer, tp) in answers.into_iter().zip(some) {
                 match answer {
-                    Ok(Answer { mut look, more, bytes }) => {
+                    Ok(LookAnswer { mut look, more, bytes }) => {
                         if more {
                             self.look_on(tp, &mut look).await?;
                         }
@@ -138,7 +138,7 @@ impl RedisBackend {
     async fn look_on(&self, tp: &TopicPartition, look: &mut Look) -> Result<()> {
         loop {
             let after = look.groups.last().map(|group| group.name.clone()).unwrap_or_default();
-            let Some(Answer { look: next, more, .. }) =
+            let Some(LookAnswer { look: next, more, .. }) =
                 self.look_once(std::slice::from_ref(tp), "", &after).await.pop().transpose()?
             else {
                 return Ok(());
@@ -157,7 +157,7 @@ impl RedisBackend {
         partitions: &[TopicPartition],
         who: &str,
         after: impl AsRef<[u8]>,
-    ) -> Vec<Result<Answer>> {
+    ) -> Vec<Result<LookAnswer>> {
         let calls = partitions.iter().map(|tp| {
             let log = self.inner.keys.log(tp);
             // The log alone: while its slot moves, a call with two keys is refused.

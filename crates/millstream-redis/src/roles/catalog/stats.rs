@@ -15,7 +15,7 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
-use crate::snapshots::look::{Look, Rest};
+use crate::snapshots::look::{Look, LookRest};
 
 impl RedisBackend {
     pub(super) async fn group_stats(
@@ -59,7 +59,7 @@ impl RedisBackend {
         &self,
         partitions: &[TopicPartition],
         group: &GroupName,
-        read: Vec<(Result<Look>, Option<Rest>)>,
+        read: Vec<(Result<Look>, Option<LookRest>)>,
         trust: Trust,
     ) -> Result<Vec<Surveyed>> {
         let (mut there, mut looks) = (Vec::new(), Vec::new());
@@ -100,9 +100,9 @@ fn partition_survey(
     tp: &TopicPartition,
     group: &GroupName,
     log: Result<(Look, Option<Lag>, Holes)>,
-    rest: Rest,
+    rest: LookRest,
 ) -> Result<Surveyed> {
-    let mut unreadable = Unread { tp, group, all: Vec::new(), first: None };
+    let mut unreadable = UnreadStats { tp, group, all: Vec::new(), first: None };
     let was_there = rest.retry_pending.is_some();
     let retry_length = unreadable.of(Structure::RetryLog, rest.retry_length)?.unwrap_or_default();
     let retry_pending = rest.retry_pending.unwrap_or_default();
@@ -159,14 +159,14 @@ fn partition_survey(
 }
 
 /// The structures of a partition that cannot be read.
-struct Unread<'a> {
+struct UnreadStats<'a> {
     tp: &'a TopicPartition,
     group: &'a GroupName,
     all: Vec<Unreadable>,
     first: Option<Error>,
 }
 
-impl Unread<'_> {
+impl UnreadStats<'_> {
     /// Returns what was read; `None` for a key of a wrong type, which is recorded.
     fn of<T>(&mut self, structure: Structure, read: Result<T>) -> Result<Option<T>> {
         match read {

@@ -166,18 +166,18 @@ impl RedisBackend {
 /// Calls that settle entries of one stream, by kind of settlement.
 struct Settling<'a> {
     source: Source,
-    acks: Calls<'a>,
-    holds: Calls<'a>,
-    retries: Calls<'a>,
-    dead: Calls<'a>,
+    acks: SettleCalls<'a>,
+    holds: SettleCalls<'a>,
+    retries: SettleCalls<'a>,
+    dead: SettleCalls<'a>,
 }
 
 impl<'a> Settling<'a> {
     fn of(source: Source) -> Self {
-        let of = |limit| Calls { limit, keeps: true, calls: Vec::new() };
+        let of = |limit| SettleCalls { limit, keeps: true, calls: Vec::new() };
         Self {
             source,
-            acks: Calls { keeps: false, ..of(ACK_CHUNK) },
+            acks: SettleCalls { keeps: false, ..of(ACK_CHUNK) },
             holds: of(COPY_CHUNK),
             retries: of(COPY_CHUNK),
             dead: of(COPY_CHUNK),
@@ -193,13 +193,13 @@ impl<'a> Settling<'a> {
 
 /// Calls of one kind. Each has the number of messages that it settles and, if `keeps` is set, their positions in the
 /// batch.
-struct Calls<'a> {
+struct SettleCalls<'a> {
     limit: usize,
     keeps: bool,
     calls: Vec<(Call<'a>, usize, Vec<usize>)>,
 }
 
-impl<'a> Calls<'a> {
+impl<'a> SettleCalls<'a> {
     /// Returns the call for the next message. Begins a new one if there is none or the last one is full.
     fn next(&mut self, at: usize, begin: impl FnOnce() -> Call<'a>) -> &mut Call<'a> {
         if self.calls.last().is_none_or(|(_, sent, _)| *sent >= self.limit) {
