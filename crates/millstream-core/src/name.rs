@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind, Location, Result};
 
@@ -153,7 +153,8 @@ impl GroupName {
     /// `@tasks`, which no group of a topic can be named.
     #[must_use]
     pub fn of_tasks() -> Self {
-        Self(Arc::from(OF_TASKS))
+        static OF_ALL: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(OF_TASKS));
+        Self(OF_ALL.clone())
     }
 
     /// Returns the name of the group of one instance of this group: `cache~7`. Each instance has a group of its own, so each gets

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use millstream_core::{
     Delivered, GroupName, Headers, History, MessageId, ScheduleId, Shard, Timestamp, TopicPartition,
 };
-use millstream_engine::delivery::{AttemptHistory, Delivery, DeliveryMetadata, Handled, TaskFacts};
+use millstream_engine::delivery::{AttemptHistory, Deliverable, Delivery, DeliveryMetadata, TaskFacts};
 
 /// A task, as passed to a handler: the payload and its metadata.
 ///
@@ -21,7 +21,7 @@ pub struct Task<T> {
     facts: Arc<TaskFacts>,
 }
 
-impl<T: Send + 'static> Handled for Task<T> {
+impl<T: Send + 'static> Deliverable for Task<T> {
     type Payload = T;
 
     fn of(delivery: Delivery<T>) -> Option<Self> {

@@ -99,6 +99,12 @@ impl<T> Delivery<T> {
         self.about.origin
     }
 
+    /// Returns what names the message in its topic or queue, the same on every attempt: its partition and [`origin`](Self::origin), or
+    /// the id of a task.
+    pub fn message_id(&self) -> String {
+        self.about.message_id()
+    }
+
     /// Returns the number of this attempt, from 1. It grows when a handler fails, not when a process dies or a handler
     /// snoozes the message.
     pub fn attempt(&self) -> u32 {
@@ -184,7 +190,7 @@ impl<T> Delivery<T> {
 }
 
 /// What a handler is called with: a [`Delivery`], or the task of a delay queue.
-pub trait Handled: Sized + Send + 'static {
+pub trait Deliverable: Sized + Send + 'static {
     /// Type of the payload.
     type Payload: Send + 'static;
 
@@ -195,7 +201,7 @@ pub trait Handled: Sized + Send + 'static {
     fn into_delivery(self) -> Delivery<Self::Payload>;
 }
 
-impl<T: Send + 'static> Handled for Delivery<T> {
+impl<T: Send + 'static> Deliverable for Delivery<T> {
     type Payload = T;
 
     fn of(delivery: Self) -> Option<Self> {

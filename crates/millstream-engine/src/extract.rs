@@ -30,7 +30,7 @@ use futures_util::FutureExt;
 use futures_util::future::{Either, Map};
 use millstream_core::{GroupName, Headers, IntoOutcome, MessageId, Outcome, TopicPartition};
 
-use crate::delivery::{Delivery, Handled};
+use crate::delivery::{Deliverable, Delivery};
 
 /// A part of a message or of the state, as an argument of a handler.
 ///
@@ -109,13 +109,24 @@ impl<S> FromMessage<S> for Key {
     }
 }
 
-/// The id of the message in its partition's log, the same on every attempt: [`Delivery::origin`].
+/// The id of the message in its partition's log, the same on every attempt: [`Delivery::origin`]. A task has none, so it is `0-0`: take
+/// [`LastingId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin(pub MessageId);
 
 impl<S> FromMessage<S> for Origin {
     fn from_message<T>(delivery: &Delivery<T>, _: &S) -> Result<Self, Outcome> {
         Ok(Self(delivery.origin()))
+    }
+}
+
+/// What names the message in its topic or queue, the same on every attempt: its partition and [`Delivery::origin`], or the id of the task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastingId(pub String);
+
+impl<S> FromMessage<S> for LastingId {
+    fn from_message<T>(delivery: &Delivery<T>, _: &S) -> Result<Self, Outcome> {
+        Ok(Self(delivery.message_id()))
     }
 }
 
@@ -207,7 +218,7 @@ handlers!(A1 A2 A3 A4 A5 A6 A7 A8);
 /// `ConsumerBuilder::start`.
 pub fn handler<D, A, H>(handler: H) -> impl Fn(D) -> H::Future + Send + Sync + 'static
 where
-    D: Handled,
+    D: Deliverable,
     H: Handler<D::Payload, (), A>,
 {
     with_state((), handler)
@@ -217,7 +228,7 @@ where
 pub fn with_state<S, D, A, H>(state: S, handler: H) -> impl Fn(D) -> H::Future + Send + Sync + 'static
 where
     S: Send + Sync + 'static,
-    D: Handled,
+    D: Deliverable,
     H: Handler<D::Payload, S, A>,
 {
     move |message: D| handler.call(message.into_delivery(), &state)

@@ -14,9 +14,10 @@ use millstream_core::{
     BoxError, Codec, DeadLetter, Delivered, Envelope, GroupName, Headers, Limits, MessageId, Outcome,
     TopicPartition,
 };
+use tokio_util::sync::CancellationToken;
 
-use crate::delivery::{AttemptHistory, Delivery, DeliveryMetadata, DeliveryScope, Handled};
-use crate::handler::{Call, Handle, Input, Verdict, guarded};
+use crate::delivery::{AttemptHistory, Deliverable, Delivery, DeliveryMetadata, DeliveryScope};
+use crate::handler::{Call, Handle, Input, Layer, Verdict, guarded, within};
 
 /// A dead letter as a handler receives it.
 pub struct Letter<T> {
@@ -37,7 +38,7 @@ impl<T> fmt::Debug for Letter<T> {
     }
 }
 
-impl<T: Send + 'static> Handled for Letter<T> {
+impl<T: Send + 'static> Deliverable for Letter<T> {
     type Payload = Result<T, BoxError>;
 
     fn of(delivery: Delivery<Self::Payload>) -> Option<Self> {
@@ -86,12 +87,18 @@ pub struct LetterFacts {
     called: AtomicBool,
     /// Why its payload cannot be read, if something before the codec found that.
     unreadable: Mutex<Option<BoxError>>,
+    /// What its handler decided, whatever layers make of it.
+    decided: Mutex<Option<DeadLetterOutcome>>,
 }
 
 impl LetterFacts {
-    /// Returns a letter as its handler gets it, and whether it is a message at all. One that is none has nothing for layers.
+    /// Returns a letter as its handler gets it. Its handler may not begin once its claim is `cancelled`, or `stop` is.
     #[must_use]
-    pub fn input(dead: DeadLetter) -> (Input, Arc<Self>) {
+    pub fn input(
+        dead: DeadLetter,
+        cancelled: CancellationToken,
+        stop: CancellationToken,
+    ) -> (Input, Arc<Self>) {
         let (envelope, unreadable) = match dead.envelope(&Limits::NONE) {
             Ok(envelope) => (envelope, None),
             Err(error) => (Envelope::default(), Some(error.into())),
@@ -99,9 +106,11 @@ impl LetterFacts {
         let (topic_partition, group) = (dead.topic_partition.clone(), dead.group.clone());
         let (id, origin, attempt) = (dead.id, dead.origin, dead.attempts.max(1));
         let past = AttemptHistory::of(Some(dead.error.clone()), dead.history.clone());
-        let facts =
-            Arc::new(Self { dead, called: AtomicBool::new(false), unreadable: Mutex::new(unreadable) });
-        let scope = Arc::new(DeliveryScope::of_letter(topic_partition, group, facts.clone()));
+        let (called, unreadable, decided) =
+            (AtomicBool::new(false), Mutex::new(unreadable), Mutex::default());
+        let facts = Arc::new(Self { dead, called, unreadable, decided });
+        let place = (topic_partition, group);
+        let scope = Arc::new(DeliveryScope::of_letter(place, facts.clone(), cancelled, stop));
         let Envelope { key, headers, payload } = envelope;
         let about = DeliveryMetadata { scope, id, origin, attempt, deliveries: 1, past, key, headers };
         (Input { about, payload }, facts)
@@ -111,17 +120,6 @@ impl LetterFacts {
     #[must_use]
     pub fn is_called(&self) -> bool {
         self.called.load(Ordering::Relaxed)
-    }
-
-    /// Whether it is already known that its payload cannot be read.
-    #[must_use]
-    pub fn is_unreadable(&self) -> bool {
-        self.unreadable().is_some()
-    }
-
-    /// Records that its payload cannot be read. The handler decides about that, too.
-    pub fn refuse(&self, error: BoxError) {
-        *self.unreadable() = Some(error);
     }
 
     fn unreadable(&self) -> std::sync::MutexGuard<'_, Option<BoxError>> {
@@ -136,11 +134,12 @@ struct TypedLetter<T: 'static, F> {
     observer: Arc<dyn Observer>,
 }
 
-/// Erases the payload type of a handler of letters. Returns it twice: around one of them stand layers, and the other one is called with
-/// what these refuse.
+/// Erases the payload type of a handler of letters, and puts layers around it. Returns it twice, to be called with a guard of operations
+/// and without.
 pub fn erase_letters<T, F, Fut>(
     codec: &'static dyn Codec<T>,
     observer: Arc<dyn Observer>,
+    layers: &[Arc<dyn Layer>],
     handler: F,
 ) -> (Box<dyn Call>, Box<dyn Call>)
 where
@@ -149,7 +148,47 @@ where
     Fut: Future<Output: IntoDeadLetterOutcome> + Send + 'static,
 {
     let typed = Arc::new(TypedLetter { codec, handler, observer });
-    (Box::new(typed.clone()), Box::new(typed))
+    let layered = layered(layers, Box::new(typed.clone()), Box::new(typed));
+    (Box::new(layered.clone()), Box::new(layered))
+}
+
+/// A handler of letters with its layers, and without them.
+struct LayeredLetter {
+    layered: Box<dyn Call>,
+    inner: Box<dyn Call>,
+}
+
+/// Not generic: compiled once.
+fn layered(layers: &[Arc<dyn Layer>], outer: Box<dyn Call>, inner: Box<dyn Call>) -> Arc<LayeredLetter> {
+    let layered = within(outer, layers);
+    Arc::new(LayeredLetter { layered, inner })
+}
+
+impl Handle for LayeredLetter {
+    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
+        let facts = input.about.scope.letter()?.clone();
+        // An entry that is no message has nothing for layers.
+        if facts.unreadable().is_some() {
+            return self.inner.one(input, timeout).await.0;
+        }
+        let about = input.about.clone();
+        let verdict = self.layered.one(input, timeout).await.0?;
+        let decided = facts.decided.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Some(match (decided, verdict) {
+            // A layer may have made an answer of its own of the handler's.
+            (Some(outcome), Verdict::Said(Outcome::Ack)) => Verdict::Letter(Box::new(outcome)),
+            // The handler decides about what a layer cannot read, as about what the codec cannot.
+            (None, Verdict::Undecodable(error) | Verdict::Said(Outcome::DeadLetter(error)))
+                if !facts.is_called() =>
+            {
+                *facts.unreadable() = Some(error);
+                return self.inner.one(Input { about, payload: Bytes::new() }, timeout).await.0;
+            }
+            // A layer says that the message is done: whether the letter may go is not for it to say.
+            (None, Verdict::Said(Outcome::Ack)) => Verdict::Letter(Box::new(DeadLetterOutcome::Leave)),
+            (_, verdict) => verdict,
+        })
+    }
 }
 
 impl<T, F, Fut> Handle for TypedLetter<T, F>
@@ -177,7 +216,10 @@ where
             Err(panic) => return Some(Verdict::Panicked(text_of(panic))),
         };
         Some(match guarded(async { handler.await.into_outcome() }, timeout).await {
-            Ok(Ok(outcome)) => Verdict::Letter(outcome),
+            Ok(Ok(outcome)) => {
+                *facts.decided.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome.clone());
+                Verdict::Letter(Box::new(outcome))
+            }
             Ok(Err(error)) => Verdict::Said(Outcome::Retry(error)),
             Err(failed) => failed,
         })
@@ -204,7 +246,7 @@ pub enum DeadLetterOutcome {
 #[diagnostic::on_unimplemented(
     message = "a handler of dead letters cannot return `{Self}`",
     label = "not a dead letter's outcome",
-    note = "return `DeadLetterOutcome`, `Result<DeadLetterOutcome, E>` or `Result<(), E>`, where `E` is an error type, \
+    note = "return `DeadLetterOutcome`, `Outcome`, `Result<DeadLetterOutcome, E>` or `Result<(), E>`, where `E` is an error type, \
             `String` or `anyhow::Error`"
 )]
 pub trait IntoDeadLetterOutcome {

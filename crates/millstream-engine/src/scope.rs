@@ -35,7 +35,9 @@ pub struct DeliveryScope {
     pub epoch: u64,
     /// Cancelled when the right can no longer be relied on.
     pub cancelled: CancellationToken,
-    /// `None`: nobody else can get the message meanwhile, or it is one of a test.
+    /// Cancelled when nothing more may start, where there is no right that says so.
+    stop: Option<CancellationToken>,
+    /// `None`: who handles the message renews its claim, or nobody else can get it meanwhile.
     right: Option<Arc<dyn Right>>,
     facts: Facts,
 }
@@ -73,29 +75,36 @@ impl DeliveryScope {
         cancelled: CancellationToken,
         right: Arc<dyn Right>,
     ) -> Self {
-        Self { topic_partition, group, epoch, cancelled, right: Some(right), facts: Facts::None }
+        Self { topic_partition, group, epoch, cancelled, stop: None, right: Some(right), facts: Facts::None }
     }
 
     /// Creates the scope of a message that no right covers, such as one that a test makes. It is never cancelled.
     #[must_use]
     pub fn without_right(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
         let cancelled = CancellationToken::new();
-        Self { topic_partition, group, epoch, cancelled, right: None, facts: Facts::None }
+        Self { topic_partition, group, epoch, cancelled, stop: None, right: None, facts: Facts::None }
     }
 
-    /// Creates the scope of a dead letter, which is claimed with others of its page.
+    /// Creates the scope of a dead letter, which is claimed with others of its page. Nothing may start once `stop` is cancelled.
     #[must_use]
-    pub fn of_letter(topic_partition: TopicPartition, group: GroupName, letter: Arc<LetterFacts>) -> Self {
-        Self { facts: Facts::Letter(letter), ..Self::without_right(topic_partition, group, 0) }
+    pub fn of_letter(
+        (topic_partition, group): (TopicPartition, GroupName),
+        letter: Arc<LetterFacts>,
+        cancelled: CancellationToken,
+        stop: CancellationToken,
+    ) -> Self {
+        let (stop, facts) = (Some(stop), Facts::Letter(letter));
+        Self { topic_partition, group, epoch: 0, cancelled, stop, right: None, facts }
     }
 
-    /// Creates the scope of a task, whose claim its worker renews.
+    /// Creates the scope of a task, whose claim its worker renews. Nothing may start once `stop` is cancelled.
     #[must_use]
-    pub fn of_task(task: Arc<TaskFacts>, cancelled: CancellationToken) -> Self {
+    pub fn of_task(task: Arc<TaskFacts>, cancelled: CancellationToken, stop: CancellationToken) -> Self {
         let topic = TopicName::of_queue(&task.shard.queue);
         let topic_partition = TopicPartition { topic, partition: Partition(task.shard.shard) };
         let group = GroupName::of_tasks();
-        Self { topic_partition, group, epoch: 0, cancelled, right: None, facts: Facts::Task(task) }
+        let (stop, facts) = (Some(stop), Facts::Task(task));
+        Self { topic_partition, group, epoch: 0, cancelled, stop, right: None, facts }
     }
 
     /// Returns what only a task has; `None` for a message of a topic.
@@ -118,9 +127,15 @@ impl DeliveryScope {
 
     /// Waits until nothing under this right may start any more.
     pub async fn ending(&self) {
-        match &self.right {
-            Some(right) => right.ending().await,
-            None => self.cancelled.cancelled().await,
+        let stop = match (&self.right, &self.stop) {
+            (Some(right), _) => return right.ending().await,
+            (None, Some(stop)) => stop,
+            (None, None) => &self.cancelled,
+        };
+        tokio::select! {
+            biased;
+            () = self.cancelled.cancelled() => {}
+            () = stop.cancelled() => {}
         }
     }
 

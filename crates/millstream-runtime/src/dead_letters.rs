@@ -212,14 +212,9 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
             return Err(Error::new(ErrorKind::InvalidConfig, "invalid dead-letter consumer"));
         };
         let observer = Careful::over(self.observer);
-        let handlers = erase_letters(self.topic.codec(), observer.clone(), handler);
-        let parts = LetterParts {
-            backend: self.backend,
-            config: self.config,
-            layers: self.layers,
-            idempotent: self.idempotent,
-            observer,
-        };
+        let handlers = erase_letters(self.topic.codec(), observer.clone(), &self.layers, handler);
+        let parts =
+            LetterParts { backend: self.backend, config: self.config, idempotent: self.idempotent, observer };
         parts.start(spec, group, handlers).await
     }
 }
@@ -228,7 +223,6 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
 struct LetterParts {
     backend: Backend,
     config: DeadLetterConfig,
-    layers: Vec<Arc<dyn Layer>>,
     idempotent: Option<Idempotent>,
     observer: Arc<dyn Observer>,
 }
@@ -238,17 +232,19 @@ impl LetterParts {
         self,
         spec: TopicSpec,
         group: GroupName,
-        (handler, inner): (Box<dyn Call>, Box<dyn Call>),
+        (handler, plain): (Box<dyn Call>, Box<dyn Call>),
     ) -> Result<DeadLetterConsumer> {
-        let Self { backend, config, layers, idempotent, observer } = self;
+        let Self { backend, config, idempotent, observer } = self;
         backend.require(Capability::DeadLetters)?;
-        let topic = backend.catalog().topic(&spec.name).await?.name;
+        let stored = backend.catalog().topic(&spec.name).await?;
+        let topic = stored.name.clone();
         let loops = Loops::default();
         let tracing = Tracing::of(&observer);
-        let mut handler = ErasedHandler::Each(handler).within(&layers).traced(tracing.as_ref());
+        let mut handler = ErasedHandler::Each(handler).traced(tracing.as_ref());
         let mut markers = None;
         if let Some(settings) = &idempotent {
             backend.require(Capability::Idempotency)?;
+            settings.warn_if_assumed(&stored);
             let table = MarkerTable::default();
             let monitor = |operation| loops.monitor(operation, Scope::Topic(topic.clone()));
             let guarding = Guarding {
@@ -275,7 +271,7 @@ impl LetterParts {
         let (stop, counts) = (CancellationToken::new(), Arc::<LetterCounts>::default());
         let timeout = config.shutdown_timeout;
         let shared = (stop.clone(), counts.clone());
-        let worker = DeadLetterWorker::new(backend, topic, group, config, observer, shared, (handler, inner));
+        let worker = DeadLetterWorker::new(backend, topic, group, config, observer, shared, (handler, plain));
         let task = tokio::spawn(async move {
             let _markers = markers;
             worker.run(loops).await;

@@ -16,6 +16,9 @@ pub use crate::retention::LONGEST;
 /// Largest result that a marker keeps, in bytes: 64 KiB. Every begin of the same operation returns it.
 pub const MAX_RESULT_LEN: usize = 64 << 10;
 
+/// Longest name of a holder and longest token, in bytes.
+pub const MAX_HOLDER_LEN: usize = 128;
+
 /// Right to run an operation: proof of one [begin](Idempotency::begin).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -70,7 +73,7 @@ pub enum Begun {
 pub fn check_begin(holder: &str, token: &str, ttl: Duration) -> Result<()> {
     let named = |what: &str, name: &str, spaces: bool| {
         let wrong = |c: char| c.is_control() || (!spaces && c.is_whitespace());
-        if name.is_empty() || name.len() > 128 || name.chars().any(wrong) {
+        if name.is_empty() || name.len() > MAX_HOLDER_LEN || name.chars().any(wrong) {
             let why = format!("the {what} of a marker has 1 to 128 bytes of text, not {name:?}");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }

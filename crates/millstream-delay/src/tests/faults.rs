@@ -306,7 +306,11 @@ async fn the_check_is_asked_before_a_task_is_worked_on_again() {
     all.sort_unstable();
     assert_eq!(all, [(4, 1), (5, 1), (6, 1), (6, 2)]);
     let asked = |payload| checked.all().iter().filter(|(asked, _)| *asked == payload).count();
-    assert_eq!((asked(1), asked(2), asked(3), asked(4), asked(5), asked(6)), (1, 1, 3, 1, 1, 1));
+    assert_eq!(
+        (asked(1), asked(2), asked(3), asked(4), asked(5), asked(6)),
+        (1, 1, 3, 2, 1, 1),
+        "what was put off may still be done"
+    );
     let report = worker.shutdown().await;
     assert_eq!((report.done, report.snoozed), (4, 1));
     drop(dead);

@@ -11,13 +11,15 @@ use millstream_core::panics::Careful;
 use millstream_core::span::Tracing;
 use millstream_core::{
     Backend, Capability, Check, DeadLetterPolicy, GroupName, IntoBatchOutcome, IntoCheck, IntoOutcome,
-    Limits, Observer, QueueSpec, RetryPolicy, TopicName,
+    Limits, Observer, QueueSpec, RetryPolicy, TopicName, TopicSpec,
 };
-use millstream_engine::delivery::Handled;
+use millstream_engine::delivery::Deliverable;
 use millstream_engine::handler::check::{self, CheckCall};
 use millstream_engine::handler::{BatchConfig, ErasedHandler, batch, erase};
 use millstream_engine::markers::{self, Guarding, MarkerTable};
 use millstream_engine::{Idempotent, Layer, Loops, Scope};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::inner::Inner;
 use crate::task::Task;
@@ -297,6 +299,9 @@ struct Parts {
 impl Parts {
     fn start(self, handler: ErasedHandler) -> Result<Worker> {
         let mut problems = Problems::new("worker");
+        // Dead tasks come again as dead letters of a topic do.
+        let queue = TopicSpec::new(TopicName::of_queue(&self.spec.name), 1)?
+            .with_dead_letter_retention(self.spec.dead_letter_retention);
         if let ErasedHandler::Batch(config, _) = &handler {
             config.check(&mut problems);
             problems.require(self.layers.is_empty(), || {
@@ -305,15 +310,17 @@ impl Parts {
         }
         self.config.check(&mut problems);
         if let Some(idempotent) = &self.idempotent {
-            idempotent.check(&*self.config.retry, std::iter::empty(), &mut problems);
+            idempotent.check(&*self.config.retry, std::iter::once(&queue), &mut problems);
         }
         problems.finish()?;
         let (observer, loops) = (Careful::over(self.observer), Loops::default());
         let tracing = Tracing::of(&observer);
-        let mut handler = handler.within(&self.layers).traced(tracing.as_ref());
+        let kill = CancellationToken::new();
+        let mut handler = handler.within(&self.layers).traced(tracing.as_ref()).until(kill.clone());
         let mut markers = None;
         if let Some(settings) = &self.idempotent {
             self.backend.require(Capability::Idempotency)?;
+            settings.warn_if_assumed(&queue);
             let table = MarkerTable::default();
             let guarding = Guarding {
                 backend: self.backend.clone(),
@@ -327,7 +334,7 @@ impl Parts {
             handler = markers::wrap(handler, settings, guarding)?;
             markers = Some(table);
         }
-        let (observing, handling) = ((observer, tracing), (handler, markers));
+        let (observing, handling) = ((observer, tracing), (handler, markers, kill));
         let context =
             Context::new(self.backend, &self.spec, self.config, self.limits, observing, handling, loops);
         Ok(Worker::spawn(Arc::new(context)))

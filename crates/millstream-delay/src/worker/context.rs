@@ -10,7 +10,7 @@ use millstream_core::{Backend, Limits, Observer, QueueName, QueueSpec, Shard};
 use millstream_engine::handler::ErasedHandler;
 use millstream_engine::markers::MarkerTable;
 use millstream_engine::{LeaseClock, Loops};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -56,6 +56,8 @@ pub(super) struct Context {
     /// Cancelled when handlers must be dropped.
     pub(super) kill: CancellationToken,
     pub(super) ended: CancellationToken,
+    /// Changes when batches that are not full have to start.
+    pub(super) flushes: watch::Sender<u64>,
     /// Time that running handlers have left to end, once the worker stops.
     shutdown_timeout: Mutex<Duration>,
 }
@@ -67,7 +69,7 @@ impl Context {
         config: WorkerConfig,
         limits: Limits,
         (observer, tracing): (Arc<dyn Observer>, Option<Tracing>),
-        (handler, markers): (ErasedHandler, Option<MarkerTable>),
+        (handler, markers, kill): (ErasedHandler, Option<MarkerTable>, CancellationToken),
         loops: Loops,
     ) -> Self {
         let (queue, shards) = (spec.name.clone(), spec.iter().collect::<Vec<_>>());
@@ -91,7 +93,8 @@ impl Context {
             settings: QueueSettings::new(backend.clone(), queue.clone()),
             loops,
             stop: CancellationToken::new(),
-            kill: CancellationToken::new(),
+            kill,
+            flushes: watch::Sender::new(0),
             ended: CancellationToken::new(),
             shutdown_timeout: Mutex::new(config.shutdown_timeout),
             backend,
@@ -109,6 +112,11 @@ impl Context {
     pub(super) fn policies(&self) -> Policies<'_> {
         let (retry, dead_letters) = (&*self.config.retry, &*self.config.dead_letters);
         Policies { retry, dead_letters, observer: &*self.observer }
+    }
+
+    /// Starts the batches that are not full.
+    pub(super) fn flush(&self) {
+        self.flushes.send_modify(|flushes| *flushes += 1);
     }
 
     /// Stops the worker; the shutdown may take `timeout`.

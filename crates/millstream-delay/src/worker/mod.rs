@@ -104,6 +104,7 @@ impl Worker {
 
     async fn drained(&self) {
         self.context.status.nothing_due().await;
+        self.context.flush();
         // Waits without a time limit, so that every claimed task is worked on to its end.
         self.context.nothing_held().await;
     }

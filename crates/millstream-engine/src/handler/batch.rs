@@ -10,7 +10,7 @@ use millstream_core::event::Ignore;
 use millstream_core::panics::{decode, discard};
 use millstream_core::{BatchOutcome, Codec, IntoBatchOutcome, Outcome};
 
-use crate::delivery::{Delivery, Handled};
+use crate::delivery::{Deliverable, Delivery};
 use crate::handler::{ErasedHandler, Input, Said, Verdict, guarded, not_a_task};
 
 /// Maximum size of a batch, and how long it may take to fill.
@@ -105,7 +105,7 @@ pub fn erase<D, B, F, Fut>(
     handler: F,
 ) -> ErasedHandler
 where
-    D: Handled,
+    D: Deliverable,
     B: FromIterator<D> + Send + 'static,
     F: Fn(B) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,

@@ -13,6 +13,7 @@ use millstream_core::event::Cause;
 use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
+use tokio_util::sync::CancellationToken;
 
 pub mod batch;
 pub mod check;
@@ -29,7 +30,7 @@ pub use timeout::Timeout;
 pub use trace::Trace;
 pub use traced::of_delivery;
 
-use crate::delivery::{Delivery, DeliveryMetadata, Handled};
+use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
 use crate::letter::DeadLetterOutcome;
 
 /// Result of one message, before policies are applied.
@@ -53,8 +54,10 @@ pub enum Verdict {
     Duplicate,
     /// The check before it found that it was handled.
     Checked,
-    /// The handler of dead letters returned this.
-    Letter(DeadLetterOutcome),
+    /// The handler of dead letters returned this. Boxed, since a consumer keeps a verdict for each message.
+    Letter(Box<DeadLetterOutcome>),
+    /// The handler was dropped, because its worker ends.
+    Unfinished,
 }
 
 impl Verdict {
@@ -64,7 +67,8 @@ impl Verdict {
             Self::Said(Outcome::Ack | Outcome::Snooze(_))
             | Self::Duplicate
             | Self::Checked
-            | Self::Letter(_) => None,
+            | Self::Letter(_)
+            | Self::Unfinished => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
                 Some(Cause::Error)
             }
@@ -199,18 +203,24 @@ impl ErasedHandler {
     /// Returns the handler with these layers around it.
     pub fn within(self, layers: &[Arc<dyn Layer>]) -> Self {
         match self {
-            Self::Each(handler) if !layers.is_empty() => {
-                Self::Each(Box::new(Arc::new(Layered { layers: layers.to_vec(), handler })))
-            }
-            other => other,
+            Self::Each(handler) => Self::Each(within(handler, layers)),
+            batch @ Self::Batch(..) => batch,
         }
     }
+}
+
+/// Returns the handler with these layers around it.
+pub(crate) fn within(handler: Box<dyn Call>, layers: &[Arc<dyn Layer>]) -> Box<dyn Call> {
+    if layers.is_empty() {
+        return handler;
+    }
+    Box::new(Arc::new(Layered { layers: layers.to_vec(), handler }))
 }
 
 /// Erases the payload type: decodes, calls the handler, and catches panics of both.
 pub fn erase<D, F, Fut>(codec: &'static dyn Codec<D::Payload>, handler: F) -> ErasedHandler
 where
-    D: Handled,
+    D: Deliverable,
     F: Fn(D) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
@@ -221,7 +231,7 @@ where
 /// Erases the payload type of a handler of single messages.
 pub fn typed<D, F, Fut>(codec: &'static dyn Codec<D::Payload>, handler: F) -> Box<dyn Call>
 where
-    D: Handled,
+    D: Deliverable,
     F: Fn(D) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
@@ -230,14 +240,14 @@ where
 }
 
 /// The user's function with the codec of its payload.
-struct Typed<D: Handled, F> {
+struct Typed<D: Deliverable, F> {
     codec: &'static dyn Codec<D::Payload>,
     handler: F,
 }
 
 impl<D, F, Fut> Handle for Typed<D, F>
 where
-    D: Handled,
+    D: Deliverable,
     F: Fn(D) -> Fut + Send + Sync + 'static,
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
@@ -282,6 +292,58 @@ pub async fn guarded<R>(handler: impl Future<Output = R>, timeout: Option<Durati
         }
     };
     caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))))
+}
+
+/// A handler of single messages that is dropped when its worker ends. It stands inside of the guard of markers, which can then abandon
+/// the operation.
+struct Droppable {
+    kill: CancellationToken,
+    call: Box<dyn Call>,
+}
+
+impl Handle for Droppable {
+    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
+        let handled = async { self.call.one(input, timeout).await.0 };
+        until(&self.kill, handled).await.unwrap_or_else(Some)
+    }
+}
+
+/// Awaits a handler until the token is cancelled. It is dropped inside the caught block: that may panic, too.
+async fn until<R>(kill: &CancellationToken, handler: impl Future<Output = R>) -> Result<R, Verdict> {
+    let handled = async move {
+        tokio::select! {
+            biased;
+            handled = handler => Ok(handled),
+            () = kill.cancelled() => Err(Verdict::Unfinished),
+        }
+    };
+    let caught = AssertUnwindSafe(handled).catch_unwind().await;
+    caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))))
+}
+
+impl ErasedHandler {
+    /// Returns the handler as one that is dropped when the token is cancelled: then its verdict is [`Verdict::Unfinished`].
+    #[must_use]
+    pub fn until(self, kill: CancellationToken) -> Self {
+        match self {
+            Self::Each(call) => Self::Each(Box::new(Arc::new(Droppable { kill, call }))),
+            Self::Batch(config, call) => {
+                let shared = Arc::new((kill, call));
+                let call = move |inputs: Vec<Input>, timeout| {
+                    let shared = shared.clone();
+                    Box::pin(async move {
+                        let ((kill, call), messages) = (&*shared, inputs.len());
+                        let handled = until(kill, call(inputs, timeout)).await;
+                        handled.unwrap_or_else(|verdict| {
+                            let verdict = Arc::new(verdict);
+                            (0..messages).map(|_| Said::Shared(verdict.clone())).collect()
+                        })
+                    }) as BoxFuture<'static, Vec<Said>>
+                };
+                Self::Batch(config, Box::new(call))
+            }
+        }
+    }
 }
 
 /// Returns the verdict on a message of a topic that came to a handler of tasks.

@@ -7,14 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind};
-use millstream_core::idempotency::{Begun, Idempotency, Operation};
+use millstream_core::idempotency::{Begun, Idempotency, MAX_HOLDER_LEN, MAX_OPERATION_ID_LEN, Operation};
 use millstream_core::panics::text_of;
 use millstream_core::partitioner::by_hash;
 use millstream_core::{Backend, GroupName, Observer, Outcome, Result, TopicName};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, DeliveryMetadata};
 use crate::handler::{BatchCall, Call, ErasedHandler, Handle, Input, Said, Verdict};
 use crate::letter::DeadLetterOutcome;
 use crate::markers::idempotent::{IdSource, Idempotent, WhileRunning};
@@ -150,7 +150,7 @@ impl Guard {
             Err(verdict) => return Turn::Done(verdict),
         };
         let scope = input.about.scope.clone();
-        let holder = input.about.message_id();
+        let holder = holder_of(&input.about);
         let token = self.token();
         let mut look = LOOKS.0;
         loop {
@@ -174,6 +174,9 @@ impl Guard {
                 Ok(Begun::Running { holder: other, expires_in }) => {
                     self.guarding.monitor.succeeded(&*self.guarding.observer);
                     match choice {
+                        // The marker of an earlier worker that ended over this task. A task that is put off here would lose what is
+                        // known of that.
+                        _ if other == holder && scope.task().is_some() => {}
                         WhileRunning::Skip if other != holder => return Turn::Done(Verdict::Duplicate),
                         WhileRunning::Skip | WhileRunning::Later => {
                             return Turn::Done(Verdict::Said(Outcome::Snooze(expires_in.min(LATER))));
@@ -200,11 +203,14 @@ impl Guard {
 
     /// Completes the operation if the handler succeeded or the check found its effect, and abandons it otherwise.
     async fn end(&self, kept: &KeptMarker, verdict: Option<&Verdict>) {
-        let Some(Verdict::Said(Outcome::Ack) | Verdict::Checked | Verdict::Letter(DeadLetterOutcome::Delete)) =
-            verdict
-        else {
-            return self.abandon(kept).await;
+        let done = match verdict {
+            Some(Verdict::Said(Outcome::Ack) | Verdict::Checked) => true,
+            Some(Verdict::Letter(outcome)) => **outcome == DeadLetterOutcome::Delete,
+            _ => false,
         };
+        if !done {
+            return self.abandon(kept).await;
+        }
         kept.completes();
         loop {
             let error = match self.role.complete(kept.marker(), b"", self.settings.kept()).await {
@@ -241,7 +247,10 @@ impl Guard {
     fn operation(&self, input: Input) -> Result<(Input, Option<Operation>), Verdict> {
         let (input, id) = match &self.settings.id {
             IdSource::Message => {
-                let id = format!("{}-{:x}", input.about.message_id(), by_hash(&input.payload, u32::MAX));
+                let name = input.about.message_id();
+                let id = format!("{name}-{:x}", by_hash(&input.payload, u32::MAX));
+                // The id of a task may take all of the room by itself.
+                let id = if id.len() > MAX_OPERATION_ID_LEN { name } else { id };
                 (input, Some(Bytes::from(id)))
             }
             IdSource::Header(name) => match input.about.headers.get(name) {
@@ -273,6 +282,14 @@ impl Guard {
         let unique = if in_process { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
         unique.simple().to_string()
     }
+}
+
+/// Returns the name of the holder: that of the message, as far as there is room.
+fn holder_of(about: &DeliveryMetadata) -> String {
+    let mut name = about.message_id();
+    let cut = (0..=MAX_HOLDER_LEN.min(name.len())).rev().find(|at| name.is_char_boundary(*at));
+    name.truncate(cut.unwrap_or_default());
+    name
 }
 
 fn rejected(why: String) -> Verdict {

@@ -46,8 +46,6 @@ struct RunningMarker {
     marker: Marker,
     topic_partition: TopicPartition,
     origin: MessageId,
-    /// What names the message in its topic or queue.
-    message: String,
 }
 
 /// Marker that is extended until this is dropped.
@@ -60,8 +58,8 @@ pub(super) struct KeptMarker {
 impl MarkerTable {
     /// Keeps the marker of a message's operation.
     pub(super) fn keep(&self, marker: Marker, about: &DeliveryMetadata) -> KeptMarker {
-        let (topic_partition, message) = (about.scope.topic_partition.clone(), about.message_id());
-        let running = Arc::new(RunningMarker { marker, topic_partition, origin: about.origin, message });
+        let topic_partition = about.scope.topic_partition.clone();
+        let running = Arc::new(RunningMarker { marker, topic_partition, origin: about.origin });
         let mut table = self.table();
         let id = table.next;
         table.next += 1;
@@ -114,7 +112,8 @@ impl Drop for KeptMarker {
 
 impl RunningMarker {
     fn report_lost(&self, observer: &dyn Observer) {
-        let Self { topic_partition, origin, message, marker } = self;
+        let Self { topic_partition, origin, marker } = self;
+        let message = &marker.holder;
         // The id of the operation may be a key or a header: it is not logged.
         let group = marker.operation.group();
         tracing::warn!(%topic_partition, %group, %message, "the marker was taken over while the handler ran");

@@ -1,8 +1,8 @@
-//! LetterCounts of a dead-letter consumer.
+//! Counts of a dead-letter consumer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// LetterCounts of a dead-letter consumer.
+/// Counts of a dead-letter consumer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadLetterReport {

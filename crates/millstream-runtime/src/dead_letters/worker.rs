@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::inspect::Range;
 use millstream_core::panics::{Panicked, UserCode, discard, error_text};
-use millstream_core::sorted::{SortedMap, SortedSet};
+use millstream_core::sorted::SortedMap;
 use millstream_core::{
     Backend, BoxError, DeadLetter, GroupName, Limits, MessageId, Outcome, TopicName, TopicPartition,
 };
@@ -41,9 +40,9 @@ pub(super) struct DeadLetterWorker {
     observer: Arc<dyn Observer>,
     stop: CancellationToken,
     counts: Arc<LetterCounts>,
-    /// The handler with layers and guard around it, and the handler alone.
+    /// The handler with its layers, and with and without the guard of operations around it.
     handler: Box<dyn Call>,
-    inner: Box<dyn Call>,
+    plain: Box<dyn Call>,
     /// The name that its claims are made under.
     by: String,
     /// Clock that measures the age of claims.
@@ -55,13 +54,14 @@ pub(super) struct DeadLetterWorker {
 
 /// Letters of a page that are claimed and not yet settled.
 struct HeldLetters {
-    ids: Mutex<SortedSet<MessageId>>,
+    /// Each with the token that is cancelled when its claim may have ended.
+    ids: Mutex<SortedMap<MessageId, CancellationToken>>,
     /// When the claim that is valid now was requested.
     since: Mutex<Instant>,
 }
 
 impl HeldLetters {
-    fn ids(&self) -> MutexGuard<'_, SortedSet<MessageId>> {
+    fn ids(&self) -> MutexGuard<'_, SortedMap<MessageId, CancellationToken>> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,11 +82,27 @@ struct PageClaims<'a> {
 impl Rights for PageClaims<'_> {
     async fn renew(&self, asked: Instant) -> Result<Kept> {
         let hand = self.hand;
-        let ids = Vec::from_iter(hand.ids().iter().copied());
+        let ids = Vec::from_iter(hand.ids().keys().copied());
         let kept = self.worker.claim(self.topic_partition, &ids).await?;
         *hand.since() = asked;
-        hand.ids().retain(|id| kept.contains(id) || !ids.contains(id));
+        let mut held = hand.ids();
+        for id in ids.iter().filter(|id| !kept.contains(id)) {
+            if let Some(cancelled) = held.remove(id) {
+                cancelled.cancel();
+            }
+        }
         Ok(Kept::Renewed)
+    }
+
+    /// Claims are renewed every third of the hold. If the last one is older than two thirds, a renewal has failed and the claims may
+    /// soon expire: handlers that wait for something before they begin do not.
+    fn expire(&self) -> Option<Instant> {
+        let until = *self.hand.since() + self.worker.config.hold * 2 / 3;
+        if self.worker.clock.now() < until {
+            return Some(until);
+        }
+        self.hand.ids().iter().for_each(|(_, cancelled)| cancelled.cancel());
+        None
     }
 }
 
@@ -98,11 +114,11 @@ impl DeadLetterWorker {
         config: DeadLetterConfig,
         observer: Arc<dyn Observer>,
         (stop, counts): (CancellationToken, Arc<LetterCounts>),
-        (handler, inner): (Box<dyn Call>, Box<dyn Call>),
+        (handler, plain): (Box<dyn Call>, Box<dyn Call>),
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
         let (clock, seen, swept) = (LeaseClock::of(&backend), SortedMap::new(), None);
-        Self { backend, topic, group, config, observer, stop, counts, handler, inner, by, clock, seen, swept }
+        Self { backend, topic, group, config, observer, stop, counts, handler, plain, by, clock, seen, swept }
     }
 
     /// Repeats [`run_once`](Self::run_once) until the consumer is stopped.
@@ -169,16 +185,18 @@ impl DeadLetterWorker {
         let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
         let hand = HeldLetters { ids: Mutex::default(), since: Mutex::new(self.clock.now()) };
         let claimed = self.claim(topic_partition, &ids).await?;
-        hand.ids().extend(claimed);
+        claimed.into_iter().for_each(|id| drop(hand.ids().insert(id, CancellationToken::new())));
         let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
             // Claims are renewed every third of the hold. If the last one is older than two thirds, a renewal has failed
             // and the claim may soon expire, so nothing more is started.
             let held = self.clock.now().saturating_duration_since(*hand.since());
-            let ours = held < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
-            if ours && !self.stop.is_cancelled() {
+            let claim = hand.ids().get(&letter.id).cloned();
+            if let Some(cancelled) = claim.filter(|_| held < self.config.hold * 2 / 3)
+                && !self.stop.is_cancelled()
+            {
                 let id = letter.id;
                 LetterCounts::add(&self.counts.begun);
-                let outcome = self.ask(letter).await;
+                let outcome = self.ask(letter, cancelled).await;
                 self.settle(topic_partition, id, &outcome).await;
                 hand.ids().remove(&id);
             }
@@ -192,7 +210,7 @@ impl DeadLetterWorker {
             () = keeper.run(*hand.since(), &claims, &monitor, &*self.observer) => {}
         }
         let rest: Vec<_> =
-            hand.ids().iter().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
+            hand.ids().keys().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
         if !rest.is_empty() {
             let role = self.backend.dead_letters()?;
             role.settle(topic_partition, &self.group, Some(&self.by), &rest).await?;
@@ -206,9 +224,9 @@ impl DeadLetterWorker {
     }
 
     /// Calls the handler and returns its outcome. A letter whose handler fails is left.
-    async fn ask(&self, dead: DeadLetter) -> DeadLetterOutcome {
+    async fn ask(&self, dead: DeadLetter, cancelled: CancellationToken) -> DeadLetterOutcome {
         let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
-        let said = match self.outcome(dead).await {
+        let said = match self.outcome(dead, cancelled).await {
             Ok(DeadLetterOutcome::ReplayAs(envelope)) => match envelope.check(&Limits::NONE) {
                 Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
                 Err(error) => Err(error.into()),
@@ -227,42 +245,41 @@ impl DeadLetterWorker {
         })
     }
 
-    async fn outcome(&self, dead: DeadLetter) -> std::result::Result<DeadLetterOutcome, BoxError> {
+    async fn outcome(
+        &self,
+        dead: DeadLetter,
+        cancelled: CancellationToken,
+    ) -> std::result::Result<DeadLetterOutcome, BoxError> {
         let timeout = self.config.handler_timeout;
-        let (input, facts) = LetterFacts::input(dead);
-        let again = input.about.clone();
-        // An entry that is no message has nothing for layers.
-        let call = if facts.is_unreadable() { &self.inner } else { &self.handler };
-        let verdict = match call.one(input, timeout).await.into_verdict() {
-            // The handler decides about what a layer cannot read, as about what the codec cannot.
-            Some(Verdict::Undecodable(error) | Verdict::Said(Outcome::DeadLetter(error)))
-                if !facts.is_called() =>
-            {
-                facts.refuse(error);
-                let input = Input { about: again, payload: Bytes::new() };
-                self.inner.one(input, timeout).await.into_verdict()
+        let (input, facts) = LetterFacts::input(dead, cancelled, self.stop.clone());
+        let again = Input { about: input.about.clone(), payload: input.payload.clone() };
+        let verdict = match self.handler.one(input, timeout).await.into_verdict() {
+            // It names no operation: the handler decides about it, and nothing says that it was done.
+            Some(Verdict::Said(Outcome::DeadLetter(_))) if !facts.is_called() => {
+                self.plain.one(again, timeout).await.into_verdict()
             }
             verdict => verdict,
         };
         match verdict {
-            Some(Verdict::Letter(outcome)) => Ok(outcome),
+            Some(Verdict::Letter(outcome)) => Ok(*outcome),
             // Its operation is done.
             Some(Verdict::Duplicate) => Ok(DeadLetterOutcome::Delete),
             Some(Verdict::Said(Outcome::Snooze(time))) => Ok(DeadLetterOutcome::LeaveFor(time)),
-            Some(Verdict::Said(
-                Outcome::Retry(error)
-                | Outcome::RetryAfter(_, error)
-                | Outcome::RetryAt(_, error)
-                | Outcome::DeadLetter(error),
-            ))
-            | Some(Verdict::Undecodable(error)) => Err(error),
+            Some(
+                Verdict::Said(
+                    Outcome::Retry(error)
+                    | Outcome::RetryAfter(_, error)
+                    | Outcome::RetryAt(_, error)
+                    | Outcome::DeadLetter(error),
+                )
+                | Verdict::Undecodable(error),
+            ) => Err(error),
             Some(Verdict::TimedOut(limit)) => Err(format!("handler timed out after {limit:?}").into()),
             Some(Verdict::Panicked(text)) => {
                 self.observer.observe(&Event::Panicked { code: UserCode::Handler, text: &text });
                 Err(format!("handler panicked: {text}").into())
             }
-            // A layer says that the message is done: whether the letter may go is not for it to say. Nor is it for an outcome of a
-            // later version of core.
+            // It was not handled, or by an outcome of a later version of core.
             _ => Ok(DeadLetterOutcome::Leave),
         }
     }

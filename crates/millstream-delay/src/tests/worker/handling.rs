@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::policy::{Fixed, Never};
-use millstream_core::{Check, Delivered, Outcome};
+use millstream_core::tasks::ClaimRequest;
+use millstream_core::{Check, Continuity, Outcome};
 use millstream_engine::extract::{Attempt, Payload, State, with_state};
+use tokio::time::Instant;
+
 use millstream_engine::{Answer, Delivery, Idempotent, Layer, Next, Timeout};
 
 use crate::Task;
@@ -204,4 +207,98 @@ async fn layers_with_batches_and_a_short_retention_are_refused() {
     for part in ["layers are for", "batch size is 0", "name of the header", "retention is 0ns"] {
         assert!(problems.contains(part), "{part}: {problems}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn partial_batches_of_many_shards_do_not_keep_the_room_from_each_other() {
+    let (queue, seen) = (open(&memory(), 4).await, Seen::default());
+    for n in 0..40u64 {
+        queue.schedule(&n).delay(MS(0)).await.expect("scheduled");
+    }
+    let (tell, began) = (seen.clone(), Instant::now());
+    let worker =
+        queue.worker().concurrency(6).start_batch((100, SECS(3_600)), move |tasks: Vec<Task<u64>>| {
+            tasks.iter().for_each(|task| tell.push(task.payload));
+            async {}
+        });
+    let worker = worker.await.expect("starts");
+    seen.reach(36).await;
+    assert!(began.elapsed() < SECS(60), "{:?}", began.elapsed());
+    // What is left takes less than all room. A drain does not wait for others.
+    let drained = worker.drain().await;
+    assert_eq!((drained.done, drained.handed_back), (40, 0));
+    assert!(began.elapsed() < SECS(60), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_end_workers_is_handled_alone() {
+    let (backend, seen) = (memory(), Seen::default());
+    let queue = open(&backend, 1).await;
+    for n in 0..3u64 {
+        queue.schedule(&n).delay(MS(0)).await.expect("scheduled");
+    }
+    // A worker that ends while it has all of them.
+    let shard = queue.inner.spec.iter().next().expect("a shard");
+    let asks = ClaimRequest {
+        worker: "gone".into(),
+        limit: 10,
+        hold: SECS(1),
+        crash_limit: 3,
+        longest_sleep: SECS(15),
+        continuity: Continuity::assured(),
+    };
+    let claimed = backend.tasks().expect("tasks").claim(&shard, &asks).await.expect("claimed");
+    assert_eq!(claimed.tasks.len(), 3);
+    let tell = seen.clone();
+    let worker = queue.worker().hold(SECS(1)).start_batch((3, SECS(60)), move |tasks: Vec<Task<u64>>| {
+        tell.push(tasks.iter().map(Task::crashes).collect::<Vec<_>>());
+        async {}
+    });
+    let worker = worker.await.expect("starts");
+    seen.reach(3).await;
+    assert_eq!(seen.all(), [[1], [1], [1]]);
+    assert_eq!(worker.shutdown().await.done, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_is_handed_back_frees_its_operation() {
+    let (queue, seen) = (queue().await, Seen::default());
+    queue.schedule(&1).header("payment", "p-1").delay(MS(0)).await.expect("scheduled");
+    let worker = |long: bool| {
+        let (once, tell) = (Idempotent::by_header("payment").retries_within(SECS(60)), seen.clone());
+        queue.worker().hold(SECS(600)).idempotent(once).start(move |task: Task<u64>| {
+            tell.push(task.crashes());
+            async move {
+                if long {
+                    std::future::pending::<()>().await;
+                }
+            }
+        })
+    };
+    let first = worker(true).await.expect("starts");
+    seen.reach(1).await;
+    assert_eq!(first.shutdown_within(SECS(1)).await.handed_back, 1);
+    let began = Instant::now();
+    let second = worker(false).await.expect("starts");
+    seen.reach(2).await;
+    assert!(began.elapsed() < SECS(60), "it waits for no marker: {:?}", began.elapsed());
+    assert_eq!(second.shutdown().await.done, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_id_of_a_task_names_an_operation() {
+    let (queue, calls) = (queue().await, Seen::default());
+    let id = "i".repeat(256);
+    for once in [Idempotent::by_header("payment"), Idempotent::by_message_id()] {
+        queue.schedule(&1).id(&id).header("payment", "p-1").delay(MS(0)).await.expect("scheduled");
+        let tell = calls.clone();
+        let worker =
+            queue.worker().idempotent(once.retries_within(SECS(60))).start(move |task: Task<u64>| {
+                tell.push(task.payload);
+                async {}
+            });
+        let report = worker.await.expect("starts").drain().await;
+        assert_eq!((report.done, report.dead, report.retried), (1, 0, 0));
+    }
+    assert_eq!(calls.len(), 2, "they are two operations");
 }

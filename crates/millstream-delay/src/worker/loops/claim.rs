@@ -162,7 +162,7 @@ impl Claimer {
             };
             let holding = context.held.begin(nth, id, token, asked);
             let (shard, settlements) = (self.shard.clone(), self.settlements.clone());
-            jobs.push(Job { task, shard, now, holding, permit, settlements });
+            jobs.push(Job { task, shard, now, claimed: answered, holding, permit, settlements });
         }
         self.filling.add(jobs);
         drop(permits);
@@ -215,6 +215,8 @@ impl Claimer {
                 let room = match soon {
                     Some(room) => room,
                     None => {
+                        // Tasks that wait for others of their batch take the room in which these would come.
+                        context.flush();
                         self.look_away().await?;
                         tokio::select! {
                             biased;

@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_engine::handler::ErasedHandler;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::worker::context::Context;
 use crate::worker::loops::work::{Job, run};
@@ -22,8 +24,8 @@ pub(in crate::worker) struct Filling {
 #[derive(Default)]
 struct Batch {
     jobs: Vec<Job>,
-    /// Number of batches that have started: what waits for an earlier one has nothing to do.
-    started: u64,
+    /// Cancelled when it starts. Each batch has its own.
+    started: CancellationToken,
 }
 
 impl Filling {
@@ -36,52 +38,55 @@ impl Filling {
         Self { context, batch: Arc::default(), size, wait }
     }
 
-    /// Starts what a claim has brought. A batch that is not full waits for more, unless it may not wait.
+    /// Starts what a claim has brought. A batch that is not full waits for more, unless it may not wait. A claimer
+    /// that finds no room [starts](Context::flush) all that wait: no more would come.
     pub(in crate::worker) fn add(&self, jobs: Vec<Job>) {
         for job in jobs {
             if self.context.stop.is_cancelled() {
                 job.hand_back(&self.context);
-                continue;
-            }
-            let mut batch = self.batch();
-            batch.jobs.push(job);
-            if batch.jobs.len() >= self.size {
-                self.start(&mut batch);
+            } else if job.task.crashes > 0 {
+                // If it is what ends workers, it ends no more than its own.
+                self.context.handlers.spawn(run(vec![job], self.context.clone()));
+            } else {
+                let mut batch = self.batch();
+                batch.jobs.push(job);
+                if batch.jobs.len() >= self.size {
+                    self.start(&mut batch);
+                } else if batch.jobs.len() == 1 {
+                    let (this, started) = (self.clone(), batch.started.clone());
+                    let flushes = self.context.flushes.subscribe();
+                    self.context.handlers.spawn(async move { this.start_later(started, flushes).await });
+                }
             }
         }
         let mut batch = self.batch();
-        match batch.jobs.len() {
-            0 => {}
-            _ if self.wait.is_zero() => self.start(&mut batch),
-            _ => {
-                let (this, number) = (self.clone(), batch.started);
-                drop(batch);
-                self.context.handlers.spawn(async move { this.start_later(number).await });
-            }
+        if !batch.jobs.is_empty() && self.wait.is_zero() {
+            self.start(&mut batch);
         }
     }
 
-    /// Starts the batch of this number when it has waited for long enough. The worker's end does not wait for it: the tasks are
-    /// handed back.
-    async fn start_later(self, number: u64) {
-        let over = tokio::select! {
+    /// Starts a batch when it has waited for long enough, or is wanted. The worker's end does not wait for it: the tasks are handed back.
+    async fn start_later(self, started: CancellationToken, mut flushes: watch::Receiver<u64>) {
+        let is_over = tokio::select! {
             biased;
+            () = started.cancelled() => return,
             () = self.context.stop.cancelled() => false,
+            _ = flushes.changed() => true,
             () = tokio::time::sleep(self.wait) => true,
         };
         let mut batch = self.batch();
-        if batch.started != number {
+        if started.is_cancelled() {
             return;
         }
-        if over {
+        if is_over {
             return self.start(&mut batch);
         }
         batch.jobs.drain(..).for_each(|job| job.hand_back(&self.context));
     }
 
     fn start(&self, batch: &mut Batch) {
-        batch.started += 1;
-        let jobs = std::mem::take(&mut batch.jobs);
+        batch.started.cancel();
+        let Batch { jobs, .. } = std::mem::take(batch);
         self.context.handlers.spawn(run(jobs, self.context.clone()));
     }
 

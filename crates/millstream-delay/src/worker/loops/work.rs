@@ -1,14 +1,12 @@
 //! One claimed task: from its claim to its settlement.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
-use millstream_core::panics::{discard, text_of};
+use millstream_core::panics::discard;
 use millstream_core::schedule::Due;
 use millstream_core::tasks::{ClaimedTask, Verdict as TaskVerdict};
 use millstream_core::{Envelope, MessageId, ScheduleId, Shard, Timestamp, wire};
@@ -25,12 +23,19 @@ use crate::worker::context::Context;
 use crate::worker::loops::renew;
 use crate::worker::loops::settle::Settling;
 
+/// Error of an attempt whose handler was dropped.
+const UNFINISHED: &str = "the worker ended before the handler did";
+
+/// Error of an attempt that is put off after a worker ended over the task.
+const CRASHED: &str = "a worker ended while it had the task";
+
 /// Claimed task. If it panics itself, its claim is dropped with it, and runs out.
 pub(in crate::worker) struct Job {
     pub(in crate::worker) task: ClaimedTask,
     pub(in crate::worker) shard: Shard,
-    /// Server time of the claim.
+    /// Server time of the claim, and when its answer came.
     pub(in crate::worker) now: Timestamp,
+    pub(in crate::worker) claimed: Instant,
     pub(in crate::worker) holding: Holding,
     pub(in crate::worker) permit: OwnedSemaphorePermit,
     pub(in crate::worker) settlements: UnboundedSender<Settling>,
@@ -51,8 +56,6 @@ enum Ended {
     Judged(Said),
     /// The work was not begun, because the worker is shutting down.
     Unbegun,
-    /// The handler was dropped, because the worker is shutting down.
-    Unfinished,
 }
 
 /// Passes tasks to the handler, one or a batch, and sends their settlements.
@@ -81,45 +84,23 @@ pub(in crate::worker) async fn run(jobs: Vec<Job>, context: Arc<Context>) {
     }
 }
 
-/// Calls the handler, until it returns or the worker ends: it is dropped then. Returns as many answers as there are tasks.
+/// Calls the handler. Returns as many answers as there are tasks.
 async fn call(context: &Context, inputs: Vec<Input>, tasks: usize) -> Vec<Ended> {
     let timeout = context.config.handler_timeout;
-    // In a block of its own, so that the handler is dropped inside the caught block, too: that may panic.
-    let handle = async move {
-        let handler = async {
-            match &context.handler {
-                ErasedHandler::Each(call) => {
-                    let mut ended = Vec::with_capacity(inputs.len());
-                    for input in inputs {
-                        let verdict = call.one(input, timeout).await.into_verdict();
-                        ended.push(
-                            verdict.map_or(Ended::Unbegun, |verdict| Ended::Judged(Said::Own(verdict))),
-                        );
-                    }
-                    ended
-                }
-                ErasedHandler::Batch(_, call) => {
-                    call(inputs, timeout).await.into_iter().map(Ended::Judged).collect()
-                }
+    let mut ended = Vec::with_capacity(tasks);
+    match &context.handler {
+        ErasedHandler::Each(call) => {
+            for input in inputs {
+                let verdict = call.one(input, timeout).await.into_verdict();
+                ended.push(verdict.map_or(Ended::Unbegun, |verdict| Ended::Judged(Said::Own(verdict))));
             }
-        };
-        tokio::select! {
-            biased;
-            ended = handler => ended,
-            () = context.kill.cancelled() => Vec::new(),
         }
-    };
-    match AssertUnwindSafe(handle).catch_unwind().await {
-        // Those without an answer were under way.
-        Ok(mut ended) => {
-            ended.resize_with(tasks, || Ended::Unfinished);
-            ended
-        }
-        Err(panic) => {
-            let verdict = Arc::new(Verdict::Panicked(text_of(panic)));
-            (0..tasks).map(|_| Ended::Judged(Said::Shared(verdict.clone()))).collect()
+        ErasedHandler::Batch(_, call) => {
+            ended.extend(call(inputs, timeout).await.into_iter().map(Ended::Judged));
         }
     }
+    ended.resize_with(tasks, || Ended::Unbegun);
+    ended
 }
 
 impl Job {
@@ -151,7 +132,8 @@ impl Job {
             // Read in each round: the task may have been claimed again for this job.
             let (token, deadline) = self.holding.claim();
             let asked = context.held.clock.now();
-            if asked >= deadline {
+            // The claim of a task that waited for others of its batch may be lost by now.
+            if asked >= deadline || self.holding.cancelled.is_cancelled() {
                 return Leave::Lost;
             }
             if self.task.crashes == 0 {
@@ -212,7 +194,11 @@ impl Job {
         };
         let error = Some(&task.error).filter(|error| !error.is_empty()).cloned();
         let about = DeliveryMetadata {
-            scope: Arc::new(DeliveryScope::of_task(Arc::new(facts), self.holding.cancelled.clone())),
+            scope: Arc::new(DeliveryScope::of_task(
+                Arc::new(facts),
+                self.holding.cancelled.clone(),
+                context.stop.clone(),
+            )),
             id: MessageId::ZERO,
             origin: MessageId::ZERO,
             attempt: task.attempt,
@@ -230,7 +216,7 @@ impl Job {
 
     fn end(self, context: &Context, ended: &Ended, elapsed: Duration, message: Option<&Envelope>) {
         let late = self.late();
-        let Self { task, shard, now, holding, permit, settlements } = self;
+        let Self { task, shard, now, claimed, holding, permit, settlements } = self;
         let again = |error: String| TaskVerdict::Retry {
             due: Due::NOW,
             attempt: task.attempt,
@@ -238,12 +224,18 @@ impl Job {
             history: task.history.clone(),
         };
         let (verdict, handled) = match ended {
+            // The same attempt again. The history shows that it had begun, so the check is asked before it does again.
+            Ended::Judged(Said::Own(Verdict::Unfinished)) => (again(UNFINISHED.to_owned()), None),
+            Ended::Judged(Said::Shared(verdict)) if matches!(**verdict, Verdict::Unfinished) => {
+                (again(UNFINISHED.to_owned()), None)
+            }
             Ended::Judged(said) => {
-                let (verdict, now) = (said.verdict(), now.saturating_add(elapsed));
+                let (verdict, now) = (said.verdict(), now.saturating_add(claimed.elapsed()));
                 let since = task.history.since();
                 let attempt = || CurrentAttempt {
                     number: task.attempt,
-                    last_error: None,
+                    // What is put off keeps the knowledge that a worker ended over it: the check is asked.
+                    last_error: (task.crashes > 0).then_some(CRASHED),
                     history: &task.history,
                     elapsed: since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
                     now: Some(now.as_millis()),
@@ -266,8 +258,6 @@ impl Job {
                 (settlement(decided.ending, context.config.done_window), Some(handled))
             }
             Ended::Unbegun => (again(String::new()), None),
-            // The same attempt again. The history shows that it had begun, so the check is asked before it does again.
-            Ended::Unfinished => (again("the worker ended before the handler did".to_owned()), None),
         };
         let settling = Settling { id: task.id, holding, verdict, handled, permit };
         // A closed channel means that the worker has ended before this job: the claim runs out.

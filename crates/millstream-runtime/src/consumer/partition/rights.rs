@@ -21,7 +21,7 @@ struct PartitionRight {
 /// The lease of the entry, which is pending under our name (shared mode).
 struct EntryRight {
     context: Arc<Context>,
-    lease: Arc<EntryLease>,
+    lease: EntryLease,
     cancelled: CancellationToken,
 }
 
@@ -39,7 +39,7 @@ pub(in crate::consumer) fn under_entry_lease(
     cancelled: CancellationToken,
     lease: EntryLease,
 ) -> DeliveryScope {
-    let right = EntryRight { context: context.clone(), lease: Arc::new(lease), cancelled: cancelled.clone() };
+    let right = EntryRight { context: context.clone(), lease, cancelled: cancelled.clone() };
     DeliveryScope::new(topic_partition, context.group.clone(), 0, cancelled, Arc::new(right))
 }
 

@@ -209,3 +209,47 @@ async fn letters_of_one_operation_take_effect_once() {
     );
     assert_eq!(consumer.shutdown().await.deleted, 2);
 }
+
+/// A layer that makes an answer of its own of a good one.
+struct Rebuilds;
+
+#[async_trait]
+impl Layer for Rebuilds {
+    async fn handle(&self, delivery: Delivery<Bytes>, next: Next<'_>) -> Answer {
+        if next.run(delivery).await.is_done() { Outcome::Ack.into() } else { Outcome::retry("no").into() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_handler_of_letters_decides_holds_whatever_a_layer_answers() {
+    let bench = bench();
+    buried(&bench, 2).await;
+    let consumer = letters(&bench).layer(Veil(7)).layer(Rebuilds).start(async |letter: Letter<u64>| {
+        if letter.payload.is_ok_and(|number| number == 0) {
+            DeadLetterOutcome::Delete
+        } else {
+            DeadLetterOutcome::Replay
+        }
+    });
+    let consumer = consumer.await.expect("a consumer");
+    while consumer.report().idle == 0 {
+        tokio::time::sleep(MS(500)).await;
+    }
+    let report = consumer.shutdown().await;
+    assert_eq!((report.deleted, report.replayed, report.left), (1, 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_letter_that_names_no_operation_reaches_its_handler_with_its_payload() {
+    let bench = bench();
+    buried(&bench, 1).await;
+    let (got, mut came) = recorder();
+    let once = Idempotent::by_header("payment").replays_within(Duration::ZERO);
+    let consumer = letters(&bench).layer(Veil(7)).idempotent(once).start(move |letter: Letter<u64>| {
+        record(&got, &letter);
+        async { Ok::<(), String>(()) }
+    });
+    let consumer = consumer.await.expect("a consumer");
+    assert_eq!(came.recv().await, Some(Ok(0)));
+    assert_eq!(consumer.shutdown().await.deleted, 1);
+}

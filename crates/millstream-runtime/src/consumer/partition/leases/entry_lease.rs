@@ -65,6 +65,7 @@ pub(in crate::consumer) enum Live {
 }
 
 /// Lease of one entry, as its handler has it.
+#[derive(Clone)]
 pub(in crate::consumer) struct EntryLease {
     pub(in crate::consumer) leases: Arc<EntryLeases>,
     pub(in crate::consumer) member: Arc<SharedMember>,
@@ -73,7 +74,7 @@ pub(in crate::consumer) struct EntryLease {
 
 impl EntryLease {
     /// Asks the server at once whether the entry is still ours, and extends it for another ttl.
-    pub(in crate::consumer) async fn extend(self: Arc<Self>, shared: Arc<dyn Shared>) -> Result<()> {
+    pub(in crate::consumer) async fn extend(self, shared: Arc<dyn Shared>) -> Result<()> {
         let Key { partition, receipt, .. } = self.key;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = self.leases.clock.now();
