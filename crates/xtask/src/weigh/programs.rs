@@ -25,7 +25,8 @@ pub(super) const PROGRAMS: [Program; 3] = [
         ours: &[("millstream", "")],
         others: concat!(
             "serde = { version = \"1\", features = [\"derive\"] }\n",
-            "tokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\", \"signal\", \"test-util\"] }\n",
+            "tokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\", \"signal\"] }\n",
+            "\n[dev-dependencies]\ntokio = { version = \"1\", features = [\"test-util\"] }\n",
         ),
     },
     Program {
