@@ -91,7 +91,7 @@ struct MonitorState {
     due: Option<Instant>,
 }
 
-/// MonitorState of one loop at the time of the call.
+/// State of one loop at the time of the call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoopState {

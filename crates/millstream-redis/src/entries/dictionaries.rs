@@ -143,7 +143,7 @@ impl Inner {
         // Until it is read, the one before is as good as it was.
         match self.read_dictionaries(&topic.name, &[name]).await?.pop().unwrap_or(ReadDictionaries::Missing) {
             ReadDictionaries::Usable(dictionary) => {
-                (used.dictionary, used.unusable) = (Some(dictionary), None)
+                (used.dictionary, used.unusable) = (Some(dictionary), None);
             }
             ReadDictionaries::Unusable(size) => (used.dictionary, used.unusable) = (None, Some((name, size))),
             ReadDictionaries::Missing => {

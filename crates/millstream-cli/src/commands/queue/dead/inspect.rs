@@ -48,7 +48,7 @@ pub(super) struct DeadTaskShow {
 
 /// Groups dead tasks by their errors, the most frequent first
 ///
-/// DeadTaskErrors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
+/// Errors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
 /// `list`, `export`, `replay` and `purge` select its tasks with --fingerprint. The example is the newest task. All tasks are
 /// read.
 #[derive(Args, Debug)]

@@ -45,7 +45,7 @@ pub(super) struct List {
 
 /// Groups waiting messages by the errors of their last attempts, the most frequent first
 ///
-/// RetriesErrors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
+/// Errors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
 /// `list`, `now` and `kill` select its messages with --fingerprint. `first` and `last` are due times. All retries are read.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
