@@ -1,23 +1,17 @@
 //! A dead letter as a handler receives it, and the outcomes that a handler may return.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
 use bytes::Bytes;
-use millstream_core::event::{LetterWork, Observer};
-use millstream_core::panics::{Panicked, decode, text_of};
+use millstream_core::event::LetterWork;
 use millstream_core::wire;
 use millstream_core::{
-    BoxError, Codec, DeadLetter, Delivered, Envelope, GroupName, Headers, Limits, MessageId, Outcome,
-    TopicPartition,
+    BoxError, DeadLetter, Delivered, Envelope, GroupName, Headers, MessageId, Outcome, TopicPartition,
 };
-use tokio_util::sync::CancellationToken;
-
-use crate::delivery::{AttemptHistory, Deliverable, Delivery, DeliveryMetadata, DeliveryScope};
-use crate::handler::{Call, Handle, Input, Layer, Verdict, guarded, within};
 
 /// A dead letter as a handler receives it.
 pub struct Letter<T> {
@@ -25,7 +19,7 @@ pub struct Letter<T> {
     pub payload: Result<T, BoxError>,
     /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] returns key and headers.
     pub dead: DeadLetter,
-    about: DeliveryMetadata,
+    pub(crate) about: DeliveryMetadata,
 }
 
 /// Without the payload: it may be a secret.
@@ -82,38 +76,21 @@ impl<T> Delivered for Letter<T> {
 /// What only a dead letter has, while it is handled.
 #[derive(Debug)]
 pub struct LetterFacts {
-    dead: DeadLetter,
+    pub(crate) dead: DeadLetter,
     /// Whether its handler was called: layers may answer without it.
-    called: AtomicBool,
+    pub(crate) called: AtomicBool,
     /// Why its payload cannot be read, if something before the codec found that.
     unreadable: Mutex<Option<BoxError>>,
     /// What its handler decided, whatever layers make of it.
-    decided: Mutex<Option<DeadLetterOutcome>>,
+    pub(crate) decided: Mutex<Option<DeadLetterOutcome>>,
 }
 
 impl LetterFacts {
-    /// Returns a letter as its handler gets it. Its handler may not begin once its claim is `cancelled`, or `stop` is.
-    #[must_use]
-    pub fn input(
-        dead: DeadLetter,
-        cancelled: CancellationToken,
-        stop: CancellationToken,
-    ) -> (Input, Arc<Self>) {
-        let (envelope, unreadable) = match dead.envelope(&Limits::NONE) {
-            Ok(envelope) => (envelope, None),
-            Err(error) => (Envelope::default(), Some(error.into())),
-        };
-        let (topic_partition, group) = (dead.topic_partition.clone(), dead.group.clone());
-        let (id, origin, attempt) = (dead.id, dead.origin, dead.attempts.max(1));
-        let past = AttemptHistory::of(Some(dead.error.clone()), dead.history.clone());
+    /// Creates what is known of a letter before it is handled. `unreadable`: it is no message.
+    pub(crate) fn new(dead: DeadLetter, unreadable: Option<BoxError>) -> Self {
         let (called, unreadable, decided) =
             (AtomicBool::new(false), Mutex::new(unreadable), Mutex::default());
-        let facts = Arc::new(Self { dead, called, unreadable, decided });
-        let place = (topic_partition, group);
-        let scope = Arc::new(DeliveryScope::of_letter(place, facts.clone(), cancelled, stop));
-        let Envelope { key, headers, payload } = envelope;
-        let about = DeliveryMetadata { scope, id, origin, attempt, deliveries: 1, past, key, headers };
-        (Input { about, payload }, facts)
+        Self { dead, called, unreadable, decided }
     }
 
     /// Whether its handler was called.
@@ -122,107 +99,8 @@ impl LetterFacts {
         self.called.load(Ordering::Relaxed)
     }
 
-    fn unreadable(&self) -> std::sync::MutexGuard<'_, Option<BoxError>> {
+    pub(crate) fn unreadable(&self) -> std::sync::MutexGuard<'_, Option<BoxError>> {
         self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Handler of letters of any payload type. Cloned, it is the same.
-struct TypedLetter<T: 'static, F> {
-    codec: &'static dyn Codec<T>,
-    handler: F,
-    observer: Arc<dyn Observer>,
-}
-
-/// Erases the payload type of a handler of letters, and puts layers around it. Returns it twice, to be called with a guard of operations
-/// and without.
-pub fn erase_letters<T, F, Fut>(
-    codec: &'static dyn Codec<T>,
-    observer: Arc<dyn Observer>,
-    layers: &[Arc<dyn Layer>],
-    handler: F,
-) -> (Box<dyn Call>, Box<dyn Call>)
-where
-    T: Send + 'static,
-    F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output: IntoDeadLetterOutcome> + Send + 'static,
-{
-    let typed = Arc::new(TypedLetter { codec, handler, observer });
-    let layered = layered(layers, Box::new(typed.clone()), Box::new(typed));
-    (Box::new(layered.clone()), Box::new(layered))
-}
-
-/// A handler of letters with its layers, and without them.
-struct LayeredLetter {
-    layered: Box<dyn Call>,
-    inner: Box<dyn Call>,
-}
-
-/// Not generic: compiled once.
-fn layered(layers: &[Arc<dyn Layer>], outer: Box<dyn Call>, inner: Box<dyn Call>) -> Arc<LayeredLetter> {
-    let layered = within(outer, layers);
-    Arc::new(LayeredLetter { layered, inner })
-}
-
-impl Handle for LayeredLetter {
-    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
-        let facts = input.about.scope.letter()?.clone();
-        // An entry that is no message has nothing for layers.
-        if facts.unreadable().is_some() {
-            return self.inner.one(input, timeout).await.0;
-        }
-        let about = input.about.clone();
-        let verdict = self.layered.one(input, timeout).await.0?;
-        let decided = facts.decided.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Some(match (decided, verdict) {
-            // A layer may have made an answer of its own of the handler's.
-            (Some(outcome), Verdict::Said(Outcome::Ack)) => Verdict::Letter(Box::new(outcome)),
-            // The handler decides about what a layer cannot read, as about what the codec cannot.
-            (None, Verdict::Undecodable(error) | Verdict::Said(Outcome::DeadLetter(error)))
-                if !facts.is_called() =>
-            {
-                *facts.unreadable() = Some(error);
-                return self.inner.one(Input { about, payload: Bytes::new() }, timeout).await.0;
-            }
-            // A layer says that the message is done: whether the letter may go is not for it to say.
-            (None, Verdict::Said(Outcome::Ack)) => Verdict::Letter(Box::new(DeadLetterOutcome::Leave)),
-            (_, verdict) => verdict,
-        })
-    }
-}
-
-impl<T, F, Fut> Handle for TypedLetter<T, F>
-where
-    T: Send + 'static,
-    F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output: IntoDeadLetterOutcome> + Send + 'static,
-{
-    async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
-        let Input { about, payload } = input;
-        let facts = about.scope.letter()?.clone();
-        facts.called.store(true, Ordering::Relaxed);
-        let refused = facts.unreadable().take();
-        let begun = catch_unwind(AssertUnwindSafe(|| {
-            let payload = refused.map_or_else(|| decode(self.codec, &payload), Err);
-            if let Err(error) = &payload
-                && let Some(panicked) = Panicked::within(&**error)
-            {
-                self.observer.observe(&panicked.event());
-            }
-            (self.handler)(Letter { payload, dead: facts.dead.clone(), about })
-        }));
-        let handler = match begun {
-            Ok(handler) => handler,
-            Err(panic) => return Some(Verdict::Panicked(text_of(panic))),
-        };
-        Some(match guarded(async { handler.await.into_outcome() }, timeout).await {
-            Ok(Ok(outcome)) => {
-                *facts.decided.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome.clone());
-                Verdict::Letter(Box::new(outcome))
-            }
-            Ok(Err(error)) => Verdict::Said(Outcome::Retry(error)),
-            Err(failed) => failed,
-        })
     }
 }
 

@@ -20,8 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub use report::DeadLetterReport;
 
 use millstream_engine::Layer;
-use millstream_engine::handler::{Call, ErasedHandler};
-use millstream_engine::letter::erase_letters;
+use millstream_engine::handler::{Call, ErasedHandler, erase_letters};
 use millstream_engine::markers::{self, Guarding, MarkerTable, extend_markers};
 use millstream_engine::{
     ControlThread, Idempotent, IntoDeadLetterOutcome, Keeper, LeaseClock, Letter, Loops, Scope,

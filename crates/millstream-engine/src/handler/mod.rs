@@ -18,12 +18,14 @@ use tokio_util::sync::CancellationToken;
 pub mod batch;
 pub mod check;
 mod layer;
+mod letters;
 mod timeout;
 mod trace;
 mod traced;
 
 pub use batch::{Batch, BatchConfig};
 pub use layer::{Answer, Layer, Next};
+pub use letters::{erase_letters, input as letter_input};
 
 use layer::Layered;
 pub use timeout::Timeout;

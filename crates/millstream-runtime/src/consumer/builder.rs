@@ -7,14 +7,15 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::event::{Event, Observer};
+use millstream_core::event::Observer;
 use millstream_core::retention::{REPLAYS_WITHIN, Remembered};
 use millstream_core::{
     Assignor, Backend, Capability, Codec, DeadLetterPolicy, GroupName, IntoCheck, IntoOutcome, MemberId,
-    MessageId, Partition, RebalanceListener, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
+    Partition, RebalanceListener, RetryPolicy, Start, Topic, TopicSpec, Upkeep,
 };
 
 use crate::consumer::context::{Context, Subscription, unique_name};
+use crate::consumer::group::restore::join;
 use crate::consumer::maintenance::{
     instances::InstanceSweeper, settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer,
 };
@@ -571,22 +572,5 @@ fn check_stored(context: &Context, topic: &TopicSpec, sends: &[(String, Remember
     idempotent.check(&*context.config.retry, std::iter::once(topic), &mut problems);
     problems.finish()?;
     idempotent.warn_if_assumed(topic);
-    Ok(())
-}
-
-/// Creates the group where it is missing, and emits an event for each partition on which it had been lost.
-async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
-    let (group, start) = (&context.group, context.config.start);
-    let created = context.backend.catalog().create_group(topic, group, start).await?;
-    if created.new {
-        return Ok(());
-    }
-    for partition in created.partitions {
-        let topic_partition = TopicPartition { topic: topic.name.clone(), partition };
-        // Nobody knows which entries it had settled there, so it starts with the oldest one, whatever `start` is set to.
-        let after = MessageId::ZERO;
-        tracing::warn!(%topic_partition, %group, "the group was missing and has been created again");
-        context.observer.observe(&Event::GroupRestored { topic_partition: &topic_partition, group, after });
-    }
     Ok(())
 }

@@ -24,8 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::DeadLetterConfig;
 use super::report::LetterCounts;
 use millstream_engine::DeadLetterOutcome;
-use millstream_engine::handler::{Call, Input, Verdict};
-use millstream_engine::letter::LetterFacts;
+use millstream_engine::handler::{Call, Input, Verdict, letter_input};
 use millstream_engine::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
 /// Maximum number of letters per claim.
@@ -251,7 +250,7 @@ impl DeadLetterWorker {
         cancelled: CancellationToken,
     ) -> std::result::Result<DeadLetterOutcome, BoxError> {
         let timeout = self.config.handler_timeout;
-        let (input, facts) = LetterFacts::input(dead, cancelled, self.stop.clone());
+        let (input, facts) = letter_input(dead, cancelled, self.stop.clone());
         let again = Input { about: input.about.clone(), payload: input.payload.clone() };
         let verdict = match self.handler.one(input, timeout).await.into_verdict() {
             // It names no operation: the handler decides about it, and nothing says that it was done.

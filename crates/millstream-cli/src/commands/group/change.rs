@@ -176,7 +176,7 @@ impl GroupDelete {
             if !cx.output.is_json() {
                 cx.output.note(&view.text());
             }
-            cx.confirm(&format!("GroupDelete group {group} of topic {topic}, for ever?"))?;
+            cx.confirm(&format!("Delete group {group} of topic {topic}, for ever?"))?;
             let in_use = if self.force { InUse::Force } else { InUse::Refuse };
             to_the_end(admin.delete_group(topic, group, in_use)).await?;
             view.deleted = true;

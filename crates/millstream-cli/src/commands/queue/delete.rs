@@ -85,7 +85,7 @@ impl QueueDelete {
             if !cx.output.is_json() {
                 cx.output.note(&view.text());
             }
-            cx.confirm(&format!("QueueDelete delay queue {}, for ever?", self.queue))?;
+            cx.confirm(&format!("Delete delay queue {}, for ever?", self.queue))?;
             to_the_end(queue.delete()).await?;
             view.deleted = true;
         }

@@ -109,7 +109,7 @@ impl DeadTaskChosen {
                     cx.confirm(&format!("Delete {what} of {} permanently?", self.queue))?;
                 }
                 Action::Replay if self.tasks.is_empty() => {
-                    cx.confirm(&format!("DeadTaskReplay {what} of {}?", self.queue))?;
+                    cx.confirm(&format!("Replay {what} of {}?", self.queue))?;
                 }
                 Action::Replay => {}
             }

@@ -6,6 +6,7 @@ pub(in crate::consumer) mod limits;
 pub(in crate::consumer) mod picked;
 pub(in crate::consumer) mod retry_timers;
 pub(in crate::consumer) mod row;
+pub(in crate::consumer) mod scopes;
 
 use std::sync::Arc;
 
@@ -26,10 +27,10 @@ use crate::consumer::partition::dispatch::limits::{Permits, Turns};
 use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
+use crate::consumer::partition::dispatch::scopes::{Scopes, SortedUnit};
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::leases::WorkerLease;
 use crate::consumer::partition::leases::entry_lease::Admitted;
-use crate::consumer::partition::leases::scopes::{Scopes, SortedUnit};
 use crate::consumer::partition::poison::{Noted, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;

@@ -4,7 +4,6 @@ pub(in crate::consumer) mod entry_lease;
 pub(in crate::consumer) mod entry_leases;
 pub(in crate::consumer) mod reserve;
 pub(in crate::consumer) mod room;
-pub(in crate::consumer) mod scopes;
 
 use std::sync::Arc;
 

@@ -63,22 +63,20 @@ impl Scopes {
 
     /// Records that an outcome of a message was decided. False if it is no longer ours: then the outcome comes too late.
     pub(in crate::consumer) fn decided(&self, job: &Job) -> bool {
-        match &self.lease {
-            WorkerLease::Partition(_) => true,
-            WorkerLease::Entries(entries) => entries.leases.decided(entries.key(job.receipt, job.serial)),
-        }
+        let entries = self.lease.entries();
+        entries.is_none_or(|entries| entries.leases.decided(entries.key(job.receipt, job.serial)))
     }
 
     /// Gives each of these jobs the scope of its delivery, if it may start.
     pub(in crate::consumer) fn give(&mut self, mut unit: Unit) -> SortedUnit {
-        match self.lease.clone() {
-            WorkerLease::Partition(guard) => {
-                self.trust_again(&guard);
-                unit.iter_mut().for_each(|(_, job)| job.scope.clone_from(&self.shared));
-                SortedUnit { live: unit, ..SortedUnit::default() }
-            }
-            WorkerLease::Entries(entries) => self.give_entries(&entries, unit),
+        if let Some(entries) = self.lease.entries().cloned() {
+            return self.give_entries(&entries, unit);
         }
+        if let Some(guard) = self.lease.guard().cloned() {
+            self.trust_again(&guard);
+        }
+        unit.iter_mut().for_each(|(_, job)| job.scope.clone_from(&self.shared));
+        SortedUnit { live: unit, ..SortedUnit::default() }
     }
 
     /// Creates a new scope if the lease could not be relied on for a while: new messages can rely on it again.
