@@ -1,77 +1,12 @@
-//! A dead letter as a handler receives it, and the outcomes that a handler may return.
+//! What is known of a dead letter while it is handled, and the outcomes that its handler may return.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
-use bytes::Bytes;
 use millstream_core::event::LetterWork;
 use millstream_core::wire;
-use millstream_core::{
-    BoxError, DeadLetter, Delivered, Envelope, GroupName, Headers, MessageId, Outcome, TopicPartition,
-};
-
-/// A dead letter as a handler receives it.
-pub struct Letter<T> {
-    /// The payload, or the error of decoding it: undecodable messages become dead letters, too.
-    pub payload: Result<T, BoxError>,
-    /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] returns key and headers.
-    pub dead: DeadLetter,
-    pub(crate) about: DeliveryMetadata,
-}
-
-/// Without the payload: it may be a secret.
-impl<T> fmt::Debug for Letter<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Letter")
-            .field("is_decoded", &self.payload.is_ok())
-            .field("dead", &self.dead)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: Send + 'static> Deliverable for Letter<T> {
-    type Payload = Result<T, BoxError>;
-
-    fn of(delivery: Delivery<Self::Payload>) -> Option<Self> {
-        let dead = delivery.about.scope.letter()?.dead.clone();
-        Some(Self { payload: delivery.payload, dead, about: delivery.about })
-    }
-
-    fn into_delivery(self) -> Delivery<Self::Payload> {
-        Delivery { payload: self.payload, about: self.about }
-    }
-}
-
-/// For stores that commit effects and markers together. The operation of a letter is that of its message: what was done for the message
-/// is not done for the letter again.
-impl<T> Delivered for Letter<T> {
-    fn topic_partition(&self) -> &TopicPartition {
-        &self.dead.topic_partition
-    }
-
-    fn group(&self) -> &GroupName {
-        &self.dead.group
-    }
-
-    fn origin(&self) -> MessageId {
-        self.dead.origin
-    }
-
-    fn epoch(&self) -> u64 {
-        0
-    }
-
-    fn key(&self) -> Option<&Bytes> {
-        self.about.key.as_ref()
-    }
-
-    fn headers(&self) -> &Headers {
-        &self.about.headers
-    }
-}
+use millstream_core::{BoxError, DeadLetter, Envelope, Outcome};
 
 /// What only a dead letter has, while it is handled.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
-//! Handlers of dead letters, with the payload type erased.
+//! A dead letter as a handler receives it, and handlers of letters with the payload type erased.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -8,12 +9,75 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::event::Observer;
 use millstream_core::panics::{Panicked, decode, text_of};
-use millstream_core::{Codec, DeadLetter, Envelope, Limits, Outcome};
+use millstream_core::{
+    BoxError, Codec, DeadLetter, Delivered, Envelope, GroupName, Headers, Limits, MessageId, Outcome,
+    TopicPartition,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{Call, Handle, Input, Layer, Verdict, guarded, within};
-use crate::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope};
-use crate::letter::{DeadLetterOutcome, IntoDeadLetterOutcome, Letter, LetterFacts};
+use crate::delivery::{AttemptHistory, Deliverable, Delivery, DeliveryMetadata, DeliveryScope};
+use crate::letter::{DeadLetterOutcome, IntoDeadLetterOutcome, LetterFacts};
+
+/// A dead letter as a handler receives it.
+pub struct Letter<T> {
+    /// The payload, or the error of decoding it: undecodable messages become dead letters, too.
+    pub payload: Result<T, BoxError>,
+    /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] returns key and headers.
+    pub dead: DeadLetter,
+    pub(crate) about: DeliveryMetadata,
+}
+
+/// Without the payload: it may be a secret.
+impl<T> fmt::Debug for Letter<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Letter")
+            .field("is_decoded", &self.payload.is_ok())
+            .field("dead", &self.dead)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> Deliverable for Letter<T> {
+    type Payload = Result<T, BoxError>;
+
+    fn of(delivery: Delivery<Self::Payload>) -> Option<Self> {
+        let dead = delivery.about.scope.letter()?.dead.clone();
+        Some(Self { payload: delivery.payload, dead, about: delivery.about })
+    }
+
+    fn into_delivery(self) -> Delivery<Self::Payload> {
+        Delivery { payload: self.payload, about: self.about }
+    }
+}
+
+/// For stores that commit effects and markers together. The operation of a letter is that of its message: what was done for the message
+/// is not done for the letter again.
+impl<T> Delivered for Letter<T> {
+    fn topic_partition(&self) -> &TopicPartition {
+        &self.dead.topic_partition
+    }
+
+    fn group(&self) -> &GroupName {
+        &self.dead.group
+    }
+
+    fn origin(&self) -> MessageId {
+        self.dead.origin
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    fn key(&self) -> Option<&Bytes> {
+        self.about.key.as_ref()
+    }
+
+    fn headers(&self) -> &Headers {
+        &self.about.headers
+    }
+}
 
 /// Returns a letter as its handler gets it. Its handler may not begin once its claim is `cancelled`, or `stop` is.
 #[must_use]

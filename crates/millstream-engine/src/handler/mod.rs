@@ -25,7 +25,7 @@ mod traced;
 
 pub use batch::{Batch, BatchConfig};
 pub use layer::{Answer, Layer, Next};
-pub use letters::{erase_letters, input as letter_input};
+pub use letters::{Letter, erase_letters, input as letter_input};
 
 use layer::Layered;
 pub use timeout::Timeout;
