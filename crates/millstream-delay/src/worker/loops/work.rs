@@ -265,7 +265,7 @@ impl Job {
     }
 }
 
-/// Returns what the server is told.
+/// Returns the settlement of a task.
 fn settlement(ending: Ending, done_window: Option<Duration>) -> TaskVerdict {
     match ending {
         Ending::Done => done_window.map_or(TaskVerdict::Complete, TaskVerdict::CompleteFor),

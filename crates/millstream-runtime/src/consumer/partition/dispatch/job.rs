@@ -165,7 +165,7 @@ impl Job {
         (self.settlement(decided.ending, in_place.then_some(&*context.incarnation)), handled)
     }
 
-    /// Returns what the log is told. `by`: the message waits in its place, and this is who notes it.
+    /// Returns the settlement of the message. `by`: it waits in its place, and this is who notes it.
     fn settlement(&self, ending: Ending, by: Option<&str>) -> Settlement {
         let origin = self.origin;
         match (ending, by) {
