@@ -346,23 +346,9 @@ impl Consume {
         };
         // Other members receive the messages that were not begun immediately.
         puller.stop();
-        // The first future has completed.
-        let again = context::stopped();
-        tokio::select! {
-            biased;
-            () = async { while running.join_next().await.is_some() {} } => {}
-            over = async {
-                tokio::select! {
-                    again = again => again,
-                    () = self.stop.commands_are_over() => Ok(()),
-                }
-            } => {
-                over?;
-                // They are killed and their messages snoozed, which does not count as a failed attempt.
-                cut.send_replace(true);
-                while running.join_next().await.is_some() {}
-            }
-        }
+        // Those that are killed snooze their messages, which does not count as a failed attempt.
+        let end = async { while running.join_next().await.is_some() {} };
+        self.stop.end(end, || _ = cut.send_replace(true)).await?;
         let report = self.shut_down(puller).await?;
         match ended {
             ConsumeEnded::Done => Ok((report, false)),

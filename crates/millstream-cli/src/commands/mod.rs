@@ -35,7 +35,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use crate::context::Context;
+use crate::context::{self, Context};
 use crate::exit::Exit;
 use crate::global::Global;
 
@@ -151,8 +151,29 @@ pub(crate) struct StopWithin {
 
 impl StopWithin {
     /// Waits until running commands have had their time. It is over before that of handlers is: they have four fifths.
-    pub(crate) async fn commands_are_over(self) {
+    async fn commands_are_over(self) {
         tokio::time::sleep(self.shutdown_timeout * 7 / 10).await;
+    }
+
+    /// Waits for the end of commands, and calls `cut` to kill them after another signal, or once the time is over.
+    ///
+    /// # Errors
+    /// If signals cannot be received.
+    pub(crate) async fn end<T>(self, end: impl Future<Output = T>, cut: impl FnOnce()) -> Result<T> {
+        let (mut end, again) = (std::pin::pin!(end), context::stopped());
+        let over = async {
+            tokio::select! {
+                again = again => again,
+                () = self.commands_are_over() => Ok(()),
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = &mut end => return Ok(ended),
+            over = over => over?,
+        }
+        cut();
+        Ok(end.await)
     }
 }
 

@@ -119,7 +119,7 @@ impl Work {
                 },
             }
         };
-        let report = shut_down(worker, &shared, self.stop).await?;
+        let report = self.stop.end(worker.shutdown(), || _ = shared.cut.send_replace(true)).await?;
         cx.output.note(&summary(report));
         if report.dead > 0 {
             cx.output.note(&format!("`millstream queue dead list {}` shows the dead tasks", self.queue));
@@ -182,27 +182,6 @@ impl Shared {
                     Outcome::retry(error.to_string())
                 }
             }
-        }
-    }
-}
-
-/// Ends the worker: running commands complete, unless another signal arrives.
-async fn shut_down(worker: Worker, shared: &Shared, stop: StopWithin) -> Result<WorkerReport> {
-    let end = worker.shutdown();
-    tokio::pin!(end);
-    tokio::select! {
-        biased;
-        report = &mut end => Ok(report),
-        // The first future has completed.
-        over = async {
-            tokio::select! {
-                again = context::stopped() => again,
-                () = stop.commands_are_over() => Ok(()),
-            }
-        } => {
-            over?;
-            shared.cut.send_replace(true);
-            Ok(end.await)
         }
     }
 }

@@ -178,23 +178,7 @@ impl DlqConsume {
         };
         // A prompt needs no answer any more; running commands may finish.
         letter_handler.stop();
-        let shutdown = consumer.shutdown();
-        tokio::pin!(shutdown);
-        let report = tokio::select! {
-            biased;
-            report = &mut shutdown => report,
-            // The previous one was consumed by the first signal.
-            over = async {
-                tokio::select! {
-                    again = context::stopped() => again,
-                    () = self.stop.commands_are_over() => Ok(()),
-                }
-            } => {
-                over?;
-                letter_handler.cut();
-                shutdown.await
-            }
-        };
+        let report = self.stop.end(consumer.shutdown(), || letter_handler.cut()).await?;
         if let DlqConsumeEnded::Failed(error) = ended {
             return Err(error);
         }
