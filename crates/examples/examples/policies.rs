@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 use async_trait::async_trait;
-use millstream::admin::{DeadLetterFilter, Replay, ReplayTo};
+use millstream::admin::{Replay, ReplayTo, ShelfFilter};
 use millstream::assignment::{Assignment, Assignor, Member};
 use millstream::partitioner::{ByKey, Consistent, Partitioner, RoundRobin};
 use millstream::policy::{GivenUp, MessageRetry, Notes, PerMessage, Verdict};
@@ -173,7 +173,7 @@ async fn main() -> Result<()> {
     // What named a topic goes there, and the rest to its group.
     mq.producer(SLOW).await?.close().await;
     let replay = Replay { to: ReplayTo::Noted, ..Replay::default() };
-    let replayed = dead.replayer(&DeadLetterFilter::default(), replay).await?.run().await?;
+    let replayed = dead.replayer(&ShelfFilter::default(), replay).await?.run().await?;
     ensure!(replayed.replayed == 2 && dead.count().await? == 0, "{replayed:?}");
     let (done, elsewhere) = tokio::sync::oneshot::channel();
     let done = Mutex::new(Some(done));

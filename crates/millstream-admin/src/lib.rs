@@ -8,11 +8,12 @@ mod faults;
 mod dead_letters;
 mod doctor;
 mod groups;
+pub mod human;
 mod locks;
 mod memory;
 mod owners;
 mod reset;
-mod retries;
+mod shelf;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,8 @@ mod verify;
 
 pub use admin::Admin;
 pub use dead_letters::{
-    DeadLetterFilter, DeadLetterPage, DeadLetterQuery, DeadLetterQueue, DeadLetterWalk, DeadLettersTrimmed,
-    Edit, Imported, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay, ReplayTo, Replayed,
-    Replayer, Survey, from_line, to_line,
+    DeadLetterQueue, Edit, Imported, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay,
+    ReplayTo, Replayed, Replayer, from_line, to_line,
 };
 pub use doctor::{Report, diagnose};
 pub use faults::Level;
@@ -34,11 +34,13 @@ pub use reading::cursor::Cursor;
 pub use reading::messages::{Browse, Filter, Message, Messages};
 pub use reading::pending::{PartError, PendingEntry, PendingOrder, PendingPage, PendingQuery};
 pub use reading::positions::parse_positions;
-pub use reading::retries::{WaitingRetries, WaitingRetry};
 pub use reading::tail::Tail;
 pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;
-pub use retries::{Retry, RetryFilter, RetryQueue, RetrySelection, RetryWalk};
+pub use shelf::{
+    Facts, Failed, FailedId, Retry, Shelf, ShelfActing, ShelfAction, ShelfFilter, ShelfPage, ShelfQuery,
+    ShelfWalk, Survey, Trimmed, WaitingRetries, WaitingRetry,
+};
 pub use stats::{CatchUp, GroupStats, RateMeter, Rates, TopicStats, TopicSurvey, Totals};
 pub use topics::{Emptiness, InUse, LostPreview, PartitionTrimmed, TrimPreview};
 #[cfg(feature = "packing")]

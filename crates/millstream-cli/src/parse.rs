@@ -11,29 +11,7 @@ use super::human;
 /// Parses a duration: `500ms`, `30s`, `5m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a time: 500ms, 30s, 5m, 2h, 7d and 1h30m are");
-    let (mut rest, mut sum, mut last) = (text, 0_u64, u64::MAX);
-    loop {
-        let at = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let number: u64 = rest[..at].parse().map_err(|_| wrong())?;
-        let end = rest[at..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |more| at + more);
-        let unit: u64 = match &rest[at..end] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" | "min" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return Err(wrong()),
-        };
-        // Units must descend, each used once: `30m1h` is taken for a mistake.
-        if unit >= last {
-            return Err(wrong());
-        }
-        sum = number.checked_mul(unit).and_then(|it| sum.checked_add(it)).ok_or_else(wrong)?;
-        (rest, last) = (&rest[end..], unit);
-        if rest.is_empty() {
-            return Ok(Duration::from_millis(sum));
-        }
-    }
+    millstream::admin::human::span(text).ok_or_else(wrong)
 }
 
 /// A point in time, as typed by people.

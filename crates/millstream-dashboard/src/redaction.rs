@@ -1,8 +1,8 @@
 //! What of messages is never shown.
 
 use bytes::Bytes;
+use millstream::TopicName;
 use millstream::crates::core::{Envelope, QueueName};
-use millstream::{DeadLetter, Reason, TopicName};
 
 /// Where a message is stored.
 #[derive(Clone, Copy, Debug)]
@@ -98,13 +98,6 @@ impl Redaction {
     /// and routers the header that names the type.
     pub(crate) fn undecodable_error(&self) -> Option<&'static str> {
         (self.payload || self.headers || !self.named.is_empty()).then_some(HIDDEN_ERROR)
-    }
-
-    /// Replaces the error of a letter that could not be decoded.
-    pub(crate) fn conceal(&self, letter: &mut DeadLetter) {
-        if let Some(text) = self.undecodable_error().filter(|_| letter.reason == Reason::Undecodable) {
-            text.clone_into(&mut letter.error);
-        }
     }
 
     /// Replaces what is hidden in a message.

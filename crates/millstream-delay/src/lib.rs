@@ -27,7 +27,7 @@ mod sleep;
 #[cfg(test)]
 mod tests;
 
-pub use dead::{DeadTaskFilter, DeadTaskWalk, DeadTasks, DeadTasksTrimmed};
+pub use dead::DeadTasks;
 pub use delayed::DelayedPromoter;
 pub use fire::fire_due;
 pub use list::WaitingTask;

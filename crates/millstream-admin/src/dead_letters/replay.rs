@@ -20,8 +20,8 @@ mod target;
 
 use crate::dead_letters::edit::Edit;
 use crate::dead_letters::pace::{LONGEST, Pace};
-use crate::dead_letters::progress::{Came, ProgressSink};
-use crate::dead_letters::walk::DeadLetterWalk;
+use crate::shelf::progress::{Came, ProgressSink};
+use crate::{Failed, ShelfWalk};
 
 /// Header of a message that was replayed to a topic: the original dead letter, as `topic/partition/group/id`. If a
 /// crash leads to two copies, it is the same for both.
@@ -141,7 +141,7 @@ pub struct Replayer {
     backend: Backend,
     group: GroupName,
     replay: Replay,
-    walk: DeadLetterWalk,
+    walk: ShelfWalk,
     /// Target topics by name; `None` if there is no such topic.
     targets: BTreeMap<String, Option<TopicSpec>>,
     by_key: ByKey,
@@ -163,7 +163,7 @@ impl Replayer {
         backend: Backend,
         group: GroupName,
         replay: Replay,
-        walk: DeadLetterWalk,
+        walk: ShelfWalk,
         progress: ProgressSink,
     ) -> Result<Self> {
         replay.check()?;
@@ -209,7 +209,8 @@ impl Replayer {
         if self.batch.is_empty() {
             let room = self.pace.room(now).min(STEP);
             if room > 0 {
-                self.batch = self.walk.run_once(room).await?;
+                let found = self.walk.run_once(room).await?;
+                self.batch = found.into_iter().filter_map(Failed::letter).collect();
                 self.pace.spend(self.batch.len(), now);
             }
         }

@@ -10,12 +10,20 @@ use std::pin::Pin;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use millstream_core::inspect::Page;
-use millstream_core::{Error, ErrorKind, MessageId, Result};
+use millstream_core::{Error, ErrorKind, MessageId, Result, Timestamp};
 
 use crate::reading::cursor::Cursor;
 
-/// Fetches a page of a lane behind an id (`None` for its beginning), with at most the given number of items.
-pub(crate) type Fetch<'a, T> = Box<dyn FnMut(usize, Option<MessageId>, usize) -> Fetching<'a, T> + Send + 'a>;
+/// Order of items: by a time, then by id.
+pub(crate) type Key = (Timestamp, MessageId);
+
+/// Returns the key of what is ordered by its id.
+pub(crate) fn by_id(id: MessageId) -> Key {
+    (id.timestamp(), id)
+}
+
+/// Fetches a page of a lane behind a key (`None` for its beginning), with at most the given number of items.
+pub(crate) type Fetch<'a, T> = Box<dyn FnMut(usize, Option<Key>, usize) -> Fetching<'a, T> + Send + 'a>;
 pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> + Send + 'a>>;
 
 /// Maximum number of items fetched from one lane at once.
@@ -38,8 +46,8 @@ const NEARLY_EMPTY: usize = 3;
 struct Lane<T> {
     ready: VecDeque<T>,
     more: bool,
-    /// Id of the last item fetched from it.
-    end: Option<MessageId>,
+    /// Key of the last item fetched from it.
+    end: Option<Key>,
     /// Number of items to have ready. It doubles with each fetch, so a list that is read far takes few requests, and one that is
     /// not reads little that nobody uses.
     portion: usize,
@@ -53,7 +61,7 @@ pub(crate) struct Merge<'a, T> {
     left: usize,
     /// Maximum of the lanes' portions.
     most: usize,
-    id: fn(&T) -> MessageId,
+    key: fn(&T) -> Key,
     fetch: Fetch<'a, T>,
     /// Size of an item in bytes, where items can be large.
     size: Option<fn(&T) -> usize>,
@@ -73,7 +81,7 @@ impl<'a, T: Send> Merge<'a, T> {
         lanes: usize,
         newest_first: bool,
         limit: usize,
-        id: fn(&T) -> MessageId,
+        key: fn(&T) -> Key,
         fetch: Fetch<'a, T>,
     ) -> Self {
         let portion = (limit / lanes.max(1)).saturating_add(2).clamp(2, PORTION);
@@ -83,7 +91,7 @@ impl<'a, T: Send> Merge<'a, T> {
             newest_first,
             left: limit,
             most: (AHEAD / lanes.max(1)).clamp(portion, PORTION),
-            id,
+            key,
             fetch,
             size: None,
             fetched: (0, 0),
@@ -139,11 +147,11 @@ impl<'a, T: Send> Merge<'a, T> {
     /// Returns the next item, and the index of its lane. The call can be repeated after an error: nothing is skipped.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, T)>> {
         self.fill().await?;
-        let id = self.id;
-        let heads = self.lanes.iter().enumerate().filter_map(|(at, it)| Some((id(it.ready.front()?), at)));
-        // Items of the same id are ordered by lane in both directions.
+        let key = self.key;
+        let heads = self.lanes.iter().enumerate().filter_map(|(at, it)| Some((key(it.ready.front()?), at)));
+        // Items of the same key are ordered by lane in both directions.
         let next = if self.newest_first {
-            heads.min_by_key(|(id, at)| (std::cmp::Reverse(*id), *at))
+            heads.min_by_key(|(key, at)| (std::cmp::Reverse(*key), *at))
         } else {
             heads.min()
         };
@@ -208,9 +216,9 @@ impl<'a, T: Send> Merge<'a, T> {
         if let Some(reason) = page.unreadable.filter(|_| !self.is_told(at)) {
             self.failed.push((at, Error::new(ErrorKind::WrongType, reason)));
         }
-        let (lane, id) = (&mut self.lanes[at], self.id);
+        let (lane, key) = (&mut self.lanes[at], self.key);
         lane.more = page.more;
-        lane.end = page.items.last().map(id).or(lane.end);
+        lane.end = page.items.last().map(key).or(lane.end);
         lane.portion = (lane.portion * 2).min(self.most);
         lane.ready.extend(page.items);
     }
@@ -241,14 +249,14 @@ pub(crate) async fn merge<T: Send>(
     lanes: usize,
     newest_first: bool,
     limit: usize,
-    id: fn(&T) -> MessageId,
+    key: fn(&T) -> Key,
     fetch: Fetch<'_, T>,
 ) -> Result<Merged<T>> {
-    let mut all = Merge::new(lanes, newest_first, limit, id, fetch).partial();
+    let mut all = Merge::new(lanes, newest_first, limit, key, fetch).partial();
     let (mut items, mut last) = (Vec::new(), None);
     while items.len() < limit {
         let Some((lane, item)) = all.next().await? else { break };
-        last = Some(Cursor { id: id(&item), lane });
+        last = Some(Cursor { id: key(&item).1, lane });
         items.push((lane, item));
     }
     let next = last.filter(|_| all.more());

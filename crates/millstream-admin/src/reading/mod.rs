@@ -5,6 +5,5 @@ pub(crate) mod merge;
 pub(crate) mod messages;
 pub(crate) mod pending;
 pub(crate) mod positions;
-pub(crate) mod retries;
 pub(crate) mod tail;
 pub(crate) mod walk;

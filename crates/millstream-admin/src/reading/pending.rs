@@ -10,7 +10,7 @@ use millstream_core::{Error, ErrorKind, GroupName, MessageId, Partition, Result,
 
 use crate::Admin;
 use crate::reading::cursor::Cursor;
-use crate::reading::merge::{Fetch, merge};
+use crate::reading::merge::{Fetch, by_id, merge};
 use crate::stats::lasting;
 
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
@@ -126,7 +126,10 @@ impl Admin {
         let (cursor, inspect) = (query.after, self.backend.inspect()?);
         let fetch: Fetch<'_, Pending> = Box::new(|lane, behind, portion| {
             let (tp, source) = lanes[lane].clone();
-            let after = behind.or(cursor.map(|cursor| cursor.after(lane))).unwrap_or(MessageId::ZERO);
+            let after = behind
+                .map(|(_, id)| id)
+                .or(cursor.map(|cursor| cursor.after(lane)))
+                .unwrap_or(MessageId::ZERO);
             Box::pin(async move {
                 if query.idle.is_zero() && query.deliveries == 0 {
                     return inspect.pending(&tp, group, source, after, portion).await;
@@ -144,7 +147,7 @@ impl Admin {
                 }
             })
         });
-        let merged = merge(lanes.len(), false, query.limit, |it: &Pending| it.id, fetch).await?;
+        let merged = merge(lanes.len(), false, query.limit, |it: &Pending| by_id(it.id), fetch).await?;
         let errors = merged.failed.into_iter();
         let errors = errors.map(|(lane, error)| PartError { partition: lanes[lane].0.partition, error });
         let entries = merged.items.into_iter().map(|(lane, pending)| {

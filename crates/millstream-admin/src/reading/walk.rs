@@ -7,7 +7,7 @@ use millstream_core::log::Source;
 use millstream_core::{Backend, Error, Result, TopicPartition};
 
 use crate::reading::cursor::Cursor;
-use crate::reading::merge::{Fetch, Merge};
+use crate::reading::merge::{Fetch, Merge, by_id};
 use crate::reading::messages::{Browse, Message};
 
 /// Returns the size of an entry, in bytes.
@@ -34,7 +34,7 @@ impl MessageWalk {
         let (backend, of) = (backend.clone(), lanes.clone());
         let fetch: Fetch<'static, Stored> = Box::new(move |lane, behind, portion| {
             let from = match (behind, cursor) {
-                (Some(id), _) => range.behind(id),
+                (Some((_, id)), _) => range.behind(id),
                 (None, Some(cursor)) if range.newest_first => {
                     Range { before: range.before.min(cursor.before(lane)), ..range }
                 }
@@ -44,8 +44,8 @@ impl MessageWalk {
             let (backend, tp, stream) = (backend.clone(), of[lane].clone(), stream.clone());
             Box::pin(async move { backend.inspect()?.entries(&tp, &stream, from, portion).await })
         });
-        let id = |stored: &Stored| stored.id;
-        let merge = Merge::new(lanes.len(), range.newest_first, browse.limit, id, fetch).sized(size);
+        let key = |stored: &Stored| by_id(stored.id);
+        let merge = Merge::new(lanes.len(), range.newest_first, browse.limit, key, fetch).sized(size);
         let merge = if browse.partial { merge.partial() } else { merge };
         Self { merge, lanes, source, found: Vec::new(), last: browse.after, done: false }
     }

@@ -11,7 +11,7 @@ use millstream_core::{
 use millstream_memory::MemoryBackend;
 
 use crate::{
-    Admin, Cursor, DeadLetterFilter, DeadLetterQuery, DeadLetterQueue, Filter, Imported, from_line, to_line,
+    Admin, Cursor, DeadLetterQueue, Failed, Filter, Imported, ShelfFilter, ShelfQuery, from_line, to_line,
 };
 
 pub(crate) const PARTITIONS: u32 = 3;
@@ -97,20 +97,24 @@ fn numbers(letters: &[DeadLetter]) -> Vec<u64> {
     letters.iter().map(|letter| letter.origin.ms - 1).collect()
 }
 
-pub(crate) fn rejected() -> DeadLetterFilter {
-    DeadLetterFilter { reason: Some(Reason::Rejected), ..DeadLetterFilter::default() }
+fn numbers_of(items: &[Failed]) -> Vec<u64> {
+    items.iter().map(|it| it.facts().origin.ms - 1).collect()
+}
+
+pub(crate) fn rejected() -> ShelfFilter {
+    ShelfFilter { reason: Some(Reason::Rejected), ..ShelfFilter::default() }
 }
 
 #[tokio::test(start_paused = true)]
 async fn letters_of_all_partitions_come_by_time_in_pages() {
     let grave = Grave::new(50).await;
     for newest_first in [false, true] {
-        let mut query = DeadLetterQuery { newest_first, limit: 7, ..DeadLetterQuery::default() };
+        let mut query = ShelfQuery { newest_first, limit: 7, ..ShelfQuery::default() };
         let mut seen = Vec::new();
         loop {
             let page = grave.letters.page(&query).await.expect("a page");
-            assert!(page.letters.len() <= 7);
-            seen.extend(numbers(&page.letters));
+            assert!(page.items.len() <= 7);
+            seen.extend(numbers_of(&page.items));
             query.after = page.next.map(|next| next.to_string().parse::<Cursor>().expect("a cursor"));
             if query.after.is_none() {
                 break;
@@ -130,46 +134,46 @@ async fn letters_of_all_partitions_come_by_time_in_pages() {
 async fn a_filter_is_looked_through_in_bounded_steps() {
     let grave = Grave::new(60).await;
     let all = grave.letters.list(100).await.expect("listed");
-    let query = |filter, looks| DeadLetterQuery { filter, looks, ..DeadLetterQuery::default() };
+    let query = |filter, looks| ShelfQuery { filter, looks, ..ShelfQuery::default() };
     let page = grave.letters.page(&query(rejected(), 10_000)).await.expect("a page");
-    assert_eq!(numbers(&page.letters), (0..60).step_by(3).collect::<Vec<_>>());
+    assert_eq!(numbers_of(&page.items), (0..60).step_by(3).collect::<Vec<_>>());
     assert_eq!((page.looked_at, page.next), (60, None));
 
-    let died = DeadLetterFilter {
-        died_from: Some(all[20].id.timestamp()),
-        died_before: Some(all[25].id.timestamp()),
-        ..DeadLetterFilter::default()
+    let died = ShelfFilter {
+        from: Some(all[20].id.timestamp()),
+        before: Some(all[25].id.timestamp()),
+        ..ShelfFilter::default()
     };
     let page = grave.letters.page(&query(died, 10_000)).await.expect("a page");
-    assert_eq!((numbers(&page.letters), page.looked_at), ((20..25).collect(), 5), "nothing else is read");
+    assert_eq!((numbers_of(&page.items), page.looked_at), ((20..25).collect(), 5), "nothing else is read");
 
-    let key = DeadLetterFilter {
+    let key = ShelfFilter {
         message: Filter { key: Some("key-2".into()), ..Filter::default() },
         partitions: Some(vec![Partition(2)]),
-        ..DeadLetterFilter::default()
+        ..ShelfFilter::default()
     };
     let page = grave.letters.page(&query(key, 10_000)).await.expect("a page");
-    assert_eq!(numbers(&page.letters), [2, 17, 32, 47]);
+    assert_eq!(numbers_of(&page.items), [2, 17, 32, 47]);
 
-    let nowhere = DeadLetterFilter { error: Some("no such thing".into()), ..DeadLetterFilter::default() };
+    let nowhere = ShelfFilter { error: Some("no such thing".into()), ..ShelfFilter::default() };
     let page = grave.letters.page(&query(nowhere.clone(), 10)).await.expect("a page");
-    assert!(page.letters.is_empty() && page.looked_at <= 1_000);
-    let survey = grave.letters.survey(&nowhere, None, 5).await.expect("looked");
+    assert!(page.items.is_empty() && page.looked_at <= 1_000);
+    let survey = grave.letters.survey(&nowhere, None, 5, |_| {}).await.expect("looked");
     assert_eq!((survey.matched, survey.looked_at), (0, 60));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_survey_counts_and_changes_nothing() {
     let grave = Grave::new(30).await;
-    let survey = grave.letters.survey(&DeadLetterFilter::default(), None, 2).await.expect("looked");
+    let survey = grave.letters.survey(&ShelfFilter::default(), None, 2, |_| {}).await.expect("looked");
     assert_eq!((survey.matched, survey.looked_at, survey.sample.len()), (30, 30, 2));
     assert_eq!(
         survey.reasons.into_iter().collect::<Vec<_>>(),
         [("exhausted".into(), 20), ("rejected".into(), 10)]
     );
     assert_eq!(survey.partitions.values().copied().collect::<Vec<_>>(), [10; 3]);
-    let some = grave.letters.survey(&rejected(), Some(4), 100).await.expect("looked");
-    assert_eq!(numbers(&some.sample), [0, 3, 6, 9]);
+    let some = grave.letters.survey(&rejected(), Some(4), 100, |_| {}).await.expect("looked");
+    assert_eq!(numbers_of(&some.sample), [0, 3, 6, 9]);
     assert_eq!(grave.count().await, 30);
 }
 
@@ -257,9 +261,9 @@ async fn large_letters_come_in_small_pages() {
     let letters: Vec<_> =
         (1..=12).map(|ms| DeadLetter { id: MessageId::new(ms, 0), ..large.clone() }).collect();
     assert_eq!(grave.letters.import(&letters, false).await.expect("imported").put, 12);
-    let query = DeadLetterQuery { limit: 12, ..DeadLetterQuery::default() };
+    let query = ShelfQuery { limit: 12, ..ShelfQuery::default() };
     let page = grave.letters.page(&query).await.expect("a page");
-    assert!((4..=5).contains(&page.letters.len()) && page.next.is_some(), "{} letters", page.letters.len());
+    assert!((4..=5).contains(&page.items.len()) && page.next.is_some(), "{} letters", page.items.len());
     assert_eq!(grave.letters.list(12).await.expect("listed").len(), 12, "a list is as long as asked for");
 }
 
@@ -279,18 +283,18 @@ async fn what_was_left_or_claimed_is_listed_like_all() {
 #[tokio::test(start_paused = true)]
 async fn what_dies_after_a_survey_is_not_meant() {
     let grave = Grave::new(9).await;
-    let survey = grave.letters.survey(&rejected(), None, 1).await.expect("a survey");
+    let survey = grave.letters.survey(&rejected(), None, 1, |_| {}).await.expect("a survey");
     assert_eq!(survey.matched, 3);
     for number in [0, 3, 6, 30, 31, 32] {
         grave.die(number).await;
     }
-    let filter = DeadLetterFilter { up_to: Some(survey.ends), ..rejected() };
+    let filter = ShelfFilter { up_to: Some(survey.ends), ..rejected() };
     assert_eq!(grave.letters.purge_where(&filter, None).await.expect("purged"), 3);
     assert_eq!(grave.count().await, 12);
     // Nothing was there, so nothing is meant.
     let empty = Grave::new(0).await;
-    let survey = empty.letters.survey(&rejected(), None, 1).await.expect("a survey");
+    let survey = empty.letters.survey(&rejected(), None, 1, |_| {}).await.expect("a survey");
     empty.die(0).await;
-    let filter = DeadLetterFilter { up_to: Some(survey.ends), ..rejected() };
+    let filter = ShelfFilter { up_to: Some(survey.ends), ..rejected() };
     assert_eq!(empty.letters.purge_where(&filter, None).await.expect("purged"), 0);
 }

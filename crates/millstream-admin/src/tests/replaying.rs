@@ -16,14 +16,14 @@ use tokio::time::Instant;
 
 use super::dead_letters::{Grave, PARTITIONS, rejected};
 use crate::{
-    Admin, DeadLetterFilter, DeadLetterQueue, Edit, Filter, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON,
-    Replay, ReplayTo, Replayed,
+    Admin, DeadLetterQueue, Edit, Filter, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Replay, ReplayTo,
+    Replayed, ShelfFilter,
 };
 
 const HOLD: Duration = Duration::from_secs(30);
 
-fn everything() -> DeadLetterFilter {
-    DeadLetterFilter::default()
+fn everything() -> ShelfFilter {
+    ShelfFilter::default()
 }
 
 fn elsewhere() -> Replay {
@@ -162,7 +162,7 @@ async fn an_edit_goes_to_the_group_or_elsewhere_if_it_is_a_message() {
         set_headers: vec![("mended-by".into(), "me".into())],
         ..Edit::default()
     };
-    let only = DeadLetterFilter {
+    let only = ShelfFilter {
         message: Filter { payload: Some("message 1".into()), ..Filter::default() },
         ..everything()
     };

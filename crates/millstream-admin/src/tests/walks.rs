@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::dead_letters::Grave;
 use super::*;
-use crate::{Browse, DeadLetterFilter};
+use crate::{Browse, ShelfFilter};
 
 const MEBIBYTE: usize = 1 << 20;
 
@@ -68,7 +68,7 @@ async fn letters_of_a_step_that_was_dropped_are_in_the_next_one() {
     let admin = Admin::new(slow(&grave.backend).backend());
     let letters = admin.dead_letters(&grave.topic, &grave.group).await.expect("the topic");
     let expected = grave.count().await;
-    let mut walk = letters.walk(&DeadLetterFilter::default(), None).await.expect("a walk");
+    let mut walk = letters.walk(&ShelfFilter::default(), None).await.expect("a walk");
     let (mut seen, mut dropped) = (0, 0);
     while !walk.is_done() {
         match timeout(Duration::from_millis(4), walk.run_once(1_000)).await {

@@ -23,6 +23,7 @@ mod scaler;
 mod scheduled;
 pub(crate) mod schemas;
 mod shared;
+mod shelf;
 mod tail;
 #[cfg(feature = "top")]
 mod top;

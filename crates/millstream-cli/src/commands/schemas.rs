@@ -30,22 +30,6 @@ pub(in crate::commands) const fn of<T: JsonSchema>() -> Data {
     Some(T::json_schema)
 }
 
-/// Implements `JsonSchema` for a type that is serialised as another one.
-macro_rules! schema_as {
-    ($type:ty, $form:ty) => {
-        impl ::schemars::JsonSchema for $type {
-            fn schema_name() -> ::std::borrow::Cow<'static, str> {
-                <$form as ::schemars::JsonSchema>::schema_name()
-            }
-
-            fn json_schema(generator: &mut ::schemars::SchemaGenerator) -> ::schemars::Schema {
-                <$form as ::schemars::JsonSchema>::json_schema(generator)
-            }
-        }
-    };
-}
-pub(in crate::commands) use schema_as;
-
 /// All commands, each once.
 const TABLES: &[Table] = &[
     topic::DATA,

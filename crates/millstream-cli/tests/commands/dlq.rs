@@ -164,7 +164,7 @@ async fn letters_are_replayed_to_their_group() {
 
     assert_eq!(cli.json(["dlq", "replay", "orders", "billing", &all[1]])["replayed"], 1);
     let again = cli.run(["dlq", "replay", "orders", "billing", &all[1]]);
-    assert!(again.code == 1 && again.stderr.contains("not found: "), "{again:?}");
+    assert!(again.code == 1 && again.stderr.contains("1 of 1 id not found"), "{again:?}");
     assert_eq!(cli.json("dlq replay orders billing --reason rejected --limit 2 --yes")["replayed"], 2);
     assert_eq!(cli.json("dlq replay orders billing --all --yes")["replayed"], 3);
     let mut seen: Vec<_> =
@@ -265,7 +265,7 @@ async fn letters_go_out_and_come_back_once() {
     cli.ok(["dlq", "export", "orders", "billing", "--output", file, "--force"]);
     let lines = cli.ok("dlq export orders billing");
     assert_eq!((lines.lines().count(), lines.as_str()), (5, &*std::fs::read_to_string(&path).expect("read")));
-    assert_eq!(cli.json("dlq purge orders billing --all --yes")["purged"], 5);
+    assert_eq!(cli.json("dlq purge orders billing --all --yes")["count"], 5);
     assert_eq!(cli.json(["dlq", "import", "orders", "billing", file, "-n"])["put"], 5);
     let imported = cli.json(["dlq", "import", "orders", "billing", file]);
     assert_eq!((&imported["put"], &imported["passed_over"]), (&5.into(), &0.into()));
@@ -298,13 +298,13 @@ async fn letters_go_out_and_come_back_once() {
 async fn letters_are_purged_after_a_question() {
     let (cli, _mq) = prepared(6).await;
     let all = ids(&cli.json("dlq list orders billing"));
-    assert_eq!(cli.json("dlq purge orders billing --all -n")["purged"], 6);
+    assert_eq!(cli.json("dlq purge orders billing --all -n")["count"], 6);
     assert!(cli.fails(2, "dlq purge orders billing --all").contains("--yes"));
-    assert_eq!(cli.json(["dlq", "purge", "orders", "billing", &all[0], &all[1], "--yes"])["purged"], 2);
-    assert_eq!(cli.json("dlq purge orders billing --reason rejected --yes")["purged"], 2);
+    assert_eq!(cli.json(["dlq", "purge", "orders", "billing", &all[0], &all[1], "--yes"])["count"], 2);
+    assert_eq!(cli.json("dlq purge orders billing --reason rejected --yes")["count"], 2);
     assert_eq!(ids(&cli.json("dlq list orders billing")), [all[3].clone(), all[5].clone()]);
     let gone = cli.run(["dlq", "purge", "orders", "billing", &all[0], "--yes"]);
-    assert!(gone.code == 1 && gone.stderr.contains("not found: "), "{gone:?}");
+    assert!(gone.code == 1 && gone.stderr.contains("1 of 1 id not found"), "{gone:?}");
 }
 
 #[tokio::test]
@@ -353,7 +353,7 @@ async fn an_id_that_two_partitions_have_needs_the_partition() {
     }
     assert_eq!(cli.json(["dlq", "show", "orders", "billing", &id, "--partition", "1"])["error"], "no gate 2");
     let purge = ["dlq", "purge", "orders", "billing", &id, "--partition", "1", "--yes"];
-    assert_eq!(cli.json(purge)["purged"], 1);
+    assert_eq!(cli.json(purge)["count"], 1);
     assert_eq!(cli.json(["dlq", "show", "orders", "billing", &id])["error"], "no gate 0");
 }
 

@@ -1,8 +1,6 @@
 //! Actions: what users change, with progress and result. Those of this process are remembered; the audit log has all.
 
-pub(crate) mod letters;
-pub(crate) mod retries;
-pub(crate) mod tasks;
+pub(crate) mod shelf;
 pub(crate) mod verified;
 
 use std::collections::VecDeque;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millstream::DelayedMessages;
 
+use super::queues::id;
 use super::{content, topic_page};
 use crate::access::Permission;
 use crate::actions::Order;
@@ -89,58 +90,25 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     Ok(page)
 }
 
-/// Change of a delayed message.
-#[derive(Clone, Copy)]
-enum Change {
-    Now,
-    Cancel,
-    Reschedule(Duration),
-}
-
-/// Makes a message due now.
-pub(crate) async fn now(cx: Context, params: Params) -> Result<Href, Failure> {
-    change(cx, params, Change::Now).await
-}
-
-/// Cancels a message.
-pub(crate) async fn cancel(cx: Context, params: Params) -> Result<Href, Failure> {
-    change(cx, params, Change::Cancel).await
-}
-
-/// Gives a message another due time.
-pub(crate) async fn reschedule(cx: Context, params: Params) -> Result<Href, Failure> {
-    let delay = Duration::from_secs(params.clamped("delay", 0..=FARTHEST, 60));
-    change(cx, params, Change::Reschedule(delay)).await
-}
-
-async fn change(cx: Context, params: Params, change: Change) -> Result<Href, Failure> {
-    let topic = cx.topic()?;
-    let id: String =
-        params.raw("id").filter(|id| !id.is_empty()).ok_or_else(|| Failure::invalid("id is missing"))?.into();
-    let delayed = open(&cx).await?;
-    let what = match change {
-        Change::Now => "delayed now",
-        Change::Cancel => "delayed cancel",
-        Change::Reschedule(_) => "delayed reschedule",
-    };
+/// Makes a message due now, cancels it, or gives it another due time.
+pub(crate) async fn change(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (topic, id, delayed) = (cx.topic()?, id(&params)?, open(&cx).await?);
     let mut subject = Subject::topic(&topic).select("id", &*id);
-    if let Change::Reschedule(delay) = change {
-        subject = subject.set("delay_seconds", delay.as_secs().to_string());
-    }
-    let order = Order::new(what, subject).expecting(Some(1));
-    let app = cx.app.clone();
-    cx.act(order, |action| async move {
-        let done = match change {
-            Change::Now => delayed.run_now(&id).await?,
-            Change::Cancel => delayed.cancel(&id).await?,
-            Change::Reschedule(delay) => delayed.reschedule(&id, delay).await?,
-        };
-        action.set(u64::from(done), u64::from(!done));
-        if !done {
-            action.note("it does not wait (any more)");
+    let (what, due) = match cx.route {
+        paths::DELAYED_NOW => ("delayed now", Some(Duration::ZERO)),
+        paths::DELAYED_CANCEL => ("delayed cancel", None),
+        _ => {
+            let delay = params.clamped("delay", 0..=FARTHEST, 60);
+            subject = subject.set("delay_seconds", delay.to_string());
+            ("delayed reschedule", Some(Duration::from_secs(delay)))
         }
-        app.reading.changed(&topic, None);
-        Ok(())
+    };
+    let order = Order::new(what, subject).expecting(Some(1));
+    cx.act_once(order, "it does not wait (any more)", async move {
+        match due {
+            Some(delay) => delayed.reschedule(&id, delay).await,
+            None => delayed.cancel(&id).await,
+        }
     })
     .await
 }

@@ -205,33 +205,14 @@ fn members(owners: &Owners) -> Table {
     }))
 }
 
-/// Pauses a group.
-pub(crate) async fn pause(cx: Context, _: Params) -> Result<Href, Failure> {
-    set(cx, true).await
-}
-
-/// Resumes a group.
-pub(crate) async fn resume(cx: Context, _: Params) -> Result<Href, Failure> {
-    set(cx, false).await
-}
-
-async fn set(cx: Context, pause: bool) -> Result<Href, Failure> {
-    let (topic, group) = (cx.topic()?, cx.group()?);
+/// Pauses a group, or resumes it.
+pub(crate) async fn change(cx: Context, _: Params) -> Result<Href, Failure> {
+    let (topic, group, pause) = (cx.topic()?, cx.group()?, cx.route == paths::PAUSE);
     let what = if pause { PAUSE } else { "group resume" };
-    let order = Order::new(what, Subject::group(&topic, &group));
-    let (admin, app) = (cx.admin(), cx.app.clone());
-    cx.act(order, |action| async move {
-        let changed = if pause {
-            admin.pause_group(&topic, &group).await?
-        } else {
-            admin.resume_group(&topic, &group).await?
-        };
-        action.set(u64::from(changed), u64::from(!changed));
-        if !changed {
-            action.note(if pause { "it was paused already" } else { "it was not paused" });
-        }
-        app.reading.changed(&topic, Some(&group));
-        Ok(())
+    let (admin, order) = (cx.admin(), Order::new(what, Subject::group(&topic, &group)));
+    let why = if pause { "it was paused already" } else { "it was not paused" };
+    cx.act_once(order, why, async move {
+        if pause { admin.pause_group(&topic, &group).await } else { admin.resume_group(&topic, &group).await }
     })
     .await
 }

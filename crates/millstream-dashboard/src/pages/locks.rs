@@ -78,19 +78,10 @@ pub(crate) async fn confirm(cx: Context) -> Result<Page, Failure> {
 /// Releases a lock by force.
 pub(crate) async fn release(cx: Context, params: Params) -> Result<Href, Failure> {
     let (name, fence): (LockName, u64) = (params.needed("name")?, params.needed("fence")?);
-    if params.text("confirm")?.map(str::trim) != Some(name.as_str()) {
-        return Err(Failure::invalid(format!("nothing was changed: type {name} to confirm")).of("confirm"));
-    }
+    params.confirmed(name.as_str())?;
     let admin = cx.admin();
     let order = Order::new("lock release", Subject::lock(&name).select("fence", fence.to_string()))
         .expecting(Some(1));
-    cx.act(order, |action| async move {
-        let done = admin.release_lock(&name, fence).await?;
-        action.set(u64::from(done), u64::from(!done));
-        if !done {
-            action.note("the lock has another holder by now, or none");
-        }
-        Ok(())
-    })
-    .await
+    let why = "the lock has another holder by now, or none";
+    cx.act_once(order, why, async move { admin.release_lock(&name, fence).await }).await
 }

@@ -2,7 +2,6 @@
 
 pub(crate) mod actions;
 pub(crate) mod audit;
-pub(crate) mod dead;
 pub(crate) mod delayed;
 pub(crate) mod group;
 pub(crate) mod locks;
@@ -11,10 +10,10 @@ pub(crate) mod overview;
 pub(crate) mod pending;
 pub(crate) mod queues;
 pub(crate) mod reset;
-pub(crate) mod retries;
 pub(crate) mod schedules;
 pub(crate) mod selection;
 pub(crate) mod server;
+pub(crate) mod shelf;
 pub(crate) mod topic;
 pub(crate) mod topics;
 

@@ -154,12 +154,10 @@ fn limited(number: u64) -> String {
 /// Moves the group.
 pub(crate) async fn reset(cx: Context, params: Params) -> Result<Href, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
-    if params.text("confirm")?.map(str::trim) != Some(group.as_str()) {
-        // Its preview shows positions that cannot be read.
-        target(&params, &topic)?;
-        return Err(Failure::invalid(format!("nothing was changed: type {group} to confirm")).of("confirm"));
-    }
-    let target = target(&params, &topic)?.ok_or_else(|| Failure::invalid("to is missing").of("to"))?;
+    // First, since its preview shows positions that cannot be read.
+    let target = target(&params, &topic)?;
+    params.confirmed(group.as_str())?;
+    let target = target.ok_or_else(|| Failure::invalid("to is missing").of("to"))?;
     let to = match &target {
         Target::All(Start::Earliest) => "the oldest entry".to_owned(),
         Target::All(Start::Latest) => "the newest entry".to_owned(),
@@ -174,7 +172,7 @@ pub(crate) async fn reset(cx: Context, params: Params) -> Result<Href, Failure> 
         }
     };
     let order = Order::new("group reset", Subject::group(&topic, &group).set("to", to));
-    let (admin, app) = (cx.admin(), cx.app.clone());
+    let admin = cx.admin();
     cx.act(order, |action| async move {
         // The compiler cannot prove that this future may move between threads, so it stays on one.
         let (runtime, of) = (tokio::runtime::Handle::current(), (topic.clone(), group.clone()));
@@ -187,7 +185,6 @@ pub(crate) async fn reset(cx: Context, params: Params) -> Result<Href, Failure> 
         });
         moved.await.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))??;
         action.add(1);
-        app.reading.changed(&topic, Some(&group));
         Ok(())
     })
     .await

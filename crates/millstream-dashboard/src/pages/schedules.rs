@@ -185,29 +185,20 @@ async fn change(
     home: Home,
     order: impl FnOnce(&'static str, &str) -> Order,
 ) -> Result<Href, Failure> {
-    let id = params
-        .raw("id")
-        .filter(|id| !id.is_empty())
-        .ok_or_else(|| Failure::invalid("id is missing"))?
-        .to_owned();
+    let id = queues::id(&params)?;
     let what = match params.raw("change") {
         Some("pause") => "schedule pause",
         Some("resume") => "schedule resume",
         Some("now") => "schedule now",
         _ => return Err(Failure::invalid("change is pause, resume or now")),
     };
-    cx.act(order(what, &id), |action| async move {
+    cx.act_once(order(what, &id), "there is no such rule", async move {
         let recur = home.recur(&id);
-        let done = match what {
-            "schedule pause" => recur.pause().await?,
-            "schedule resume" => recur.resume().await?,
-            _ => recur.run_now().await?,
-        };
-        action.set(u64::from(done), u64::from(!done));
-        if !done {
-            action.note("there is no such rule");
+        match what {
+            "schedule pause" => recur.pause().await,
+            "schedule resume" => recur.resume().await,
+            _ => recur.run_now().await,
         }
-        Ok(())
     })
     .await
 }

@@ -1,10 +1,11 @@
-//! Which dead letters or retries an action is about: the filter of a form, and the count that is confirmed.
+//! What an action is about: the filter of a form, and the count that is confirmed.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use millstream::admin::{DeadLetterFilter, Filter, RetryFilter};
+use millstream::admin::human::span;
+use millstream::admin::{Filter, ShelfFilter};
 use millstream::{MessageId, Partition, Reason, Timestamp};
 
 use crate::failure::Failure;
@@ -106,10 +107,6 @@ pub(crate) fn message(params: &Params, hidden: &Redaction) -> Result<Filter, Fai
     if is_hidden { Err(Failure::forbidden("this part of messages is redacted here")) } else { Ok(filter) }
 }
 
-fn partitions(params: &Params) -> Result<Option<Vec<Partition>>, Failure> {
-    Ok(params.parsed::<u32>("partition")?.map(|partition| vec![Partition(partition)]))
-}
-
 /// Reads a time: `2026-01-31T12:00Z`, or `2h` for two hours ago.
 ///
 /// # Errors
@@ -122,25 +119,6 @@ pub(crate) fn when(params: &Params, name: &str) -> Result<Option<Timestamp>, Fai
     };
     let now = Timestamp::from(SystemTime::now());
     parse_when(text.trim(), now).map(Some).ok_or_else(bad)
-}
-
-/// Units of durations in milliseconds, the largest first.
-const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("ms", 1), ("m", 60_000), ("s", 1_000)];
-
-/// Reads a duration: `7d`, `12h`, `15m`, `30s`, `500ms`.
-pub(crate) fn span(text: &str) -> Option<Duration> {
-    let of = |(unit, ms): &(&str, u64)| {
-        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
-        number.checked_mul(*ms).map(Duration::from_millis)
-    };
-    UNITS.iter().find_map(of)
-}
-
-/// Writes a duration as [`span`] reads it, rounded up to milliseconds.
-pub(crate) fn write_span(time: Duration) -> String {
-    let ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-    let whole = UNITS.iter().filter(|(_, unit)| ms.is_multiple_of(*unit)).max_by_key(|(_, unit)| *unit);
-    whole.map_or_else(String::new, |(name, unit)| format!("{}{name}", ms / unit))
 }
 
 fn parse_when(text: &str, now: Timestamp) -> Option<Timestamp> {
@@ -169,39 +147,22 @@ fn parse_when(text: &str, now: Timestamp) -> Option<Timestamp> {
     Some(Timestamp::from_millis((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000 + ms))
 }
 
-/// Reads a filter of dead letters.
+/// Reads a filter.
 ///
 /// # Errors
 /// Invalid values, and conditions on what is hidden.
-pub(crate) fn letters(params: &Params, hidden: &Redaction) -> Result<DeadLetterFilter, Failure> {
-    Ok(DeadLetterFilter {
-        partitions: partitions(params)?,
+pub(crate) fn filter(params: &Params, hidden: &Redaction) -> Result<ShelfFilter, Failure> {
+    Ok(ShelfFilter {
+        partitions: params.parsed("partition")?.map(|partition| vec![Partition(partition)]),
         ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),
         undecodable_error: hidden.undecodable_error(),
         reason: params.text("reason")?.map(Reason::parse),
         error: params.text("error")?.map(str::to_owned),
         fingerprint: params.parsed("fingerprint")?,
-        died_from: when(params, "from")?,
-        died_before: when(params, "until")?,
+        from: when(params, "from")?,
+        before: when(params, "until")?,
         message: message(params, hidden)?,
-        ..DeadLetterFilter::default()
-    })
-}
-
-/// Reads a filter of retries; its times are due times.
-///
-/// # Errors
-/// Invalid values, and conditions on what is hidden.
-pub(crate) fn retries(params: &Params, hidden: &Redaction) -> Result<RetryFilter, Failure> {
-    Ok(RetryFilter {
-        partitions: partitions(params)?,
-        ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),
-        error: params.text("error")?.map(str::to_owned),
-        fingerprint: params.parsed("fingerprint")?,
-        due_from: when(params, "from")?,
-        due_before: when(params, "until")?,
-        message: message(params, hidden)?,
-        ..RetryFilter::default()
+        ..ShelfFilter::default()
     })
 }
 
@@ -251,20 +212,6 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_they_are_written() {
-        for (text, ms) in
-            [("7d", 604_800_000), ("36h", 129_600_000), ("90s", 90_000), ("5m", 300_000), ("1500ms", 1_500)]
-        {
-            assert_eq!(span(text), Some(Duration::from_millis(ms)), "{text}");
-            assert_eq!(write_span(Duration::from_millis(ms)), text);
-        }
-        assert_eq!(write_span(Duration::from_nanos(1)), "1ms");
-        for wrong in ["", "7", "d", "-1d", "1.5h", "1h30m", "999999999999999d", "7 d", "ü"] {
-            assert_eq!(span(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
     fn ends_are_text_and_back() {
         let ends =
             BTreeMap::from([(Partition(0), MessageId::new(5, 1)), (Partition(7), MessageId::new(9, 0))]);
@@ -279,11 +226,11 @@ mod tests {
         let params = |name: &str, value: &str| Params::new(vec![(name.into(), value.into())]);
         let hidden = Redaction::none().payload().key().header("token");
         for (name, value) in [("payload", "x"), ("key", "x"), ("header", "token=x"), ("header", "TOKEN=x")] {
-            let failure = letters(&params(name, value), &hidden).expect_err(value);
+            let failure = filter(&params(name, value), &hidden).expect_err(value);
             assert_eq!(failure.status, axum::http::StatusCode::FORBIDDEN);
-            assert!(letters(&params(name, value), &Redaction::none()).is_ok());
+            assert!(filter(&params(name, value), &Redaction::none()).is_ok());
         }
-        assert!(letters(&params("header", "token"), &hidden).is_ok(), "its name is shown");
-        assert!(letters(&params("error", "x"), &hidden).is_ok());
+        assert!(filter(&params("header", "token"), &hidden).is_ok(), "its name is shown");
+        assert!(filter(&params("error", "x"), &hidden).is_ok());
     }
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use millstream::admin::{DeadLetterFilter, DeadLetterWalk};
+use millstream::admin::{Failed, FailedId, ShelfFilter, ShelfQuery, ShelfWalk};
 use millstream::crates::core::error_groups::ErrorGroups;
-use millstream::{DeadLetter, DeadLetterQueue, Error, GroupName, MessageId, Partition, Timestamp, TopicName};
+use millstream::{DeadLetterQueue, Error, GroupName, MessageId, Partition, Timestamp, TopicName};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -46,11 +46,11 @@ pub(crate) struct LetterCount {
     pub(crate) looked_at: u64,
     /// Number of letters that match.
     pub(crate) matched: u64,
-    pub(crate) errors: ErrorGroups<(Partition, MessageId)>,
+    pub(crate) errors: ErrorGroups<FailedId>,
     /// Newest matching letter of each partition.
     pub(crate) up_to: BTreeMap<Partition, MessageId>,
     /// Those counted last: the oldest ones, once the count is complete.
-    pub(crate) last: VecDeque<DeadLetter>,
+    pub(crate) last: VecDeque<Failed>,
 }
 
 impl LetterCount {
@@ -66,11 +66,11 @@ impl LetterCount {
         }
     }
 
-    fn add(&mut self, letter: DeadLetter) {
-        let (partition, id) = (letter.topic_partition.partition, letter.id);
+    fn add(&mut self, letter: Failed) {
+        let facts = letter.facts();
         self.matched += 1;
-        self.errors.add(&letter.error, id.timestamp(), (partition, id));
-        self.up_to.entry(partition).or_insert(id);
+        self.errors.add(facts.error, facts.at, facts.named());
+        self.up_to.entry(facts.partition).or_insert(facts.id);
         if self.last.len() == SAMPLE {
             self.last.pop_front();
         }
@@ -98,7 +98,7 @@ struct Counting {
     topic: TopicName,
     state: watch::Sender<State>,
     /// Locked by the task that counts.
-    walk: Arc<tokio::sync::Mutex<DeadLetterWalk>>,
+    walk: Arc<tokio::sync::Mutex<ShelfWalk>>,
     /// When a page asked for it for the last time; `None` if no page will.
     asked: Mutex<Option<Instant>>,
     /// The count before it, which is shown until this one is complete.
@@ -110,12 +110,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Counting {
-    fn new(queue: &DeadLetterQueue, filter: &DeadLetterFilter, before: Option<Arc<LetterCount>>) -> Self {
+    fn new(queue: &DeadLetterQueue, filter: &ShelfFilter, before: Option<Arc<LetterCount>>) -> Self {
+        let (filter, limit) = (filter.clone(), usize::MAX);
+        let all = ShelfQuery { filter, limit, newest_first: true, ..ShelfQuery::default() };
         let count = Arc::new(LetterCount::new());
         Self {
             topic: queue.topic().name.clone(),
             state: watch::Sender::new(State { count, ended: None, failed: None }),
-            walk: Arc::new(tokio::sync::Mutex::new(queue.walk_newest_first(filter, None, None))),
+            walk: Arc::new(tokio::sync::Mutex::new(queue.walk_from(&all))),
             asked: Mutex::new(Some(Instant::now())),
             before,
         }
@@ -202,11 +204,11 @@ impl LetterCounts {
     /// Returns a count: a complete one, unless it takes longer than a page may. All who ask for the same share it.
     ///
     /// # Errors
-    /// Those of `DeadLetterWalk::run_once`, and of `open`.
+    /// Those of `ShelfWalk::run_once`, and of `open`.
     pub(crate) async fn get(
         &self,
         (topic, group, key): (&TopicName, &GroupName, FilterKey),
-        filter: &DeadLetterFilter,
+        filter: &ShelfFilter,
         open: impl AsyncFnOnce() -> Result<DeadLetterQueue, Error>,
     ) -> Result<Arc<LetterCount>, Error> {
         let key = (topic.clone(), group.clone(), key);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream::admin::{Cursor, DeadLetterFilter, LockCursor, LockPage, Memory, Messages, Owners, Server};
+use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server, ShelfFilter};
 use millstream::crates::core::QueueName;
 use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName};
 
@@ -130,12 +130,12 @@ impl Reading {
     /// Counts the dead letters that match a filter. `key` is the filter as the parameters of the page have it.
     ///
     /// # Errors
-    /// Those of `Admin::dead_letters` and of `DeadLetterWalk::run_once`.
+    /// Those of `Admin::dead_letters` and of `ShelfWalk::run_once`.
     pub(crate) async fn letters(
         &self,
         topic: &TopicName,
         group: &GroupName,
-        (key, filter): (FilterKey, &DeadLetterFilter),
+        (key, filter): (FilterKey, &ShelfFilter),
     ) -> Result<Arc<LetterCount>, Error> {
         let open = async || self.mq.admin().dead_letters(topic, group).await;
         self.counts.get((topic, group, key), filter, open).await

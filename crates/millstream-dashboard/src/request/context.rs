@@ -133,9 +133,46 @@ impl Context {
         F: FnOnce(Arc<Action>) -> Fut + Send,
         Fut: Future<Output = millstream::Result<()>> + Send + 'static,
     {
-        let action = self.app.actions.run(self.access.user(), order, work).await?;
+        let (app, subject) = (self.app.clone(), order.subject.clone());
+        let and_then = |action| {
+            let work = work(action);
+            async move {
+                let done = work.await;
+                // Also after an error: a part may be done.
+                if let Some(topic) = subject.topic.and_then(|name| TopicName::new(name).ok()) {
+                    let group = subject.group.and_then(|name| GroupName::new(name).ok());
+                    app.reading.changed(&topic, group.as_ref());
+                }
+                done
+            }
+        };
+        let action = self.app.actions.run(self.access.user(), order, and_then).await?;
         self.app.reading.acted();
         Ok(Href::of(paths::ACTION, &[&action.id]))
+    }
+
+    /// Runs an action that is done, or not: then `why` says so.
+    ///
+    /// # Errors
+    /// Those of [`act`](Self::act).
+    pub(crate) async fn act_once<Fut>(
+        &self,
+        order: Order,
+        why: &'static str,
+        work: Fut,
+    ) -> Result<Href, Failure>
+    where
+        Fut: Future<Output = millstream::Result<bool>> + Send + 'static,
+    {
+        self.act(order, |action| async move {
+            let done = work.await?;
+            action.set(u64::from(done), u64::from(!done));
+            if !done {
+                action.note(why);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Makes a page, at most once for all tabs that refresh it.

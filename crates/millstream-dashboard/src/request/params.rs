@@ -65,6 +65,18 @@ impl Params {
         self.parsed(name)?.ok_or_else(|| Failure::invalid(format!("{name} is missing")).of(name))
     }
 
+    /// Fails unless the confirmation is what the form asked for: a name, or a number, which may have separators.
+    ///
+    /// # Errors
+    /// Another text.
+    pub(crate) fn confirmed(&self, expected: &str) -> Result<(), Failure> {
+        let typed = self.text("confirm")?.unwrap_or_default().trim();
+        if typed == expected || typed.replace([',', ' '], "") == expected {
+            return Ok(());
+        }
+        Err(Failure::invalid(format!("nothing was changed: type {expected} to confirm")).of("confirm"))
+    }
+
     /// Returns a number within bounds: one that is outside, or none, becomes the nearest, or the default.
     pub(crate) fn clamped(&self, name: &str, bounds: RangeInclusive<u64>, default: u64) -> u64 {
         let text = self.raw(name).unwrap_or_default().trim();

@@ -69,55 +69,59 @@ pub(crate) static ROUTES: &[Route] = &[
     read(MESSAGE, Scope::Topic, || page(pages::messages::story::show)),
     read(PAYLOAD, Scope::Topic, || file(pages::messages::payload)),
     live(2, read(DELAYED, Scope::Topic, || page(pages::delayed::list))),
-    post(DELAYED_NOW, Operate, Scope::Topic, || change(pages::delayed::now)),
-    post(DELAYED_CANCEL, Admin, Scope::Topic, || change(pages::delayed::cancel)),
-    post(DELAYED_MOVE, Operate, Scope::Topic, || change_on(pages::delayed::list, pages::delayed::reschedule)),
+    post(DELAYED_NOW, Operate, Scope::Topic, || change(pages::delayed::change)),
+    post(DELAYED_CANCEL, Admin, Scope::Topic, || change(pages::delayed::change)),
+    post(DELAYED_MOVE, Operate, Scope::Topic, || change_on(pages::delayed::list, pages::delayed::change)),
     read(TOPIC_SCHEDULES, Scope::Topic, || page(pages::schedules::of_topic)),
     post(TOPIC_SCHEDULES_CHANGE, Operate, Scope::Topic, || change(pages::schedules::change_topic)),
     live(0, read(GROUP, Scope::Topic, || page(pages::group::show))),
     confirmation(PAUSE, Operate, Scope::Topic, || page(pages::group::confirm_pause)),
-    post(PAUSE, Operate, Scope::Topic, || change_on(pages::group::confirm_pause, pages::group::pause)),
-    post(RESUME, Operate, Scope::Topic, || change(pages::group::resume)),
+    post(PAUSE, Operate, Scope::Topic, || change_on(pages::group::confirm_pause, pages::group::change)),
+    post(RESUME, Operate, Scope::Topic, || change(pages::group::change)),
     confirmation(RESET, Admin, Scope::Topic, || page(pages::reset::preview)),
     post(RESET, Admin, Scope::Topic, || change_on(pages::reset::preview, pages::reset::reset)),
     read(POSITIONS, Scope::Topic, || file(pages::reset::export)),
     live(4, read(PENDING, Scope::Topic, || page(pages::pending::list))),
-    live(4, read(RETRIES, Scope::Topic, || page(pages::retries::list))),
-    confirmation(RETRIES_NOW, Operate, Scope::Topic, || page(pages::retries::confirm_now)),
-    post(RETRIES_NOW, Operate, Scope::Topic, || change_on(pages::retries::confirm_now, pages::retries::now)),
-    confirmation(RETRIES_KILL, Admin, Scope::Topic, || page(pages::retries::confirm_kill)),
-    post(RETRIES_KILL, Admin, Scope::Topic, || change_on(pages::retries::confirm_kill, pages::retries::kill)),
-    live(0, read(DEAD, Scope::Topic, || page(pages::dead::errors))),
-    read(DEAD_LIST, Scope::Topic, || page(pages::dead::list)),
-    confirmation(DEAD_REPLAY, Operate, Scope::Topic, || page(pages::dead::change::confirm_replay)),
+    live(4, read(RETRIES, Scope::Topic, || page(pages::shelf::retries::list))),
+    confirmation(RETRIES_NOW, Operate, Scope::Topic, || page(pages::shelf::change::confirm)),
+    post(RETRIES_NOW, Operate, Scope::Topic, || {
+        change_on(pages::shelf::change::confirm, pages::shelf::change::change)
+    }),
+    confirmation(RETRIES_KILL, Admin, Scope::Topic, || page(pages::shelf::change::confirm)),
+    post(RETRIES_KILL, Admin, Scope::Topic, || {
+        change_on(pages::shelf::change::confirm, pages::shelf::change::change)
+    }),
+    live(0, read(DEAD, Scope::Topic, || page(pages::shelf::letters::errors))),
+    read(DEAD_LIST, Scope::Topic, || page(pages::shelf::letters::list)),
+    confirmation(DEAD_REPLAY, Operate, Scope::Topic, || page(pages::shelf::change::confirm)),
     post(DEAD_REPLAY, Operate, Scope::Topic, || {
-        change_on(pages::dead::change::confirm_replay, pages::dead::change::replay)
+        change_on(pages::shelf::change::confirm, pages::shelf::change::change)
     }),
-    confirmation(DEAD_PURGE, Admin, Scope::Topic, || page(pages::dead::change::confirm_purge)),
+    confirmation(DEAD_PURGE, Admin, Scope::Topic, || page(pages::shelf::change::confirm)),
     post(DEAD_PURGE, Admin, Scope::Topic, || {
-        change_on(pages::dead::change::confirm_purge, pages::dead::change::purge)
+        change_on(pages::shelf::change::confirm, pages::shelf::change::change)
     }),
-    read(DEAD_EXPORT, Scope::Topic, || file(pages::dead::export::lines)),
-    read(LETTER, Scope::Topic, || page(pages::dead::letter::show)),
-    confirmation(LETTER_EDIT, Admin, Scope::Topic, || page(pages::dead::letter::form)),
+    read(DEAD_EXPORT, Scope::Topic, || file(pages::shelf::export::lines)),
+    read(LETTER, Scope::Topic, || page(pages::shelf::letter::show)),
+    confirmation(LETTER_EDIT, Admin, Scope::Topic, || page(pages::shelf::letter::form)),
     post(LETTER_EDIT, Admin, Scope::Topic, || {
-        change_on(pages::dead::letter::form, pages::dead::letter::edit)
+        change_on(pages::shelf::letter::form, pages::shelf::letter::edit)
     }),
     live(0, listed("Delay queues", QUEUES, Scope::General, || page(pages::queues::list))),
     live(0, read(QUEUE, Scope::General, || page(pages::queues::show))),
     post(QUEUE_PAUSE, Operate, Scope::General, || change(pages::queues::pause)),
-    post(QUEUE_RESUME, Operate, Scope::General, || change(pages::queues::resume)),
+    post(QUEUE_RESUME, Operate, Scope::General, || change(pages::queues::pause)),
     read(TASK, Scope::General, || page(pages::queues::task)),
-    post(TASK_NOW, Operate, Scope::General, || change(pages::queues::now)),
-    post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::cancel)),
-    read(TASKS_DEAD, Scope::General, || page(pages::queues::dead::list)),
-    confirmation(TASKS_REPLAY, Operate, Scope::General, || page(pages::queues::dead::confirm_replay)),
+    post(TASK_NOW, Operate, Scope::General, || change(pages::queues::change)),
+    post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::change)),
+    read(TASKS_DEAD, Scope::General, || page(pages::shelf::tasks::list)),
+    confirmation(TASKS_REPLAY, Operate, Scope::General, || page(pages::shelf::change::confirm)),
     post(TASKS_REPLAY, Operate, Scope::General, || {
-        change_on(pages::queues::dead::confirm_replay, pages::queues::dead::replay)
+        change_on(pages::shelf::change::confirm, pages::shelf::change::change)
     }),
-    confirmation(TASKS_PURGE, Admin, Scope::General, || page(pages::queues::dead::confirm_purge)),
+    confirmation(TASKS_PURGE, Admin, Scope::General, || page(pages::shelf::change::confirm)),
     post(TASKS_PURGE, Admin, Scope::General, || {
-        change_on(pages::queues::dead::confirm_purge, pages::queues::dead::purge)
+        change_on(pages::shelf::change::confirm, pages::shelf::change::change)
     }),
     read(QUEUE_SCHEDULES, Scope::General, || page(pages::schedules::of_queue)),
     post(QUEUE_SCHEDULES_CHANGE, Operate, Scope::General, || change(pages::schedules::change_queue)),

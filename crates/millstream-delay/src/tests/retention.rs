@@ -168,23 +168,6 @@ async fn a_worker_that_drains_drops_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_trim_by_hand_counts_by_shard_and_is_told() {
-    let (observer, seen) = events();
-    let queue =
-        DelayQueue::<u64>::new("q").shards(3).observer(observer).open(&memory()).await.expect("opens");
-    let (worker, _) = killer(&queue).await;
-    die(&queue, &worker, 30).await;
-    worker.shutdown().await;
-    let (would, trims) = (queue.dead().would_trim(THREE).await.expect("counted"), dropped(&seen));
-    assert_eq!((would.dropped(), dead(&queue).await, trims), (21, 30, Vec::new()));
-    let trimmed = queue.dead().trim(THREE).await.expect("trimmed");
-    assert_eq!((&trimmed, trimmed.shards.values().sum::<u64>(), trimmed.aged), (&would, 21, 0));
-    assert_eq!((dead(&queue).await, dropped(&seen).len()), (9, 3));
-    let none = queue.dead().trim(DeadLetterRetention::KEEP).await.expect("trimmed");
-    assert_eq!((none.dropped(), dead(&queue).await), (0, 9));
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_first_retention_stays_and_one_that_cannot_be_kept_is_refused() {
     let backend = memory();
     let queue = keeping(&backend, THREE).await;
@@ -203,7 +186,6 @@ async fn the_first_retention_stays_and_one_that_cannot_be_kept_is_refused() {
     let queue = DelayQueue::<u64>::new("q").open(&without).await.expect("opens");
     let (worker, _) = killer(&queue).await;
     die(&queue, &worker, 4).await;
-    assert_eq!(queue.dead().trim(THREE).await.expect_err("not supported").kind(), ErrorKind::Unsupported);
     let altered = queue.alter(&QueueChange::new().dead_letter_retention(THREE)).await;
     assert_eq!(altered.expect_err("not supported").kind(), ErrorKind::Unsupported);
     assert!(worker.progress().is_ready(), "{:?}", worker.progress().failing);

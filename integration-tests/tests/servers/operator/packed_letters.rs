@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use integration_tests::{eventually, server::Server};
-use millstream::admin::{DeadLetterFilter, Replay};
+use millstream::admin::{Replay, ShelfFilter};
 use millstream::{
     Concurrency, Delivery, GroupName, Limits, Millstream, Outcome, PackCompression, Packing, Producer,
     Record, Retention, Sharing, Topic, TopicName,
@@ -95,7 +95,7 @@ async fn messages_that_leave_a_small_pack_take_little_and_come_back_whole() {
 
         *is_replayed.lock().expect("lock") = true;
         seen.lock().expect("lock").clear();
-        let replayer = queue.replayer(&DeadLetterFilter::default(), Replay::default()).await;
+        let replayer = queue.replayer(&ShelfFilter::default(), Replay::default()).await;
         let replayed = replayer.expect("a replayer").run().await.expect("replayed");
         assert_eq!(replayed.replayed, COUNT as u64);
         eventually(async || seen.lock().expect("lock").len() == COUNT, "all come back").await;

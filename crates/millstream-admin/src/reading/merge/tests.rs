@@ -13,7 +13,7 @@ async fn all(lanes: &[Vec<u64>], newest_first: bool, limit: usize) -> (Vec<(usiz
     loop {
         let from = cursor;
         let fetch: Fetch<'_, u64> = Box::new(move |lane, behind, portion| {
-            let behind = behind.map(|id| id.ms);
+            let behind = behind.map(|(_, id)| id.ms);
             let (after, before) = match from {
                 Some(cursor) if newest_first => (0, cursor.before(lane)),
                 Some(cursor) => (cursor.after(lane).ms, MessageId::MAX),
@@ -29,7 +29,7 @@ async fn all(lanes: &[Vec<u64>], newest_first: bool, limit: usize) -> (Vec<(usiz
             rest.truncate(portion);
             Box::pin(async move { Ok(Page::new(rest, more)) })
         });
-        let id = |ms: &u64| MessageId::new(*ms, 0);
+        let id = |ms: &u64| by_id(MessageId::new(*ms, 0));
         let merged = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");
         let (page, next) = (merged.items, merged.next);
         assert!(page.len() <= limit && merged.failed.is_empty());
@@ -50,11 +50,11 @@ fn large_items_are_not_read_ahead_in_all_lanes() {
         let seen = asked.clone();
         let fetch: Fetch<'_, (u64, usize)> = Box::new(move |_, behind, portion| {
             seen.lock().expect("lock").push(portion);
-            let from = behind.map_or(1, |id| id.ms + 1);
+            let from = behind.map_or(1, |(_, id)| id.ms + 1);
             let items = (from..from + portion as u64).map(|ms| (ms, size)).collect();
             Box::pin(async move { Ok(Page::new(items, true)) })
         });
-        let id = |(ms, _): &(u64, usize)| MessageId::new(*ms, 0);
+        let id = |(ms, _): &(u64, usize)| by_id(MessageId::new(*ms, 0));
         let mut all = Merge::new(LANES, false, usize::MAX, id, fetch).sized(|(_, size)| *size);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         for nth in 0..3 * LANES {
@@ -87,14 +87,14 @@ fn costs(lanes: &[Vec<u64>], limit: usize, take: usize) -> Costs {
     let lanes: Vec<Vec<u64>> = lanes.iter().map(|lane| lane.iter().rev().copied().collect()).collect();
     let count = lanes.len();
     let fetch: Fetch<'_, u64> = Box::new(move |lane, behind, portion| {
-        let rest = lanes[lane].iter().copied().filter(|ms| behind.is_none_or(|it| *ms < it.ms));
+        let rest = lanes[lane].iter().copied().filter(|ms| behind.is_none_or(|it| *ms < it.1.ms));
         let mut rest: Vec<u64> = rest.take(portion + 1).collect();
         let more = rest.len() > portion;
         rest.truncate(portion);
         *counted.lock().expect("lock") += rest.len();
         Box::pin(async move { Ok(Page::new(rest, more)) })
     });
-    let mut merge = Merge::new(count, true, limit, |ms: &u64| MessageId::new(*ms, 0), fetch);
+    let mut merge = Merge::new(count, true, limit, |ms: &u64| by_id(MessageId::new(*ms, 0)), fetch);
     merge = merge.sized(|_| 100).starting_with(500);
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let mut costs = Costs { fetched, returned: 0, requests: 0, rounds: 0 };
@@ -152,13 +152,13 @@ fn an_early_fetch_that_fails_is_no_error() {
     // The first lane is read twice as fast as the second one.
     let fetch: Fetch<'_, u64> = Box::new(move |lane, behind, portion| {
         let fails = lane == 1 && behind.is_some() && switch.load(Ordering::Relaxed);
-        let (from, step) = (behind.map_or(0, |id| id.ms), [2, 3][lane]);
+        let (from, step) = (behind.map_or(0, |(_, id)| id.ms), [2, 3][lane]);
         let items = (1..=portion as u64).map(|nth| from + nth * step).collect();
         Box::pin(async move {
             if fails { Err(Error::new(ErrorKind::Unavailable, "away")) } else { Ok(Page::new(items, true)) }
         })
     });
-    let mut merge = Merge::new(2, false, 16, |ms: &u64| MessageId::new(*ms, 0), fetch);
+    let mut merge = Merge::new(2, false, 16, |ms: &u64| by_id(MessageId::new(*ms, 0)), fetch);
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     fails.store(true, Ordering::Relaxed);
     let mut seen = Vec::new();

@@ -2,17 +2,17 @@
 
 use anyhow::Result;
 use clap::Args;
-use millstream::admin::DeadLetterFilter;
+use millstream::admin::{FailedId, ShelfFilter};
 use millstream::crates::core::error_groups::{ErrorGroups, MAX_GROUPS};
-use millstream::{ErrorKind, GroupName, MessageId, Partition, TopicName};
+use millstream::{ErrorKind, GroupName, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::dlq::select::{DlqWanted, open};
 use crate::commands::group::GroupOf;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
 use crate::commands::shared::failures::Failed;
+use crate::commands::shelf::{DlqWanted, Kind, Opened};
 use crate::context::Context;
 use crate::exit::Exit;
 
@@ -61,23 +61,20 @@ impl Errors {
             let some =
                 self.of(cx, of, &filter, |read| progress.set(before + read, "letter", "letters")).await?;
             before += some.count();
-            groups.merge(some, |(partition, id)| DlqExample {
+            groups.merge(some, |it| DlqExample {
                 topic: of.topic.to_string(),
                 group: of.group.to_string(),
-                partition: partition.0,
-                id: id.to_string(),
+                partition: it.partition.0,
+                id: it.id.to_string(),
             });
         }
         drop(progress);
-        let view = ErrorsView::of(groups, self.limit, |example| example);
         let is_one = self.group.is_some();
-        cx.output.show(&view, |view| {
-            view.table(|it| match is_one {
-                true => it.id.clone(),
-                false => format!("{}/{} of {}: {}", it.topic, it.partition, it.group, it.id),
-            })
-        })?;
-        view.notes("dead letter", "dead letters").iter().for_each(|note| cx.output.note(note));
+        let view = ErrorsView::of(groups, self.limit, |it: DlqExample| match is_one {
+            true => (it.id.clone(), it),
+            false => (format!("{}/{} of {}: {}", it.topic, it.partition, it.group, it.id), it),
+        });
+        view.show(cx, Kind::Letters.noun())?;
         Failed::end(cx, &failed)
     }
 
@@ -113,14 +110,15 @@ impl Errors {
         &self,
         cx: &Context,
         of: &GroupOf,
-        filter: &DeadLetterFilter,
+        filter: &ShelfFilter,
         progress: impl FnMut(u64),
-    ) -> Result<ErrorGroups<(Partition, MessageId)>> {
+    ) -> Result<ErrorGroups<FailedId>> {
         if self.group.is_none() {
             // A partition that is asked for may be missing in some of the topics.
             let letters = cx.admin().dead_letters(&of.topic, &of.group).await?;
             return Ok(letters.errors(filter, MAX_GROUPS, progress).await?);
         }
-        Ok(open(cx, of, filter).await?.errors(filter, MAX_GROUPS, progress).await?)
+        let opened = Opened::group(cx, Kind::Letters, of, filter).await?;
+        Ok(opened.shelf.errors(filter, MAX_GROUPS, progress).await?)
     }
 }

@@ -1,27 +1,25 @@
 //! `millstream dlq export` and `import`: letters as lines of JSON, byte for byte.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use millstream::DeadLetter;
 use millstream::admin::{Imported, from_line};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::value::RawValue;
 
 use crate::commands::DryRun;
-use crate::commands::dlq::select::{DlqWanted, open};
 use crate::commands::group::GroupOf;
-use crate::commands::message::sanitize;
-use crate::commands::shared::count_progress::CountProgress;
+use crate::commands::shelf::read::ExportTo;
+use crate::commands::shelf::{DlqWanted, Kind, Opened};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
 
-/// Number of letters read or put at once.
+/// Number of letters put at once.
 const PAGE: usize = 200;
 
 /// Writes dead letters as lines of JSON, which `import` reads; the letters stay stored
@@ -37,15 +35,8 @@ pub(super) struct DlqExport {
     of: GroupOf,
     #[command(flatten)]
     wanted: DlqWanted,
-    /// Maximum number of letters, oldest first
-    #[arg(long, value_name = "N")]
-    limit: Option<u64>,
-    /// File to write, which must not exist. Default: stdout
-    #[arg(long, short, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Overwrites an existing file
-    #[arg(long, requires = "output")]
-    force: bool,
+    #[command(flatten)]
+    to: ExportTo,
 }
 
 /// Imports exported letters as dead letters
@@ -68,21 +59,11 @@ pub(super) struct Import {
     dry: DryRun,
 }
 
-/// What `export` prints with --json.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(untagged)]
-pub(super) enum Exported {
-    /// The result, if it writes a file.
-    File { exported: u64, file: String },
-    /// A letter.
-    Letter(#[schemars(with = "DlqLine")] Box<RawValue>),
-}
-
 /// A letter as a line, which the library writes and reads.
 #[derive(JsonSchema)]
 // It is a schema, and never made.
 #[expect(dead_code)]
-struct DlqLine {
+pub(super) struct DlqLine {
     /// Version of this form.
     format: u32,
     topic: String,
@@ -110,67 +91,14 @@ pub(super) struct Put {
 impl DlqExport {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
-        let queue = open(cx, &self.of, &filter).await?;
-        let mut walk = queue.walk(&filter, self.limit).await?;
-        let mut file = match &self.output {
-            Some(path) => {
-                let mut options = File::options();
-                options.write(true);
-                let file = match self.force {
-                    true => options.create(true).truncate(true).open(path),
-                    false => options.create_new(true).open(path),
-                };
-                if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-                    bail!("{} already exists: --force overwrites it", path.display());
-                }
-                Some((
-                    path,
-                    BufWriter::new(file.with_context(|| format!("cannot write {}", path.display()))?),
-                ))
-            }
-            None => None,
-        };
-        let (mut exported, progress) = (0, CountProgress::new());
-        let mut progress = if file.is_some() { progress } else { progress.beside_output() };
-        while !walk.is_done() {
-            let mut lines = String::new();
-            for line in queue.export(&mut walk, PAGE).await? {
-                if file.is_none() && cx.output.is_json() {
-                    lines += &cx.output.line(&Exported::Letter(RawValue::from_string(line)?))?;
-                } else {
-                    // The same letter when it is parsed, without control characters for a terminal.
-                    lines += &sanitize::json(&line);
-                    lines.push('\n');
-                }
-                exported += 1;
-            }
-            match &mut file {
-                Some((path, file)) => {
-                    let written = file.write_all(lines.as_bytes());
-                    written.with_context(|| format!("cannot write {}", path.display()))?;
-                }
-                None => cx.output.write(&lines)?,
-            }
-            progress.set(exported, "letter", "letters");
-        }
-        drop(progress);
-        if let Some((path, file)) = file {
-            let file = file.into_inner().map_err(io::IntoInnerError::into_error);
-            let written = file.and_then(|file| file.sync_all());
-            written.with_context(|| format!("cannot write {}", path.display()))?;
-            let file = path.display().to_string();
-            let text = format!("{} in {file}", human::of(exported, "letter", "letters"));
-            cx.output.show(&Exported::File { exported, file }, |_| text)?;
-        } else {
-            cx.output.note(&human::of(exported, "letter", "letters"));
-        }
-        Ok(Exit::Done)
+        self.to.run(cx, &Opened::group(cx, Kind::Letters, &self.of, &filter).await?, &filter).await
     }
 }
 
 impl Import {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let queue = open(cx, &self.of, &millstream::admin::DeadLetterFilter::default()).await?;
+        self.of.known(cx).await?;
+        let queue = cx.admin().dead_letters(&self.of.topic, &self.of.group).await?;
         let name = self.file.display().to_string();
         let mut reader: Box<dyn BufRead> = if self.file == Path::new("-") {
             Box::new(BufReader::new(io::stdin()))

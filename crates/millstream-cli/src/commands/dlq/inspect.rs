@@ -4,19 +4,18 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use millstream::admin::{Cursor, DeadLetterFilter, DeadLetterQuery};
-use millstream::{DeadLetter, Limits, MessageId, Partition};
+use millstream::admin::{Cursor, Failed, ShelfFilter, ShelfQuery};
+use millstream::{DeadLetter, MessageId, Partition, Timestamp};
 use schemars::JsonSchema;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use crate::commands::dlq::select::{DlqWanted, open};
 use crate::commands::group::GroupOf;
 use crate::commands::message::{Body, json, sanitize};
-use crate::commands::schemas::schema_as;
-use crate::commands::shared::view::FailedAttempt;
+use crate::commands::shelf::view::{LetterView, Shown, letter_story, table};
+use crate::commands::shelf::{DlqWanted, Kind, Opened};
 use crate::context::Context;
 use crate::exit::{Exit, not_found};
-use crate::{human, output};
+use crate::human;
 
 /// Lists dead letters with their errors, oldest first
 #[derive(Args, Debug)]
@@ -73,72 +72,6 @@ pub(super) struct Count {
     reasons: bool,
 }
 
-/// A dead letter, for programs.
-pub(super) struct DlqShown<'a>(pub(super) &'a DeadLetter);
-
-/// Its fields.
-#[derive(Serialize, JsonSchema)]
-struct LetterView<'a> {
-    id: String,
-    topic: &'a str,
-    partition: u32,
-    group: &'a str,
-    died_ms: u64,
-    reason: &'a str,
-    attempts: u32,
-    /// The error of the last attempt.
-    error: &'a str,
-    /// The id of the message in the log.
-    origin: String,
-    /// The failed attempts, as far as they are known.
-    history: Vec<FailedAttempt>,
-    #[serde(flatten)]
-    body: Body,
-}
-
-impl Serialize for DlqShown<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let DeadLetter { id, reason, attempts, error, origin, topic_partition, group, history, body } =
-            self.0;
-        let view = LetterView {
-            id: id.to_string(),
-            topic: topic_partition.topic.as_str(),
-            partition: topic_partition.partition.0,
-            group: group.as_str(),
-            died_ms: id.ms,
-            reason: reason.as_str(),
-            attempts: *attempts,
-            error,
-            origin: origin.to_string(),
-            history: FailedAttempt::all(history),
-            body: Body::of(body),
-        };
-        view.serialize(serializer)
-    }
-}
-
-schema_as!(DlqShown<'_>, LetterView<'_>);
-
-/// Formats a table of letters.
-pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> String {
-    let row = |it: &DeadLetter| {
-        let envelope = it.envelope(&Limits::NONE);
-        let key = envelope.as_ref().ok().and_then(|it| it.key.clone());
-        [
-            it.id.to_string(),
-            it.topic_partition.partition.to_string(),
-            human::time(it.id.timestamp()),
-            sanitize::line(it.reason.as_str().as_bytes()),
-            it.attempts.to_string(),
-            sanitize::cut(&sanitize::line(it.error.as_bytes())),
-            human::or_none(key, |key| sanitize::cut(&sanitize::line(&key))),
-            envelope.map_or_else(|why| why.to_string(), |it| sanitize::short(&it.payload)),
-        ]
-    };
-    let titles = ["id", ">partition", "died", "reason", ">attempts", "error", "key", "payload"];
-    output::table(&titles, letters.into_iter().map(row))
-}
-
 /// The titles of [`line`]s.
 pub(super) const TITLES: &str =
     "died                      part  id                    reason       attempts  then    error; payload\n";
@@ -166,8 +99,8 @@ pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct DlqPage<'a> {
-    letters: Vec<DlqShown<'a>>,
+pub(super) struct DlqPage<V> {
+    letters: Vec<V>,
     looked_at: u64,
     next: Option<String>,
 }
@@ -175,28 +108,17 @@ pub(super) struct DlqPage<'a> {
 impl DlqList {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
-        let queue = open(cx, &self.of, &filter).await?;
-        let mut query = DeadLetterQuery {
-            filter,
-            newest_first: self.newest_first,
-            limit: self.limit as usize,
-            after: self.after,
-            ..DeadLetterQuery::default()
-        };
-        // A page of the library is bounded in bytes and reads; the result here is bounded by its limit only.
-        let (mut letters, mut looked_at) = (Vec::new(), 0);
-        loop {
-            let page = queue.page(&query).await?;
-            (query.after, looked_at) = (page.next, looked_at + page.looked_at);
-            letters.extend(page.letters);
-            query.limit = self.limit as usize - letters.len();
-            if query.limit == 0 || query.after.is_none() {
-                break;
-            }
+        let opened = Opened::group(cx, Kind::Letters, &self.of, &filter).await?;
+        let (newest_first, limit, after) = (self.newest_first, self.limit as usize, self.after);
+        let query = ShelfQuery { filter, newest_first, limit, after, ..ShelfQuery::default() };
+        let (mut walk, mut letters) = (opened.shelf.walk_from(&query), Vec::new());
+        while !walk.is_done() {
+            letters.extend(walk.run_once(limit).await?);
         }
-        let next = query.after.map(|next| next.to_string());
-        let page = DlqPage { letters: letters.iter().map(DlqShown).collect(), looked_at, next };
-        cx.output.show(&page, |page| table(page.letters.iter().map(|DlqShown(letter)| *letter)))?;
+        let next = walk.cursor().map(|next| next.to_string());
+        let shown = letters.iter().map(Shown).collect();
+        let page = DlqPage { letters: shown, looked_at: walk.looked_at(), next };
+        cx.output.show(&page, |_| table(&letters, Timestamp::default()))?;
         if let Some(next) = page.next.filter(|_| !cx.output.is_json()) {
             cx.output.note(&format!("there is more: --after {next}"));
         }
@@ -207,53 +129,17 @@ impl DlqList {
 impl DlqShow {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let partitions = self.partition.map(|partition| vec![Partition(partition)]);
-        let filter = DeadLetterFilter { partitions, ids: Some(vec![self.id]), ..DeadLetterFilter::default() };
-        let queue = open(cx, &self.of, &filter).await?;
-        let found = queue.survey(&filter, None, 2).await?.sample;
-        match &found[..] {
+        let filter = ShelfFilter { partitions, ids: Some(vec![self.id]), ..ShelfFilter::default() };
+        let opened = Opened::group(cx, Kind::Letters, &self.of, &filter).await?;
+        match &opened.shelf.first(&filter, 2).await?[..] {
             [] => {
                 let why = format!("there is no dead letter {} of group {}", self.id, self.of.group);
                 return Err(not_found(why));
             }
-            [letter] => cx.output.show(&DlqShown(letter), |DlqShown(letter)| story(letter))?,
+            [Failed::Letter(letter)] => cx.output.show(&LetterView::of(letter), |_| letter_story(letter))?,
             [..] => bail!("letters of several partitions have the id {}: --partition selects one", self.id),
         }
         Ok(Exit::Done)
-    }
-}
-
-/// Formats all known values of a letter, for people.
-pub(super) fn story(letter: &DeadLetter) -> String {
-    let mut pairs = vec![
-        ("letter", letter.id.to_string()),
-        ("topic", letter.topic_partition.topic.to_string()),
-        ("partition", letter.topic_partition.partition.to_string()),
-        ("group", letter.group.to_string()),
-        ("died", human::time(letter.id.timestamp())),
-        ("reason", sanitize::line(letter.reason.as_str().as_bytes())),
-        ("attempts", letter.attempts.to_string()),
-        ("error", sanitize::line(letter.error.as_bytes())),
-        ("origin", format!("{}, sent {}", letter.origin, human::time(letter.origin.timestamp()))),
-    ];
-    for failed in letter.history.failures() {
-        let error = sanitize::line(failed.error.as_bytes());
-        pairs.push(("failed", format!("{} attempt {}: {error}", human::time(failed.at), failed.attempt)));
-    }
-    match Body::of(&letter.body) {
-        Body::Message(envelope) => {
-            pairs.push(("key", human::or_none(envelope.key.as_ref(), |key| sanitize::line(key))));
-            for (name, value) in envelope.headers.iter() {
-                pairs.push((
-                    "header",
-                    format!("{}={}", sanitize::line(name.as_bytes()), sanitize::line(value)),
-                ));
-            }
-            format!("{}\n{}", output::list(pairs), sanitize::text(&envelope.payload))
-        }
-        Body::Malformed(why, fields) => {
-            pairs.push(("malformed", why));
-            format!("{}\n{}", output::list(pairs), json::fields(&fields))
-        }
     }
 }
 
@@ -268,11 +154,11 @@ pub(super) struct DlqCounted {
 impl Count {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
-        let queue = open(cx, &self.of, &filter).await?;
+        let Opened { shelf, .. } = Opened::group(cx, Kind::Letters, &self.of, &filter).await?;
         let counted = if filter.is_empty() && !self.reasons {
-            DlqCounted { count: queue.count().await?, reasons: None, partitions: None }
+            DlqCounted { count: shelf.count().await?, reasons: None, partitions: None }
         } else {
-            let survey = queue.survey(&filter, None, 0).await?;
+            let survey = shelf.survey(&filter, None, 0, |_| {}).await?;
             let partitions = survey.partitions.into_iter().map(|(partition, count)| (partition.0, count));
             DlqCounted {
                 count: survey.matched,

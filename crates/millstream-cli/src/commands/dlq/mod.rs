@@ -5,17 +5,23 @@ pub(in crate::commands) mod edit;
 mod errors;
 mod file;
 mod inspect;
-mod purge;
 mod replay;
-mod select;
-mod trim;
 
+use anyhow::Result;
 use clap::{Args, Subcommand};
+use millstream::admin::{ShelfAction, ShelfFilter};
 
-use crate::commands::Running;
+use crate::commands::group::GroupOf;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::errors::ErrorsView;
+use crate::commands::shelf::change::{Changed, change};
+use crate::commands::shelf::read::Exported;
+use crate::commands::shelf::trim::{Trim, TrimView};
+use crate::commands::shelf::view::LetterView;
+use crate::commands::shelf::{Chosen, DlqWanted, Kind, Opened};
+use crate::commands::{DryRun, Running};
 use crate::context::Context;
+use crate::exit::Exit;
 
 /// Lists, shows, counts, groups by error, consumes, exports, imports, replays, purges and trims dead letters
 ///
@@ -44,22 +50,22 @@ enum DlqCommand {
     Export(file::DlqExport),
     Import(file::Import),
     Replay(replay::Replay),
-    Purge(purge::Purge),
-    Trim(trim::DlqTrim),
+    Purge(Purge),
+    Trim(DlqTrim),
 }
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("dlq list", of::<inspect::DlqPage<'static>>()),
-    ("dlq show", of::<inspect::DlqShown<'static>>()),
+    ("dlq list", of::<inspect::DlqPage<LetterView<'static>>>()),
+    ("dlq show", of::<LetterView<'static>>()),
     ("dlq count", of::<inspect::DlqCounted>()),
     ("dlq errors", of::<ErrorsView<errors::DlqExample>>()),
     ("dlq consume", of::<consume::handler::ConsumeLine<'static>>()),
-    ("dlq export", of::<file::Exported>()),
+    ("dlq export", of::<Exported<file::DlqLine>>()),
     ("dlq import", of::<file::Put>()),
-    ("dlq replay", of::<replay::DlqOutcome<'static>>()),
-    ("dlq purge", of::<purge::Purged<'static>>()),
-    ("dlq trim", of::<trim::DlqTrimmed>()),
+    ("dlq replay", of::<replay::DlqOutcome<LetterView<'static>>>()),
+    ("dlq purge", of::<Changed<LetterView<'static>>>()),
+    ("dlq trim", of::<TrimView>()),
 ];
 
 impl Dlq {
@@ -76,5 +82,53 @@ impl Dlq {
             DlqCommand::Purge(it) => Box::pin(it.run(cx)),
             DlqCommand::Trim(it) => Box::pin(it.run(cx)),
         }
+    }
+}
+
+/// Deletes dead letters permanently
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq purge orders billing 1700000000000-0
+  millstream dlq purge orders billing --until '30d ago' --dry-run
+  millstream dlq purge orders billing --all --yes")]
+struct Purge {
+    #[command(flatten)]
+    of: GroupOf,
+    #[command(flatten)]
+    wanted: DlqWanted,
+    #[command(flatten)]
+    chosen: Chosen,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+impl Purge {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let filter = self.wanted.filter(cx).await?;
+        let opened = Opened::group(cx, Kind::Letters, &self.of, &filter).await?;
+        change(cx, &opened, (&self.chosen, filter), ShelfAction::Drop, self.dry).await
+    }
+}
+
+/// Drops dead letters by age and number
+///
+/// The running consumers of a group apply the retention of dead letters of their topic by themselves. This command applies
+/// it at once, also to a group without consumers, or applies another one. Letters that are claimed, by a consumer of dead
+/// letters or a replay, are not dropped.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq trim orders billing --dry-run
+  millstream dlq trim orders billing --retention age:30d,length:100000")]
+struct DlqTrim {
+    #[command(flatten)]
+    of: GroupOf,
+    #[command(flatten)]
+    trim: Trim,
+}
+
+impl DlqTrim {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let opened = Opened::group(cx, Kind::Letters, &self.of, &ShelfFilter::default()).await?;
+        self.trim.run(cx, &opened).await
     }
 }

@@ -4,16 +4,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use millstream::admin::{Edit, Replay as Settings, ReplayTo, Replayed, Replayer};
-use millstream::{ErrorKind, Partition, TopicName};
+use millstream::admin::{Edit, Failed, Replay as Settings, ReplayTo, Replayed, Replayer};
+use millstream::{ErrorKind, Partition, Timestamp, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::dlq::edit::{EditArgs, by_hand};
-use crate::commands::dlq::inspect::{DlqShown, table};
-use crate::commands::dlq::select::DlqChosen;
+use crate::commands::group::GroupOf;
 use crate::commands::shared::count_progress::CountProgress;
+use crate::commands::shelf::view::{Shown, table};
+use crate::commands::shelf::{Chosen, DlqWanted, Kind, Opened};
 use crate::context::{self, Context};
 use crate::exit::{self, Exit, Usage};
 use crate::human;
@@ -32,7 +33,11 @@ use crate::human;
   millstream dlq replay orders billing 1700000000000-0 --edit")]
 pub(super) struct Replay {
     #[command(flatten)]
-    chosen: DlqChosen,
+    of: GroupOf,
+    #[command(flatten)]
+    wanted: DlqWanted,
+    #[command(flatten)]
+    chosen: Chosen,
     /// Sends them to this topic, for all its groups
     #[arg(long, value_name = "TOPIC")]
     to_topic: Option<TopicName>,
@@ -56,7 +61,7 @@ struct Refused {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct DlqOutcome<'a> {
+pub(super) struct DlqOutcome<V> {
     /// The number of replayed letters; in a dry run, of those that would be, if all can be sent.
     replayed: u64,
     /// Letters that were gone, or claimed by another process.
@@ -66,11 +71,11 @@ pub(super) struct DlqOutcome<'a> {
     /// The first of the refused letters.
     refusals: Vec<Refused>,
     /// The first letters of a dry run.
-    sample: Vec<DlqShown<'a>>,
+    sample: Vec<V>,
     dry_run: bool,
 }
 
-impl DlqOutcome<'_> {
+impl DlqOutcome<Shown<'_>> {
     fn of(replayed: &Replayed) -> Self {
         let refusals = replayed.refusals.iter().map(|it| Refused {
             partition: it.topic_partition.partition.0,
@@ -111,11 +116,14 @@ fn rate(text: &str) -> Result<f64, String> {
 
 impl Replay {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let (queue, mut filter) = self.chosen.open(cx).await?;
-        let (survey, missing) = self.chosen.survey(&queue, &filter).await?;
+        let mut filter = self.wanted.filter(cx).await?;
+        self.chosen.add(Kind::Letters, &mut filter)?;
+        let opened = Opened::group(cx, Kind::Letters, &self.of, &filter).await?;
+        let queue = cx.admin().dead_letters(&self.of.topic, &self.of.group).await?;
+        let (survey, missing) = self.chosen.survey(&opened, &filter).await?;
         let letters = human::of(survey.matched, "dead letter", "dead letters");
         let to = match &self.to_topic {
-            None => format!("group {}", self.chosen.of.group),
+            None => format!("group {}", self.of.group),
             Some(topic) => format!("topic {topic}"),
         };
         let mut settings = Settings {
@@ -133,12 +141,14 @@ impl Replay {
         drop(queue.replayer(&filter, settings.clone()).await?);
         if self.dry.dry_run {
             let mut outcome = DlqOutcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
-            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(DlqShown).collect());
+            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(Shown).collect());
             cx.output.show(&outcome, |_| {
-                format!("{letters} would be replayed to {to}\n{}", table(&survey.sample))
+                format!(
+                    "{letters} would be replayed to {to}\n{}",
+                    table(&survey.sample, Timestamp::default())
+                )
             })?;
-            missing.check()?;
-            return Ok(Exit::Done);
+            return self.chosen.end(cx, Kind::Letters, &missing);
         }
         // Limits the replay to the letters in the prompt, without those that died while it was read or during an
         // edit.
@@ -166,7 +176,7 @@ impl Replay {
         if !ended? {
             return Err(exit::Interrupted.into());
         }
-        missing.check()?;
+        self.chosen.end(cx, Kind::Letters, &missing)?;
         if outcome.refused > 0 {
             let letters = human::of(outcome.refused, "letter stays: it", "letters stay: they");
             bail!("{letters} cannot be sent unchanged");
@@ -178,11 +188,11 @@ impl Replay {
     }
 
     /// Returns the edit, from options and from the editor.
-    fn changes(&self, letters: &[millstream::DeadLetter], matched: u64) -> Result<Edit> {
+    fn changes(&self, letters: &[Failed], matched: u64) -> Result<Edit> {
         let mut edit = self.edit.edit()?;
         if self.edit.edit {
             match letters {
-                [letter] if matched == 1 => edit.payload = Some(by_hand(&letter.body)?),
+                [letter] if matched == 1 => edit.payload = Some(by_hand(letter.facts().body)?),
                 _ => {
                     return Err(Usage(format!(
                         "--edit is for one letter, and {} selected",

@@ -6,11 +6,11 @@ use millstream::crates::core::QueueName;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::dead::content;
 use super::waits;
 use crate::commands::message::sanitize;
 use crate::commands::scheduled::delayed::Waits;
 use crate::commands::scheduled::recurring;
+use crate::commands::shelf::view::content;
 use crate::context::Context;
 use crate::exit::{Exit, not_found};
 use crate::human;

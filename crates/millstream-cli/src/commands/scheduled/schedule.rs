@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use crate::commands::message::content::ContentArgs;
 use crate::commands::message::{Body, sanitize};
-use crate::commands::queue::dead::content;
 use crate::commands::scheduled::recurring::{Home, RecurringShown};
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::ids::{self, Words};
+use crate::commands::shelf::view::content;
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage, not_found};

@@ -45,7 +45,7 @@ async fn the_letters_of_one_error_are_replayed_in_one_command() {
     assert_eq!(cli.json(&of("list"))["letters"].as_array().map(Vec::len), Some(3));
     assert_eq!(cli.json(&of("count"))["count"], 3);
     assert_eq!(cli.ok(&of("export")).lines().count(), 3);
-    assert_eq!(cli.json(&format!("{} --dry-run", of("purge")))["purged"], 3);
+    assert_eq!(cli.json(&format!("{} --dry-run", of("purge")))["count"], 3);
     assert_eq!(cli.json(&format!("{} --yes", of("replay")))["replayed"], 3);
     assert_eq!(cli.json("dlq count orders billing")["count"], 10, "the others stay");
     assert!(cli.fails(2, "dlq list orders billing --fingerprint 12").contains("16 hexadecimal digits"));

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use millstream::admin::{DeadLetterFilter, DeadLetterQuery, Range, RetryFilter, Stream};
+use millstream::admin::{Failed, Range, ShelfFilter, ShelfQuery, Stream};
 use millstream::crates::core::log::Source;
 use millstream::crates::core::wire;
 use millstream::crates::core::{Envelope, Limits};
@@ -120,18 +120,17 @@ async fn place(
             note.map_or((None, ""), |note| (Some(u64::from(note.attempt)), note.error.as_str()));
         return Ok(row(place, since, attempt, error));
     }
-    let filter =
-        RetryFilter { partitions: Some(vec![partition]), ids: Some(vec![id]), ..RetryFilter::default() };
+    let filter = ShelfFilter::one(partition, id);
     let retries = cx.admin().retries(topic, name).await?;
     // A search that takes too long finds nothing.
-    let parked = match tokio::time::timeout(BUDGET, retries.list(&filter, 1)).await {
+    let parked = match tokio::time::timeout(BUDGET, retries.first(&filter, 1)).await {
         Ok(found) => found?.into_iter().next(),
         Err(_) => None,
     };
     if let Some(retry) = parked {
         let place = Cell { tone: Tone::Warn, ..Cell::link("waits for a retry", on(paths::RETRIES)) };
-        let attempt = Some(u64::from(retry.parked.attempt));
-        return Ok(row(place, Cell::time(retry.parked.due), attempt, &retry.parked.error));
+        let retry = retry.facts();
+        return Ok(row(place, Cell::time(retry.at), Some(u64::from(retry.attempts)), retry.error));
     }
     let newest = Range { newest_first: true, ..Range::ALL };
     let redelivered = inspect.entries(&tp, &Stream::Retry(name.clone()), newest, REDELIVERIES).await?;
@@ -172,17 +171,17 @@ async fn dead_letter(
     partition: Partition,
     id: MessageId,
 ) -> Result<Option<millstream::DeadLetter>, Failure> {
-    let filter = DeadLetterFilter {
+    let filter = ShelfFilter {
         partitions: Some(vec![partition]),
         origin: Some(id),
         undecodable_error: cx.app.hidden_in_topic(topic).undecodable_error(),
         // A message dies after it was appended.
-        died_from: Some(id.timestamp()),
-        ..DeadLetterFilter::default()
+        from: Some(id.timestamp()),
+        ..ShelfFilter::default()
     };
-    let query = DeadLetterQuery { filter, limit: 1, looks: LOOKS, ..DeadLetterQuery::default() };
+    let query = ShelfQuery { filter, limit: 1, looks: LOOKS, ..ShelfQuery::default() };
     let page = cx.admin().dead_letters(topic, group).await?.page(&query).await?;
-    Ok(page.letters.into_iter().next())
+    Ok(page.items.into_iter().find_map(Failed::letter))
 }
 
 /// Table of failed attempts.

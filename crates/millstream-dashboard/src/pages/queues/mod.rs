@@ -1,7 +1,5 @@
 //! Delay queues and their tasks.
 
-pub(crate) mod dead;
-
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream::crates::core::{Limits, QueueName};
@@ -180,59 +178,32 @@ pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
     Ok(page)
 }
 
-/// Pauses a queue.
+/// Pauses a queue, or resumes it.
 pub(crate) async fn pause(cx: Context, _: Params) -> Result<Href, Failure> {
-    set_paused(cx, true).await
-}
-
-/// Resumes a queue.
-pub(crate) async fn resume(cx: Context, _: Params) -> Result<Href, Failure> {
-    set_paused(cx, false).await
-}
-
-async fn set_paused(cx: Context, pause: bool) -> Result<Href, Failure> {
-    let name = cx.queue()?;
+    let (name, pause) = (cx.queue()?, cx.route == paths::QUEUE_PAUSE);
     let queue = open(&cx, &name).await?;
-    let what = if pause { "queue pause" } else { "queue resume" };
-    let order = Order::new(what, Subject::queue(&name));
-    cx.act(order, |action| async move {
-        let changed = if pause { queue.pause().await? } else { queue.resume().await? };
-        action.set(u64::from(changed), u64::from(!changed));
-        if !changed {
-            action.note(if pause { "it was paused already" } else { "it was not paused" });
-        }
-        Ok(())
-    })
-    .await
+    let order = Order::new(if pause { "queue pause" } else { "queue resume" }, Subject::queue(&name));
+    let why = if pause { "it was paused already" } else { "it was not paused" };
+    cx.act_once(order, why, async move { if pause { queue.pause().await } else { queue.resume().await } })
+        .await
 }
 
-fn id(params: &Params) -> Result<String, Failure> {
-    let id = params.raw("id").filter(|id| !id.is_empty()).ok_or_else(|| Failure::invalid("id is missing"))?;
-    Ok(id.to_owned())
+pub(crate) fn id(params: &Params) -> Result<String, Failure> {
+    params
+        .raw("id")
+        .filter(|id| !id.is_empty())
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::invalid("id is missing"))
 }
 
-/// Makes a task due now.
-pub(crate) async fn now(cx: Context, params: Params) -> Result<Href, Failure> {
-    change(cx, &params, false).await
-}
-
-/// Cancels a task.
-pub(crate) async fn cancel(cx: Context, params: Params) -> Result<Href, Failure> {
-    change(cx, &params, true).await
-}
-
-async fn change(cx: Context, params: &Params, cancel: bool) -> Result<Href, Failure> {
-    let (name, id) = (cx.queue()?, id(params)?);
+/// Makes a task due now, or cancels it.
+pub(crate) async fn change(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (name, id, cancel) = (cx.queue()?, id(&params)?, cx.route == paths::TASK_CANCEL);
     let queue = open(&cx, &name).await?;
     let what = if cancel { "queue cancel" } else { "queue now" };
     let order = Order::new(what, Subject::queue(&name).select("id", &*id)).expecting(Some(1));
-    cx.act(order, |action| async move {
-        let done = if cancel { queue.cancel(&id).await? } else { queue.run_now(&id).await? };
-        action.set(u64::from(done), u64::from(!done));
-        if !done {
-            action.note("it does not wait (any more)");
-        }
-        Ok(())
+    cx.act_once(order, "it does not wait (any more)", async move {
+        if cancel { queue.cancel(&id).await } else { queue.run_now(&id).await }
     })
     .await
 }

@@ -4,7 +4,7 @@ use millstream::crates::core::topic::MAX_PARTITIONS;
 use millstream::{ErrorKind, TopicSpec};
 
 use super::settings::Settings;
-use super::{confirm, confirmed, partitions, refuse_audit};
+use super::{confirm, partitions, refuse_audit};
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
@@ -92,13 +92,12 @@ pub(crate) async fn alter(cx: Context, params: Params) -> Result<Href, Failure> 
     let topic = cx.topic()?;
     refuse_audit(&topic)?;
     let settings = Settings::of(&params)?;
-    confirmed(&topic, &params)?;
-    let (admin, app) = (cx.admin(), cx.app.clone());
+    params.confirmed(topic.as_str())?;
+    let admin = cx.admin();
     let order = Order::new("topic alter", settings.record(Subject::topic(&topic)));
     cx.act(order, |action| async move {
         admin.alter_topic(&topic, &settings.change()).await?;
         action.add(1);
-        app.reading.changed(&topic, None);
         Ok(())
     })
     .await
@@ -109,7 +108,7 @@ pub(crate) async fn expand(cx: Context, params: Params) -> Result<Href, Failure>
     let topic = cx.topic()?;
     refuse_audit(&topic)?;
     let count: u32 = params.needed("partitions")?;
-    confirmed(&topic, &params)?;
+    params.confirmed(topic.as_str())?;
     let before = cx.admin().topic(&topic).await?.partitions;
     if count <= before || count > MAX_PARTITIONS {
         let why = format!(
@@ -117,7 +116,7 @@ pub(crate) async fn expand(cx: Context, params: Params) -> Result<Href, Failure>
         );
         return Err(Failure::invalid(why).of("partitions"));
     }
-    let (admin, app) = (cx.admin(), cx.app.clone());
+    let admin = cx.admin();
     let order = Order::new("topic expand", Subject::topic(&topic).set("partitions", count.to_string()));
     cx.act(order, |action| async move {
         admin.expand_topic(&topic, count).await.map_err(|error| match error.kind() {
@@ -125,7 +124,6 @@ pub(crate) async fn expand(cx: Context, params: Params) -> Result<Href, Failure>
             _ => error,
         })?;
         action.add(u64::from(count - before));
-        app.reading.changed(&topic, None);
         Ok(())
     })
     .await

@@ -3,7 +3,7 @@
 use millstream::admin::InUse;
 use millstream::{Error, ErrorKind, TopicName};
 
-use super::{confirm, confirmed, refuse_audit};
+use super::{confirm, refuse_audit};
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
@@ -94,7 +94,7 @@ pub(crate) async fn delete(cx: Context, params: Params) -> Result<Href, Failure>
             );
         }
     };
-    confirmed(&topic, &params)?;
+    params.confirmed(topic.as_str())?;
     let (admin, app) = (cx.admin(), cx.app.clone());
     let order = Order::new("topic delete", Subject::topic(&topic).set("in_use", word));
     cx.act(order, |action| async move {

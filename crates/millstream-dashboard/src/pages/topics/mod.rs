@@ -29,15 +29,6 @@ fn refuse_audit(topic: &TopicName) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fails unless the name of the topic was typed.
-fn confirmed(topic: &TopicName, params: &Params) -> Result<(), Failure> {
-    if params.text("confirm")?.map(str::trim) == Some(topic.as_str()) {
-        Ok(())
-    } else {
-        Err(Failure::invalid(format!("nothing was changed: type {topic} to confirm")).of("confirm"))
-    }
-}
-
 /// The field in which the name of the topic is typed.
 fn confirm(topic: &TopicName, to: &str) -> Field {
     Field::new("confirm", format!("Type the name of the topic, {topic}, to {to}"), "").required()

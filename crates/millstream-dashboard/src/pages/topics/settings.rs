@@ -1,10 +1,10 @@
 //! Settings of a topic as fields of a form.
 
+use millstream::admin::human::{exact, span};
 use millstream::{DeadLetterRetention, Retention, TopicChange, TopicSpec};
 
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
-use crate::pages::selection::{span, write_span};
 use crate::request::params::Params;
 use crate::view::form::{Field, Form, Input};
 
@@ -96,7 +96,7 @@ impl Settings {
 
     fn values(&self) -> [String; 6] {
         let number = |it: Option<u64>| it.map_or_else(String::new, |it| it.to_string());
-        let time = |it: Option<std::time::Duration>| it.map_or_else(String::new, write_span);
+        let time = |it: Option<std::time::Duration>| it.map_or_else(String::new, exact);
         let (word, keep_time, keep_length) = match self.retention {
             Retention::ConsumedAfter(time) => ("consumed-after", Some(time), None),
             Retention::Age(time) => ("age", Some(time), None),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millstream::admin::{Repaired, Verdict, advice};
 use millstream::{ErrorKind, TopicName};
 
-use super::{confirm, confirmed};
+use super::confirm;
 use crate::access::Permission;
 use crate::actions::verified::{KEPT, Outcome};
 use crate::actions::{Action, Order};
@@ -156,7 +156,7 @@ pub(crate) async fn check(cx: Context, _: Params) -> Result<Href, Failure> {
 /// Verifies the topic, and repairs what can be repaired.
 pub(crate) async fn repair(cx: Context, params: Params) -> Result<Href, Failure> {
     let topic = cx.topic()?;
-    confirmed(&topic, &params)?;
+    params.confirmed(topic.as_str())?;
     begin(cx, topic, REPAIR).await
 }
 
@@ -171,12 +171,6 @@ async fn begin(cx: Context, topic: TopicName, what: &'static str) -> Result<Href
     let (admin, app, of) = (cx.admin(), cx.app.clone(), topic.clone());
     let order = Order::new(what, Subject::topic(&topic))
         .shown_at("The findings", Href::of(paths::VERIFY, &[topic.as_str()]));
-    cx.act(order, |action| async move {
-        let done = app.verifications.run(admin, &of, what == REPAIR, &action).await;
-        if what == REPAIR {
-            app.reading.changed(&of, None);
-        }
-        done
-    })
-    .await
+    cx.act(order, |action| async move { app.verifications.run(admin, &of, what == REPAIR, &action).await })
+        .await
 }

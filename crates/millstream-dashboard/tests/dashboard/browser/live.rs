@@ -75,10 +75,9 @@ async fn a_refresh_keeps_what_is_unfolded_and_the_focus_on_its_topic() {
     tab.eval("document.querySelector('summary').click()").await;
     let (topic, waiting) = ("orders".parse().expect("a name"), "waiting".parse().expect("a name"));
     let retries = site.mq.admin().retries(&topic, &waiting).await.expect("retries");
-    let all =
-        retries.select(&millstream::admin::RetryFilter::default(), None, 0, |_| {}).await.expect("selected");
-    let kill = millstream::crates::core::schedule::RetryAction::Kill;
-    retries.settle(&all, kill).await.expect("given up");
+    let (all, kill) = (millstream::admin::ShelfFilter::default(), millstream::admin::ShelfAction::Drop);
+    let acting = retries.act(&all, None, kill, None).await.expect("selected");
+    acting.run().await.expect("given up");
     refreshed(&mut tab, "document.body.innerText.includes('Nothing waits for a retry.')").await;
     assert_eq!(tab.eval("document.querySelector('details').open").await, true);
 

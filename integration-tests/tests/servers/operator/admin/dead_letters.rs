@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-use millstream::admin::{DeadLetterFilter, DeadLetterQuery, Replay};
+use millstream::admin::{Replay, ShelfFilter, ShelfQuery};
 use millstream::{DeadLetterOutcome, DeadLetterQueue, Letter, MessageId, Reason};
 use millstream_core::keys::Keys;
 use millstream_core::{DeadLetter, Envelope, History, TopicPartition, wire};
@@ -55,16 +55,16 @@ async fn bury(server: &Server, mq: &Millstream, count: usize, bytes: usize) -> (
 
 /// All that can be done with letters, with `each` of them at a time; it takes away five times as many.
 async fn all_work(mq: &Millstream, letters: &DeadLetterQueue, each: u64) -> Vec<(&'static str, Duration)> {
-    let everything = DeadLetterFilter::default();
+    let everything = ShelfFilter::default();
     let mut times = Vec::new();
     let mut timed = |what, began: Instant| times.push((what, began.elapsed()));
     let began = Instant::now();
-    let newest = DeadLetterQuery { newest_first: true, limit: 1_000, ..DeadLetterQuery::default() };
-    assert!(!letters.page(&newest).await.expect("a page").letters.is_empty());
+    let newest = ShelfQuery { newest_first: true, limit: 1_000, ..ShelfQuery::default() };
+    assert!(!letters.page(&newest).await.expect("a page").items.is_empty());
     timed("page", began);
     let began = Instant::now();
-    let rejected = DeadLetterFilter { reason: Some(Reason::Rejected), ..DeadLetterFilter::default() };
-    assert!(letters.survey(&rejected, Some(each), 5).await.expect("surveyed").matched > 0);
+    let rejected = ShelfFilter { reason: Some(Reason::Rejected), ..ShelfFilter::default() };
+    assert!(letters.survey(&rejected, Some(each), 5, |_| {}).await.expect("surveyed").matched > 0);
     timed("survey", began);
     // Claims are there meanwhile.
     let began = Instant::now();

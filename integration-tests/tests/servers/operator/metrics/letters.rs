@@ -1,6 +1,6 @@
 //! What becomes of messages that are given up: by policy, by operators, by consumers of dead letters; and sends that fail.
 
-use millstream::admin::{DeadLetterFilter, Replay, from_line};
+use millstream::admin::{Replay, ShelfFilter, from_line};
 use millstream::{
     DeadLetterOutcome, DeadLetterQueue, DeadLetterRetention, Discard, ErrorKind, Letter, Reason,
 };
@@ -49,13 +49,12 @@ async fn what_is_done_with_dead_letters_is_counted() {
     // One, and once more: it is gone then.
     assert!(letters.purge(&all[1]).await.expect("purged"));
     assert!(!letters.purge(&all[1]).await.expect("gone"));
-    let of_two =
-        DeadLetterFilter { partitions: Some([millstream::Partition(2)].into()), ..Default::default() };
+    let of_two = ShelfFilter { partitions: Some([millstream::Partition(2)].into()), ..Default::default() };
     let purged = letters.purge_where(&of_two, None).await.expect("purged");
     assert_eq!(purged, if all[1].topic_partition.partition.0 == 2 { 2 } else { 3 });
     let left = letters.count().await.expect("counted");
     let mut lines = Vec::new();
-    let mut walk = letters.walk(&DeadLetterFilter::default(), None).await.expect("a walk");
+    let mut walk = letters.walk(&ShelfFilter::default(), None).await.expect("a walk");
     while !walk.is_done() {
         lines.extend(letters.export(&mut walk, 4).await.expect("exported"));
     }
@@ -69,7 +68,7 @@ async fn what_is_done_with_dead_letters_is_counted() {
     let repairs = scene.mq.producer(elsewhere).await.expect("a topic");
     drop(repairs);
     let replay = Replay::to_topic("repairs".parse().expect("name"));
-    let of = |reason| DeadLetterFilter { reason: Some(reason), ..DeadLetterFilter::default() };
+    let of = |reason| ShelfFilter { reason: Some(reason), ..ShelfFilter::default() };
     let mut replayer = letters.replayer(&of(Reason::Malformed), replay.clone()).await.expect("a replay");
     assert_eq!(replayer.run().await.expect("refused").refused, 1);
     let some = Replay { limit: Some(left - 4), ..replay };

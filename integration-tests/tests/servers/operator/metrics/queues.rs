@@ -319,7 +319,8 @@ async fn dead_tasks_that_retention_drops_are_counted() {
     scene.sees("those that are too many are dropped", &figures).await;
     // The rest by an operator, for its age.
     let none = DeadLetterRetention::age(Duration::from_millis(1));
-    let dead = mails.dead();
+    let admin = scene.mq.admin();
+    let dead = admin.dead_tasks(&"mails".parse().expect("a name")).await.expect("the queue");
     let all_are_old = async || dead.trim(none).await.is_ok() && dead.count().await.expect("counted") == 0;
     eventually(all_are_old, "the last ones are dropped").await;
     worker.shutdown().await;

@@ -12,9 +12,10 @@ use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
 use crate::commands::dlq::consume::{DlqConsumeEnded, Fate, question};
-use crate::commands::dlq::inspect::{self, DlqShown};
+use crate::commands::dlq::inspect;
 use crate::commands::exec::Exec;
 use crate::commands::message::{Body, MessageView, sanitize};
+use crate::commands::shelf::view::LetterView;
 use crate::output::Output;
 
 /// The source of the decision on a letter.
@@ -61,7 +62,7 @@ pub(super) struct LetterHandler {
 #[derive(Serialize, JsonSchema)]
 pub(in crate::commands::dlq) struct ConsumeLine<'a> {
     #[serde(flatten)]
-    letter: DlqShown<'a>,
+    letter: LetterView<'a>,
     /// `leave`, `replay` or `purge`.
     #[schemars(extend("enum" = ["leave", "replay", "purge"]))]
     then: &'a str,
@@ -192,7 +193,7 @@ impl LetterHandler {
         }
         let mut titled = self.titled.lock().unwrap_or_else(PoisonError::into_inner);
         let had_titles = std::mem::replace(&mut *titled, true);
-        self.output.show(&ConsumeLine { letter: DlqShown(letter), then: fate.as_str() }, |_| {
+        self.output.show(&ConsumeLine { letter: LetterView::of(letter), then: fate.as_str() }, |_| {
             let titles = if had_titles { "" } else { inspect::TITLES };
             format!("{titles}{}", inspect::line(letter, fate.as_str()))
         })

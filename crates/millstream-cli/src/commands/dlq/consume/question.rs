@@ -7,7 +7,7 @@ use millstream::DeadLetter;
 use tokio::sync::oneshot;
 
 use crate::commands::dlq::consume::Fate;
-use crate::commands::dlq::inspect;
+use crate::commands::shelf::view::letter_story;
 use crate::exit::Usage;
 
 /// Checks that the user can be prompted.
@@ -26,7 +26,7 @@ pub(super) fn possible() -> Result<()> {
 /// # Errors
 /// If the prompt fails.
 pub(super) async fn ask(letter: &DeadLetter) -> Result<Option<Fate>> {
-    let story = inspect::story(letter);
+    let story = letter_story(letter);
     let (answered, fate) = oneshot::channel();
     // On a detached thread: a read from a terminal ends only when the user types.
     std::thread::Builder::new()

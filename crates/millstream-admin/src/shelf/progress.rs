@@ -8,26 +8,26 @@ use millstream_core::{GroupName, TopicPartition};
 
 /// Emits events about one group's dead letters.
 #[derive(Clone)]
-pub(super) struct ProgressSink {
+pub(crate) struct ProgressSink {
     observer: Arc<dyn Observer>,
     group: GroupName,
 }
 
 /// Result of an operation in one partition.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Came {
-    pub(super) done: usize,
-    pub(super) passed_over: usize,
-    pub(super) refused: usize,
+pub(crate) struct Came {
+    pub(crate) done: usize,
+    pub(crate) passed_over: usize,
+    pub(crate) refused: usize,
 }
 
 impl ProgressSink {
-    pub(super) fn new(observer: &Arc<dyn Observer>, group: &GroupName) -> Self {
+    pub(crate) fn new(observer: &Arc<dyn Observer>, group: &GroupName) -> Self {
         Self { observer: observer.clone(), group: group.clone() }
     }
 
     /// Emits an event, unless all counts are zero.
-    pub(super) fn tell(&self, topic_partition: &TopicPartition, work: LetterWork, came: Came) {
+    pub(crate) fn tell(&self, topic_partition: &TopicPartition, work: LetterWork, came: Came) {
         let Came { done, passed_over, refused } = came;
         if done + passed_over + refused > 0 {
             let group = &self.group;
@@ -43,7 +43,7 @@ impl ProgressSink {
     }
 
     /// Emits an event for letters that were dropped, if there are any.
-    pub(super) fn dropped(&self, topic_partition: &TopicPartition, aged: u64, excess: u64) {
+    pub(crate) fn dropped(&self, topic_partition: &TopicPartition, aged: u64, excess: u64) {
         if aged + excess > 0 {
             let group = &self.group;
             self.observer.observe(&Event::DeadLettersDropped { topic_partition, group, aged, excess });
@@ -51,7 +51,7 @@ impl ProgressSink {
     }
 
     /// Emits an event for an operation that handled `done` of `asked` letters.
-    pub(super) fn of(&self, topic_partition: &TopicPartition, work: LetterWork, done: usize, asked: usize) {
+    pub(crate) fn of(&self, topic_partition: &TopicPartition, work: LetterWork, done: usize, asked: usize) {
         let passed_over = asked.saturating_sub(done);
         self.tell(topic_partition, work, Came { done, passed_over, refused: 0 });
     }

@@ -7,10 +7,9 @@ use bytes::Bytes;
 use futures_util::stream;
 use uuid::Uuid;
 
-use super::open;
+use super::{Kind, Place, open_letters};
 use crate::actions::{Order, Refused};
 use crate::audit::Recording;
-use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::pages::selection;
 use crate::request::context::Context;
@@ -21,14 +20,14 @@ const STEP: usize = 200;
 /// Sends the letters that match, as they are read.
 pub(crate) async fn lines(cx: Context) -> Result<Response, Failure> {
     let (topic, group) = (cx.topic()?, cx.group()?);
-    let hidden = cx.app.hidden_in_topic(&topic);
-    if !hidden.is_none() {
+    let place = Place::new(&cx, Kind::Letters)?;
+    if !place.hidden.is_none() {
         return Err(Failure::forbidden("messages of this topic are redacted, and an export has all of them"));
     }
-    let filter = selection::letters(&cx.query, &hidden)?;
-    let queue = open(&cx).await?;
+    let filter = place.filter(&cx.query)?;
+    let queue = open_letters(&cx).await?;
     let walk = queue.walk(&filter, None).await?;
-    let subject = Subject::group(&topic, &group).select_all(selection::conditions(&cx.query)?);
+    let subject = place.subject().select_all(selection::conditions(&cx.query)?);
     let entry =
         Order::new("dlq export", subject).entry(&Uuid::new_v4().simple().to_string(), cx.access.user());
     let recording = Recording::begin(&cx.app.audit, entry).await.map_err(Refused::NotRecorded)?;

@@ -1,16 +1,13 @@
-//! Dead letters, replayed and purged in steps.
+//! What failed, replayed and changed in steps.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millstream::admin::{DeadLetterFilter, Replay, Replayer};
-use millstream::{DeadLetterQueue, MessageId, Partition, Result};
+use millstream::admin::{Replay, Replayer, ShelfActing, ShelfFilter};
+use millstream::{DeadLetterQueue, Result};
 use tokio::time::Instant;
 
 use super::Action;
 
-/// Number of letters of one step of a purge.
-const STEP: usize = 500;
 /// Time for which errors that pass by themselves are repeated.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(20);
 /// Pause before a step is repeated.
@@ -23,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(250);
 pub(crate) async fn replay(
     running: &Action,
     queue: &DeadLetterQueue,
-    filter: &DeadLetterFilter,
+    filter: &ShelfFilter,
     settings: Replay,
 ) -> Result<()> {
     let mut replayer = queue.replayer(filter, settings).await?;
@@ -65,33 +62,15 @@ fn show(running: &Action, replayer: &Replayer) {
     running.set(replayed.replayed, replayed.passed_over + replayed.refused);
 }
 
-/// Deletes the letters that match, at most `most`. Each step reads letters, and deletes those ids.
+/// Changes what failed.
 ///
 /// # Errors
-/// Those of `DeadLetterQueue::purge_where`.
-pub(crate) async fn purge(
-    running: &Action,
-    queue: &DeadLetterQueue,
-    filter: &DeadLetterFilter,
-    most: Option<u64>,
-) -> Result<()> {
-    let mut walk = queue.walk(filter, most).await?;
-    while !walk.is_done() && !running.is_cancelled() {
-        let mut found: BTreeMap<Partition, Vec<MessageId>> = BTreeMap::new();
-        for letter in walk.run_once(STEP).await? {
-            found.entry(letter.topic_partition.partition).or_default().push(letter.id);
-        }
-        for (partition, ids) in found {
-            let count = ids.len() as u64;
-            let these = DeadLetterFilter {
-                partitions: Some(vec![partition]),
-                ids: Some(ids),
-                ..DeadLetterFilter::default()
-            };
-            let purged = queue.purge_where(&these, None).await?;
-            running.add(purged);
-            running.skip(count - purged.min(count));
-        }
+/// Those of `ShelfActing::run_once`.
+pub(crate) async fn change(running: &Action, mut acting: ShelfActing) -> Result<()> {
+    while !acting.is_done() && !running.is_cancelled() {
+        let (done, skipped) = acting.run_once().await?;
+        running.add(done);
+        running.skip(skipped);
     }
     Ok(())
 }

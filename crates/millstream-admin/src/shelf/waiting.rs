@@ -7,10 +7,10 @@ use futures_util::stream::{self, StreamExt};
 use millstream_core::catalog::PartitionSurvey;
 use millstream_core::inspect::{MAX_PAGE, Parked, Range, Stored, Stream};
 use millstream_core::log::{Receipt, Source};
-use millstream_core::{
-    Error, GroupName, Limits, MessageId, Partition, Result, TopicName, TopicPartition, wire,
-};
+use millstream_core::{Error, GroupName, Limits, MessageId, Result, TopicName, TopicPartition, wire};
 
+use super::store::Of;
+use super::{Failed, Retry, Shelf, ShelfFilter};
 use crate::Admin;
 use crate::reading::pending::PartError;
 use crate::stats::lasting;
@@ -23,10 +23,8 @@ const PAGE: usize = 500;
 /// Failed message that waits for its next attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingRetry {
-    /// Partition of the message.
-    pub partition: Partition,
     /// The message. If it is `ready`, the due time is that at which it was moved to the retry log.
-    pub parked: Parked,
+    pub retry: Retry,
     /// Whether it is due and in the retry log, from which the group reads it next.
     pub ready: bool,
 }
@@ -43,7 +41,9 @@ pub struct WaitingRetries {
 }
 
 fn keep_first(retries: &mut Vec<WaitingRetry>, limit: usize) {
-    retries.sort_by_key(|it| (it.parked.due, it.partition, it.parked.origin));
+    let key =
+        |Retry { topic_partition, parked }: &Retry| (parked.due, topic_partition.partition, parked.origin);
+    retries.sort_by_key(|it| key(&it.retry));
     retries.truncate(limit);
 }
 
@@ -63,9 +63,12 @@ impl Admin {
         let surveys = self.backend.catalog().survey(&spec, group).await?;
         let total = surveys.iter().map(PartitionSurvey::retrying).sum();
         let waiting = spec.iter().zip(surveys).filter(|(_, survey)| survey.retrying() != Some(0));
+        let shelf = &Shelf { admin: self.clone(), of: Of::Retries(spec.clone(), group.clone()) };
         let lists = waiting.map(|(tp, survey)| async move {
             let none_ready = survey.due() == Some(0);
-            let parked = lasting(self.parked(&tp, group, limit).await)?;
+            let here = ShelfFilter { partitions: Some(vec![tp.partition]), ..ShelfFilter::default() };
+            let parked = lasting(shelf.first(&here, limit).await)?;
+            let parked = parked.map(|found| found.into_iter().filter_map(Failed::retry).collect());
             let ready =
                 if none_ready { Ok(Vec::new()) } else { lasting(self.ready(&tp, group, limit).await)? };
             Ok::<_, Error>((tp.partition, [parked, ready]))
@@ -77,11 +80,8 @@ impl Admin {
             for (found, ready) in both.into_iter().zip([false, true]) {
                 match found {
                     Ok(found) => {
-                        retries.extend(found.into_iter().map(|parked| WaitingRetry {
-                            partition,
-                            parked,
-                            ready,
-                        }));
+                        let found: Vec<Retry> = found;
+                        retries.extend(found.into_iter().map(|retry| WaitingRetry { retry, ready }));
                         // Of many partitions no more are held than are returned, and those of this one.
                         keep_first(&mut retries, limit);
                     }
@@ -92,25 +92,9 @@ impl Admin {
         Ok(WaitingRetries { total, retries, errors })
     }
 
-    /// Returns the first parked messages of a partition.
-    async fn parked(&self, tp: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Parked>> {
-        let (mut found, mut after) = (Vec::new(), None);
-        while found.len() < limit {
-            let portion = PAGE.min(limit - found.len());
-            let page = self.backend.inspect()?.parked(tp, group, after, portion).await?;
-            let Some(last) = page.items.last() else { break };
-            after = Some((last.due, last.origin));
-            found.extend(page.items);
-            if !page.more {
-                break;
-            }
-        }
-        Ok(found)
-    }
-
     /// Returns the first entries of a retry log that are not handed out. Those that are handed out are pending: both lists
     /// are read in the order of ids, and compared.
-    async fn ready(&self, tp: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Parked>> {
+    async fn ready(&self, tp: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Retry>> {
         let (stream, mut range, mut found) = (Stream::Retry(group.clone()), Range::ALL, Vec::new());
         let (mut pending, mut after, mut more) = (VecDeque::new(), MessageId::ZERO, true);
         while found.len() < limit {
@@ -128,7 +112,7 @@ impl Admin {
                     }
                 }
                 if pending.front() != Some(&stored.id) && found.len() < limit {
-                    found.push(of(&stored));
+                    found.push(Retry { topic_partition: tp.clone(), parked: of(&stored) });
                 }
             }
             if !page.more {

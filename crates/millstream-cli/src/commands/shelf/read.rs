@@ -1,0 +1,145 @@
+//! What failed, read: the first of them, their errors, and an export.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use millstream::admin::{Failed, FailedId, ShelfFilter, ShelfQuery, to_line};
+use millstream::crates::core::error_groups::MAX_GROUPS;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::Opened;
+use super::view::Shown;
+use crate::commands::message::sanitize;
+use crate::commands::shared::count_progress::CountProgress;
+use crate::commands::shared::errors::ErrorsView;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::human;
+
+/// Number of items read at once.
+const PAGE: usize = 200;
+
+/// Returns the first `limit` matching items, and whether there may be more.
+pub(in crate::commands) async fn first(
+    opened: &Opened,
+    filter: &ShelfFilter,
+    limit: usize,
+) -> Result<(Vec<Failed>, bool)> {
+    let ((one, many), mut progress, mut items) = (opened.kind.noun(), CountProgress::new(), Vec::new());
+    let query = ShelfQuery { filter: filter.clone(), limit, ..ShelfQuery::default() };
+    let mut walk = opened.shelf.walk_from(&query);
+    while !walk.is_done() {
+        items.extend(walk.run_once(limit).await?);
+        progress.set(walk.looked_at(), one, many);
+    }
+    Ok((items, walk.cursor().is_some()))
+}
+
+/// Shows the errors, grouped.
+pub(in crate::commands) async fn errors<E: Serialize>(
+    cx: &Context,
+    opened: &Opened,
+    filter: &ShelfFilter,
+    limit: usize,
+    example: fn(FailedId) -> E,
+) -> Result<Exit> {
+    let ((one, many), mut progress) = (opened.kind.noun(), CountProgress::new());
+    let groups = opened.shelf.errors(filter, MAX_GROUPS, |read| progress.set(read, one, many)).await?;
+    drop(progress);
+    let name = |id: &FailedId| id.task.clone().unwrap_or_else(|| id.id.to_string());
+    let view = ErrorsView::of(groups, limit, |id| (name(&id), example(id)));
+    view.show(cx, (one, many))?;
+    Ok(Exit::Done)
+}
+
+/// Where an export goes
+#[derive(Args, Debug)]
+pub(in crate::commands) struct ExportTo {
+    /// Maximum number, oldest first
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+    /// File to write, which must not exist. Default: stdout
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Overwrites an existing file
+    #[arg(long, requires = "output")]
+    force: bool,
+}
+
+/// What an export prints with --json.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(in crate::commands) enum Exported<V> {
+    /// The result, if it writes a file.
+    File { exported: u64, file: String },
+    /// A line.
+    Line(V),
+}
+
+impl ExportTo {
+    pub(in crate::commands) async fn run(
+        &self,
+        cx: &Context,
+        opened: &Opened,
+        filter: &ShelfFilter,
+    ) -> Result<Exit> {
+        let mut walk = opened.shelf.walk(filter, self.limit).await?;
+        let cannot = |path: &PathBuf| format!("cannot write {}", path.display());
+        let mut file = match &self.output {
+            Some(path) => {
+                let mut options = File::options();
+                options.write(true);
+                let file = match self.force {
+                    true => options.create(true).truncate(true).open(path),
+                    false => options.create_new(true).open(path),
+                };
+                if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+                    bail!("{} already exists: --force overwrites it", path.display());
+                }
+                Some((path, BufWriter::new(file.with_context(|| cannot(path))?)))
+            }
+            None => None,
+        };
+        let ((one, many), mut exported, progress) = (opened.kind.noun(), 0, CountProgress::new());
+        let mut progress = if file.is_some() { progress } else { progress.beside_output() };
+        while !walk.is_done() {
+            let mut lines = String::new();
+            for item in walk.run_once(PAGE).await? {
+                let line = match &item {
+                    Failed::Letter(letter) => to_line(letter)?,
+                    other => serde_json::to_string(&Shown(other))?,
+                };
+                if file.is_none() && cx.output.is_json() {
+                    lines += &cx.output.line(&Exported::Line(RawValue::from_string(line)?))?;
+                } else {
+                    // The same when it is parsed, without control characters for a terminal.
+                    lines += &sanitize::json(&line);
+                    lines.push('\n');
+                }
+                exported += 1;
+            }
+            match &mut file {
+                Some((path, file)) => file.write_all(lines.as_bytes()).with_context(|| cannot(path))?,
+                None => cx.output.write(&lines)?,
+            }
+            progress.set(exported, one, many);
+        }
+        drop(progress);
+        let what = human::of(exported, one, many);
+        if let Some((path, file)) = file {
+            let file = file.into_inner().map_err(io::IntoInnerError::into_error);
+            file.and_then(|file| file.sync_all()).with_context(|| cannot(path))?;
+            let file = path.display().to_string();
+            let text = format!("{what} in {file}");
+            cx.output.show(&Exported::<()>::File { exported, file }, |_| text)?;
+        } else {
+            cx.output.note(&what);
+        }
+        Ok(Exit::Done)
+    }
+}
