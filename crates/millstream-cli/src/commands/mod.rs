@@ -62,7 +62,7 @@ pub(crate) enum Command {
     Schedule(scheduled::schedule::Schedule),
     Queue(queue::Queue),
     Lock(lock::Lock),
-    Leader(lock::leader::Leader),
+    Leader(lock::Leader),
     #[cfg(feature = "top")]
     Top(top::Top),
     #[cfg(feature = "dashboard")]

@@ -3,7 +3,6 @@
 mod change;
 mod idle;
 mod inspect;
-mod pause;
 mod reset;
 
 use anyhow::Result;
@@ -34,8 +33,8 @@ enum GroupCommand {
     Create(change::GroupCreate),
     Reset(reset::Reset),
     Positions(reset::Positions),
-    Pause(pause::GroupPause),
-    Resume(pause::GroupResume),
+    Pause(change::GroupPause),
+    Resume(change::GroupResume),
     Delete(change::GroupDelete),
     Pins(idle::Pins),
     Expire(idle::Expire),
@@ -57,8 +56,8 @@ pub(in crate::commands) const DATA: Table = &[
     ("group create", of::<change::GroupCreated>()),
     ("group reset", of::<reset::GroupResetView>()),
     ("group positions", of::<Vec<reset::PositionView>>()),
-    ("group pause", of::<pause::GroupPauseView>()),
-    ("group resume", of::<pause::GroupPauseView>()),
+    ("group pause", of::<change::GroupPauseView>()),
+    ("group resume", of::<change::GroupPauseView>()),
     ("group delete", of::<change::Deleted>()),
     ("group pins", of::<Vec<idle::PinView>>()),
     ("group expire", of::<idle::GroupIdleView>()),

@@ -1,6 +1,8 @@
-//! `queue create` and `queue alter`.
+//! `queue create`, `alter`, `delete`, `pause` and `resume`.
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
 use clap::Args;
 use millstream::crates::core::tasks::{MAX_SHARDS, QueueChange, QueueSpec};
 use millstream::crates::core::{Capability, QueueName};
@@ -8,10 +10,11 @@ use millstream::{DeadLetterRetention, ErrorKind};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::QueueCounts;
 use crate::commands::DryRun;
 use crate::commands::scheduled::recurring;
 use crate::commands::shared::view::DeadLetterRetentionView;
-use crate::context::Context;
+use crate::context::{Context, to_the_end};
 use crate::exit::{Exit, exists};
 use crate::{human, output, parse};
 
@@ -164,4 +167,179 @@ impl QueueAlter {
         }
         Altered::show(&queue.alter(&change).await?, changed, dry_run, cx)
     }
+}
+
+/// Deletes a delay queue with all its tasks
+///
+/// The tasks are those that wait, are claimed or are dead, and the recurring ones. A queue with claimed tasks is not
+/// deleted. Stop its workers first, and the programs that schedule tasks: they are not registered, and what they schedule
+/// afterwards is left behind.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream queue delete mails --dry-run
+  millstream queue delete mails --yes")]
+pub(super) struct QueueDelete {
+    /// The delay queue
+    queue: QueueName,
+    /// Deletes it even if workers have claimed tasks
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// The data that is, or was, deleted with the queue.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct QueueView {
+    queue: String,
+    deleted: bool,
+    dry_run: bool,
+    waiting: u64,
+    claimed: u64,
+    dead: u64,
+    /// The number of recurring rules.
+    recurring: usize,
+}
+
+impl QueueView {
+    fn text(&self) -> String {
+        let recurring = human::of(self.recurring as u64, "recurring rule", "recurring rules");
+        format!(
+            "delay queue {} with {}, {} claimed, {} dead and {recurring}",
+            self.queue,
+            human::of(self.waiting, "waiting task", "waiting tasks"),
+            human::count(self.claimed),
+            human::count(self.dead),
+        )
+    }
+}
+
+impl QueueDelete {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let queue = recurring::queue(cx, &self.queue).await?;
+        let counts = QueueCounts::of(&queue).await?;
+        let mut view = QueueView {
+            queue: self.queue.to_string(),
+            deleted: false,
+            dry_run: self.dry.dry_run,
+            waiting: counts.waiting,
+            claimed: counts.claimed,
+            dead: counts.dead,
+            recurring: queue.recurring_list().await?.len(),
+        };
+        let in_use = view.claimed > 0 && !self.force;
+        if view.dry_run {
+            let refused = if in_use { "it is in use, and needs --force. " } else { "" };
+            cx.output.note(&format!("dry run: nothing was done. {refused}What would be deleted:"));
+        } else if in_use {
+            let claimed = human::of(view.claimed, "task", "tasks");
+            bail!(
+                "workers have claimed {claimed} of delay queue {}: stop them first, or --force it",
+                self.queue
+            );
+        } else {
+            if !cx.output.is_json() {
+                cx.output.note(&view.text());
+            }
+            cx.confirm(&format!("Delete delay queue {}, for ever?", self.queue))?;
+            to_the_end(queue.delete()).await?;
+            view.deleted = true;
+        }
+        cx.output.show(&view, |view| match view.deleted {
+            true => format!("delay queue {} is deleted", view.queue),
+            false => view.text(),
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
+/// Pauses all workers of a delay queue until the queue is resumed
+///
+/// When the command ends, no task is claimed any more. Tasks that workers have claimed are worked on to their end. Tasks can be
+/// scheduled, and those that become due wait.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream queue pause mails
+  millstream queue pause mails --wait 30s")]
+pub(super) struct Pause {
+    /// The delay queue
+    queue: QueueName,
+    /// Also waits until nothing is worked on, at most for this time; the exit code is 3 if something is left
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    wait: Option<Duration>,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// Ends the pause of a delay queue
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream queue resume mails")]
+pub(super) struct QueueResume {
+    /// The delay queue
+    queue: QueueName,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct QueuePauseView {
+    queue: String,
+    paused: bool,
+    /// Whether the state changed, or would change.
+    changed: bool,
+    /// The number of tasks that workers have claimed.
+    claimed: u64,
+    dry_run: bool,
+}
+
+impl Pause {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        set(cx, &self.queue, true, self.wait, self.dry.dry_run).await
+    }
+}
+
+impl QueueResume {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        set(cx, &self.queue, false, None, self.dry.dry_run).await
+    }
+}
+
+async fn set(
+    cx: &Context,
+    name: &QueueName,
+    paused: bool,
+    wait: Option<Duration>,
+    dry_run: bool,
+) -> Result<Exit> {
+    let queue = recurring::queue(cx, name).await?;
+    let changed = if dry_run {
+        cx.output.note("dry run: nothing was done");
+        queue.count().await?.paused.is_some() != paused
+    } else if paused {
+        to_the_end(queue.pause()).await?
+    } else {
+        to_the_end(queue.resume()).await?
+    };
+    let claimed = match wait {
+        Some(wait) if !dry_run => queue.pause_and_wait(wait).await?,
+        _ => queue.count().await?.claimed,
+    };
+    let view = QueuePauseView { queue: name.to_string(), paused, changed, claimed, dry_run };
+    cx.output.show(&view, |_| {
+        let what = match (changed, dry_run, paused) {
+            (false, _, true) => "is already paused",
+            (false, _, false) => "was not paused",
+            (true, true, true) => "would be paused",
+            (true, true, false) => "would be resumed",
+            (true, false, true) => "is paused",
+            (true, false, false) => "is resumed",
+        };
+        let left = match claimed {
+            0 => String::new(),
+            some => format!("; {} worked on", human::of(some, "task is", "tasks are")),
+        };
+        format!("delay queue {name} {what}{left}")
+    })?;
+    Ok(if wait.is_some() && claimed > 0 { Exit::Wrong } else { Exit::Done })
 }

@@ -2,8 +2,6 @@
 
 mod change;
 pub(in crate::commands) mod dead;
-mod delete;
-mod pause;
 mod show;
 mod work;
 
@@ -58,7 +56,7 @@ enum QueueCommand {
     },
     Create(change::QueueCreate),
     Alter(change::QueueAlter),
-    Delete(delete::QueueDelete),
+    Delete(change::QueueDelete),
     /// Shows how many tasks of a queue are waiting, overdue, claimed and dead, and how long dead ones are kept
     #[command(after_help = "Examples:
   millstream queue counts mails
@@ -83,8 +81,8 @@ enum QueueCommand {
         watch: WatchArgs,
     },
     Show(show::Show),
-    Pause(pause::Pause),
-    Resume(pause::QueueResume),
+    Pause(change::Pause),
+    Resume(change::QueueResume),
     /// Schedules a task
     #[command(after_help = "Examples:
   millstream queue add mails --payload '\"welcome\"' --delay 1h --id welcome-42
@@ -191,12 +189,12 @@ pub(in crate::commands) const DATA: Table = &[
     ("queue list", of::<Vec<QueueCounts>>()),
     ("queue create", of::<change::QueueCreated>()),
     ("queue alter", of::<change::Altered>()),
-    ("queue delete", of::<delete::QueueView>()),
+    ("queue delete", of::<change::QueueView>()),
     ("queue counts", of::<QueueCounts>()),
     ("queue tasks", of::<Tasks>()),
     ("queue show", of::<show::QueueShown>()),
-    ("queue pause", of::<pause::QueuePauseView>()),
-    ("queue resume", of::<pause::QueuePauseView>()),
+    ("queue pause", of::<change::QueuePauseView>()),
+    ("queue resume", of::<change::QueuePauseView>()),
     ("queue add", of::<QueueAdded>()),
     ("queue cancel", of::<ids::Outcome>()),
     ("queue reschedule", of::<ids::Outcome>()),

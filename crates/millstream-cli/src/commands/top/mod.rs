@@ -1,11 +1,10 @@
 //! `millstream top`: topics, groups, consumers and errors on one screen, as they change.
 //!
-//! `sampler` queries the server in rounds, `model` collects the results of rounds, `state` is the state of the screen
+//! `sampler` queries the server in rounds, `model` has the results and collects them, `state` is the state of the screen
 //! and its keys, `view` draws both, and `screen` is the event loop.
 
 mod model;
 mod plain;
-mod round;
 mod rows;
 mod sampler;
 mod screen;
@@ -28,8 +27,8 @@ use crate::context::{self, Context};
 use crate::exit::{Exit, Usage};
 use crate::log_buffer::Hold;
 use crate::{human, output, parse};
-use model::Model;
-use round::Focus;
+use model::{Focus, Model};
+
 use sampler::Sampler;
 use screen::Screen;
 

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::commands::shared::AT_ONCE;
-use crate::commands::top::round::{Detail, Focus, Order, Problem, Round, TopicSample};
+use crate::commands::top::model::{Detail, Focus, Order, Problem, Round, TopicSample};
 
 /// Approximate number of commands after which a round starts no further topic; the next round continues with it.
 const COMMANDS: u64 = 2_000;

@@ -12,8 +12,7 @@ use ratatui::layout::{Position, Rect};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::commands::top::model::Model;
-use crate::commands::top::round::{Focus, Order, Problem, Round};
+use crate::commands::top::model::{Focus, Model, Order, Problem, Round};
 use crate::commands::top::state::{Effect, State};
 use crate::commands::top::view::{Theme, TopShown};
 

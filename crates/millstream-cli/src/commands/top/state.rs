@@ -4,8 +4,7 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use millstream::{GroupName, TopicName};
 
-use crate::commands::top::model::Model;
-use crate::commands::top::round::{Focus, Order};
+use crate::commands::top::model::{Focus, Model, Order};
 use crate::commands::top::rows::{self, Place, TopLine, TopSort};
 
 /// Number of rows of a page for page-up and page-down.

@@ -10,7 +10,7 @@ use millstream::admin::{GroupStats, Totals};
 use millstream::crates::core::catalog::PartitionSurvey;
 use millstream::{DeadLetter, GroupName, MessageId, Partition, PartitionStats, Reason, Topic, TopicName};
 
-use crate::commands::top::round::{Problem, Round, TopicSample};
+use crate::commands::top::model::{Problem, Round, TopicSample};
 
 fn name(name: &str) -> TopicName {
     name.parse().expect("a name")

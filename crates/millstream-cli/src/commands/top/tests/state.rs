@@ -3,8 +3,7 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::*;
-use crate::commands::top::model::Model;
-use crate::commands::top::round::Order;
+use crate::commands::top::model::{Model, Order};
 use crate::commands::top::rows::{Place, TopSort};
 use crate::commands::top::state::{Effect, State, TopPage};
 

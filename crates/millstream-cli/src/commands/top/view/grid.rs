@@ -6,7 +6,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Row, Table, TableState};
 
 use crate::commands::top::text;
-use crate::commands::top::view::theme::{Theme, ThemeLook};
+use crate::commands::top::view::{Theme, ThemeLook};
 
 /// A column. The columns of the lowest rank are kept longest where space is short.
 #[derive(Clone, Copy, Debug)]

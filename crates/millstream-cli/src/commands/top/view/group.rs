@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Wrap};
 
 use crate::commands::top::text;
+use crate::commands::top::view::ThemeLook;
 use crate::commands::top::view::TopShown;
 use crate::commands::top::view::grid::{Column, Field, Grid};
-use crate::commands::top::view::theme::ThemeLook;
 use crate::human;
 
 const PENDING: [Column; 5] = [

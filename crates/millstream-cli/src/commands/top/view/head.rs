@@ -8,8 +8,8 @@ use ratatui::text::{Line, Span};
 use crate::commands::top::model::{TopTopicView, rates};
 use crate::commands::top::rows;
 use crate::commands::top::text;
+use crate::commands::top::view::ThemeLook;
 use crate::commands::top::view::TopShown;
-use crate::commands::top::view::theme::ThemeLook;
 use crate::human;
 
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];

@@ -3,23 +3,43 @@
 mod grid;
 mod group;
 mod head;
-mod help;
-mod theme;
 mod topic;
 mod topics;
 
 use std::time::Duration;
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::layout::{Constraint, Flex, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph};
 
 use crate::commands::top::model::Model;
 use crate::commands::top::state::{State, TopPage};
-use theme::ThemeLook;
 
-pub(crate) use theme::Theme;
 pub(crate) use topics::table;
+
+const KEYS: [(&str, &str); 12] = [
+    ("↑ ↓ j k", "move; PgUp PgDn Home End go further"),
+    ("Enter", "inspect: topic, then messages of a group"),
+    ("Esc", "back"),
+    ("Tab", "the other list of a page"),
+    ("s S", "sort by another column; turn it round"),
+    ("/", "show topics and groups of some name"),
+    ("Space", "freeze, and go on"),
+    ("p", "pause a group, or let it go on"),
+    ("^L", "draw anew"),
+    ("q", "quit"),
+    ("", ""),
+    ("?", "not known: the server has lost count"),
+];
+
+const COLUMNS: [&str; 4] = [
+    "IN/S     appended per second, over 5 s",
+    "OUT/S    handled, or dead, per second",
+    "LAG      never handed out to the group",
+    "PENDING  handed out, not settled",
+];
 
 /// The input of drawing.
 #[derive(Clone, Copy, Debug)]
@@ -108,5 +128,63 @@ impl TopShown<'_> {
         let name = Span::styled(format!("─ {name} "), self.theme.style(ThemeLook::Title));
         let rest = if rest.is_empty() { rest } else { format!("· {rest} ") };
         Line::from_iter([name, Span::styled(rest, self.theme.style(ThemeLook::Faint))])
+    }
+
+    fn help(self, frame: &mut Frame<'_>, area: Rect) {
+        let height = u16::try_from(KEYS.len() + COLUMNS.len() + 2).unwrap_or(u16::MAX);
+        let [middle] = Layout::horizontal([Constraint::Max(56)]).flex(Flex::Center).areas(area);
+        let [window] = Layout::vertical([Constraint::Max(height)]).flex(Flex::Center).areas(middle);
+        let keys = KEYS.iter().map(|(key, does)| {
+            Line::from_iter([
+                Span::styled(format!(" {key:<8} "), self.theme.style(ThemeLook::Title)),
+                Span::raw(*does),
+            ])
+        });
+        let columns = COLUMNS.iter().map(|column| Line::raw(format!(" {column}")));
+        let block = Block::bordered().title(" Help ").border_style(self.theme.style(ThemeLook::Title));
+        frame.render_widget(Clear, window);
+        frame.render_widget(Paragraph::new(keys.chain(columns).collect::<Vec<_>>()).block(block), window);
+    }
+}
+
+/// The meaning of a text, which determines its style.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ThemeLook {
+    #[default]
+    Plain,
+    /// Unimportant: zeros, rules, hints.
+    Faint,
+    /// A name.
+    Name,
+    Title,
+    Good,
+    Doubtful,
+    Bad,
+    /// The line with the cursor, in the list that has the focus.
+    Cursor,
+}
+
+/// Whether colours are used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Theme {
+    pub(crate) colours: bool,
+}
+
+impl Theme {
+    pub(crate) fn style(self, look: ThemeLook) -> Style {
+        let style = Style::new();
+        let coloured = |colour| if self.colours { style.fg(colour) } else { style };
+        match look {
+            ThemeLook::Plain => style,
+            ThemeLook::Faint if self.colours => style.fg(Color::DarkGray),
+            ThemeLook::Faint => style.add_modifier(Modifier::DIM),
+            ThemeLook::Name => style.add_modifier(Modifier::BOLD),
+            ThemeLook::Title => coloured(Color::Cyan).add_modifier(Modifier::BOLD),
+            ThemeLook::Good => coloured(Color::Green),
+            ThemeLook::Doubtful => coloured(Color::Yellow),
+            ThemeLook::Bad => coloured(Color::Red).add_modifier(Modifier::BOLD),
+            ThemeLook::Cursor if self.colours => style.fg(Color::Black).bg(Color::Cyan),
+            ThemeLook::Cursor => style.add_modifier(Modifier::REVERSED),
+        }
     }
 }

@@ -7,9 +7,9 @@ use ratatui::layout::{Constraint, Layout, Rect};
 
 use crate::commands::top::model::{TopPartitionView, TopTopicView};
 use crate::commands::top::text;
+use crate::commands::top::view::ThemeLook;
 use crate::commands::top::view::TopShown;
 use crate::commands::top::view::grid::{Column, Field, Grid, number};
-use crate::commands::top::view::theme::ThemeLook;
 use crate::commands::top::view::topics::{named, standing};
 use crate::human;
 

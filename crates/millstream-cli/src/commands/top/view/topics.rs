@@ -12,9 +12,9 @@ use ratatui::widgets::{Block, Borders, Paragraph};
 use crate::commands::top::model::{TopGroupView, TopTopicView};
 use crate::commands::top::rows::{self, Place};
 use crate::commands::top::text;
+use crate::commands::top::view::ThemeLook;
 use crate::commands::top::view::TopShown;
 use crate::commands::top::view::grid::{Column, Field, Grid, Kind, number};
-use crate::commands::top::view::theme::ThemeLook;
 use crate::{human, output};
 
 const COLUMNS: [Column; 13] = [
