@@ -14,6 +14,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     millstream::admin::human::span(text).ok_or_else(wrong)
 }
 
+/// Parses an interval between two reads of a server: at least 100 ms.
+pub(crate) fn reads(text: &str) -> Result<Duration, String> {
+    let (interval, least) = (duration(text)?, Duration::from_millis(100));
+    if interval < least { Err(format!("at least {} are needed", human::exact(least))) } else { Ok(interval) }
+}
+
 /// A point in time, as typed by people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {

@@ -109,12 +109,6 @@ impl Rule {
     }
 }
 
-/// The address at which it can be reached.
-#[derive(Debug, Serialize, JsonSchema)]
-struct Listening {
-    address: SocketAddr,
-}
-
 /// A path, with the right that it needs.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Route {
@@ -129,16 +123,8 @@ struct Route {
 enum DashboardPrinted {
     /// With --routes.
     Routes(Vec<Route>),
-    Listening(Listening),
-}
-
-impl DashboardPrinted {
-    fn routes(&self) -> &[Route] {
-        match self {
-            Self::Routes(routes) => routes,
-            Self::Listening(_) => &[],
-        }
-    }
+    /// The address at which it can be reached.
+    Listening { address: SocketAddr },
 }
 
 /// The data that the command prints as JSON.
@@ -148,9 +134,8 @@ impl Dashboard {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         if self.routes {
             let all = routes().map(|it| Route { method: it.method, path: it.path, needs: it.needs.as_str() });
-            let all = DashboardPrinted::Routes(all.collect());
-            cx.output.show(&all, |all| {
-                let rows = all.routes().iter().map(|it| [it.method, it.path, it.needs].map(str::to_owned));
+            cx.output.show(&DashboardPrinted::Routes(all.collect()), |_| {
+                let rows = routes().map(|it| [it.method, it.path, it.needs.as_str()]);
                 output::table(&["method", "path", "right"], rows)
             })?;
             return Ok(Exit::Done);
@@ -178,8 +163,7 @@ impl Dashboard {
         }
         let server = dashboard.serve(self.address).await?;
         let address = server.address();
-        let listening = DashboardPrinted::Listening(Listening { address });
-        cx.output.show(&listening, |_| format!("http://{address}/"))?;
+        cx.output.show(&DashboardPrinted::Listening { address }, |_| format!("http://{address}/"))?;
         stopped.await?;
         server.shutdown().await;
         Ok(Exit::Done)

@@ -13,11 +13,8 @@ use serde::Serialize;
 
 use crate::commands::schemas::{Table, of};
 use crate::context::{self, Context};
-use crate::exit::{Exit, Usage};
-use crate::{human, parse};
-
-/// Minimum interval between two samples, as that of the sampler.
-const SHORTEST: Duration = Duration::from_millis(100);
+use crate::exit::Exit;
+use crate::parse;
 
 /// Serves metrics of topics, groups and delay queues to Prometheus, and lags to autoscalers
 ///
@@ -37,7 +34,7 @@ pub(crate) struct Exporter {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9464")]
     address: SocketAddr,
     /// Interval between two reads of the server, at least 100ms
-    #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "15s")]
+    #[arg(long, value_parser = parse::reads, value_name = "TIME", default_value = "15s")]
     interval: Duration,
     /// Reads this topic only; can be repeated. Default: all topics
     #[arg(long, value_name = "NAME")]
@@ -64,14 +61,6 @@ pub(in crate::commands) const DATA: Table = &[("exporter", of::<ExporterPrinted>
 
 impl Exporter {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
-        if self.interval < SHORTEST {
-            return Err(Usage(format!(
-                "--interval is {}, at least {} are needed",
-                human::exact(self.interval),
-                human::exact(SHORTEST)
-            ))
-            .into());
-        }
         // They may be created later, so that is no error while it runs; and none of a name that is wrong would ever be told.
         for topic in &self.topic {
             if let Err(error) = cx.admin().topic(topic).await

@@ -11,11 +11,8 @@ use serde::Serialize;
 
 use crate::commands::schemas::{Table, of};
 use crate::context::{self, Context};
-use crate::exit::{Exit, Usage};
+use crate::exit::Exit;
 use crate::{human, parse};
-
-/// Minimum interval between two reads of a group, as that of the scaler.
-const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Serves the backlog of groups to KEDA, which scales Kubernetes deployments by it and starts them from zero
 ///
@@ -36,7 +33,7 @@ pub(crate) struct Scaler {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9466")]
     address: SocketAddr,
     /// Interval between two reads of a group that is watched, at least 100ms
-    #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "1s")]
+    #[arg(long, value_parser = parse::reads, value_name = "TIME", default_value = "1s")]
     interval: Duration,
     /// Prints what a trigger with these metadata is answered, and ends
     #[arg(long, value_name = "KEY=VALUE,…", value_delimiter = ',', value_parser = pair, conflicts_with_all = ["address", "interval"])]
@@ -87,10 +84,6 @@ pub(in crate::commands) const DATA: Table = &[("scaler", of::<ScalerPrinted>())]
 
 impl Scaler {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
-        if self.interval < SHORTEST {
-            let (is, least) = (human::exact(self.interval), human::exact(SHORTEST));
-            return Err(Usage(format!("--interval is {is}, at least {least} are needed")).into());
-        }
         let scaler = Server::new(cx.mq.backend()).interval(self.interval);
         if !self.check.is_empty() {
             let trigger = Trigger::from_metadata(self.check)?;

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::group::GroupOf;
+use crate::commands::shared;
 use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::view::GroupView;
 use crate::context::{Context, to_the_end};
@@ -251,14 +252,7 @@ async fn set(cx: &Context, of: &GroupOf, paused: bool, dry_run: bool) -> Result<
     let view =
         GroupPauseView { topic: topic.to_string(), group: group.to_string(), paused, changed, dry_run };
     cx.output.show(&view, |_| {
-        let what = match (changed, dry_run, paused) {
-            (false, _, true) => "is already paused",
-            (false, _, false) => "was not paused",
-            (true, true, true) => "would be paused",
-            (true, true, false) => "would be resumed",
-            (true, false, true) => "is paused",
-            (true, false, false) => "is resumed",
-        };
+        let what = shared::paused(changed, dry_run, paused);
         format!("group {group} of topic {topic} {what}")
     })?;
     Ok(Exit::Done)

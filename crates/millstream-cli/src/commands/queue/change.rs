@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::QueueCounts;
 use crate::commands::DryRun;
 use crate::commands::scheduled::recurring;
+use crate::commands::shared;
 use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::context::{Context, to_the_end};
 use crate::exit::{Exit, exists};
@@ -327,14 +328,7 @@ async fn set(
     };
     let view = QueuePauseView { queue: name.to_string(), paused, changed, claimed, dry_run };
     cx.output.show(&view, |_| {
-        let what = match (changed, dry_run, paused) {
-            (false, _, true) => "is already paused",
-            (false, _, false) => "was not paused",
-            (true, true, true) => "would be paused",
-            (true, true, false) => "would be resumed",
-            (true, false, true) => "is paused",
-            (true, false, false) => "is resumed",
-        };
+        let what = shared::paused(changed, dry_run, paused);
         let left = match claimed {
             0 => String::new(),
             some => format!("; {} worked on", human::of(some, "task is", "tasks are")),

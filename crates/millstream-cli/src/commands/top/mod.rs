@@ -32,9 +32,6 @@ use model::{Focus, Model};
 use sampler::Sampler;
 use screen::Screen;
 
-/// Minimum interval between two rounds.
-const SHORTEST: Duration = Duration::from_millis(100);
-
 /// Shows topics, groups, consumers and errors on a live screen, with rates and lag
 ///
 /// Arrows or j and k move, Enter inspects (a topic, then the messages of a group), Esc goes back, s sorts, / filters,
@@ -47,7 +44,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
   millstream top --once --json | jq '.data.topics[] | select(.groups[].dead > 0) | .topic'")]
 pub(crate) struct Top {
     /// Interval between two updates, at least 100ms
-    #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "1s")]
+    #[arg(long, value_parser = parse::reads, value_name = "TIME", default_value = "1s")]
     interval: Duration,
     /// Prints the state once and ends; requires no terminal. It measures twice, one interval apart, to compute rates
     #[arg(long)]
@@ -59,14 +56,6 @@ pub(in crate::commands) const DATA: Table = &[("top", of::<plain::Everything>())
 
 impl Top {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
-        if self.interval < SHORTEST {
-            return Err(Usage(format!(
-                "the interval is {}, at least {} are needed",
-                human::exact(self.interval),
-                human::exact(SHORTEST)
-            ))
-            .into());
-        }
         let sampler = Sampler::new(cx.mq.clone(), self.interval);
         if self.once {
             return once(sampler, self.interval, cx).await;
