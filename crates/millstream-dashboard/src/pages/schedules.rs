@@ -40,6 +40,14 @@ impl Home {
         Ok(Self::Topic(Box::new(RecurringMessages::new(cx.app.mq.backend().clone(), spec, codec))))
     }
 
+    /// Opens the topic or the delay queue in the path.
+    async fn of(cx: &Context) -> Result<Self, Failure> {
+        match cx.path.raw("topic") {
+            Some(_) => Self::topic(cx, &cx.topic()?).await,
+            None => Ok(Self::Queue(queues::open(cx, &cx.queue()?).await?)),
+        }
+    }
+
     async fn list(&self) -> Result<Vec<RecurringEntry>, Failure> {
         Ok(match self {
             Self::Topic(messages) => messages.list().await?,
@@ -55,27 +63,21 @@ impl Home {
     }
 }
 
-/// Shows the rules of a topic.
-pub(crate) async fn of_topic(cx: Context) -> Result<Page, Failure> {
-    let topic = cx.topic()?;
-    let entries = Home::topic(&cx, &topic).await?.list().await?;
-    let change = cx
-        .may(&topic, Permission::Operate)
-        .then(|| Href::of(paths::TOPIC_SCHEDULES_CHANGE, &[topic.as_str()]));
-    let page = topic_page(format!("Schedules of {topic}"), &topic, paths::TOPIC_SCHEDULES);
-    Ok(page.table(rules(&entries, change.as_ref(), &cx.app.hidden_in_topic(&topic))))
-}
-
-/// Shows the rules of a delay queue.
-pub(crate) async fn of_queue(cx: Context) -> Result<Page, Failure> {
-    let name = cx.queue()?;
-    let entries = Home::Queue(queues::open(&cx, &name).await?).list().await?;
-    let change = cx
-        .access
-        .allows(Permission::Operate)
-        .then(|| Href::of(paths::QUEUE_SCHEDULES_CHANGE, &[name.as_str()]));
-    let page = queue_page(format!("Schedules of {name}"), &name, paths::QUEUE_SCHEDULES);
-    Ok(page.table(rules(&entries, change.as_ref(), &cx.app.hidden_in_queue(&name))))
+/// Shows the rules of the topic or the delay queue in the path.
+pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
+    let entries = Home::of(&cx).await?.list().await?;
+    let (page, hidden, may, change) = if cx.path.raw("topic").is_some() {
+        let topic = cx.topic()?;
+        let page = topic_page(format!("Schedules of {topic}"), &topic, paths::TOPIC_SCHEDULES);
+        let change = Href::of(paths::TOPIC_SCHEDULES_CHANGE, &[topic.as_str()]);
+        (page, cx.app.hidden_in_topic(&topic), cx.may(&topic, Permission::Operate), change)
+    } else {
+        let name = cx.queue()?;
+        let page = queue_page(format!("Schedules of {name}"), &name, paths::QUEUE_SCHEDULES);
+        let change = Href::of(paths::QUEUE_SCHEDULES_CHANGE, &[name.as_str()]);
+        (page, cx.app.hidden_in_queue(&name), cx.access.allows(Permission::Operate), change)
+    };
+    Ok(page.table(rules(&entries, may.then_some(&change), &hidden)))
 }
 
 fn rules(entries: &[RecurringEntry], change: Option<&Href>, hidden: &Redaction) -> Table {
@@ -163,36 +165,21 @@ pub(crate) async fn all(cx: Context) -> Result<Page, Failure> {
     }))))
 }
 
-/// Changes a rule of a topic.
-pub(crate) async fn change_topic(cx: Context, params: Params) -> Result<Href, Failure> {
-    let topic = cx.topic()?;
-    let home = Home::topic(&cx, &topic).await?;
-    let order = move |what, id: &str| Order::new(what, Subject::topic(&topic).select("id", id));
-    change(cx, params, home, order).await
-}
-
-/// Changes a rule of a queue.
-pub(crate) async fn change_queue(cx: Context, params: Params) -> Result<Href, Failure> {
-    let name = cx.queue()?;
-    let home = Home::Queue(queues::open(&cx, &name).await?);
-    let order = move |what, id: &str| Order::new(what, Subject::queue(&name).select("id", id));
-    change(cx, params, home, order).await
-}
-
-async fn change(
-    cx: Context,
-    params: Params,
-    home: Home,
-    order: impl FnOnce(&'static str, &str) -> Order,
-) -> Result<Href, Failure> {
-    let id = queues::id(&params)?;
+/// Changes a rule.
+pub(crate) async fn change(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (home, id) = (Home::of(&cx).await?, queues::id(&params)?);
+    let subject = match cx.path.raw("topic") {
+        Some(_) => Subject::topic(&cx.topic()?),
+        None => Subject::queue(&cx.queue()?),
+    };
     let what = match params.raw("change") {
         Some("pause") => "schedule pause",
         Some("resume") => "schedule resume",
         Some("now") => "schedule now",
         _ => return Err(Failure::invalid("change is pause, resume or now")),
     };
-    cx.act_once(order(what, &id), "there is no such rule", async move {
+    let order = Order::new(what, subject.select("id", &*id));
+    cx.act_once(order, "there is no such rule", async move {
         let recur = home.recur(&id);
         match what {
             "schedule pause" => recur.pause().await,

@@ -72,8 +72,8 @@ pub(crate) static ROUTES: &[Route] = &[
     post(DELAYED_NOW, Operate, Scope::Topic, || change(pages::delayed::change)),
     post(DELAYED_CANCEL, Admin, Scope::Topic, || change(pages::delayed::change)),
     post(DELAYED_MOVE, Operate, Scope::Topic, || change_on(pages::delayed::list, pages::delayed::change)),
-    read(TOPIC_SCHEDULES, Scope::Topic, || page(pages::schedules::of_topic)),
-    post(TOPIC_SCHEDULES_CHANGE, Operate, Scope::Topic, || change(pages::schedules::change_topic)),
+    read(TOPIC_SCHEDULES, Scope::Topic, || page(pages::schedules::show)),
+    post(TOPIC_SCHEDULES_CHANGE, Operate, Scope::Topic, || change(pages::schedules::change)),
     live(0, read(GROUP, Scope::Topic, || page(pages::group::show))),
     confirmation(PAUSE, Operate, Scope::Topic, || page(pages::group::confirm_pause)),
     post(PAUSE, Operate, Scope::Topic, || change_on(pages::group::confirm_pause, pages::group::change)),
@@ -123,8 +123,8 @@ pub(crate) static ROUTES: &[Route] = &[
     post(TASKS_PURGE, Admin, Scope::General, || {
         change_on(pages::shelf::change::confirm, pages::shelf::change::change)
     }),
-    read(QUEUE_SCHEDULES, Scope::General, || page(pages::schedules::of_queue)),
-    post(QUEUE_SCHEDULES_CHANGE, Operate, Scope::General, || change(pages::schedules::change_queue)),
+    read(QUEUE_SCHEDULES, Scope::General, || page(pages::schedules::show)),
+    post(QUEUE_SCHEDULES_CHANGE, Operate, Scope::General, || change(pages::schedules::change)),
     listed("Schedules", SCHEDULES, Scope::Any, || page(pages::schedules::all)),
     live(0, listed("Locks", LOCKS, Scope::General, || page(pages::locks::list))),
     confirmation(LOCK_RELEASE, Admin, Scope::General, || page(pages::locks::confirm)),
