@@ -71,21 +71,28 @@ impl<'a, T> TaskRecord<'a, T> {
         Self { on_conflict: OnConflict::Reject, ..self }
     }
 
-    /// Replaces a task that waits under this id and postpones it: it is due at the later of both due times. So a task that
-    /// is scheduled again and again with a delay runs once, when that delay has passed since the last time, with the last
-    /// payload. Needs an [`id`](Self::id). Fails with [`ErrorKind::Exists`] while a task with this id is being worked on,
-    /// since the payload would be lost.
+    /// Sets the [`id`](Self::id), replaces a task that waits under it and postpones it: it is due at the later of both due
+    /// times. So a task that is scheduled again and again with a delay runs once, when that delay has passed since the last
+    /// time, with the last payload. Fails with [`ErrorKind::Exists`] while a task with this id is being worked on, since the
+    /// payload would be lost.
+    ///
+    /// Under a random id it would never meet the task before, so there is no way to leave the id out:
+    ///
+    /// ```compile_fail,E0061
+    /// # use millstream_delay::TaskRecord;
+    /// let _ = TaskRecord::new(&7).delay(std::time::Duration::from_secs(60)).debounce();
+    /// ```
     #[must_use]
-    pub fn debounce(self) -> Self {
-        Self { on_conflict: OnConflict::Debounce, ..self }
+    pub fn debounce(self, id: impl Into<String>) -> Self {
+        Self { on_conflict: OnConflict::Debounce, ..self.id(id) }
     }
 
-    /// Replaces the payload of a task that waits under this id, whose due time stays: at most one task waits, the first one
-    /// determines when it runs, and the last one with what. Needs an [`id`](Self::id). Fails with [`ErrorKind::Exists`]
-    /// while a task with this id is being worked on, since the payload would be lost.
+    /// Sets the [`id`](Self::id) and replaces the payload of a task that waits under it, whose due time stays: at most one
+    /// task waits, the first one determines when it runs, and the last one with what. Fails with [`ErrorKind::Exists`] while
+    /// a task with this id is being worked on, since the payload would be lost.
     #[must_use]
-    pub fn keep_last(self) -> Self {
-        Self { on_conflict: OnConflict::KeepLast, ..self }
+    pub fn keep_last(self, id: impl Into<String>) -> Self {
+        Self { on_conflict: OnConflict::KeepLast, ..self.id(id) }
     }
 
     /// Sets the key, which is passed to the handler and has no other effect.
@@ -155,13 +162,13 @@ impl<'a, T> ScheduleTask<'a, T> {
     }
 
     /// See [`TaskRecord::debounce`].
-    pub fn debounce(self) -> Self {
-        self.with(TaskRecord::debounce)
+    pub fn debounce(self, id: impl Into<String>) -> Self {
+        self.with(|record| record.debounce(id))
     }
 
     /// See [`TaskRecord::keep_last`].
-    pub fn keep_last(self) -> Self {
-        self.with(TaskRecord::keep_last)
+    pub fn keep_last(self, id: impl Into<String>) -> Self {
+        self.with(|record| record.keep_last(id))
     }
 
     /// See [`TaskRecord::key`].
@@ -220,10 +227,6 @@ impl<T: 'static> Inner<T> {
     fn scheduling(&self, record: TaskRecord<'_, T>, random: u128) -> Result<Scheduling> {
         let id = match record.id {
             Some(id) => ScheduleId::new(id)?,
-            None if matches!(record.on_conflict, OnConflict::Debounce | OnConflict::KeepLast) => {
-                let error = "a task that is debounced, or of which the last is kept, needs an id";
-                return Err(Error::new(ErrorKind::InvalidConfig, error));
-            }
             None => ScheduleId::new(short(random))?,
         };
         let fields = self.encode(record.payload, record.envelope)?;

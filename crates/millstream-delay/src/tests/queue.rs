@@ -52,14 +52,11 @@ async fn a_task_is_debounced_or_its_last_payload_kept() {
         (found.payload().expect("a number"), found.due)
     };
     for (number, delay) in [(1, 9), (2, 20), (3, 5)] {
-        queue.schedule(&number).delay(SECS(delay)).id("quiet").debounce().await.expect("scheduled");
-        queue.schedule(&number).delay(SECS(delay)).id("first").keep_last().await.expect("scheduled");
+        queue.schedule(&number).delay(SECS(delay)).debounce("quiet").await.expect("scheduled");
+        queue.schedule(&number).delay(SECS(delay)).keep_last("first").await.expect("scheduled");
     }
     assert_eq!(waits("quiet").await, (3, at(EPOCH + 20_000)));
     assert_eq!(waits("first").await, (3, at(EPOCH + 9_000)));
-    for error in [queue.schedule(&1).debounce().await, queue.schedule(&1).keep_last().await] {
-        assert_eq!(error.expect_err("no id").kind(), ErrorKind::InvalidConfig);
-    }
 
     // While it is worked on nothing can take the payload: that is an error, and not a task that was kept.
     queue.run_now("quiet").await.expect("moved");
@@ -75,8 +72,8 @@ async fn a_task_is_debounced_or_its_last_payload_kept() {
     let worker = worker.await.expect("started");
     begun.notified().await;
     for error in [
-        queue.schedule(&4).delay(SECS(1)).id("quiet").debounce().await,
-        queue.schedule(&4).delay(SECS(1)).id("quiet").keep_last().await,
+        queue.schedule(&4).delay(SECS(1)).debounce("quiet").await,
+        queue.schedule(&4).delay(SECS(1)).keep_last("quiet").await,
     ] {
         assert_eq!(error.expect_err("it is worked on").kind(), ErrorKind::Exists);
     }
@@ -84,7 +81,7 @@ async fn a_task_is_debounced_or_its_last_payload_kept() {
     while worker.report().done == 0 {
         tokio::time::sleep(MS(1)).await;
     }
-    let free = queue.schedule(&4).delay(SECS(100)).id("quiet").debounce().await.expect("scheduled");
+    let free = queue.schedule(&4).delay(SECS(100)).debounce("quiet").await.expect("scheduled");
     assert_eq!(free.placed, Placed::New);
     worker.shutdown().await;
 }

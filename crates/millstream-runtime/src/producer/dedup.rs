@@ -67,7 +67,7 @@ impl DedupSends {
     /// # Errors
     /// `Unsupported` if the backend recognises no repetitions, or for a durability of more than `Stored`; `Closed`.
     pub(super) fn by_id(&self, durability: Durability) -> Result<Arc<Batcher<DedupAppend>>> {
-        self.check(durability, Capability::Dedup)?;
+        self.check(durability, Capability::Dedup, "a send with a dedup id")?;
         self.by_id.batcher(|| {
             let sink = ToLogOnce {
                 appender: self.backend.log().dedup_appender(),
@@ -85,7 +85,7 @@ impl DedupSends {
     /// # Errors
     /// As [`by_id`](Self::by_id).
     pub(super) fn by_number(&self, durability: Durability) -> Result<Arc<Batcher<NumberedAppend>>> {
-        self.check(durability, Capability::Dedup)?;
+        self.check(durability, Capability::Dedup, "a send of an idempotent producer")?;
         self.by_number.batcher(|| {
             let sink = ToLogNumbered {
                 numbering: self.numbering,
@@ -103,7 +103,7 @@ impl DedupSends {
     /// # Errors
     /// As [`by_id`](Self::by_id).
     pub(super) fn by_unique(&self, durability: Durability) -> Result<Arc<Batcher<UniqueAppend>>> {
-        self.check(durability, Capability::Unique)?;
+        self.check(durability, Capability::Unique, "a send with a unique id")?;
         self.by_unique.batcher(|| self.start(ToLogUnique::new(self.bounded())))
     }
 
@@ -112,11 +112,9 @@ impl DedupSends {
         Batcher::start_by(sink, topic, &self.config, observer, Some(LeaseClock::of(&self.backend)))
     }
 
-    fn check(&self, durability: Durability, capability: Capability) -> Result<()> {
+    fn check(&self, durability: Durability, capability: Capability, what: &str) -> Result<()> {
         if durability != Durability::Stored {
-            let id = if capability == Capability::Unique { "unique" } else { "dedup" };
-            let why = format!("a send with a {id} id cannot be {durability}, only {}", Durability::Stored);
-            return Err(Error::new(ErrorKind::Unsupported, why).at(&self.topic));
+            return Err(only_stored(what, durability).at(&self.topic));
         }
         self.backend.require(capability)
     }
@@ -212,6 +210,14 @@ impl Outgoing for NumberedAppend {
     fn charge(&self) -> usize {
         self.append.charge()
     }
+}
+
+/// Returns the error of a send that cannot have the durability of its producer, or its own.
+pub(super) fn only_stored(what: &str, durability: Durability) -> Error {
+    let stored = Durability::Stored;
+    let why =
+        format!("{what} cannot be {durability}, only {stored}: use a producer whose durability is {stored}");
+    Error::new(ErrorKind::Unsupported, why)
 }
 
 /// Returns an entry that gets its number when its batch is closed: then the order is certain.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
 use millstream_core::span::OperationKind;
-use millstream_core::{Envelope, Error, ErrorKind, Partition, Result, Timestamp};
+use millstream_core::{Envelope, Partition, Result, Timestamp};
 use uuid::Uuid;
 
 use super::layers::Encoded;
@@ -73,34 +73,35 @@ impl<'a, T> DelayedRecord<'a, T> {
         self
     }
 
-    /// Replaces a message that waits under this id and postpones it: it is due at the later of both due times. So a message
-    /// that is sent again and again with a delay is read once, when that delay has passed since the last send, with the
-    /// last payload. Needs an [`id`](Self::id). Nothing limits how long it is postponed:
-    /// [`keep_last`](Self::keep_last) does.
+    /// Sets the [`id`](Self::id), replaces a message that waits under it and postpones it: it is due at the later of both due
+    /// times. So a message that is sent again and again with a delay is read once, when that delay has passed since the last
+    /// send, with the last payload. Nothing limits how long it is postponed: [`keep_last`](Self::keep_last) does.
     ///
     /// A message that has moved to the log does not wait any more, even if no group has read it: the next one is a new one.
+    ///
+    /// Under a random id it would never meet the message before, so there is no way to leave the id out:
+    ///
+    /// ```compile_fail,E0061
+    /// # use millstream_runtime::Record;
+    /// let _ = Record::new(&7).delay(std::time::Duration::from_secs(60)).debounce();
+    /// ```
     #[must_use]
-    pub fn debounce(mut self) -> Self {
+    pub fn debounce(mut self, id: impl Into<String>) -> Self {
         self.on_conflict = OnConflict::Debounce;
-        self
+        self.id(id)
     }
 
-    /// Replaces the payload of a message that waits under this id, whose due time stays: at most one message waits, the
-    /// first one determines when it is read, and the last one what. Needs an [`id`](Self::id).
+    /// Sets the [`id`](Self::id) and replaces the payload of a message that waits under it, whose due time stays: at most one
+    /// message waits, the first one determines when it is read, and the last one what.
     #[must_use]
-    pub fn keep_last(mut self) -> Self {
+    pub fn keep_last(mut self, id: impl Into<String>) -> Self {
         self.on_conflict = OnConflict::KeepLast;
-        self
+        self.id(id)
     }
 
     pub(super) fn schedule_id(&self) -> Result<ScheduleId> {
         match &self.id {
             Some(id) => ScheduleId::new(id),
-            // Under a random id it would never meet the one before.
-            None if matches!(self.on_conflict, OnConflict::Debounce | OnConflict::KeepLast) => {
-                let error = "a message that is debounced, or of which the last is kept, needs an id";
-                Err(Error::new(ErrorKind::InvalidConfig, error))
-            }
             None => ScheduleId::new(short(Uuid::new_v4())),
         }
     }
@@ -197,14 +198,14 @@ impl<T> SendDelayed<'_, T> {
     }
 
     /// See [`DelayedRecord::debounce`].
-    pub fn debounce(mut self) -> Self {
-        self.record = self.record.debounce();
+    pub fn debounce(mut self, id: impl Into<String>) -> Self {
+        self.record = self.record.debounce(id);
         self
     }
 
     /// See [`DelayedRecord::keep_last`].
-    pub fn keep_last(mut self) -> Self {
-        self.record = self.record.keep_last();
+    pub fn keep_last(mut self, id: impl Into<String>) -> Self {
+        self.record = self.record.keep_last(id);
         self
     }
 }

@@ -10,6 +10,7 @@ use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Durability, Envelope, Partition};
 
+use super::dedup::only_stored;
 use super::layers::{Encoded, Unfinished};
 use super::record::Way;
 use super::{DelayedRecord, Inner, Producer, Record};
@@ -52,8 +53,7 @@ impl<T> Producer<T> {
         let id = record.schedule_id()?;
         let durability = self.durability_of(&record.record);
         if durability != Durability::Stored {
-            let why = format!("a delayed message cannot be {durability}, only {}", Durability::Stored);
-            return Err(Error::new(ErrorKind::Unsupported, why));
+            return Err(only_stored("a delayed message", durability).at(&self.inner.topic));
         }
         let DelayedRecord { record, due, id: given, on_conflict } = record;
         // Without a key, an explicit id chooses the partition: only messages of one partition are compared by id.

@@ -344,8 +344,8 @@ impl<T> ProducerBuilder<T> {
     /// [`Durability::Stored`].
     ///
     /// With more than that, the sends of all producers of a process share one connection, and a send takes the time until
-    /// the replicas or the disk have confirmed. Delayed sends are refused with [`ErrorKind::Unsupported`]: they are only
-    /// ever `Stored`.
+    /// the replicas or the disk have confirmed. Delayed sends and those with an id are refused with [`ErrorKind::Unsupported`],
+    /// before anything is sent: they are only ever `Stored`. Use a second producer for them.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.config.durability = durability;
         self

@@ -43,6 +43,8 @@ pub(super) struct Parser {
     ignore_partition: bool,
     due: Option<Due>,
     id: Option<String>,
+    /// Whether each message must have an id: another one is to meet it.
+    needs_id: bool,
     once_field: Option<OnceField>,
     limits: Limits,
 }
@@ -59,6 +61,7 @@ impl Parser {
             ignore_partition: options.ignore_partition,
             due: options.due.due(),
             id: options.id.clone(),
+            needs_id: options.replace || options.debounce || options.keep_last,
             once_field: OnceField::new(options),
             limits: options.max_payload.limits(),
         }
@@ -114,6 +117,10 @@ impl Parser {
                 ));
             }
             ScheduleId::new(id).map_err(|error| error.to_string())?;
+        } else if self.needs_id {
+            return Err(
+                "--replace, --debounce and --keep-last need an id: --id, or the id of a line of JSON".into(),
+            );
         }
         if let (None, Some(field)) = (&message.once, &self.once_field) {
             message.once = Some(field.of(&message.envelope.payload)?);
@@ -216,6 +223,8 @@ mod tests {
             ("--dedup-field a", "{\"b\":1}", "no field \"a\""),
             ("--format json", "{\"payload\":1,\"id\":\"x\"}", "only what is sent for later"),
             ("--format json", "{\"payload\":1,\"id\":\"\",\"delay\":\"1s\"}", "schedule id is empty"),
+            ("--delay 1s --debounce", "x", "need an id"),
+            ("--format json --replace", "{\"payload\":1}", "need an id"),
         ];
         for (options, line, says) in cases {
             let error = parsed(options, line).expect_err(line);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream::delay::{Due, Placed};
-use millstream::{DelayedRecord, Error, ErrorKind, Producer, Record};
+use millstream::{Error, ErrorKind, Producer, Record};
 use tokio::time::Instant;
 
 use crate::commands::produce::once::Once;
@@ -171,12 +171,13 @@ async fn send(
             Due::In(delay) => record(it).delay(delay),
             Due::At(time) => record(it).at(time),
         };
-        let record = it.id.iter().fold(record, DelayedRecord::id);
-        match options {
-            Produce { replace: true, .. } => record.replace(),
-            Produce { debounce: true, .. } => record.debounce(),
-            Produce { keep_last: true, .. } => record.keep_last(),
-            _ => record,
+        // With a debounce or the last kept, the parser has made sure of an id.
+        match (options, &it.id) {
+            (Produce { debounce: true, .. }, Some(id)) => record.debounce(id),
+            (Produce { keep_last: true, .. }, Some(id)) => record.keep_last(id),
+            (Produce { replace: true, .. }, Some(id)) => record.id(id).replace(),
+            (_, Some(id)) => record.id(id),
+            (_, None) => record,
         }
     });
     let (now, later) = tokio::join!(producer.send_all(now), producer.send_all_delayed(later));

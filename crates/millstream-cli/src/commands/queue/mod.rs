@@ -381,12 +381,12 @@ impl QueueAdd {
             Some(Due::In(delay)) => task.delay(delay),
             Some(Due::At(time)) => task.at(time),
         };
-        let task = self.id.iter().fold(task, ScheduleTask::id);
-        let task = match &self {
-            Self { replace: true, .. } => task.replace(),
-            Self { debounce: true, .. } => task.debounce(),
-            Self { keep_last: true, .. } => task.keep_last(),
-            _ => task,
+        let task = match (&self, &self.id) {
+            (Self { debounce: true, .. }, Some(id)) => task.debounce(id),
+            (Self { keep_last: true, .. }, Some(id)) => task.keep_last(id),
+            (Self { replace: true, .. }, Some(id)) => task.id(id).replace(),
+            (_, Some(id)) => task.id(id),
+            (_, None) => task,
         };
         let task = envelope.key.iter().fold(task, ScheduleTask::key);
         let task = envelope.headers.iter().fold(task, |task, (name, value)| task.header(name, value)).await?;

@@ -205,8 +205,8 @@ async fn sends_under_one_id_are_debounced_or_the_last_is_kept() {
         let producer = bench.producer(NUMBERS).await;
         let began = Instant::now();
         let send = async |value: u64| {
-            let sent = producer.send(&value).delay(MS(1_000)).id("user-7");
-            if debounce { sent.debounce().await } else { sent.keep_last().await }
+            let sent = producer.send(&value).delay(MS(1_000));
+            if debounce { sent.debounce("user-7").await } else { sent.keep_last("user-7").await }
         };
         let mut placed = Vec::new();
         for value in 0..10 {
@@ -230,12 +230,12 @@ async fn sends_under_one_id_are_debounced_or_the_last_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_id_nothing_is_debounced() {
+async fn under_an_empty_id_nothing_is_debounced() {
     let bench = bench();
     let producer = bench.producer(NUMBERS).await;
-    for record in [Record::new(&1).delay(MS(1)).debounce(), Record::new(&1).delay(MS(1)).keep_last()] {
+    for record in [Record::new(&1).delay(MS(1)).debounce(""), Record::new(&1).delay(MS(1)).keep_last("")] {
         let error = producer.send_all_delayed([record]).await.remove(0).expect_err("no id");
-        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert_eq!(error.kind(), ErrorKind::InvalidName);
     }
     assert_eq!(waiting(&bench, "numbers").await.count().await.expect("counted").total, 0);
 }

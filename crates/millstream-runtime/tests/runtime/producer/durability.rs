@@ -202,6 +202,17 @@ async fn what_cannot_be_given_is_refused() {
     assert_eq!(kind(later), Some(ErrorKind::Unsupported), "delayed messages are only stored");
     assert_eq!(kind(durable.send(&1).dedup("a").await), Some(ErrorKind::Unsupported));
     assert_eq!(kind(durable.send(&1).unique("a").await), Some(ErrorKind::Unsupported));
+    let together = durable.send_all([Record::new(&1).dedup("a"), Record::new(&1).unique("a")]).await;
+    for refused in together.into_iter().chain([durable.send(&1).throttle("a", Duration::from_secs(1)).await])
+    {
+        let refused = refused.expect_err("only stored");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert!(refused.to_string().contains("use a producer whose durability is stored"), "{refused}");
+    }
+    let numbers: Producer<u64> = builder(&backend).idempotent(true).await.expect("a producer");
+    let refused = numbers.send(&1).durability(REPLICATED).await.expect_err("only stored");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.to_string().contains("a send of an idempotent producer"), "{refused}");
     producer.send(&1).delay(Duration::from_secs(1)).await.expect("scheduled");
     assert_eq!(stored(&backend).await, 0);
     producer.close().await;
