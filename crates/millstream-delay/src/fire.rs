@@ -7,7 +7,9 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::sorted::{SortedMap, SortedSet};
-use millstream_core::{Backend, Error, Place, ScheduleId, Timestamp, TopicPartition};
+use millstream_core::span::{Failed, MessagingOperation, OperationKind, SpanMessage};
+use millstream_core::wire::decode_body;
+use millstream_core::{Backend, Error, Limits, Place, ScheduleId, Timestamp, TopicPartition};
 use tokio::time::Instant;
 
 use crate::rule::Rule;
@@ -83,9 +85,14 @@ async fn fire(
             return Ok(None);
         }
     };
-    let Some(messages) = recurring.fire(place, id, &plan.fires, expected, plan.next).await? else {
-        return Ok(None);
-    };
+    let began = Instant::now();
+    let fired = recurring.fire(place, id, &plan.fires, expected, plan.next).await;
+    // What another one has fired, or nobody was to fire, has no span.
+    let fires = fired.as_ref().map_or(plan.fires.len(), |messages| messages.unwrap_or(0));
+    if fires > 0 {
+        record(place, recurrence, fires, fired.as_ref().err(), began, observer);
+    }
+    let Some(messages) = fired? else { return Ok(None) };
     if plan.missed > 0 {
         tracing::warn!(%place, %id, missed = plan.missed, "missed times are skipped");
     }
@@ -94,6 +101,27 @@ async fn fire(
         observer.observe(&Event::Fired { place, id, messages, missed });
     }
     Ok(Some(messages))
+}
+
+/// Makes the span of a firing, which links to the context that the rule's message has.
+fn record(
+    place: &Place,
+    recurrence: &Recurrence,
+    messages: usize,
+    error: Option<&Error>,
+    began: Instant,
+    observer: &dyn Observer,
+) {
+    let body = decode_body(&recurrence.fields, &Limits::default());
+    let headers = body.map(|body| body.headers).unwrap_or_default();
+    let stored = [SpanMessage::new(&headers)];
+    let (destination, partition) = match place {
+        Place::Partition(it) => (it.topic.as_str(), it.partition.0),
+        Place::Shard(it) => (it.queue.as_str(), it.shard),
+    };
+    let mut span = MessagingOperation::passing_on(OperationKind::Schedule, destination, &stored);
+    (span.partition, span.batch, span.since) = (Some(partition), Some(messages), began.elapsed());
+    span.record(error.map(|error| Failed { error: error.kind().as_str(), messages }), observer);
 }
 
 /// Fires at one place, round after round. It has its own monitor, so that a failure to fire (for example because the

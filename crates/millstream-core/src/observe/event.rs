@@ -503,7 +503,8 @@ pub enum Event<'a> {
         /// The message of the panic.
         text: &'a str,
     },
-    /// A loop that had been failing succeeded again.
+    /// A loop that had been failing succeeded again, or the loop that took its place. What ended for good while it failed, as the
+    /// work on a partition that another instance has now, is not reported.
     Recovered {
         /// The operation that succeeded.
         operation: &'static str,
@@ -525,7 +526,8 @@ pub trait Observer: Send + Sync {
     /// Receives an event.
     fn observe(&self, event: &Event<'_>);
 
-    /// Returns what starts spans, if this observer does. Called once by each producer, consumer, queue and worker. Default: `None`.
+    /// Returns what starts spans, if this observer does. Called once by each producer, consumer, queue and worker, and for
+    /// each request that [passes messages on](crate::span::MessagingOperation::record). Default: `None`.
     fn tracer(&self) -> Option<Arc<dyn Tracer>> {
         None
     }

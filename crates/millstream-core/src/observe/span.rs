@@ -89,6 +89,8 @@ pub struct MessagingOperation<'a> {
     pub attempt: Option<u32>,
     /// How long ago the operation began.
     pub since: Duration,
+    /// Whether messages without a context of their own carry that of this span; not if they are passed on as they were stored.
+    pub is_carried: bool,
 }
 
 impl<'a> MessagingOperation<'a> {
@@ -96,7 +98,26 @@ impl<'a> MessagingOperation<'a> {
     #[must_use]
     pub fn new(kind: OperationKind, destination: &'a str) -> Self {
         let (partition, group, batch, attempt) = (None, None, None, None);
-        Self { kind, destination, partition, group, messages: &[], batch, attempt, since: Duration::ZERO }
+        let (messages, since, is_carried) = (&[], Duration::ZERO, true);
+        Self { kind, destination, partition, group, messages, batch, attempt, since, is_carried }
+    }
+
+    /// Creates an operation that passes on messages as they were stored, and that began some time ago.
+    #[must_use]
+    pub fn passing_on(kind: OperationKind, destination: &'a str, messages: &'a [SpanMessage<'a>]) -> Self {
+        Self { messages, batch: Some(messages.len()), is_carried: false, ..Self::new(kind, destination) }
+    }
+
+    /// Makes the span of the operation, which has ended, if the observer has a tracer.
+    pub fn record(&self, failed: Option<Failed>, observer: &dyn Observer) {
+        let record = || {
+            if let Some(tracer) = observer.tracer() {
+                tracer.start(self).end(failed);
+            }
+        };
+        if let Err(panicked) = catch(UserCode::Observer, record) {
+            observer.observe(&panicked.event());
+        }
     }
 }
 

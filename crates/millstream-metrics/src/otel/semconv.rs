@@ -128,7 +128,7 @@ attributes! {
     MESSAGE_ID = "messaging.message.id" MESSAGE, &[],
         "Id of the message in its partition's log, the same on every attempt; of delayed messages that wait, and of tasks, the id of the schedule. Of a batch it is on the links.";
     BATCH_MESSAGE_COUNT = "messaging.batch.message_count" &[Op::Send, Op::Schedule, Op::Process, Op::Settle], &[],
-        "Number of messages of `send_all`, `send_all_delayed`, `schedule_all`, a batch handler, or a request that settles.";
+        "Number of messages of `send_all`, `send_all_delayed`, `schedule_all`, a batch handler, a request of a relay or one that settles, or a rule that fires.";
     DELIVERY_ATTEMPT = "messaging.millstream.message.delivery_attempt" &[Op::Receive, Op::Process], &[],
         "Number of the attempt, from 1; not of a batch.";
     BODY_SIZE = "messaging.message.body.size" MESSAGE, &[],

@@ -140,7 +140,7 @@ impl Settings {
                 links.push(Link::new(sent, id.into_iter().collect(), 0));
             }
         }
-        let is_created = !links.is_empty();
+        let is_created = !links.is_empty() || !operation.is_carried;
         SpanBuilder::from_name(format!("{} {destination}", kind.as_str()))
             .with_kind(semconv::span_kind(kind, is_created))
             .with_attributes(attributes)

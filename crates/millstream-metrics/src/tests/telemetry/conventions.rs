@@ -18,7 +18,7 @@ fn rendered() -> String {
         let but = if own == other {
             String::new()
         } else {
-            format!(", or {other:?} if the message has a context already")
+            format!(", or {other:?} if the message has a context already or is passed on")
         };
         let _ = writeln!(
             text,

@@ -249,6 +249,47 @@ async fn a_task_of_a_delay_queue_whose_handler_panics_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_recurring_rule_has_a_span_for_each_firing() {
+    let traced = Traced::new();
+    let mails = traced.mails().await;
+    mails.recurring("beat").every(Duration::from_secs(60)).payload(&7).await.expect("put");
+    mails
+        .recurring("traced")
+        .every(Duration::from_secs(90))
+        .payload(&8)
+        .header("traceparent", CONTEXT)
+        .await
+        .expect("put");
+    let worker = mails.worker().start(|_: Task<u64>| async {}).await.expect("started");
+    while worker.report().done < 3 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    worker.shutdown().await;
+
+    let all = traced.spans();
+    let named = |name: &str| all.iter().filter(|span| span.name() == name).collect::<Vec<_>>();
+    let ([beat, linked, again], process) = (&named("schedule mails")[..], named("process mails")) else {
+        panic!("{all:#?}")
+    };
+    let of_firing = [
+        ("messaging.operation.type", "send"),
+        ("messaging.destination.partition.id", "0"),
+        ("messaging.batch.message_count", "1"),
+    ];
+    for firing in [beat, linked, again] {
+        assert_eq!(firing.attributes(), expected("schedule", "mails", &of_firing));
+        assert_eq!(firing.0.span_kind, SpanKind::Client, "its context is in no message");
+        assert!(firing.is_root());
+    }
+    assert!(beat.links().is_empty() && again.links().is_empty());
+    for span in [linked, process[1]] {
+        let [(link, _)] = &span.links()[..] else { panic!("{span:?}") };
+        assert_eq!(link.trace_id().to_string(), CONTEXT[3..35]);
+    }
+    assert!(process[0].links().is_empty() && process.len() == 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn tasks_and_delayed_messages_that_are_sent_together_share_a_span() {
     let traced = Traced::new();
     let mails = traced.mails().await;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use millstream_core::TopicPartition;
 use millstream_core::error::ErrorKind;
 use millstream_core::log::DedupAppend;
+use millstream_core::{Headers, TopicPartition};
 
 use crate::outbox::row::RowName;
 
@@ -21,6 +21,8 @@ const REQUEST: usize = 4 << 20;
 pub(super) struct Planned {
     pub(super) row: RowName,
     pub(super) append: DedupAppend,
+    /// Headers of the row, with the context in which it was written.
+    pub(super) headers: Headers,
 }
 
 impl Planned {
@@ -99,7 +101,7 @@ mod tests {
         let append = Append { topic_partition, fields };
         let dedup = DedupId::new(vec![1]).expect("an id");
         let append = DedupAppend { append, id: dedup, window: Duration::from_secs(60), earlier: Vec::new() };
-        Planned { row: RowName { id, message_id: vec![1] }, append }
+        Planned { row: RowName { id, message_id: vec![1] }, append, headers: Headers::new() }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod config;
 mod pace;
 mod run;
 mod share;
+mod spans;
 #[cfg(test)]
 #[cfg(feature = "sqlite")]
 mod tests;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::{Append, DedupAppend, Deduplicated};
+use millstream_core::span::Tracing;
 use millstream_core::{Backend, Log, TopicName, TopicPartition, wire};
 use millstream_engine::{LeaseClock, LoopMonitor, Scope, catch_panic};
 use tokio::sync::{Notify, watch};
@@ -23,6 +24,7 @@ use super::answers::Answers;
 use super::batch::{Planned, Verdict, requests, verdict};
 use super::pace::Pace;
 use super::share;
+use super::spans::Spans;
 use super::topics::Topics;
 use super::trimming::Trims;
 use crate::outbox::row::{RowName, StoredRow, before_watermark};
@@ -79,6 +81,8 @@ pub(super) struct Run {
     trims: Trims,
     config: OutboxRelayConfig,
     observer: Arc<dyn Observer>,
+    /// Whether the observer has a tracer.
+    is_traced: bool,
     monitor: LoopMonitor,
     me: String,
     stopped: watch::Receiver<bool>,
@@ -122,6 +126,7 @@ impl Run {
             topics,
             trims,
             config,
+            is_traced: Tracing::of(&observer).is_some(),
             observer,
             monitor: LoopMonitor::unlisted("relay", Scope::Queue),
             me,
@@ -365,7 +370,7 @@ impl Run {
         }
         let append = Append { topic_partition, fields: wire::encode(&message.envelope) };
         let append = DedupAppend { append, id: message.id, window: self.config.window, earlier };
-        Ok(Some(Planned { row: row_name, append }))
+        Ok(Some(Planned { row: row_name, append, headers: message.envelope.headers }))
     }
 
     /// Appends messages. Returns an error of those that wait, and whether the servers are away.
@@ -377,13 +382,19 @@ impl Run {
             return (None, true);
         }
         let batch: Vec<DedupAppend> = messages.iter().map(|it| it.append.clone()).collect();
+        let began = Instant::now();
         let mut results = self.log.append_dedup(&batch).await.into_iter();
+        let mut spans = self.is_traced.then(|| Spans::since(began));
         let mut counts: BTreeMap<&TopicPartition, (usize, usize)> = BTreeMap::new();
         let (mut waits, mut is_away) = (None, false);
         for message in messages {
             let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
             let place = message.topic_partition();
-            match results.next().unwrap_or_else(missing) {
+            let result = results.next().unwrap_or_else(missing);
+            if let Some(spans) = &mut spans {
+                spans.add(message, result.as_ref().err());
+            }
+            match result {
                 Ok(Deduplicated { is_duplicate, .. }) => {
                     let (stored, duplicates) = counts.entry(place).or_default();
                     *(if is_duplicate { duplicates } else { stored }) += 1;
@@ -400,6 +411,9 @@ impl Run {
                     }
                 },
             }
+        }
+        if let Some(spans) = spans {
+            spans.end(&*self.observer);
         }
         for (topic_partition, (stored, duplicates)) in counts {
             if stored > 0 {

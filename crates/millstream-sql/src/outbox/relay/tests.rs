@@ -6,17 +6,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millstream_core::error::Result;
-use millstream_core::event::Ignore;
-use millstream_core::log::Append;
-use millstream_core::{Backend, Envelope, Retention, Topic, TopicPartition, wire};
+use millstream_core::dedup::DedupId;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::{Event, Ignore, Observer};
+use millstream_core::log::{Append, DedupAppend};
+use millstream_core::span::{self, Detail, MessagingOperation, Span, Tracer};
+use millstream_core::{Backend, Envelope, Headers, Retention, Topic, TopicPartition, TraceContext, wire};
 use millstream_memory::{MemoryBackend, SuspendableClock};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::OutboxRelayConfig;
+use super::batch::Planned;
 use super::run::Run;
+use super::spans::Spans;
 use super::topics::Topics;
 use super::trimming::Trims;
 use crate::outbox::row::{RowName, StoredRow};
@@ -139,12 +144,22 @@ impl Scene {
 
     /// Starts a relay, which runs until the returned value is dropped.
     async fn relay(&self, name: &str, link: &Arc<Link>, config: &OutboxRelayConfig) -> watch::Sender<bool> {
+        self.observed_relay(name, link, config, Arc::new(Ignore)).await
+    }
+
+    async fn observed_relay(
+        &self,
+        name: &str,
+        link: &Arc<Link>,
+        config: &OutboxRelayConfig,
+        observer: Arc<dyn Observer>,
+    ) -> watch::Sender<bool> {
         let catalog = self.backend.catalog().clone();
         let mut topics = Topics::new(catalog.clone(), config.partitioner.clone(), config.window);
         topics.declare(&LINES.spec().expect("it works")).await.expect("it works");
         let (stop, stopped) = watch::channel(false);
         let known = (topics, Trims::new(self.backend.log().clone(), catalog, Arc::new(Ignore)));
-        let (backend, observer) = (&self.backend, Arc::new(Ignore));
+        let backend = &self.backend;
         let run = Run::new(link.clone(), backend, known, config.clone(), observer, name.into(), stopped);
         tokio::spawn(run.run());
         stop
@@ -243,6 +258,96 @@ async fn a_page_that_was_read_before_a_suspension_is_not_sent_behind_it() {
     // It knows by then whose the rows are.
     until(&a.renewals, |count| *count > before).await;
     assert_eq!(scene.sent().await, 0);
+}
+
+/// Observer whose tracer notes each span as a text.
+#[derive(Clone, Default)]
+struct Noted(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Noted {
+    fn observe(&self, _: &Event<'_>) {}
+
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl Tracer for Noted {
+    fn start(&self, operation: &MessagingOperation<'_>) -> Box<dyn Span> {
+        let contexts = operation.messages.iter().filter_map(|it| TraceContext::of(it.headers?)).count();
+        let MessagingOperation { kind, destination, partition, batch, is_carried, .. } = *operation;
+        let text = format!(
+            "{kind:?} {destination} {partition:?} of {batch:?}, {contexts} contexts, carried: {is_carried}"
+        );
+        Box::new(Ending(text, self.clone()))
+    }
+}
+
+struct Ending(String, Noted);
+
+impl Span for Ending {
+    fn context(&self) -> Option<TraceContext> {
+        None
+    }
+
+    fn set(&mut self, _: Detail<'_>) {}
+
+    fn enter(&mut self, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn end(&mut self, failed: Option<span::Failed>) {
+        let text = format!("{}, {failed:?}", self.0);
+        self.1.0.lock().expect("a lock").push(text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_request_has_a_span_for_each_topic() {
+    let scene = Scene::new().await;
+    let wide = Topic::raw("wide").partitions(64);
+    scene.backend.catalog().create_topic(&wide.spec().expect("it works")).await.expect("it works");
+    let mut tx = scene.database.begin().await.expect("it works");
+    let body = Bytes::from_static(b"1");
+    let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for key in 0..20 {
+        Outbox::new().send(&mut tx, &wide, &body).key(key.to_string()).await.expect("it works");
+    }
+    Outbox::new().send(&mut tx, &LINES, &body).header("traceparent", context).await.expect("it works");
+    Outbox::new().send(&mut tx, &LINES, &body).await.expect("it works");
+    tx.commit().await.expect("it works");
+    let (noted, config) = (Noted::default(), OutboxRelayConfig::default());
+    let _relay = scene
+        .observed_relay("a", &Arc::new(Link::to(&scene.database)), &config, Arc::new(noted.clone()))
+        .await;
+    assert_eq!(scene.sent().await, 2);
+    let spans = noted.0.lock().expect("a lock").clone();
+    let expected = [
+        "Send lines Some(0) of Some(2), 1 contexts, carried: false, None",
+        "Send wide None of Some(20), 0 contexts, carried: false, None",
+    ];
+    assert_eq!(spans, expected);
+}
+
+#[test]
+fn the_span_of_messages_that_fail_has_the_kind_of_the_first_error() {
+    let planned = |partition| {
+        let topic_partition = TopicPartition::new("lines".parse().expect("it works"), partition);
+        let append = Append { topic_partition, fields: wire::encode(&Envelope::default()) };
+        let id = DedupId::new(vec![1]).expect("it works");
+        let append = DedupAppend { append, id, window: Duration::from_secs(60), earlier: Vec::new() };
+        Planned { row: RowName { id: 1, message_id: vec![1] }, append, headers: Headers::new() }
+    };
+    let messages = [planned(3), planned(3), planned(3)];
+    let mut spans = Spans::since(Instant::now());
+    spans.add(&messages[0], None);
+    spans.add(&messages[1], Some(&Error::new(ErrorKind::Backpressure, "full")));
+    spans.add(&messages[2], Some(&Error::new(ErrorKind::Unavailable, "away")));
+    let noted = Noted::default();
+    spans.end(&noted);
+    let failed = r#"Some(Failed { error: "backpressure", messages: 2 })"#;
+    let expected = format!("Send lines Some(3) of Some(3), 0 contexts, carried: false, {failed}");
+    assert_eq!(*noted.0.lock().expect("a lock"), [expected]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
