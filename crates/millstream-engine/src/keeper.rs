@@ -170,7 +170,11 @@ impl Keeper {
                     }
                     self.clock.now() + self.period()
                 }
-                Ok(Kept::Over) => return,
+                Ok(Kept::Over) => {
+                    // The server has answered.
+                    monitor.succeeded(observer);
+                    return;
+                }
                 Err(error) => {
                     let pause = monitor.failed(&error, observer);
                     self.clock.now() + self.pause(&error, pause)

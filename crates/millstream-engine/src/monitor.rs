@@ -1,6 +1,6 @@
 //! Loop monitors: error handling of every loop, and the current state of all loops.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 const STALLED: Duration = Duration::from_secs(60);
 
 /// Subject of a loop.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// A whole topic.
     Topic(TopicName),
@@ -78,6 +78,9 @@ pub struct Loops(Arc<Mutex<Running>>);
 struct Running {
     started: u64,
     states: BTreeMap<u64, Arc<Mutex<MonitorState>>>,
+    /// Loops that ended while they failed, as that of a partition whose lease was lost. The next loop of the same operation and
+    /// subject reports the recovery.
+    ended_failing: BTreeSet<(&'static str, Scope)>,
 }
 
 #[derive(Debug)]
@@ -115,10 +118,13 @@ impl Loops {
     /// Registers a loop. It is listed until its monitor is dropped.
     #[must_use]
     pub fn monitor(&self, operation: &'static str, scope: Scope) -> LoopMonitor {
-        let state =
-            MonitorState { operation, scope, failures: 0, failing: None, last: Instant::now(), due: None };
-        let state = Arc::new(Mutex::new(state));
         let mut running = lock(&self.0);
+        let before = (operation, scope);
+        let failures = u32::from(running.ended_failing.remove(&before));
+        let (operation, scope) = before;
+        let state =
+            MonitorState { operation, scope, failures, failing: None, last: Instant::now(), due: None };
+        let state = Arc::new(Mutex::new(state));
         let id = running.started;
         running.started += 1;
         running.states.insert(id, state.clone());
@@ -282,8 +288,11 @@ impl Drop for LoopMonitor {
             (state.due, state.failing) = (Some(now), Some((now, "ended abnormally".into())));
             return;
         }
+        let failing = (state.failures > 0).then(|| (state.operation, state.scope.clone()));
         drop(state);
-        lock(&self.loops.0).states.remove(&self.id);
+        let mut running = lock(&self.loops.0);
+        running.states.remove(&self.id);
+        running.ended_failing.extend(failing);
     }
 }
 
@@ -346,6 +355,32 @@ mod tests {
         heart.succeeded(&Ignore);
         assert!(!monitor.had_nothing_to_do("heartbeat", &Ignore));
         assert!(!is_failing());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_loop_reports_that_one_which_ended_failing_works_again() {
+        let recovered = Mutex::new(Vec::new());
+        let observer = |event: &Event<'_>| {
+            if let Event::Recovered { operation, topic_partition } = event {
+                lock(&recovered).push((*operation, topic_partition.cloned()));
+            }
+        };
+        let loops = Loops::default();
+        let partition = |number| TopicPartition::new("t".parse().expect("name"), number);
+        let monitor = |number| loops.monitor("fetch", Scope::Partition(partition(number)));
+        let _ = monitor(0).failed(&Error::new(ErrorKind::Unavailable, "away"), &observer);
+        // Not before it has succeeded, nor for another one.
+        monitor(1).succeeded(&observer);
+        drop(monitor(0));
+        loops.monitor("settle", Scope::Partition(partition(0))).succeeded(&observer);
+        assert!(lock(&recovered).is_empty() && loops.states().is_empty());
+        let next = monitor(0);
+        assert!(loops.states()[0].failing.is_none(), "it has not failed itself");
+        next.succeeded(&observer);
+        next.succeeded(&observer);
+        drop(next);
+        monitor(0).succeeded(&observer);
+        assert_eq!(*lock(&recovered), [("fetch", Some(partition(0)))]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -68,6 +68,8 @@ struct State {
     deadline: Mutex<Instant>,
     /// Cancelled when the lock is lost, for good.
     lost: CancellationToken,
+    /// Monitor of renewals. A lock may be released while they fail: then the release shows that the server answers again.
+    monitor: LoopMonitor,
 }
 
 impl State {
@@ -183,7 +185,8 @@ impl Held {
         let nonce = granted.grant.nonce.clone();
         let deadline = Mutex::new(granted.asked + reliable(granted.grant.ttl));
         let (begun, ended, lost) = (Instant::now(), AtomicBool::new(false), CancellationToken::new());
-        let state = Arc::new(State { granted, begun, ended, clock, deadline, lost });
+        let monitor = LoopMonitor::unlisted("renew lock", Scope::Lock(granted.grant.name.clone()));
+        let state = Arc::new(State { granted, begun, ended, clock, deadline, lost, monitor });
         state.begin();
         let watchdog = Some(control.spawn(watch(state.clone(), locks.clone())));
         Self { view: LockView(state), locks, control, nonce, watchdog, claim: Some(claim) }
@@ -234,6 +237,7 @@ impl Held {
         drop(self.watchdog.take());
         let (locks, name, nonce) = (self.locks.clone(), self.name().clone(), self.nonce.clone());
         let released = self.control.call(async move { locks.release(&name, &nonce).await }).await?;
+        self.view.0.monitor.succeeded(&*self.view.0.granted.observer);
         if let Some(claim) = self.claim.take() {
             claim.released();
         }
@@ -263,14 +267,13 @@ impl fmt::Debug for Held {
 /// Renews the lock until it is lost.
 async fn watch(state: Arc<State>, locks: Arc<dyn Locks>) {
     let keeper = Keeper::new(state.grant().ttl, state.clock.clone());
-    let monitor = LoopMonitor::unlisted("renew lock", Scope::Lock(state.grant().name.clone()));
     let watched = Watched { state: &state, locks: &*locks };
     tokio::select! {
         biased;
         () = state.until_lost() => {
             tracing::warn!(lock = %state.grant().name, epoch = state.grant().epoch, "a lock was lost");
         }
-        () = keeper.run(state.granted.asked, &watched, &monitor, &*state.granted.observer) => {}
+        () = keeper.run(state.granted.asked, &watched, &state.monitor, &*state.granted.observer) => {}
     }
     // A refusal has emitted it already.
     state.end(LockEnd::Expired);

@@ -258,7 +258,7 @@ impl LetterParts {
             handler = markers::wrap(handler, settings, guarding)?;
             let keeper = Keeper::new(config.hold, LeaseClock::of(&backend));
             let (extends, watches) = (monitor("extend_markers"), observer.clone());
-            let extends = extend_markers(backend.clone(), keeper, extends, watches, table);
+            let extends = extend_markers(backend.clone(), keeper, extends, watches, table, worker::LOOKS);
             markers = Some(ControlThread::of(&backend).spawn(extends));
         }
         let handler: Box<dyn Call> = match handler {

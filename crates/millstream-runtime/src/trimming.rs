@@ -177,6 +177,7 @@ impl Trimmer {
         let loops = Loops::default();
         let monitor = loops.monitor("trim", Scope::Topic(self.topic.clone()));
         loop {
+            monitor.succeeded(&*self.observer);
             tokio::select! {
                 // Without a sender it never changes.
                 lossy = retention.wait_for(|retention| retention.is_lossy()) => if lossy.is_err() { return },
@@ -195,6 +196,8 @@ impl Trimmer {
                             topic = %self.topic, %error,
                             "this producer may not trim its topic: consumers do, or `topic trim`"
                         );
+                        // It was answered, and is not tried soon.
+                        monitor.succeeded(&*self.observer);
                         DENIED
                     }
                     // No longer pause: what is sent meanwhile may be stored, and other partitions have no error.

@@ -145,7 +145,7 @@ async fn run(context: Arc<Context>) {
         let monitor = context.loops.monitor("extend_markers", Scope::Queue);
         let keeper = Keeper::new(context.config.hold, context.held.clock.clone());
         let (backend, observer) = (context.backend.clone(), context.observer.clone());
-        control.spawn(extend_markers(backend, keeper, monitor, observer, markers))
+        control.spawn(extend_markers(backend, keeper, monitor, observer, markers, "claim"))
     });
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();

@@ -123,14 +123,16 @@ impl RunningMarker {
 
 /// Extends the markers of a consumer, until dropped. It looks at fixed times and is not woken by each handler: most handlers end
 /// before. One lost request does no harm: a marker that expired is revived unless another message or instance began its operation.
+/// The [witness](Rights::witness) is another loop of the monitor's.
 pub fn extend_markers(
     backend: Backend,
     keeper: Keeper,
     monitor: LoopMonitor,
     observer: Arc<dyn Observer>,
     table: MarkerTable,
+    witness: &'static str,
 ) -> impl Future<Output = ()> + Send {
-    let markers = Markers { backend, observer: observer.clone(), table };
+    let markers = Markers { backend, observer: observer.clone(), table, witness };
     async move { keeper.run(keeper.clock().now(), &markers, &monitor, &*observer).await }
 }
 
@@ -138,10 +140,15 @@ struct Markers {
     backend: Backend,
     observer: Arc<dyn Observer>,
     table: MarkerTable,
+    witness: &'static str,
 }
 
 #[async_trait]
 impl Rights for Markers {
+    fn witness(&self) -> &'static str {
+        self.witness
+    }
+
     async fn renew(&self, _: Instant) -> Result<Kept> {
         let _round = self.table.0.round.lock().await;
         let running: Vec<(u64, Arc<RunningMarker>)> = {

@@ -144,6 +144,17 @@ async fn each_lock_begins_and_ends_with_one_event() {
     assert_eq!(held.release().await.expect("released"), Release::AlreadyLost);
     assert_eq!(seen.take(), ["c acquired None 0", "c gone 0"]);
 
+    // Released behind an outage in which no renewal has succeeded since.
+    let brief = builder("e").acquire().await.expect("acquired");
+    faulty.fails.store(true, Ordering::SeqCst);
+    while !seen.0.lock().expect("a lock").iter().any(|it| it == "renew lock unavailable") {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    faulty.fails.store(false, Ordering::SeqCst);
+    brief.release().await.expect("released");
+    let told = ["e acquired None 0", "renew lock unavailable", "renew lock works", "e released 1"];
+    assert_eq!(seen.take(), told);
+
     // Expired: the server is away. Before, it was away for a moment.
     let held = builder("d").acquire().await.expect("acquired");
     faulty.fails.store(true, Ordering::SeqCst);

@@ -15,7 +15,7 @@ use millstream_core::event::Ignore;
 use millstream_core::idempotency::{Begun, MAX_RESULT_LEN, Marker, Operation, check_begin, check_complete};
 use millstream_core::panics::{Careful, decode, encode};
 use millstream_core::{Backend, GroupName, Observer, TopicName};
-use millstream_engine::{ControlThread, LeaseClock};
+use millstream_engine::{ControlThread, LeaseClock, Loops, Scope};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -65,6 +65,8 @@ pub struct IdempotentCalls {
     control: ControlThread,
     clock: Arc<LeaseClock>,
     observer: Arc<dyn Observer>,
+    /// What is known of markers that are extended: a call may end while its extensions fail.
+    loops: Loops,
     name: String,
     times: Times,
 }
@@ -105,6 +107,7 @@ impl IdempotentCalls {
             control: ControlThread::of(backend),
             clock: LeaseClock::of(backend),
             observer: Arc::new(Ignore),
+            loops: Loops::default(),
             name: name.into(),
             times: Times {
                 lease_ttl: Duration::from_secs(30),
@@ -205,7 +208,9 @@ impl IdempotentCalls {
         check_complete(b"", self.times.retention)?;
         let role = self.backend.idempotency()?.clone();
         let marker = Marker::new(operation, &holder, &token, self.times.lease_ttl);
-        task::begin(role, marker, self.times, &self.control, self.clock.clone(), self.observer.clone()).await
+        let monitor = self.loops.monitor("extend marker", Scope::Topic(marker.operation.topic().clone()));
+        let watched = (monitor, self.observer.clone());
+        task::begin(role, marker, self.times, &self.control, self.clock.clone(), watched).await
     }
 }
 

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::idempotency::{Begun, Idempotency, Marker};
-use millstream_engine::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights, Scope};
+use millstream_engine::{ControlThread, Keeper, Kept, LeaseClock, LoopMonitor, Rights};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -67,11 +67,11 @@ pub(super) async fn begin(
     times: Times,
     control: &ControlThread,
     clock: Arc<LeaseClock>,
-    observer: Arc<dyn Observer>,
+    (monitor, observer): (LoopMonitor, Arc<dyn Observer>),
 ) -> Result<std::result::Result<Running, Begun>> {
     let (reply, begun) = oneshot::channel();
     let (sender, ended) = oneshot::channel();
-    let task = Task { role, marker, times, clock, observer, round: Mutex::default() };
+    let task = Task { role, marker, times, clock, monitor, observer, round: Mutex::default() };
     // Not aborted with the call: the task ends by itself when the call has gone.
     drop(control.spawn(task.run(reply, ended).boxed()).detach());
     let gone = || Error::new(ErrorKind::Unconfirmed, "the task of the call ended abnormally");
@@ -86,6 +86,9 @@ struct Task {
     marker: Marker,
     times: Times,
     clock: Arc<LeaseClock>,
+    /// Monitor of the marker's extensions. The work may end while they fail: then the end of the operation shows that the server
+    /// answers again.
+    monitor: LoopMonitor,
     observer: Arc<dyn Observer>,
     /// Locked while the marker is being extended.
     round: Mutex<()>,
@@ -184,9 +187,7 @@ impl Task {
     /// call has begun the work.
     async fn extend_until(&self, mut ended: oneshot::Receiver<End>, is_lost: &mut bool) -> Option<End> {
         let keeper = self.keeper();
-        let scope = Scope::Topic(self.marker.operation.topic().clone());
-        let monitor = LoopMonitor::unlisted("extend marker", scope);
-        let mut kept = pin!(keeper.run(self.clock.now(), self, &monitor, &*self.observer));
+        let mut kept = pin!(keeper.run(self.clock.now(), self, &self.monitor, &*self.observer));
         tokio::select! {
             biased;
             end = &mut ended => {
@@ -210,7 +211,10 @@ impl Task {
         let (asked, mut pause) = (Instant::now(), PAUSES[0]);
         loop {
             match self.role.complete(&self.marker, result, self.times.retention).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.monitor.succeeded(&*self.observer);
+                    return Ok(());
+                }
                 Err(error) if is_final(error.kind()) || asked.elapsed() > self.times.retention => {
                     return Err(error);
                 }
@@ -223,11 +227,12 @@ impl Task {
 
     /// Abandons the operation. Tried once: if it fails, the marker expires by itself.
     async fn abandon(&self) {
-        if let Err(error) = self.role.abandon(&self.marker).await
-            && error.kind() != ErrorKind::Fenced
-        {
-            let calls = self.marker.operation.topic().as_str();
-            tracing::warn!(calls, %error, "not abandoned: the next call waits until its marker expires");
+        match self.role.abandon(&self.marker).await {
+            Err(error) if error.kind() != ErrorKind::Fenced => {
+                let calls = self.marker.operation.topic().as_str();
+                tracing::warn!(calls, %error, "not abandoned: the next call waits until its marker expires");
+            }
+            _ => self.monitor.succeeded(&*self.observer),
         }
     }
 }

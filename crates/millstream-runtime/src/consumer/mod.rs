@@ -83,7 +83,7 @@ impl Consumer {
             let markers = markers.map(|markers| {
                 let (keeper, monitor) = (subscription.keeper(), subscription.monitor("extend_markers"));
                 let (backend, observer) = (subscription.backend.clone(), subscription.observer.clone());
-                extend_markers(backend, keeper, monitor, observer, markers)
+                extend_markers(backend, keeper, monitor, observer, markers, "heartbeat")
             });
             let control = control.clone();
             let topic = async move {

@@ -27,6 +27,9 @@ use millstream_engine::DeadLetterOutcome;
 use millstream_engine::handler::{Call, Input, Verdict, letter_input};
 use millstream_engine::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
+/// The loop that looks for letters: while no letter is handled, its success shows that the server answers.
+pub(super) const LOOKS: &str = "consume dead letters";
+
 /// Maximum number of letters per claim.
 const PAGE: usize = 20;
 
@@ -49,6 +52,9 @@ pub(super) struct DeadLetterWorker {
     /// The last letter seen in each partition since the last sweep.
     seen: SortedMap<TopicPartition, MessageId>,
     swept: Option<Instant>,
+    /// Monitors of renewals of claims, and of settlements. They outlive a page and a letter, which may end while they fail.
+    claims: LoopMonitor,
+    settles: LoopMonitor,
 }
 
 /// Letters of a page that are claimed and not yet settled.
@@ -117,17 +123,37 @@ impl DeadLetterWorker {
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
         let (clock, seen, swept) = (LeaseClock::of(&backend), SortedMap::new(), None);
-        Self { backend, topic, group, config, observer, stop, counts, handler, plain, by, clock, seen, swept }
+        let monitor = |operation| LoopMonitor::unlisted(operation, Scope::Topic(topic.clone()));
+        let (claims, settles) = (monitor("claim dead letters"), monitor("settle dead letters"));
+        Self {
+            backend,
+            topic,
+            group,
+            config,
+            observer,
+            stop,
+            counts,
+            handler,
+            plain,
+            by,
+            clock,
+            seen,
+            swept,
+            claims,
+            settles,
+        }
     }
 
     /// Repeats [`run_once`](Self::run_once) until the consumer is stopped.
     pub(super) async fn run(mut self, loops: Loops) {
-        let monitor = loops.monitor("consume dead letters", Scope::Topic(self.topic.clone()));
+        let monitor = loops.monitor(LOOKS, Scope::Topic(self.topic.clone()));
         loops.announce(Some(&self.group), &*self.observer);
         while !self.stop.is_cancelled() {
             let pause = match self.run_once().await {
                 Ok(()) => {
                     monitor.succeeded(&*self.observer);
+                    // No page is worked on, so no claim is renewed, and the server answers.
+                    self.claims.succeeded(&*self.observer);
                     self.config.poll
                 }
                 Err(error) => monitor.failed(&error, &*self.observer),
@@ -184,6 +210,7 @@ impl DeadLetterWorker {
         let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
         let hand = HeldLetters { ids: Mutex::default(), since: Mutex::new(self.clock.now()) };
         let claimed = self.claim(topic_partition, &ids).await?;
+        self.claims.succeeded(&*self.observer);
         claimed.into_iter().for_each(|id| drop(hand.ids().insert(id, CancellationToken::new())));
         let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
             // Claims are renewed every third of the hold. If the last one is older than two thirds, a renewal has failed
@@ -201,12 +228,11 @@ impl DeadLetterWorker {
             }
         });
         let keeper = Keeper::new(self.config.hold, self.clock.clone());
-        let monitor = LoopMonitor::unlisted("claim dead letters", Scope::Partition(topic_partition.clone()));
         let claims = PageClaims { worker: self, topic_partition, hand: &hand };
         tokio::select! {
             biased;
             () = handled => {}
-            () = keeper.run(*hand.since(), &claims, &monitor, &*self.observer) => {}
+            () = keeper.run(*hand.since(), &claims, &self.claims, &*self.observer) => {}
         }
         let rest: Vec<_> =
             hand.ids().keys().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
@@ -287,7 +313,6 @@ impl DeadLetterWorker {
     /// expires.
     async fn settle(&self, topic_partition: &TopicPartition, id: MessageId, outcome: &DeadLetterOutcome) {
         let deeds = [(id, outcome.deed(self.config.leave_for))];
-        let mut monitor: Option<LoopMonitor> = None;
         loop {
             let settled = async {
                 let role = self.backend.dead_letters()?;
@@ -312,15 +337,10 @@ impl DeadLetterWorker {
                             refused: 0,
                         });
                     }
-                    if let Some(monitor) = monitor {
-                        monitor.succeeded(&*self.observer);
-                    }
-                    return;
+                    return self.settles.succeeded(&*self.observer);
                 }
                 Err(error) => {
-                    let scope = || Scope::Partition(topic_partition.clone());
-                    let begin = || LoopMonitor::unlisted("settle dead letters", scope());
-                    let pause = monitor.get_or_insert_with(begin).failed(&error, &*self.observer);
+                    let pause = self.settles.failed(&error, &*self.observer);
                     if !error.is_transient() || self.stop.is_cancelled() {
                         return;
                     }

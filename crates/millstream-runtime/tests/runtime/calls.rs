@@ -300,6 +300,36 @@ async fn a_marker_that_was_taken_over_is_reported_with_the_value() {
     assert_eq!(place.lost.load(Ordering::SeqCst), 1, "told once");
 }
 
+/// The work ends during the outage, as a success or as a failure: no later extension shows that it is over.
+#[tokio::test(start_paused = true)]
+async fn calls_that_end_in_an_outage_report_its_end() {
+    for fails in [false, true] {
+        let mut place = place();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tells = told.clone();
+        place.calls = place.calls.with_observer(move |event: &Event<'_>| {
+            let is_failing = match event {
+                Event::Failing { operation: "extend marker", .. } => true,
+                Event::Recovered { operation: "extend marker", .. } => false,
+                _ => return,
+            };
+            tells.lock().expect("lock").push(is_failing);
+        });
+        let work = async || {
+            place.faulty.away_for(TTL * 3 / 4);
+            sleep(TTL / 2).await;
+            if fails { Err(io::Error::other("no")) } else { place.work(Duration::ZERO).await }
+        };
+        let called = place.calls.run("key", work).await;
+        assert_eq!(called.is_err(), fails);
+        // An abandonment is tried once: then the next call shows it.
+        assert_eq!(place.run(TTL).await, (1, !fails));
+        let told = told.lock().expect("lock").clone();
+        assert_eq!(told.iter().filter(|is_failing| !**is_failing).count(), 1, "{told:?}");
+        assert!(told.len() > 1 && !told[told.len() - 1], "{told:?}");
+    }
+}
+
 /// No extension notices it: the completion does.
 #[tokio::test(start_paused = true)]
 async fn a_marker_that_was_taken_over_at_the_end_is_told_too() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use millstream_core::event::Ignore;
+use millstream_core::event::{Event, Ignore};
 use millstream_core::inspect::{Range, Stream};
 use millstream_core::log::{Receipt, Source};
 use millstream_core::{
@@ -16,9 +16,10 @@ use millstream_core::{
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{
     DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,
-    Letter,
+    Idempotent, Letter,
 };
 use millstream_testkit::chaos::{Chaos, Client, Faults};
+use tokio::sync::Notify;
 
 use crate::support::eventually;
 
@@ -304,6 +305,48 @@ async fn a_bad_connection_delays_and_loses_nothing() {
             consumer.shutdown().await;
         }
     }
+}
+
+/// The page ends with the outage, and no other letter comes that could show that it is over.
+#[tokio::test(start_paused = true)]
+async fn what_has_failed_in_an_outage_works_again_behind_it() {
+    let grave = Grave::new(1).await;
+    let client = Chaos::new(grave.backend.clone(), 5).client();
+    let failing = Arc::new(Mutex::new(BTreeMap::new()));
+    let notes = failing.clone();
+    let observer = move |event: &Event<'_>| {
+        let (operation, is_failing) = match event {
+            Event::Failing { operation, .. } => (*operation, true),
+            Event::Recovered { operation, .. } => (*operation, false),
+            _ => return,
+        };
+        notes.lock().expect("lock").insert(operation, is_failing);
+    };
+    let hold = Duration::from_secs(3);
+    let once = Idempotent::by_message_id().retries_within(Duration::from_secs(60));
+    let builder = DeadLetterConsumerBuilder::new(client.backend(), NUMBERS, "g", Arc::new(observer));
+    let (seen, ends) = (Seen::default(), Arc::new(Notify::new()));
+    let (noted, end) = (seen.clone(), ends.clone());
+    let handler = move |letter: Letter<u64>| {
+        noted.add(&letter);
+        let end = end.clone();
+        async move {
+            end.notified().await;
+            DeadLetterOutcome::Delete
+        }
+    };
+    let consumer = builder.hold(hold).idempotent(once).start(handler).await.expect("started");
+    seen.until(1).await;
+    client.suffer(&Faults::none().refused(1.0));
+    let both = || failing.lock().expect("lock").len() == 2;
+    eventually(both, || format!("both fail: {failing:?}")).await;
+    assert!(["claim dead letters", "extend_markers"].iter().all(|it| failing.lock().expect("lock")[it]));
+    // The handler ends at once, before a renewal is tried again.
+    client.suffer(&Faults::none());
+    ends.notify_one();
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(failing.lock().expect("lock").values().all(|is_failing| !is_failing), "{failing:?}");
+    consumer.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,20 +1,21 @@
 //! What handlers of tasks have in common with those of messages: layers, extractors, batches, operations that take effect once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::idempotency::{Begun, Idempotency, Marker, Operation};
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::tasks::ClaimRequest;
-use millstream_core::{Check, Continuity, Outcome};
+use millstream_core::{Check, Continuity, Error, ErrorKind, Outcome, Result};
 use millstream_engine::extract::{Attempt, Payload, State, with_state};
 use tokio::time::Instant;
 
 use millstream_engine::{Answer, Delivery, Idempotent, Layer, Next, Timeout};
 
-use crate::Task;
-use crate::tests::support::{MS, SECS, Seen, eventually, memory, open, queue};
+use crate::tests::support::{MS, SECS, Seen, events, eventually, memory, open, queue};
+use crate::{DelayQueue, Task};
 
 /// Adds to the payload, and tells what it sees.
 struct Adds(u64, Seen<String>);
@@ -161,6 +162,57 @@ async fn an_operation_of_two_tasks_takes_effect_once() {
     let report = worker.drain().await;
     assert_eq!((report.done, report.dead, calls.all()), (3, 1, vec![7]), "one has no id of an operation");
     assert!(report.snoozed >= 2, "the others come back while the first one runs: {report:?}");
+}
+
+/// Markers that cannot be extended while the test says so.
+struct NotExtended(Arc<dyn Idempotency>, Arc<AtomicBool>);
+
+#[async_trait]
+impl Idempotency for NotExtended {
+    async fn begin(&self, of: &Operation, by: &str, token: &str, ttl: std::time::Duration) -> Result<Begun> {
+        self.0.begin(of, by, token, ttl).await
+    }
+
+    async fn extend(&self, markers: &[Marker]) -> Vec<Result<()>> {
+        match self.1.load(Ordering::Relaxed) {
+            true => vec![Err(Error::new(ErrorKind::Unavailable, "away")); markers.len()],
+            false => self.0.extend(markers).await,
+        }
+    }
+
+    async fn complete(&self, marker: &Marker, result: &[u8], kept: std::time::Duration) -> Result<()> {
+        self.0.complete(marker, result, kept).await
+    }
+
+    async fn abandon(&self, marker: &Marker) -> Result<()> {
+        self.0.abandon(marker).await
+    }
+}
+
+/// The only handler ends while its marker cannot be extended, and no later one shows that this is over.
+#[tokio::test(start_paused = true)]
+async fn extensions_that_failed_work_again_when_the_server_has_answered() {
+    let (backend, away) = (memory(), Arc::new(AtomicBool::new(true)));
+    let markers = backend.idempotency().expect("markers").clone();
+    let backend = backend.with_idempotency(Arc::new(NotExtended(markers, away.clone())));
+    let (observer, seen) = events();
+    let queue = DelayQueue::<u64>::new("q").observer(observer).open(&backend).await.expect("opens");
+    queue.schedule(&1).id("a").await.expect("scheduled");
+    let once = Idempotent::by_message_id().retries_within(SECS(60));
+    let worker = queue.worker().hold(SECS(3)).idempotent(once).start(|_: Task<u64>| async {
+        tokio::time::sleep(SECS(5)).await;
+    });
+    let worker = worker.await.expect("starts");
+    let of = |event: &str| {
+        let is = |it: &&String| it.starts_with(event) && it.contains("extend_markers");
+        seen.all().iter().filter(is).count()
+    };
+    eventually(|| worker.report().done == 1, "it is done").await;
+    assert!(of("Failing") > 0 && of("Recovered") == 0, "{:?}", seen.all());
+    away.store(false, Ordering::Relaxed);
+    tokio::time::sleep(SECS(60)).await;
+    assert_eq!(of("Recovered"), 1, "{:?}", seen.all());
+    worker.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
