@@ -361,9 +361,11 @@ impl Backend {
 
     /// Whether clients hold their leases and memberships until they release them, since they end only with this process. A consumer
     /// then renews them a few times a day, and what it does from time to time it does seldom, so that hours of a paused clock cost
-    /// little. A consumer in shared mode, or with a `member_id` or `instance_expiry`, does as over other backends.
+    /// little. A worker of a delay queue that has nothing to do looks once a day whether a wake-up was lost. A consumer in
+    /// shared mode, or with a `member_id` or `instance_expiry`, does as over other backends.
     ///
-    /// A consumer whose runtime has ended has released nothing: others wait for its partitions for a day.
+    /// A consumer or worker whose runtime has ended has released nothing: others wait for its partitions, or for the tasks that
+    /// it was to wait for, for a day.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         self.lasting

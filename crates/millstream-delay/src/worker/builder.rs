@@ -22,6 +22,7 @@ use millstream_engine::{Idempotent, Layer, Loops, Scope};
 use tokio_util::sync::CancellationToken;
 
 use crate::inner::Inner;
+use crate::sleep::LONGEST_SLEEP;
 use crate::task::Task;
 use crate::worker::context::Context;
 use crate::worker::{Worker, WorkerConfig, WorkerReport};
@@ -297,7 +298,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn start(self, handler: ErasedHandler) -> Result<Worker> {
+    fn start(mut self, handler: ErasedHandler) -> Result<Worker> {
         let mut problems = Problems::new("worker");
         // Dead tasks come again as dead letters of a topic do.
         let queue = TopicSpec::new(TopicName::of_queue(&self.spec.name), 1)?
@@ -313,6 +314,10 @@ impl Parts {
             idempotent.check(&*self.config.retry, std::iter::once(&queue), &mut problems);
         }
         problems.finish()?;
+        if self.backend.is_lasting() {
+            // No wake-up is lost within a process.
+            self.config.longest_sleep = LONGEST_SLEEP;
+        }
         let (observer, loops) = (Careful::over(self.observer), Loops::default());
         let tracing = Tracing::of(&observer);
         let kill = CancellationToken::new();

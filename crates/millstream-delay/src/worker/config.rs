@@ -40,7 +40,8 @@ pub struct WorkerConfig {
     /// at least 250 ms, is for settling their tasks. Default: 25 s, which fits into the 30 s that Kubernetes allows.
     pub shutdown_timeout: Duration,
     /// Longest sleep, which is the maximum delay that a lost wake-up can cause. Each sleep costs two commands per
-    /// shard. 10 ms to a day. Default: 15 s.
+    /// shard. 10 ms to a day. Default: 15 s. Over a [backend](millstream_core::Backend::is_lasting) that ends with the process, as
+    /// `memory://`, no wake-up is lost, and it is a day.
     pub longest_sleep: Duration,
     /// Policy that decides when a failed task is retried. Default: [`Exponential`], 10 attempts.
     pub retry: Arc<dyn RetryPolicy>,

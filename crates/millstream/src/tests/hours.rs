@@ -1,13 +1,14 @@
 //! Hours and days of a paused clock over `memory://`, where consumers that have nothing to do cost next to nothing.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use crate::crates::core::Backend;
 use crate::crates::memory::MemoryBackend;
+use crate::delay::Task;
 use crate::{Consumer, Delivery, Fixed, Millstream, Record, Topic};
 
 const LINES: Topic<String> = Topic::new("lines").partitions(1);
@@ -61,6 +62,38 @@ async fn what_is_due_after_days_comes_on_time() {
     consumer.wait_idle_with_delayed().await.expect("idle");
 }
 
+#[tokio::test(start_paused = true)]
+async fn tasks_that_are_due_after_days_come_on_time() {
+    let mq = Millstream::connect("memory://").await.expect("a queue");
+    let mails = mq.delay_queue::<u64>("mails").await.expect("a queue");
+    let (done, started) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+    let worker = || {
+        let done = done.clone();
+        mails.worker().start(move |task: Task<u64>| {
+            done.lock().expect("lock").push((task.payload, started.elapsed().as_secs()));
+            async {}
+        })
+    };
+    let (first, second) = (worker().await.expect("started"), worker().await.expect("started"));
+    sleep(HOUR * 5).await;
+    mails.schedule(&1).delay(HOUR * 50).await.expect("scheduled");
+    mails.schedule(&2).delay(HOUR * 3).await.expect("scheduled");
+    sleep(HOUR * 4).await;
+    // The one that waits for the next task is one of both.
+    first.shutdown().await;
+    sleep(HOUR * 60).await;
+    mails.pause().await.expect("paused");
+    mails.schedule(&3).await.expect("scheduled");
+    sleep(HOUR * 30).await;
+    mails.resume().await.expect("resumed");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(
+        *done.lock().expect("lock"),
+        [(2, 8), (1, 55), (3, 99)].map(|(task, hours)| (task, hours * 3_600))
+    );
+    second.shutdown().await;
+}
+
 /// Measures the CPU time of a virtual hour: `cargo test --workspace --lib how_much_an_hour_costs -- --ignored --nocapture`.
 #[cfg(target_os = "linux")]
 #[tokio::test(start_paused = true)]
@@ -86,5 +119,12 @@ async fn how_much_an_hour_costs() {
         let before = cpu();
         consumer.wait_idle().await.expect("idle");
         println!("{name}: and while somebody waits for a retry {:?}", (cpu() - before) / 30);
+        consumer.shutdown().await;
+        let mails = mq.delay_queue::<String>("mails").await.expect("a queue");
+        let worker = mails.worker().start(|_: Task<String>| async {}).await.expect("started");
+        let before = cpu();
+        sleep(hours * HOUR).await;
+        println!("{name}: an hour of an idle worker of a delay queue costs {:?}", (cpu() - before) / hours);
+        worker.shutdown().await;
     }
 }
