@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use millstream::crates::core::capability::unsupported;
 use millstream::crates::core::catalog::{Catalog, GroupCreated, Start};
 use millstream::crates::core::leases::{Acquired, Holder, Leases};
-use millstream::crates::core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream::crates::core::log::{Append, Appended, Log, Reader, Receipt, Settled, Settlement, Trimmed};
 use millstream::crates::core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch,
 };
@@ -50,11 +50,18 @@ impl Archive {
 
 #[async_trait]
 impl Log for Archiving {
-    async fn append(&self, batch: &[Append]) -> Vec<RoleResult<MessageId>> {
-        let results = self.inner.log().append(batch).await;
+    async fn append(&self, batch: &[Append]) -> Vec<RoleResult<Appended>> {
+        let mut results = Vec::with_capacity(batch.len());
+        for append in batch {
+            // Dedup ids and unique ids are optional, and not supported here.
+            results.push(match append.check_plain() {
+                Ok(()) => self.inner.log().append(std::slice::from_ref(append)).await.remove(0),
+                Err(error) => Err(error),
+            });
+        }
         let stored = batch.iter().zip(&results).filter_map(|(append, result)| {
-            let id = result.as_ref().ok()?;
-            Some((append.topic_partition.clone(), *id))
+            let stored = result.as_ref().ok()?;
+            Some((append.topic_partition.clone(), stored.id))
         });
         self.archive.0.lock().unwrap_or_else(PoisonError::into_inner).extend(stored);
         results

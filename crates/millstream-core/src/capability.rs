@@ -65,9 +65,9 @@ capabilities! {
     /// To store entries with a [durability](crate::Durability) of more than `Stored`.
     Durability: "log", "durability of single messages", ["Log::appender"];
     /// To recognise entries that are appended again.
-    Dedup: "log", "deduplication of sends", ["Log::append_dedup", "Log::append_numbered"];
+    Dedup: "log", "deduplication of sends", ["Log::append with a dedup id or a number"];
     /// To store no second entry with an id while the first one has still to be settled.
-    Unique: "log", "unique ids of messages", ["Log::append_unique"];
+    Unique: "log", "unique ids of messages", ["Log::append with a unique id"];
     /// To drop entries of a log without a lease; needed where a lossy retention is to hold without consumers.
     UnleasedTrim: "log", "trimming without a lease", ["Log::trim_unleased"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,

@@ -198,10 +198,7 @@ mod tests {
 
     async fn park(backend: &Backend, lease: &Lease, delays: &[u64]) {
         let (topic_partition, _) = lease.partition().expect("a partition");
-        let entry = |_| Append {
-            topic_partition: topic_partition.clone(),
-            fields: wire::encode(&Envelope::new("x")),
-        };
+        let entry = |_| Append::new(topic_partition.clone(), wire::encode(&Envelope::new("x")));
         let batch: Vec<_> = delays.iter().map(entry).collect();
         assert!(backend.log().append(&batch).await.iter().all(Result::is_ok));
         let mut reader = backend.log().reader(lease).await.expect("reader");

@@ -19,7 +19,7 @@ use crate::state::State;
 ///
 /// let backend = Backend::from(MemoryBackend::new());
 /// let topic_partition = TopicPartition::new("orders".parse().unwrap(), 0);
-/// let entry = Append { topic_partition, fields: wire::encode(&Envelope::new("hello")) };
+/// let entry = Append::new(topic_partition, wire::encode(&Envelope::new("hello")));
 /// let ids = backend.log().append(&[entry]).await;
 /// assert!(ids[0].is_ok());
 /// # });

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use millstream_core::event::Ignore;
 use millstream_core::log::{
-    Append, Entry, Fetched, Log, Measured, Reader, Receipt, Settled, Source, Trimmed,
+    Append, Appended, Entry, Fetched, Log, Measured, Reader, Receipt, Settled, Source, Trimmed,
 };
 use millstream_core::{
     Backend, Lease, MessageId, Result, Retention, Settlement, Start, Topic, TopicPartition,
@@ -30,7 +30,7 @@ struct Idle {
 
 #[async_trait]
 impl Log for Idle {
-    async fn append(&self, _: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, _: &[Append]) -> Vec<Result<Appended>> {
         Vec::new()
     }
 

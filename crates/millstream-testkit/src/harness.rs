@@ -256,11 +256,12 @@ impl Harness {
         topic_partition: &TopicPartition,
         entries: impl IntoIterator<Item = Fields>,
     ) -> Result<Vec<MessageId>, Violation> {
-        let entry = |fields| Append { topic_partition: topic_partition.clone(), fields };
+        let entry = |fields| Append::new(topic_partition.clone(), fields);
         let batch: Vec<_> = entries.into_iter().map(entry).collect();
         let results = self.backend.log().append(&batch).await;
         ensure!(results.len() == batch.len(), "{} results for {} entries", results.len(), batch.len());
-        Ok(results.into_iter().collect::<Result<_, _>>()?)
+        let ids = results.into_iter().map(|result| result.map(|appended| appended.id));
+        Ok(ids.collect::<Result<_, _>>()?)
     }
 
     /// Appends `count` different messages.

@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use millstream_core::capability::unsupported;
 use millstream_core::catalog::{Catalog, GroupCreated, Start};
 use millstream_core::leases::{Acquired, Holder, Leases};
-use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream_core::log::{Append, Appended, Log, Reader, Receipt, Settled, Settlement, Trimmed};
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling};
 use millstream_core::{
-    Backend, Continuity, GroupName, Lease, MessageId, Resource, Result, Retention, Timestamp, TopicName,
-    TopicPartition, TopicSpec,
+    Backend, Continuity, GroupName, Lease, Resource, Result, Retention, Timestamp, TopicName, TopicPartition,
+    TopicSpec,
 };
 use millstream_memory::MemoryBackend;
 
@@ -26,8 +26,15 @@ impl From<Minimal> for Backend {
 
 #[async_trait]
 impl Log for Minimal {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        self.0.append(batch).await
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        let mut results = Vec::with_capacity(batch.len());
+        for append in batch {
+            results.push(match append.check_plain() {
+                Ok(()) => self.0.append(std::slice::from_ref(append)).await.remove(0),
+                Err(error) => Err(error),
+            });
+        }
+        results
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -185,7 +192,7 @@ impl From<MemoryBackend> for Counting {
 
 #[async_trait]
 impl Log for Counting {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         self.0.append(batch).await
     }
 

@@ -7,18 +7,18 @@ use async_trait::async_trait;
 use millstream_core::capability::unsupported;
 use millstream_core::catalog::{Catalog, GroupCreated, Start};
 use millstream_core::leases::{Acquired, Holder, Leases};
-use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream_core::log::{Append, Appended, Log, Reader, Receipt, Settled, Settlement, Trimmed};
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{Place, Placed, Promoted, Schedule, ScheduleId, Scheduling};
 use millstream_core::{
-    Continuity, GroupName, Lease, MessageId, Resource, Result, Retention, Timestamp, TopicName, TopicSpec,
+    Continuity, GroupName, Lease, Resource, Result, Retention, Timestamp, TopicName, TopicSpec,
 };
 
 pub(crate) struct Unwritten;
 
 #[async_trait]
 impl Log for Unwritten {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         batch.iter().map(|_| Err(unsupported("Log::append"))).collect()
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use integration_tests::chaos::mutants::{MAXLEN, Mutant};
 use millstream::Millstream;
-use millstream_core::log::{DedupAppend, DedupId, NumberedAppend, Numbering};
+use millstream_core::log::{DedupId, DedupIdentity, Identity, Numbering};
 use millstream_core::{Durability, TopicPartition};
 
 use super::scene::{LINES, Scene, Stage, entry};
@@ -72,15 +72,15 @@ fn numbering() -> Numbering {
 }
 
 async fn send_with_a_number(stage: &Stage) -> bool {
-    let batch = [NumberedAppend { append: entry(&stage.tp, "x"), number: 1 }];
-    stage.backend.log().append_numbered(&numbering(), &batch).await.remove(0).is_ok()
+    let batch = [entry(&stage.tp, "x").with(Identity::Number(Arc::new(numbering()), 1))];
+    stage.backend.log().append(&batch).await.remove(0).is_ok()
 }
 
 async fn send_with_an_id(stage: &Stage) -> String {
     let id = DedupId::new("order-1").expect("an id");
     let window = Duration::from_secs(600);
-    let append = DedupAppend { append: entry(&stage.tp, "x"), id, window, earlier: Vec::new() };
-    match stage.backend.log().append_dedup(&[append]).await.remove(0) {
+    let append = entry(&stage.tp, "x").with(DedupIdentity { id, window, earlier: Vec::new() });
+    match stage.backend.log().append(&[append]).await.remove(0) {
         Ok(done) => format!("duplicate {}", done.is_duplicate),
         Err(error) => format!("{:?}", error.kind()),
     }

@@ -134,7 +134,7 @@ impl Stage {
     pub(crate) async fn append(&self, count: usize) -> Vec<MessageId> {
         let batch: Vec<_> = (0..count).map(|n| entry(&self.tp, &n.to_string())).collect();
         let results = self.backend.log().append(&batch).await.into_iter();
-        results.map(|result| result.expect("stored")).collect()
+        results.map(|result| result.expect("stored").id).collect()
     }
 
     /// Acquires the first partition for a group.
@@ -183,5 +183,5 @@ pub(crate) fn receipts(fetched: &Fetched) -> Vec<Receipt> {
 pub(crate) fn entry(tp: &TopicPartition, text: &str) -> Append {
     let payload = Bytes::copy_from_slice(text.as_bytes());
     let envelope = Envelope { key: None, headers: Headers::new(), payload };
-    Append { topic_partition: tp.clone(), fields: wire::encode(&envelope) }
+    Append::new(tp.clone(), wire::encode(&envelope))
 }

@@ -151,7 +151,7 @@ impl Nemesis {
             Action::Stranger(partition) => {
                 let topic_partition = self.partition(partition);
                 let fields = vec![(Bytes::from_static(b"not ours"), Bytes::from_static(b"x"))];
-                let _ = self.backend.log().append(&[Append { topic_partition, fields }]).await;
+                let _ = self.backend.log().append(&[Append::new(topic_partition, fields)]).await;
             }
             Action::Grow(partitions) => {
                 let topic = self.site.topic.spec().expect("a valid topic").name;

@@ -440,7 +440,7 @@ impl Replayer {
             }
         };
         let topic_partition = TopicPartition { topic: target.name.clone(), partition };
-        Ok(Append { topic_partition, fields })
+        Ok(Append::new(topic_partition, fields))
     }
 
     fn finished(&mut self, letters: &[DeadLetter]) {

@@ -245,7 +245,7 @@ mod tests {
         async fn append(&self, partition: u32, count: usize) {
             for _ in 0..count {
                 let tp = TopicPartition::new(self.topic.name.clone(), partition);
-                let entry = Append { topic_partition: tp, fields: wire::encode(&Envelope::new("x")) };
+                let entry = Append::new(tp, wire::encode(&Envelope::new("x")));
                 self.admin.backend.log().append(&[entry]).await.remove(0).expect("appended");
                 tokio::time::advance(Duration::from_millis(1)).await;
             }

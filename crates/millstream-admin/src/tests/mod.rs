@@ -60,8 +60,8 @@ impl Stage {
             let mut envelope = Envelope::new(format!("message {number}"));
             envelope.key = Some(Bytes::from(format!("key-{}", number % 10)));
             envelope.headers.append("trace", Bytes::from(number.to_string()));
-            let entry = Append { topic_partition: topic_partition.clone(), fields: wire::encode(&envelope) };
-            let id = self.backend.log().append(&[entry]).await.remove(0).expect("appended");
+            let entry = Append::new(topic_partition.clone(), wire::encode(&envelope));
+            let id = self.backend.log().append(&[entry]).await.remove(0).expect("appended").id;
             appended.push((topic_partition, id));
             tokio::time::advance(Duration::from_millis(1)).await;
         }

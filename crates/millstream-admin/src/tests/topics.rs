@@ -43,7 +43,7 @@ impl Stage {
 
     async fn append_to(&self, partition: u32, count: usize) {
         let topic_partition = TopicPartition::new(self.topic.clone(), partition);
-        let entry = Append { topic_partition, fields: wire::encode(&Envelope::new("hello")) };
+        let entry = Append::new(topic_partition, wire::encode(&Envelope::new("hello")));
         for result in self.backend.log().append(&vec![entry; count]).await {
             result.expect("appended");
         }

@@ -29,9 +29,11 @@ impl Stage {
 
     /// Appends messages with these payloads, on both partitions in turn.
     async fn append<T: Into<Bytes>>(&self, payloads: impl Iterator<Item = T>) {
-        let entries = payloads.enumerate().map(|(at, payload)| Append {
-            topic_partition: TopicPartition::new(self.topic.clone(), at as u32 % 2),
-            fields: wire::encode(&Envelope::new(payload)),
+        let entries = payloads.enumerate().map(|(at, payload)| {
+            Append::new(
+                TopicPartition::new(self.topic.clone(), at as u32 % 2),
+                wire::encode(&Envelope::new(payload)),
+            )
         });
         for result in self.backend.log().append(&entries.collect::<Vec<_>>()).await {
             result.expect("appended");

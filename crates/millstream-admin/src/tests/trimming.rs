@@ -81,7 +81,7 @@ async fn a_topic_without_groups_is_trimmed() {
     let lonely = TopicSpec::new("lonely".parse().expect("a name"), 1).expect("a topic");
     let lonely = stage.backend.catalog().create_topic(&lonely).await.expect("created");
     let fields = wire::encode(&Envelope::new(Bytes::from_static(b"hello")));
-    let append = Append { topic_partition: TopicPartition::new(lonely.name.clone(), 0), fields };
+    let append = Append::new(TopicPartition::new(lonely.name.clone(), 0), fields);
     let stored = stage.backend.log().append(&vec![append; 5]).await;
     assert!(stored.iter().all(Result::is_ok), "{stored:?}");
     let preview =

@@ -25,7 +25,7 @@ async fn a_step_over_large_messages_is_small_and_a_page_is_whole() {
     let stage = Stage::new().await;
     for _ in 0..20 {
         let fields = wire::encode(&Envelope::new(vec![b'x'; MEBIBYTE]));
-        let entry = Append { topic_partition: stage.partition(0), fields };
+        let entry = Append::new(stage.partition(0), fields);
         assert!(stage.backend.log().append(&[entry]).await.iter().all(Result::is_ok));
     }
     let browse = Browse { limit: 1_000, ..Browse::default() };

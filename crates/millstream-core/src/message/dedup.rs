@@ -6,8 +6,6 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::MessageId;
-use crate::topic::Partition;
 
 /// Longest dedup id, in bytes.
 pub const MAX_DEDUP_ID_LEN: usize = 128;
@@ -54,26 +52,6 @@ impl DedupId {
 impl fmt::Debug for DedupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.0.escape_ascii())
-    }
-}
-
-/// Place of an entry that was appended now or before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Deduplicated {
-    /// The partition.
-    pub partition: Partition,
-    /// Id of the entry, of the first append.
-    pub id: MessageId,
-    /// Whether it was appended before, and nothing was stored now.
-    pub is_duplicate: bool,
-}
-
-impl Deduplicated {
-    /// Creates a result as a backend returns it.
-    #[must_use]
-    pub const fn new(partition: Partition, id: MessageId, is_duplicate: bool) -> Self {
-        Self { partition, id, is_duplicate }
     }
 }
 

@@ -13,18 +13,16 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::log::{Append, DedupId, UniqueAppend};
+    use crate::log::{Append, DedupId, UniqueIdentity};
     use crate::topic::TopicPartition;
 
     #[test]
     fn an_entry_begins_with_its_id() {
         let field = |name: &'static str| (Bytes::from_static(name.as_bytes()), Bytes::from_static(b"x"));
-        let append = Append {
-            topic_partition: TopicPartition::new("t".parse().expect("a name"), 0),
-            fields: vec![field("payload"), field("key")],
-        };
+        let topic_partition = TopicPartition::new("t".parse().expect("a name"), 0);
+        let append = Append::new(topic_partition, vec![field("payload"), field("key")]);
         let id = DedupId::new(&b"a\xff"[..]).expect("an id");
-        let fields = UniqueAppend { append, id, send: 1, earlier: Vec::new() }.fields();
+        let fields = append.with(UniqueIdentity { id, send: 1, earlier: Vec::new() }).stored_fields();
         assert_eq!(id_of(&fields), Some(&b"a\xff"[..]));
         assert_eq!(fields[1..], [field("payload"), field("key")]);
         assert_eq!(id_of(&fields[1..]), None);

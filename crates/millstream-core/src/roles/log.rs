@@ -3,13 +3,14 @@
 //! A partition has one *log* that all groups read, and per group one *retry log* for messages that return to that group
 //! alone: retries that are due and replayed dead letters. A group reads both; no other group reads its retry log.
 
+mod append;
+
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 
 use crate::capability::unsupported;
 use crate::catalog::Start;
@@ -21,68 +22,13 @@ use crate::leases::Lease;
 use crate::name::GroupName;
 use crate::schedule::Due;
 use crate::sorted::SortedSet;
-use crate::topic::{Partition, Retention, TopicPartition};
-use crate::wire::{Field, Fields, UNIQUE};
+use crate::topic::{Retention, TopicPartition};
+use crate::wire::Fields;
 
-pub use crate::message::dedup::{DedupId, Deduplicated, Numbering, check_window};
+pub use crate::message::dedup::{DedupId, Numbering, check_window};
 pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{InPack, Receipt, Source};
-
-/// Entry to be appended.
-#[derive(Clone, Debug)]
-pub struct Append {
-    /// The partition to append to.
-    pub topic_partition: TopicPartition,
-    /// The entry, in the form that [`wire::encode`](crate::wire::encode) writes.
-    pub fields: Fields,
-}
-
-/// Entry to be appended unless its id was appended before.
-#[derive(Clone, Debug)]
-pub struct DedupAppend {
-    /// The entry.
-    pub append: Append,
-    /// Its id.
-    pub id: DedupId,
-    /// Time for which the id counts: see [`WINDOWS`](crate::dedup::WINDOWS).
-    pub window: Duration,
-    /// Other partitions to which an entry with this id may have been appended, because the topic had fewer of them. They
-    /// are looked at first.
-    pub earlier: Vec<Partition>,
-}
-
-/// Entry to be appended unless one with its id is stored that a group has not settled.
-#[derive(Clone, Debug)]
-pub struct UniqueAppend {
-    /// The entry, without its id.
-    pub append: Append,
-    /// Its id.
-    pub id: DedupId,
-    /// Random number of this append. A repetition of the same append has the same, so that its own entry is recognised even
-    /// when that is settled by then.
-    pub send: u64,
-    /// Other partitions to which an entry with this id may have been appended, because the topic had fewer of them. They
-    /// are looked at first.
-    pub earlier: Vec<Partition>,
-}
-
-impl UniqueAppend {
-    /// Returns the fields of the entry as they are stored: its id, then those of the entry.
-    #[must_use]
-    pub fn fields(&self) -> Fields {
-        let id: Field = (Bytes::from_static(UNIQUE.as_bytes()), Bytes::copy_from_slice(self.id.as_bytes()));
-        std::iter::once(id).chain(self.append.fields.iter().cloned()).collect()
-    }
-}
-
-/// Entry to be appended unless its producer has appended it before.
-#[derive(Clone, Debug)]
-pub struct NumberedAppend {
-    /// The entry.
-    pub append: Append,
-    /// Its number, which its producer gives to no other entry.
-    pub number: u64,
-}
+pub use append::{Append, Appended, Appender, DedupIdentity, Identity, UniqueIdentity};
 
 /// Entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
 #[derive(Clone, Debug)]
@@ -307,7 +253,7 @@ pub fn full(topic_partition: &TopicPartition, bound: u64) -> Error {
 #[non_exhaustive]
 pub struct Measured {
     /// One result per entry, as [`Log::append`] returns it.
-    pub results: Vec<Result<MessageId>>,
+    pub results: Vec<Result<Appended>>,
     /// Number of entries in each log.
     pub lengths: Vec<(TopicPartition, u64)>,
 }
@@ -315,7 +261,7 @@ pub struct Measured {
 impl Measured {
     /// Creates a result as a backend returns it.
     #[must_use]
-    pub fn new(results: Vec<Result<MessageId>>, lengths: Vec<(TopicPartition, u64)>) -> Self {
+    pub fn new(results: Vec<Result<Appended>>, lengths: Vec<(TopicPartition, u64)>) -> Self {
         Self { results, lengths }
     }
 }
@@ -329,13 +275,19 @@ impl Measured {
 /// it, such a call fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) and has no effect.
 #[async_trait]
 pub trait Log: Send + Sync {
-    /// Appends entries, in the order of the batch within each partition. Where the topic has a [packing](crate::TopicSpec::packing), the
-    /// backend may store entries that stand together as one; each has its own id and its own result in any case.
+    /// Appends entries, in the order of the batch within each partition, except those that are recognised by their
+    /// [identity](Append::identity): these have the place of the first one. Entries of one partition that are appended by batches one
+    /// after the other are stored in this order. Where the topic has a [packing](crate::TopicSpec::packing), the backend may store
+    /// entries that stand together as one; each has its own id and its own result in any case.
     ///
     /// Returns one result per entry. A failed entry does not keep the others from being appended. An entry without fields
-    /// is refused with [`ErrorKind::Encode`](crate::ErrorKind::Encode). The topic is not looked up: the first entry of a partition creates
-    /// its log.
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
+    /// is refused with [`ErrorKind::Encode`](crate::ErrorKind::Encode), one with an identity that the backend does not know with
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): [`Append::check_plain`]. The topic is not looked up: the first entry
+    /// of a partition creates its log.
+    ///
+    /// A batch whose entries are all [repeatable](Identity::is_repeatable) can be sent again after
+    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed).
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>>;
 
     /// Opens an appender for one producer, whose entries have this durability before their results are returned.
     ///
@@ -344,77 +296,6 @@ pub trait Log: Send + Sync {
     /// [`Capability::Durability`](crate::Capability::Durability). Default: `None`.
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
         let _ = durability;
-        None
-    }
-
-    /// Appends entries as [`append`](Self::append) does, except those whose id was appended to their partition, or to one of the
-    /// `earlier` ones, within the window by the server's clock: for these it returns the place of the first one. So a batch can
-    /// be sent again after [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). An entry and the record of its id are stored in
-    /// one step. In an `earlier` partition an id can count for up to twice its window. The longest window used at a partition
-    /// decides how long its ids are kept.
-    ///
-    /// Entries of one partition that are appended by batches one after the other are stored in this order.
-    ///
-    /// Default: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for each: see
-    /// [`Capability::Dedup`](crate::Capability::Dedup).
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        batch.iter().map(|_| Err(unsupported("Log::append_dedup"))).collect()
-    }
-
-    /// Opens an appender for the entries of one producer with dedup ids.
-    ///
-    /// Returns `None` if this log has nothing better than one [`append_dedup`](Self::append_dedup) after the other.
-    /// Default: `None`.
-    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
-        None
-    }
-
-    /// Appends entries as [`append`](Self::append) does, except those whose id belongs to an entry of their partition, or of one of
-    /// the `earlier` ones, that is not settled: for these it returns the place of that entry. It is not settled while it is in
-    /// the log and one of the groups there has not read it or has it pending, or while one of them has it parked for a retry or
-    /// in its retry log; without any group, while it is in the log. A dead letter is settled; one that is replayed is not, until
-    /// another entry has its id.
-    ///
-    /// This follows from the state at the time of the call, so nothing has to end an id: it ends also if a group is deleted or moved
-    /// behind the entry, or the entry is deleted. An id that has ended may count again when a group is moved back, or a new one
-    /// begins before the entry.
-    ///
-    /// An append that is repeated with the same [`send`](UniqueAppend::send) returns its own entry, not as a duplicate, also when that
-    /// is settled by then, for a minute at least. So a batch can be sent again after
-    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). The entry, the record of its id and the check are one step in its
-    /// partition. Entries of one partition that are appended by batches one after the other are stored in this order, each with
-    /// the [field](UniqueAppend::fields) of its id in front.
-    ///
-    /// Default: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for each: see
-    /// [`Capability::Unique`](crate::Capability::Unique).
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        batch.iter().map(|_| Err(unsupported("Log::append_unique"))).collect()
-    }
-
-    /// Appends entries as [`append`](Self::append) does, except those whose number was appended by the same producer to the same
-    /// partition within the window by the server's clock: for these it returns the ids of the first time. So a batch can be sent
-    /// again after [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). An entry and the record of its number are stored in one
-    /// step.
-    ///
-    /// A repetition is a batch as it was, or what is left of it without entries that have their result: for each partition all
-    /// entries that failed, in their order. A backend may store the entries of a partition together and recognise them only so.
-    ///
-    /// Default: [`append_by_ids`]. A backend that
-    /// supports [`Capability::Dedup`](crate::Capability::Dedup) may have a cheaper way.
-    async fn append_numbered(
-        &self,
-        numbering: &Numbering,
-        batch: &[NumberedAppend],
-    ) -> Vec<Result<MessageId>> {
-        append_by_ids(self, numbering, batch).await
-    }
-
-    /// Opens an appender for the entries of one producer with numbers.
-    ///
-    /// Returns `None` if this log has nothing better than one [`append_numbered`](Self::append_numbered) after the other.
-    /// Default: `None`.
-    fn numbered_appender(&self, numbering: Numbering) -> Option<Box<dyn NumberedAppender>> {
-        let _ = numbering;
         None
     }
 
@@ -505,60 +386,6 @@ pub trait Log: Send + Sync {
     }
 }
 
-/// Appends batch after batch for one producer: the next one is sent before the previous one is answered.
-///
-/// Batches of one appender are stored in the order in which they were begun, within each partition. A batch that fails
-/// keeps later ones from being stored only if the connection broke.
-#[async_trait]
-pub trait Appender: Send {
-    /// Begins to append a batch, after those that were begun before. It makes progress only while
-    /// [`finish`](Self::finish) is awaited.
-    fn begin(&mut self, batch: Arc<Vec<Append>>);
-
-    /// Returns the results of the oldest batch that was begun and not reported yet: one result per entry, as
-    /// [`Log::append`] returns them. Without such a batch it returns an empty list at once.
-    ///
-    /// An entry that was stored, but did not reach the [`Durability`] of the appender in time, has the error
-    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). Where the server cannot give this durability at all,
-    /// nothing is stored, and the error is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
-    ///
-    /// Dropping this future loses nothing: the next call continues.
-    async fn finish(&mut self) -> Vec<Result<MessageId>>;
-}
-
-/// Appends batch after batch of entries with dedup ids for one producer: the next one is sent before the previous one is answered.
-///
-/// As with an [`Appender`], batches are stored in the order in which they were begun. One that failed can be
-/// [appended again](Log::append_dedup), before any later one of its partition was stored. Earlier partitions are not looked at:
-/// entries that [have some](DedupAppend::earlier) are appended with [`Log::append_dedup`].
-#[async_trait]
-pub trait DedupAppender: Send {
-    /// Begins to append a batch, after those that were begun before: see [`Appender::begin`].
-    fn begin(&mut self, batch: Arc<Vec<DedupAppend>>);
-
-    /// Returns the results of the oldest batch that was begun and not reported yet, as [`Log::append_dedup`] returns them: see
-    /// [`Appender::finish`].
-    ///
-    /// Dropping this future loses nothing: the next call continues.
-    async fn finish(&mut self) -> Vec<Result<Deduplicated>>;
-}
-
-/// Appends batch after batch of entries with numbers for one producer: the next one is sent before the previous one is answered.
-///
-/// As with an [`Appender`], batches are stored in the order in which they were begun. One that failed can be
-/// [appended again](Log::append_numbered), before any later one of its partition was stored.
-#[async_trait]
-pub trait NumberedAppender: Send {
-    /// Begins to append a batch, after those that were begun before: see [`Appender::begin`].
-    fn begin(&mut self, batch: Arc<Vec<NumberedAppend>>);
-
-    /// Returns the results of the oldest batch that was begun and not reported yet, as [`Log::append_numbered`] returns them:
-    /// see [`Appender::finish`].
-    ///
-    /// Dropping this future loses nothing: the next call continues.
-    async fn finish(&mut self) -> Vec<Result<MessageId>>;
-}
-
 /// Appender that [appends](Log::append) one batch after the other.
 pub struct InTurn<L> {
     log: L,
@@ -568,7 +395,7 @@ pub struct InTurn<L> {
     under_way: Option<UnderWay>,
 }
 
-type UnderWay = Pin<Box<dyn Future<Output = Vec<Result<MessageId>>> + Send>>;
+type UnderWay = Pin<Box<dyn Future<Output = Vec<Result<Appended>>> + Send>>;
 
 impl<L: Log + Clone + 'static> InTurn<L> {
     /// Creates an appender for this log.
@@ -583,7 +410,7 @@ impl<L: Log + Clone + 'static> Appender for InTurn<L> {
         self.begun.push_back(batch);
     }
 
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    async fn finish(&mut self) -> Vec<Result<Appended>> {
         let Some(oldest) = self.begun.front() else { return Vec::new() };
         let under_way = self.under_way.get_or_insert_with(|| {
             let (log, batch) = (self.log.clone(), oldest.clone());
@@ -628,24 +455,4 @@ pub trait Reader: Send {
     /// [`Fetched::tail_lost`] if a fail-over has lost them meanwhile. A caller that wants to read the pending list again
     /// under the same lease therefore keeps its reader.
     fn start_over(&mut self);
-}
-
-/// Appends numbered entries with [`Log::append_dedup`], under [ids](Numbering::id) that are made of producer and number: the default
-/// of [`Log::append_numbered`].
-pub async fn append_by_ids<L: Log + ?Sized>(
-    log: &L,
-    numbering: &Numbering,
-    batch: &[NumberedAppend],
-) -> Vec<Result<MessageId>> {
-    let item = |item: &NumberedAppend| {
-        let (append, window) = (item.append.clone(), numbering.window);
-        Ok(DedupAppend { append, id: numbering.id(item.number)?, window, earlier: Vec::new() })
-    };
-    match batch.iter().map(item).collect::<Result<Vec<_>>>() {
-        Ok(items) => {
-            let results = log.append_dedup(&items).await.into_iter();
-            results.map(|result| result.map(|done| done.id)).collect()
-        }
-        Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
-    }
 }

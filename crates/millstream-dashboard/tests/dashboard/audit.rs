@@ -243,7 +243,7 @@ async fn entries_that_are_not_kept_are_dropped_with_the_first_entry_of_a_process
     let (log, topic_partition) = (scene.mq.backend().log(), TopicPartition::new(name(TOPIC), 0));
     let entry = |number: u32| {
         let fields = wire::encode(&Envelope::new(number.to_string()));
-        Append { topic_partition: topic_partition.clone(), fields }
+        Append::new(topic_partition.clone(), fields)
     };
     let fill: Vec<Append> = (0..10_100).map(entry).collect();
     for some in fill.chunks(500) {

@@ -91,7 +91,7 @@ async fn served() -> (Backend, TopicSpec, Server) {
 
 async fn append(backend: &Backend, spec: &TopicSpec) {
     let topic_partition = spec.iter().nth(1).expect("two");
-    let append = Append { topic_partition, fields: wire::encode(&Envelope::new("x")) };
+    let append = Append::new(topic_partition, wire::encode(&Envelope::new("x")));
     assert!(backend.log().append(&[append]).await[0].is_ok());
 }
 

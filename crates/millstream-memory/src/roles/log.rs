@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::capability::unsupported;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Durability, Entry, Fetched, InTurn, Log, Measured, Reader,
-    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend, UnleasedTrim, check_window,
+    Append, Appended, Appender, DedupIdentity, Durability, Entry, Fetched, Identity, InTurn, Log, Measured,
+    Reader, Receipt, Settled, Settlement, Source, Trimmed, UnleasedTrim, check_window,
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -25,35 +26,32 @@ use crate::trim::{trim, trim_unleased};
 
 #[async_trait]
 impl Log for MemoryBackend {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         breathe().await;
         let mut results = Vec::with_capacity(batch.len());
         let mut state = self.lock();
-        let now = self.now().timestamp();
+        let now = self.now();
+        let is_plain = |append: &Append| matches!(append.identity, Identity::None);
         // Entries of the same partition are grouped, so that it is looked up and its readers are woken once.
-        for run in batch.chunk_by(|a, b| a.topic_partition == b.topic_partition) {
-            let packing = state.topics.get(&run[0].topic_partition.topic).and_then(|topic| topic.packing);
+        let same =
+            |a: &Append, b: &Append| a.topic_partition == b.topic_partition && is_plain(a) && is_plain(b);
+        for run in batch.chunk_by(same) {
+            if let [append] = run
+                && !is_plain(append)
+            {
+                results.push(state.append_once(append, now));
+                continue;
+            }
+            let TopicPartition { topic, partition: number } = &run[0].topic_partition;
+            let packing = state.topics.get(topic).and_then(|topic| topic.packing);
             let partition = state.partition(&run[0].topic_partition);
-            let first = results.len();
-            results.extend(run.iter().map(|entry| partition.append(now, &entry.fields)));
-            partition.pack(packing, &results[first..]);
+            let stored: Vec<_> =
+                run.iter().map(|entry| partition.append(now.timestamp(), &entry.fields)).collect();
+            partition.pack(packing, &stored);
             partition.wake.notify_waiters();
+            results.extend(stored.into_iter().map(|id| id.map(|id| Appended::new(*number, id))));
         }
         results
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        breathe().await;
-        let mut state = self.lock();
-        let now = self.now();
-        batch.iter().map(|item| state.append_dedup(item, now)).collect()
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        breathe().await;
-        let mut state = self.lock();
-        let now = self.now().timestamp();
-        batch.iter().map(|item| state.append_unique(item, now)).collect()
     }
 
     /// Everything in memory is as durable as the process: what is stored has any durability.
@@ -167,23 +165,37 @@ fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
 }
 
 impl State {
-    fn append_dedup(&mut self, item: &DedupAppend, now: Now) -> Result<Deduplicated> {
-        check_window(item.window)?;
-        let DedupAppend { append: Append { topic_partition, fields }, id, window, earlier } = item;
+    /// Appends an entry with an identity.
+    fn append_once(&mut self, append: &Append, now: Now) -> Result<Appended> {
+        match append.identity.by_id()? {
+            Identity::Dedup(dedup) => {
+                let appended = self.append_dedup(append, &dedup, now)?;
+                let is_own = matches!(append.identity, Identity::Number(..));
+                Ok(if is_own { Appended::new(appended.partition, appended.id) } else { appended })
+            }
+            Identity::Unique(unique) => self.append_unique(append, &unique, now.timestamp()),
+            _ => Err(unsupported("this identity")),
+        }
+    }
+
+    fn append_dedup(&mut self, append: &Append, dedup: &DedupIdentity, now: Now) -> Result<Appended> {
+        let Append { topic_partition, fields, .. } = append;
+        let DedupIdentity { id, window, earlier } = dedup;
+        check_window(*window)?;
         for number in earlier {
             let tp = TopicPartition { topic: topic_partition.topic.clone(), partition: *number };
             if let Some(known) = self.partition(&tp).dedup.get(id, now) {
-                return Ok(Deduplicated::new(*number, known, true));
+                return Ok(Appended::before(*number, known));
             }
         }
         let partition = self.partition(topic_partition);
         if let Some(known) = partition.dedup.get(id, now) {
-            return Ok(Deduplicated::new(topic_partition.partition, known, true));
+            return Ok(Appended::before(topic_partition.partition, known));
         }
         let stored = partition.append(now.timestamp(), fields)?;
         partition.dedup.put(id.clone(), stored, now, *window);
         partition.wake.notify_waiters();
-        Ok(Deduplicated::new(topic_partition.partition, stored, false))
+        Ok(Appended::new(topic_partition.partition, stored))
     }
 }
 

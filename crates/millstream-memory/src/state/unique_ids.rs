@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::id::MessageId;
-use millstream_core::log::{DedupId, Deduplicated, Source, UniqueAppend};
+use millstream_core::log::{Append, Appended, DedupId, Source, UniqueIdentity};
 use millstream_core::{Result, Timestamp, TopicPartition, unique, wire};
 
 use super::{Group, Partition, State};
@@ -32,26 +32,35 @@ struct Record {
 }
 
 impl State {
-    pub(crate) fn append_unique(&mut self, item: &UniqueAppend, now: Timestamp) -> Result<Deduplicated> {
-        let here = &item.append.topic_partition;
-        for number in item.earlier.iter().filter(|number| **number != here.partition) {
+    pub(crate) fn append_unique(
+        &mut self,
+        append: &Append,
+        unique: &UniqueIdentity,
+        now: Timestamp,
+    ) -> Result<Appended> {
+        let place = |number, (stored, own)| match own {
+            true => Appended::new(number, stored),
+            false => Appended::before(number, stored),
+        };
+        let here = &append.topic_partition;
+        for number in unique.earlier.iter().filter(|number| **number != here.partition) {
             let tp = TopicPartition { topic: here.topic.clone(), partition: *number };
-            if let Some((stored, own)) = self.peek(&tp).and_then(|partition| partition.unsettled(item)) {
-                return Ok(Deduplicated::new(*number, stored, !own));
+            if let Some(found) = self.peek(&tp).and_then(|partition| partition.unsettled(unique)) {
+                return Ok(place(*number, found));
             }
         }
         let partition = self.partition(here);
-        if let Some((stored, own)) = partition.unsettled(item) {
-            return Ok(Deduplicated::new(here.partition, stored, !own));
+        if let Some(found) = partition.unsettled(unique) {
+            return Ok(place(here.partition, found));
         }
-        let fields = if item.append.fields.is_empty() { Vec::new() } else { item.fields() };
+        let fields = if append.fields.is_empty() { Vec::new() } else { append.stored_fields() };
         let stored = partition.append(now, &fields)?;
-        partition.unique.known.insert(item.id.clone(), Record { stored, send: item.send });
+        partition.unique.known.insert(unique.id.clone(), Record { stored, send: unique.send });
         if partition.unique.is_large() {
             partition.clean_unique(now);
         }
         partition.wake.notify_waiters();
-        Ok(Deduplicated::new(here.partition, stored, false))
+        Ok(Appended::new(here.partition, stored))
     }
 }
 
@@ -63,7 +72,7 @@ impl UniqueIds {
 
 impl Partition {
     /// Returns the entry that keeps another one with this id from being stored, and whether this append has stored it.
-    fn unsettled(&self, item: &UniqueAppend) -> Option<(MessageId, bool)> {
+    fn unsettled(&self, item: &UniqueIdentity) -> Option<(MessageId, bool)> {
         let Record { stored, send } = *self.unique.known.get(&item.id)?;
         let own = send == item.send;
         let text = stored.to_string();

@@ -39,9 +39,8 @@ impl Bench {
 
     async fn append(&self, tp: &TopicPartition, count: usize) -> Vec<MessageId> {
         let fields = |n: usize| wire::encode(&Envelope::new(n.to_string()));
-        let batch: Vec<_> =
-            (0..count).map(|n| Append { topic_partition: tp.clone(), fields: fields(n) }).collect();
-        self.backend.log().append(&batch).await.into_iter().map(|result| result.unwrap()).collect()
+        let batch: Vec<_> = (0..count).map(|n| Append::new(tp.clone(), fields(n))).collect();
+        self.backend.log().append(&batch).await.into_iter().map(|result| result.unwrap().id).collect()
     }
 
     async fn lease(&self, tp: &TopicPartition, nonce: &str) -> Lease {

@@ -36,10 +36,16 @@ impl Bench {
     async fn append(&self, count: usize) -> Vec<MessageId> {
         let entry = |n: usize| {
             let fields = wire::encode(&Envelope::new(n.to_string()));
-            Append { topic_partition: self.tp.clone(), fields }
+            Append::new(self.tp.clone(), fields)
         };
         let batch: Vec<_> = (0..count).map(entry).collect();
-        self.backend.log().append(&batch).await.into_iter().map(|result| result.expect("appended")).collect()
+        self.backend
+            .log()
+            .append(&batch)
+            .await
+            .into_iter()
+            .map(|result| result.expect("appended").id)
+            .collect()
     }
 
     async fn fetch(&self) -> millstream_core::Result<Fetched> {

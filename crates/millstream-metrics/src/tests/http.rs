@@ -33,7 +33,7 @@ async fn filled(backend: &Backend, messages: usize) -> (TopicSpec, GroupName) {
     backend.catalog().create_topic(&spec).await.expect("topic");
     backend.catalog().create_group(&spec, &group, Start::Earliest).await.expect("group");
     let tp = spec.iter().next().expect("one");
-    let append = Append { topic_partition: tp, fields: wire::encode(&Envelope::new("x")) };
+    let append = Append::new(tp, wire::encode(&Envelope::new("x")));
     let stored = backend.log().append(&vec![append; messages]).await;
     assert!(stored.iter().all(Result::is_ok));
     (spec, group)

@@ -8,11 +8,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use futures_util::future::select_all;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::id::MessageId;
-use millstream_core::log::{Append, Appender, Durability};
+use millstream_core::log::{Appended, Durability};
 use millstream_core::topic::TopicPartition;
 
 use crate::address::Address;
@@ -72,7 +70,7 @@ struct Route<'a> {
 
 struct Batch {
     entries: PartEntries,
-    results: Vec<Option<Result<MessageId>>>,
+    results: Vec<Option<Result<Appended>>>,
     missing: usize,
 }
 
@@ -197,7 +195,7 @@ impl ClusterAppender {
         })
     }
 
-    fn set(&mut self, batch: u64, at: usize, result: Result<MessageId>) {
+    fn set(&mut self, batch: u64, at: usize, result: Result<Appended>) {
         let place = usize::try_from(batch - self.returned).ok();
         if let Some(batch) = place.and_then(|place| self.batches.get_mut(place)) {
             batch.results[at] = Some(result);
@@ -206,7 +204,7 @@ impl ClusterAppender {
     }
 
     /// Takes the answer of a node to its oldest part.
-    fn answered(&mut self, node: usize, results: Vec<Result<MessageId>>) {
+    fn answered(&mut self, node: usize, results: Vec<Result<Appended>>) {
         let Some(part) = self.nodes[node].parts.pop_front() else { return };
         for tp in &part.partitions {
             if let Some((_, parts)) = self.busy.get_mut(tp) {
@@ -239,22 +237,15 @@ impl ClusterAppender {
 }
 
 impl ClusterAppender {
-    /// Begins a batch, as [`begin`](Appender::begin) does.
+    /// Begins a batch behind the earlier ones: see [`Appender`](millstream_core::log::Appender).
     pub(crate) fn begin_entries(&mut self, entries: PartEntries) {
         let results = (0..entries.len()).map(|_| None).collect();
         self.batches.push_back(Batch { missing: entries.len(), entries, results });
         self.begin_all();
     }
-}
 
-#[async_trait]
-impl Appender for ClusterAppender {
-    fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        let packings = self.inner.packings.clone();
-        self.begin_entries(PartEntries::Plain(batch, packings));
-    }
-
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    /// Waits for the results of the oldest batch.
+    pub(crate) async fn finish(&mut self) -> Vec<Result<Appended>> {
         loop {
             let Some(oldest) = self.batches.front() else { return Vec::new() };
             if oldest.missing == 0 && self.begun > 0 {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
-use millstream_core::log::{Deduplicated, UniqueAppend};
+use millstream_core::log::{Append, Appended, Identity, UniqueIdentity};
 use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
@@ -28,7 +28,10 @@ const VAIN: usize = 8;
 /// Maximum number of calls of one cleaning, of up to 500 records each: behind a send, which waits for it, and behind a trim.
 const ROUNDS: (usize, usize) = (16, 256);
 
-type Results = Vec<Option<Result<Deduplicated>>>;
+type Results = Vec<Option<Result<Appended>>>;
+
+/// An entry and its unique id.
+type Item<'a> = (&'a Append, &'a UniqueIdentity);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum UniqueMode {
@@ -51,30 +54,36 @@ struct Queue {
 /// Answer to a call.
 struct UniqueAnswer {
     /// For each entry that was decided: its place, if it has one.
-    found: Vec<Option<Deduplicated>>,
+    found: Vec<Option<Appended>>,
     /// Whether records should be cleaned.
     more: bool,
     missing: Vec<GroupName>,
 }
 
 impl RedisBackend {
-    pub(crate) async fn append_unless_held(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
+    /// Appends entries with unique ids.
+    pub(crate) async fn append_unique<'a>(&self, batch: &'a [Append]) -> Vec<Result<Appended>> {
+        let of = |append: &'a Append| match &append.identity {
+            Identity::Unique(unique) => Some((append, &**unique)),
+            _ => None,
+        };
+        let batch: Vec<Item<'a>> = batch.iter().filter_map(of).collect();
         let mut results: Results = batch.iter().map(|_| None).collect();
-        for (result, item) in results.iter_mut().zip(batch) {
+        for (result, (append, _)) in results.iter_mut().zip(&batch) {
             // The field of the id is in front of them.
-            let fields = item.append.fields.len();
+            let fields = append.fields.len();
             *result = check_fields(if fields == 0 { 0 } else { fields + 1 }).err().map(Err);
         }
-        let looks = batch.iter().enumerate().flat_map(|(at, item)| {
-            let TopicPartition { topic, partition } = &item.append.topic_partition;
-            let others = item.earlier.iter().filter(move |earlier| *earlier != partition);
+        let looks = batch.iter().enumerate().flat_map(|(at, (append, unique))| {
+            let TopicPartition { topic, partition } = &append.topic_partition;
+            let others = unique.earlier.iter().filter(move |earlier| *earlier != partition);
             others.map(move |earlier| (at, TopicPartition::new(topic.clone(), earlier.0)))
         });
         let looks = queues(looks.filter(|(at, _)| results[*at].is_none()));
-        self.decide(UniqueMode::Look, batch, looks, &mut results).await;
-        let appends = batch.iter().enumerate().map(|(at, item)| (at, item.append.topic_partition.clone()));
+        self.decide(UniqueMode::Look, &batch, looks, &mut results).await;
+        let appends = batch.iter().enumerate().map(|(at, (append, _))| (at, append.topic_partition.clone()));
         let appends = queues(appends.filter(|(at, _)| results[*at].is_none()));
-        for tp in self.decide(UniqueMode::Append, batch, appends, &mut results).await {
+        for tp in self.decide(UniqueMode::Append, &batch, appends, &mut results).await {
             self.clean_unique(&tp, ROUNDS.0).await;
         }
         let missing = || Err(unexpected("no answer to an append"));
@@ -86,7 +95,7 @@ impl RedisBackend {
     async fn decide(
         &self,
         mode: UniqueMode,
-        batch: &[UniqueAppend],
+        batch: &[Item<'_>],
         mut queues: Vec<Queue>,
         results: &mut Results,
     ) -> Vec<TopicPartition> {
@@ -95,7 +104,7 @@ impl RedisBackend {
             let (mut calls, mut asked, mut bytes) = (Vec::new(), Vec::new(), 0);
             for (n, queue) in queues.iter().enumerate() {
                 let some = chunk(mode, batch, &queue.at[queue.done..]);
-                let size: usize = some.iter().map(|at| size(mode, &batch[*at])).sum();
+                let size: usize = some.iter().map(|at| size(mode, batch[*at])).sum();
                 if bytes > 0 && bytes + size > PIPELINE {
                     break;
                 }
@@ -121,21 +130,21 @@ impl RedisBackend {
     fn unique_call(
         &self,
         mode: UniqueMode,
-        batch: &[UniqueAppend],
+        batch: &[Item<'_>],
         queue: &Queue,
         some: &[usize],
     ) -> script::Call<'_> {
         let word = if mode == UniqueMode::Append { "append" } else { "look" };
         let mut call = self.begin_unique(word, &queue.tp, &queue.groups, some.len());
         for at in some {
-            let item = &batch[*at];
-            call.push(item.id.as_bytes());
-            call.push(item.send);
+            let (append, unique) = batch[*at];
+            call.push(unique.id.as_bytes());
+            call.push(unique.send);
             if mode == UniqueMode::Look {
                 call.push(0);
                 continue;
             }
-            let fields = item.fields();
+            let fields = append.stored_fields();
             call.push(2 * fields.len());
             for (name, value) in &fields {
                 call.extend([&name[..], &value[..]]);
@@ -256,20 +265,20 @@ fn queues(entries: impl Iterator<Item = (usize, TopicPartition)>) -> Vec<Queue> 
 }
 
 /// Returns the first entries that make one call: at least one.
-fn chunk<'a>(mode: UniqueMode, batch: &[UniqueAppend], at: &'a [usize]) -> &'a [usize] {
+fn chunk<'a>(mode: UniqueMode, batch: &[Item<'_>], at: &'a [usize]) -> &'a [usize] {
     let (entries, bytes) = CALL;
     let mut total = 0;
     let fits = at.iter().take(entries).take_while(|at| {
         let first = total == 0;
-        total += size(mode, &batch[**at]).max(1);
+        total += size(mode, batch[**at]).max(1);
         first || total <= bytes
     });
     &at[..fits.count()]
 }
 
-fn size(mode: UniqueMode, item: &UniqueAppend) -> usize {
-    let fields = if mode == UniqueMode::Append { &item.append.fields[..] } else { &[] };
-    item.id.as_bytes().len() + fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+fn size(mode: UniqueMode, (append, unique): Item<'_>) -> usize {
+    let fields = if mode == UniqueMode::Append { &append.fields[..] } else { &[] };
+    unique.id.as_bytes().len() + fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
 }
 
 /// Parses the answer to a call with this many entries.
@@ -283,7 +292,11 @@ fn parsed(answer: Value, tp: &TopicPartition, entries: usize) -> Result<UniqueAn
         if matches!(&id, Value::BulkString(id) if id.is_empty()) {
             return Ok(None);
         }
-        Ok(Some(Deduplicated::new(tp.partition, reply::id(id)?, reply::int(first)? == 0)))
+        let id = reply::id(id)?;
+        Ok(Some(match reply::int(first)? {
+            0 => Appended::before(tp.partition, id),
+            _ => Appended::new(tp.partition, id),
+        }))
     });
     let found = found.collect::<Result<_>>()?;
     let missing = reply::array(missing)?.into_iter().map(|name| GroupName::new(reply::text(name)?));
@@ -294,20 +307,18 @@ fn parsed(answer: Value, tp: &TopicPartition, entries: usize) -> Result<UniqueAn
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use millstream_core::log::{Append, DedupId};
+    use millstream_core::log::DedupId;
 
-    fn item(partition: u32, bytes: usize) -> UniqueAppend {
-        let append = Append {
-            topic_partition: TopicPartition::new("t".parse().expect("name"), partition),
-            fields: vec![(Bytes::new(), Bytes::from(vec![0; bytes]))],
-        };
-        UniqueAppend { append, id: DedupId::new("a").expect("an id"), send: 1, earlier: Vec::new() }
+    fn item(partition: u32, bytes: usize) -> Append {
+        let tp = TopicPartition::new("t".parse().expect("name"), partition);
+        Append::new(tp, vec![(Bytes::new(), Bytes::from(vec![0; bytes]))])
     }
 
     #[test]
     fn a_call_is_bounded_by_entries_and_by_bytes() {
         let all: Vec<usize> = (0..600).collect();
-        let length = |mode, bytes| chunk(mode, &vec![item(0, bytes); 600], &all).len();
+        let unique = UniqueIdentity { id: DedupId::new("a").expect("an id"), send: 1, earlier: Vec::new() };
+        let length = |mode, bytes| chunk(mode, &vec![(&item(0, bytes), &unique); 600], &all).len();
         assert_eq!(length(UniqueMode::Append, 10), 250);
         assert_eq!(length(UniqueMode::Append, 300 << 10), 3);
         assert_eq!(length(UniqueMode::Append, 9 << 20), 1, "a large one goes alone");
@@ -317,7 +328,7 @@ mod tests {
     #[test]
     fn entries_keep_their_order_within_a_partition() {
         let batch = [item(1, 1), item(0, 1), item(1, 1)];
-        let of = batch.iter().enumerate().map(|(at, item)| (at, item.append.topic_partition.clone()));
+        let of = batch.iter().enumerate().map(|(at, item)| (at, item.topic_partition.clone()));
         let queues = queues(of);
         let shown: Vec<_> = queues.iter().map(|queue| (queue.tp.partition.0, queue.at.clone())).collect();
         assert_eq!(shown, [(1, vec![0, 2]), (0, vec![1])]);
@@ -326,7 +337,7 @@ mod tests {
     #[test]
     fn behind_a_lost_answer_nothing_is_sent() {
         let mut results: Results = vec![None; 3];
-        let tp = item(0, 1).append.topic_partition;
+        let tp = item(0, 1).topic_partition;
         let mut queue = Queue { tp, at: vec![0, 1, 2], done: 0, groups: Vec::new(), vain: 0 };
         let lost = Error::new(ErrorKind::Unconfirmed, "gone");
         queue.fail(&lost, 1, UniqueMode::Append, &mut results);

@@ -3,24 +3,25 @@
 mod packed;
 mod settling;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
+use millstream_core::capability::unsupported;
 use millstream_core::catalog::Start;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend, UnleasedTrim,
+    Append, Appended, Appender, Durability, Identity, Log, Measured, Reader, Receipt, Settled, Settlement,
+    Trimmed, UnleasedTrim,
 };
 use millstream_core::topic::{Retention, TopicPartition};
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::RedisBackend;
-use crate::conn::cluster::servers::Servers;
+use crate::conn::appends::part::stored;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::entries::cluster_appender::ClusterAppender;
 use crate::entries::reader::StreamReader;
 use crate::error::{fenced, unexpected};
 use crate::roles::catalog::position;
@@ -33,40 +34,29 @@ pub(crate) use settling::Right;
 const APPEND_CHUNK: (usize, usize) = (1_000, 4 << 20);
 #[async_trait]
 impl Log for RedisBackend {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        self.append_asking(batch, &[]).await.0
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        self.append_once(batch).await
-    }
-
-    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
-        Some(Box::new(self.open_dedup().ok()?))
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        self.append_unless_held(batch).await
-    }
-
-    async fn append_numbered(
-        &self,
-        numbering: &Numbering,
-        batch: &[NumberedAppend],
-    ) -> Vec<Result<MessageId>> {
-        self.append_with_numbers(*numbering, batch).await
-    }
-
-    fn numbered_appender(&self, numbering: Numbering) -> Option<Box<dyn NumberedAppender>> {
-        Some(Box::new(self.open_numbered(numbering).ok()?))
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        let mut results = Vec::with_capacity(batch.len());
+        for run in batch.chunk_by(|one, next| one.identity.is_like(&next.identity)) {
+            let some = match &run[0].identity {
+                Identity::None => self.append_asking(run, &[]).await.0,
+                Identity::Dedup(_) => self.append_dedup(run).await,
+                Identity::Unique(_) => self.append_unique(run).await,
+                Identity::Number(..) => self.append_numbered(run).await,
+                _ => run.iter().map(|_| Err(unsupported("this identity"))).collect(),
+            };
+            let failed = |result: &Result<_>| result.as_ref().err().filter(|it| it.is_transient()).cloned();
+            let lost = some.iter().find_map(failed);
+            results.extend(some);
+            if let Some(error) = lost {
+                not_sent(&error, &batch[results.len()..], &mut results);
+                break;
+            }
+        }
+        results
     }
 
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
-        let inner = self.inner.clone();
-        Some(match &*self.inner.servers {
-            Servers::One(dial) => Box::new(inner.appenders.line(dial).ok()?.appender(false, durability)),
-            Servers::Cluster(cluster) => Box::new(ClusterAppender::new(inner, cluster.clone(), durability)),
-        })
+        Some(Box::new(self.open_appender(durability).ok()?))
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -145,9 +135,20 @@ impl Log for RedisBackend {
 }
 
 impl RedisBackend {
+    /// Appends entries with numbers.
+    async fn append_numbered(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        match self.open_appender(Durability::Stored) {
+            Ok(mut appender) => {
+                appender.put(Arc::new(batch.to_vec()));
+                appender.finish().await
+            }
+            Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+
     /// Appends a batch and, in the last request, reads the lengths of some logs. The lengths are missing if that
     /// request failed.
-    async fn append_asking(&self, batch: &[Append], ask: &[Key]) -> (Vec<Result<MessageId>>, Vec<Value>) {
+    async fn append_asking(&self, batch: &[Append], ask: &[Key]) -> (Vec<Result<Appended>>, Vec<Value>) {
         let (mut results, mut lengths) = (Vec::with_capacity(batch.len()), Vec::new());
         while results.len() < batch.len() {
             let chunk = append_chunk(&batch[results.len()..]);
@@ -173,9 +174,6 @@ impl RedisBackend {
                     pipe.cmd("XLEN").arg(log.as_str());
                 }
             }
-            let during = |error: Error, append: &Append| {
-                error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
-            };
             let mut answers = self.inner.messages.send_each(&pipe).await.into_iter();
             let mut lost = None;
             let mut ids = answers.by_ref().take(appends).map(|answer| {
@@ -189,16 +187,13 @@ impl RedisBackend {
                 None => ids.collect(),
             };
             let ids = ids.into_iter().zip(chunk);
-            results.extend(ids.map(|(id, append)| id.map_err(|error| during(error, append))));
+            results.extend(ids.map(|(id, append)| match id {
+                Ok(id) => Ok(stored(append, id)),
+                Err(error) => Err(during(error, append)),
+            }));
             lengths.extend(answers.map(Result::unwrap_or_default));
             if let Some(error) = lost {
-                // The appends behind the failed request are not sent: they would overtake the failed ones if the caller
-                // sends those again.
-                let rest = &batch[results.len()..];
-                results.extend(rest.iter().map(|append| {
-                    let error = format!("not sent, an earlier append failed: {error}");
-                    Err(during(Error::new(ErrorKind::Unavailable, error), append))
-                }));
+                not_sent(&error, &batch[results.len()..], &mut results);
                 lengths.clear();
             }
         }
@@ -214,6 +209,19 @@ impl RedisBackend {
         }
         cmd
     }
+}
+
+/// Adds the results of appends behind a failed request, which are not sent: they would overtake the failed ones if the caller
+/// sends those again.
+fn not_sent(error: &Error, rest: &[Append], results: &mut Vec<Result<Appended>>) {
+    results.extend(rest.iter().map(|append| {
+        let error = format!("not sent, an earlier append failed: {error}");
+        Err(during(Error::new(ErrorKind::Unavailable, error), append))
+    }));
+}
+
+fn during(error: Error, append: &Append) -> Error {
+    error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
 }
 
 fn size(append: &Append) -> usize {
@@ -239,10 +247,8 @@ mod tests {
 
     #[test]
     fn a_chunk_is_bounded_by_entries_and_by_bytes() {
-        let append = |bytes: usize| Append {
-            topic_partition: TopicPartition::new("t".parse().expect("name"), 0),
-            fields: vec![(Bytes::new(), Bytes::from(vec![0; bytes]))],
-        };
+        let tp = || TopicPartition::new("t".parse().expect("name"), 0);
+        let append = |bytes: usize| Append::new(tp(), vec![(Bytes::new(), Bytes::from(vec![0; bytes]))]);
         assert_eq!(append_chunk(&vec![append(0); 2_500]).len(), 1_000);
         assert_eq!(append_chunk(&vec![append(1 << 20); 10]).len(), 4);
         assert_eq!(append_chunk(&vec![append(9 << 20); 2]).len(), 1, "a large one goes alone");

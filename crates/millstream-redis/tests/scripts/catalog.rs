@@ -36,8 +36,8 @@ async fn a_topic_grows_with_a_place_for_every_group_and_never_shrinks() {
 
     // What is sent to a new partition waits for a group that started with what comes, too.
     let last = TopicPartition::new(name.clone(), 699);
-    let append = Append { topic_partition: last.clone(), fields: message("x") };
-    let id = bench.backend.append(&[append]).await.remove(0).expect("appended");
+    let append = Append::new(last.clone(), message("x"));
+    let id = bench.backend.append(&[append]).await.remove(0).expect("appended").id;
     for group in [&bench.group, &audit] {
         let lease = grant(&bench.backend, &last, group, "n").await;
         let mut reader = bench.backend.reader(&lease).await.expect("a reader");
@@ -232,7 +232,7 @@ async fn a_group_that_is_being_created_is_new_and_starts_where_the_first_one_sai
     let group: millstream_core::GroupName = "late".parse().expect("name");
     let (first, groups) = (bench.keys.log(&tp(0)), bench.keys.topic_groups(&name));
     let state = bench.keys.group_state(&name, &group);
-    let append = |n| Append { topic_partition: tp(n), fields: message("x") };
+    let append = |n| Append::new(tp(n), message("x"));
     for sent in bench.backend.append(&[append(0), append(1), append(2)]).await {
         sent.expect("appended");
     }

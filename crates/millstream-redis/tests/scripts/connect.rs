@@ -85,10 +85,7 @@ async fn a_request_fails_soon_while_the_server_is_away_and_works_when_it_is_back
     let server = Server::start(&[]);
     let port = server.port;
     let backend = RedisBackend::connect(RedisConfig::new(server.url())).await.expect("connected");
-    let append = || Append {
-        topic_partition: TopicPartition::new("t".parse().expect("name"), 0),
-        fields: message("x"),
-    };
+    let append = || Append::new(TopicPartition::new("t".parse().expect("name"), 0), message("x"));
     backend.append(&[append()]).await.remove(0).expect("appended");
     drop(server);
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -114,10 +111,10 @@ async fn an_append_to_a_foreign_key_does_not_stop_the_others() {
     let broken = TopicPartition::new("broken".parse().expect("name"), 0);
     let key = bench.keys.log(&broken);
     bench.cmd(&format!("SET {key} x")).await;
-    let append = |tp: &TopicPartition| Append { topic_partition: tp.clone(), fields: message("x") };
+    let append = |tp: &TopicPartition| Append::new(tp.clone(), message("x"));
     let answers = bench.backend.append(&[append(&bench.tp), append(&broken), append(&bench.tp)]).await;
     let [Ok(first), Err(error), Ok(last)] = &answers[..] else { panic!("{answers:?}") };
-    assert!(first < last);
+    assert!(first.id < last.id);
     assert_eq!(error.kind(), ErrorKind::WrongType);
     assert!(error.to_string().contains("broken/0"), "{error}");
     assert_eq!(error.operation(), Some("append to broken/0"));

@@ -53,7 +53,7 @@ pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     bench.backend.create_topic(spec).await.expect("created");
     bench.backend.create_group(spec, &group(name), Start::Earliest).await.expect("created");
     for tp in spec.iter() {
-        let append = |n: usize| Append { topic_partition: tp.clone(), fields: message(&n.to_string()) };
+        let append = |n: usize| Append::new(tp.clone(), message(&n.to_string()));
         let batch: Vec<_> = (0..6).map(append).collect();
         for id in bench.backend.append(&batch).await {
             id.expect("appended");

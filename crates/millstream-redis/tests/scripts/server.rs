@@ -193,15 +193,15 @@ impl Bench {
     }
 
     pub(crate) async fn append(&self, fields: Fields) -> MessageId {
-        let append = Append { topic_partition: self.tp.clone(), fields };
+        let append = Append::new(self.tp.clone(), fields);
         let mut ids = self.backend.append(&[append]).await;
-        ids.pop().expect("a result").expect("appended")
+        ids.pop().expect("a result").expect("appended").id
     }
 
     pub(crate) async fn append_many(&self, n: usize) -> Vec<MessageId> {
-        let one = |i: usize| Append { topic_partition: self.tp.clone(), fields: message(&i.to_string()) };
+        let one = |i: usize| Append::new(self.tp.clone(), message(&i.to_string()));
         let batch: Vec<_> = (0..n).map(one).collect();
-        self.backend.append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
+        self.backend.append(&batch).await.into_iter().map(|it| it.expect("appended").id).collect()
     }
 
     pub(crate) async fn reader(&self) -> Box<dyn Reader> {

@@ -365,7 +365,7 @@ async fn a_server_out_of_memory_refuses_appends_and_nothing_else() {
     assert_eq!(fetch(&mut reader, 2).await.entries.len(), 2);
     bench.cmd("CONFIG SET maxmemory 1").await;
 
-    let append = millstream_core::log::Append { topic_partition: bench.tp.clone(), fields: message("x") };
+    let append = millstream_core::log::Append::new(bench.tp.clone(), message("x"));
     let error = bench.backend.append(&[append]).await.remove(0).expect_err("out of memory");
     assert_eq!(error.kind(), ErrorKind::Backpressure);
     assert!(error.to_string().contains("orders/0"), "{error}");

@@ -255,7 +255,7 @@ async fn many_partitions_are_read_as_one() {
     let mut batch = Vec::new();
     for tp in spec.iter() {
         let count = if tp.partition.0 == 7 { 500 } else { tp.partition.0 as usize % 3 };
-        let append = Append { topic_partition: tp, fields: crate::server::message("x") };
+        let append = Append::new(tp, crate::server::message("x"));
         batch.extend(std::iter::repeat_n(append, count));
     }
     let sent: BTreeSet<_> = bench
@@ -264,7 +264,7 @@ async fn many_partitions_are_read_as_one() {
         .await
         .into_iter()
         .zip(&batch)
-        .map(|(id, append)| (append.topic_partition.partition, id.expect("appended")))
+        .map(|(it, append)| (append.topic_partition.partition, it.expect("appended").id))
         .collect();
     let (mut seen, mut reads) = (BTreeSet::new(), 0);
     while seen.len() < sent.len() {

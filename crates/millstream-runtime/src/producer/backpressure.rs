@@ -10,12 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::{
-    Append, Appender, DedupAppend, Deduplicated, Measured, NumberedAppend, Numbering, UniqueAppend, full,
-};
+use millstream_core::log::{Append, Appended, Appender, Measured, full};
 use millstream_core::policy::Exponential;
 use millstream_core::sorted::{SortedMap, sort};
-use millstream_core::{Log, MessageId, TopicPartition};
+use millstream_core::{Log, TopicPartition};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
@@ -51,7 +49,7 @@ pub(super) struct Bounded {
 }
 
 /// Returns the results of messages whose lengths could not be queried: nothing was sent, whatever the query says.
-fn not_sent<D>(error: &Error, count: usize) -> Vec<Result<D>> {
+fn not_sent(error: &Error, count: usize) -> Vec<Result<Appended>> {
     let error = match error.kind() {
         ErrorKind::Unconfirmed => Error::new(ErrorKind::Unavailable, format!("not sent: {error}")),
         _ => error.clone(),
@@ -74,13 +72,14 @@ impl Bounded {
         self.bound.get().is_some()
     }
 
-    /// Appends a batch. If the producer waits when a partition is full, it waits until `deadline` at most.
-    pub(super) async fn append(&self, batch: &[Append], deadline: Instant) -> Vec<Result<MessageId>> {
+    /// Appends a batch. If the producer waits when a partition is full, it waits until `deadline` at most. A repetition is refused too
+    /// while its partition is full.
+    pub(super) async fn append(&self, batch: &[Append], deadline: Instant) -> Vec<Result<Appended>> {
         let Some(bound) = self.bound.get() else { return self.appended(batch).await };
         let full = match self.full(batch, deadline).await {
             Ok(full) => full,
             // The append returns an error of its own for each message.
-            Err(error) if error.kind() == ErrorKind::WrongType => return self.measured(batch).await,
+            Err(error) if error.kind() == ErrorKind::WrongType => Vec::new(),
             Err(error) => return not_sent(&error, batch.len()),
         };
         if full.is_empty() {
@@ -99,85 +98,20 @@ impl Bounded {
         batch.iter().map(result).collect()
     }
 
-    /// Appends a batch without those whose id was appended before, in the same way. A repetition is refused too while its
-    /// partition is full.
-    pub(super) async fn append_dedup(
-        &self,
-        batch: &[DedupAppend],
-        deadline: Instant,
-    ) -> Vec<Result<Deduplicated>> {
-        let log = &self.log;
-        self.append_once(batch, deadline, |it| &it.append, async |some| log.append_dedup(&some).await).await
-    }
-
-    /// Appends a batch without those whose id belongs to an entry that is not settled, in the same way.
-    pub(super) async fn append_unique(
-        &self,
-        batch: &[UniqueAppend],
-        deadline: Instant,
-    ) -> Vec<Result<Deduplicated>> {
-        let log = &self.log;
-        self.append_once(batch, deadline, |it| &it.append, async |some| log.append_unique(&some).await).await
-    }
-
-    /// Appends a batch without those that the producer has appended before, in the same way.
-    pub(super) async fn append_numbered(
-        &self,
-        numbering: &Numbering,
-        batch: &[NumberedAppend],
-        deadline: Instant,
-    ) -> Vec<Result<MessageId>> {
-        let append = async |some: Vec<_>| self.log.append_numbered(numbering, &some).await;
-        self.append_once(batch, deadline, |it| &it.append, append).await
-    }
-
-    async fn append_once<C: Clone, D>(
-        &self,
-        batch: &[C],
-        deadline: Instant,
-        append_of: impl Fn(&C) -> &Append,
-        append: impl AsyncFnOnce(Vec<C>) -> Vec<Result<D>>,
-    ) -> Vec<Result<D>> {
-        let Some(bound) = self.bound.get() else { return append(batch.to_vec()).await };
-        let appends: Vec<Append> = batch.iter().map(|item| append_of(item).clone()).collect();
-        let full = match self.full(&appends, deadline).await {
-            Ok(full) => full,
-            // The append returns an error of its own for each message.
-            Err(error) if error.kind() == ErrorKind::WrongType => Vec::new(),
-            Err(error) => return not_sent(&error, batch.len()),
-        };
-        let refused = |item: &C| full.contains(&append_of(item).topic_partition);
-        let rest: Vec<C> = batch.iter().filter(|item| !refused(item)).cloned().collect();
-        // Its requests have no lengths beside them, so each partition is asked for its length before the next one.
-        for item in &rest {
-            self.lengths().remove(&append_of(item).topic_partition);
-        }
-        let results = if rest.is_empty() { Vec::new() } else { append(rest).await };
-        let mut results = results.into_iter();
-        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
-        let result = |item: &C| match refused(item) {
-            true => Err(is_full(append_of(item), bound)),
-            false => results.next().unwrap_or_else(missing),
-        };
-        batch.iter().map(result).collect()
-    }
-
-    async fn appended(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn appended(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         let Some(durable) = &self.durable else { return self.log.append(batch).await };
         let mut durable = durable.lock().await;
         durable.begin(Arc::new(batch.to_vec()));
         durable.finish().await
     }
 
-    async fn measured(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        if self.durable.is_some() {
+    async fn measured(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        if self.durable.is_some() || batch.iter().any(|append| append.identity.is_repeatable()) {
             // Its requests have no lengths beside them, so each partition is asked for its length before the next one.
-            let results = self.appended(batch).await;
-            let mut lengths = self.lengths();
             for append in batch {
-                lengths.remove(&append.topic_partition);
+                self.lengths().remove(&append.topic_partition);
             }
-            return results;
+            return self.appended(batch).await;
         }
         let Measured { results, lengths, .. } = self.log.append_measured(batch).await;
         self.lengths().extend(lengths);

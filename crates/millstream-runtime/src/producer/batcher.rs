@@ -82,26 +82,17 @@ pub(super) fn interrupted() -> Error {
 }
 
 impl<C: Outgoing> Batcher<C> {
+    /// Starts the task. Messages are sent again when their answer is lost if there is a clock for that, which counts the time for
+    /// which the machine is suspended.
     pub(super) fn start(
         sink: impl Sink<C> + 'static,
         topic: TopicName,
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
-    ) -> Self {
-        Self::start_by(sink, topic, config, observer, None)
-    }
-
-    /// Same as [`start`](Self::start), for messages that are sent again when their answer is lost: the clock counts the time for
-    /// which the machine is suspended.
-    pub(super) fn start_by(
-        sink: impl Sink<C> + 'static,
-        topic: TopicName,
-        config: &ProducerConfig,
-        observer: Arc<dyn Observer>,
-        clock: Option<Arc<LeaseClock>>,
+        repeats: Option<Arc<LeaseClock>>,
     ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
-        let sender = Sender::new(Box::new(sink), topic, observer, inbox, config, clock);
+        let sender = Sender::new(Box::new(sink), topic, observer, inbox, config, repeats);
         let (running, ended) = watch::channel(());
         let task = async move {
             sender.run().await;

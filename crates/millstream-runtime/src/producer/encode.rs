@@ -1,35 +1,38 @@
 //! Encodes values, calls the layers, and chooses partitions.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
+use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
+use millstream_core::log::{Append, DedupId, DedupIdentity, Identity, UniqueIdentity, check_window};
 use millstream_core::panics::{Panicked, choose_partition, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Durability, Envelope, Partition};
 
-use super::dedup::only_stored;
 use super::layers::{Encoded, Unfinished};
-use super::record::Way;
+use super::sink::{Way, only_stored};
 use super::{DelayedRecord, Inner, Producer, Record};
 
+/// What an append is recognised by, before its partition is known.
+enum Named {
+    Plain,
+    Number,
+    Id(DedupId, Duration),
+    Unique(DedupId),
+}
+
 impl<T> Producer<T> {
-    /// Encodes a record with a dedup id.
-    pub(super) fn encode_dedup(&self, record: Record<'_, T>) -> Result<Encoded<DedupAppend>> {
-        let inner = &*self.inner;
-        let window = record.window.unwrap_or(inner.config.dedup_window);
-        check_window(window)?;
+    /// Encodes a record, with the identity of its [way](Self::way_of).
+    pub(super) fn encode(&self, mut record: Record<'_, T>) -> Result<Encoded<Append>> {
+        let (inner, way) = (&*self.inner, self.way_of(&record));
+        let id = record.dedup.take().or(record.unique.take()).unwrap_or_default();
+        let named = inner.named(way, id, record.window)?;
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
-        let id = record.dedup.clone().unwrap_or_default();
-        let id = DedupId::new(id)?;
-        let encoded = self.encoded(record, Some(id.as_bytes()))?;
-        let earlier = if is_explicit { Vec::new() } else { inner.partitions.earlier(window) };
-        let routed = key.as_deref().or(Some(id.as_bytes()));
-        let earlier =
-            earlier.into_iter().map(|count| inner.partition_of(routed, count)).collect::<Result<_>>()?;
-        Ok(encoded.map(|append| DedupAppend { append, id, window, earlier }))
+        let encoded = self.encoded(record, named.id())?;
+        inner.identified(encoded, named, key, is_explicit)
     }
 
     pub(super) fn durability_of(&self, record: &Record<'_, T>) -> Durability {
@@ -45,10 +48,6 @@ impl<T> Producer<T> {
         }
     }
 
-    pub(super) fn encode(&self, record: Record<'_, T>) -> Result<Encoded<Append>> {
-        self.encoded(record, None)
-    }
-
     pub(super) fn encode_delayed(&self, record: DelayedRecord<'_, T>) -> Result<Encoded<Scheduling>> {
         let id = record.schedule_id()?;
         let durability = self.durability_of(&record.record);
@@ -58,7 +57,7 @@ impl<T> Producer<T> {
         let DelayedRecord { record, due, id: given, on_conflict } = record;
         // Without a key, an explicit id chooses the partition: only messages of one partition are compared by id.
         let encoded = self.encoded(record, given.as_ref().map(String::as_bytes))?;
-        Ok(encoded.map(|Append { topic_partition, fields }| {
+        Ok(encoded.map(|Append { topic_partition, fields, .. }| {
             let place = Place::from(topic_partition);
             Scheduling { place, id, due, fields, on_conflict }
         }))
@@ -112,13 +111,13 @@ impl Inner {
         let topic_partition = TopicPartition { topic: self.topic.clone(), partition };
         Ok(match next {
             None => Encoded {
-                message: Append { topic_partition, fields: wire::encode(&envelope) },
+                message: Append::new(topic_partition, wire::encode(&envelope)),
                 partition,
                 body,
                 unfinished: None,
             },
             Some(next) => Encoded {
-                message: Append { topic_partition, fields: Fields::new() },
+                message: Append::new(topic_partition, Fields::new()),
                 partition,
                 body,
                 unfinished: Some(Box::new(Unfinished { envelope, next })),
@@ -127,7 +126,64 @@ impl Inner {
     }
 }
 
+impl Named {
+    /// The id that chooses the partition of a message without a key.
+    fn id(&self) -> Option<&[u8]> {
+        match self {
+            Self::Plain | Self::Number => None,
+            Self::Id(id, _) | Self::Unique(id) => Some(id.as_bytes()),
+        }
+    }
+}
+
 impl Inner {
+    fn named(&self, way: Way, id: Bytes, window: Option<Duration>) -> Result<Named> {
+        Ok(match way {
+            Way::Plain => Named::Plain,
+            Way::Number => Named::Number,
+            Way::Id => {
+                let window = window.unwrap_or(self.config.dedup_window);
+                check_window(window)?;
+                Named::Id(DedupId::new(id)?, window)
+            }
+            Way::Unique => Named::Unique(DedupId::named(id, "unique id")?),
+        })
+    }
+
+    /// Adds the identity to a message, with the partitions that it had when the topic had fewer of them.
+    fn identified(
+        &self,
+        encoded: Encoded<Append>,
+        named: Named,
+        key: Option<Bytes>,
+        is_explicit: bool,
+    ) -> Result<Encoded<Append>> {
+        let counts = match &named {
+            // It gets its number when its batch is closed: then the order is certain.
+            Named::Number => {
+                let identity = Identity::Number(self.numbering.clone(), 0);
+                return Ok(encoded.map(|append| append.with(identity)));
+            }
+            Named::Plain => return Ok(encoded),
+            _ if is_explicit => Vec::new(),
+            Named::Id(_, window) => self.partitions.earlier(*window),
+            Named::Unique(_) => self.partitions.all_earlier(),
+        };
+        let mut earlier = Vec::new();
+        for count in counts {
+            let place = self.partition_of(key.as_deref().or(named.id()), count)?;
+            if place != encoded.partition && !earlier.contains(&place) {
+                earlier.push(place);
+            }
+        }
+        let identity = match named {
+            Named::Id(id, window) => DedupIdentity { id, window, earlier }.into(),
+            Named::Unique(id) => UniqueIdentity { id, send: fastrand::u64(..), earlier }.into(),
+            Named::Plain | Named::Number => Identity::None,
+        };
+        Ok(encoded.map(|append| append.with(identity)))
+    }
+
     /// Calls the partitioner. Its panic is an error of this send only.
     pub(super) fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
         choose_partition(&*self.config.partitioner, key, count, &*self.observer)

@@ -3,9 +3,7 @@
 mod backpressure;
 mod batch;
 mod batcher;
-mod by_durability;
 mod config;
-mod dedup;
 mod delayed;
 mod encode;
 mod layers;
@@ -13,7 +11,7 @@ mod metadata_refresh;
 mod record;
 mod sender;
 mod sink;
-mod unique;
+mod ways;
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -24,6 +22,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
+use millstream_core::log::Numbering;
 use millstream_core::panics::Careful;
 use millstream_core::schedule::Scheduling;
 use millstream_core::span::{OperationKind, Tracing};
@@ -31,6 +30,7 @@ use millstream_core::{
     Backend, Capability, Codec, Durability, Observer, Partitioner, Topic, TopicName, TopicSpec,
 };
 use tokio_util::task::AbortOnDropHandle;
+use uuid::Uuid;
 
 use config::MAX_BATCH;
 pub use config::{OnFull, ProducerConfig};
@@ -40,13 +40,12 @@ pub use record::{QualifiedRecord, QualifiedSend, Record, SendFuture, Sent, TYPE_
 
 use backpressure::Bound;
 use batcher::Batcher;
-use by_durability::ByDurability;
-use dedup::{DedupSends, unnumbered};
 use layers::{Encoded, Layers, one_by_one};
 pub(crate) use metadata_refresh::warn_if_other;
 use metadata_refresh::{MetadataRefresh, Partitions};
-use record::{Stamped, Way, sent};
-use sink::{Outgoing, ToSchedule, full_at, packs_at_once};
+use record::{Stamped, sent};
+use sink::{Outgoing, ToSchedule, Way, full_at, packs_at_once};
+use ways::Ways;
 
 use crate::spans;
 use crate::trimming::Trims;
@@ -78,8 +77,9 @@ struct Inner {
     config: ProducerConfig,
     observer: Arc<dyn Observer>,
     tracing: Option<Tracing>,
-    appends: Arc<ByDurability>,
-    dedup: Arc<DedupSends>,
+    appends: Arc<Ways>,
+    /// Whose the numbers of its sends are.
+    numbering: Arc<Numbering>,
     delayed: Arc<Batcher<Scheduling>>,
 }
 
@@ -123,46 +123,12 @@ impl<T> Producer<T> {
             // Those of another way begin when these have ended, and must not overtake them.
             let goes = |it: &Record<'a, T>| (self.way_of(it), self.durability_of(it)) == (way, durability);
             let same = std::iter::from_fn(|| records.next_if(goes));
-            if way == Way::Id {
-                let encoded = same.map(|record| Ok(((), self.encode_dedup(record)?)));
-                let results = match self.inner.dedup.by_id(durability) {
-                    Ok(batcher) => self.in_chunks(&batcher, encoded).await,
-                    Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
-                };
-                outcomes.extend(results.into_iter().map(|result| result.map(|((), done)| sent(done))));
-                continue;
-            }
-            if way == Way::Unique {
-                let encoded = same.map(|record| Ok(((), self.encode_unique(record)?)));
-                let results = match self.inner.dedup.by_unique(durability) {
-                    Ok(batcher) => self.in_chunks(&batcher, encoded).await,
-                    Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
-                };
-                outcomes.extend(results.into_iter().map(|result| result.map(|((), done)| sent(done))));
-                continue;
-            }
-            let place = |(partition, id)| Sent { partition, id, is_duplicate: false };
-            if way == Way::Number {
-                let encoded = same.map(|record| {
-                    let encoded = self.encode(record)?;
-                    Ok((encoded.partition, encoded.map(unnumbered)))
-                });
-                let results = match self.inner.dedup.by_number(durability) {
-                    Ok(batcher) => self.in_chunks(&batcher, encoded).await,
-                    Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
-                };
-                outcomes.extend(results.into_iter().map(|result| result.map(place)));
-                continue;
-            }
-            let encoded = same.map(|record| {
-                let encoded = self.encode(record)?;
-                Ok((encoded.partition, encoded))
-            });
-            let results = match self.inner.appends.of(durability) {
+            let encoded = same.map(|record| Ok(((), self.encode(record)?)));
+            let results = match self.inner.appends.of(way, durability) {
                 Ok(batcher) => self.in_chunks(&batcher, encoded).await,
                 Err(error) => encoded.map(|encoded| encoded.and(Err(error.clone()))).collect(),
             };
-            outcomes.extend(results.into_iter().map(|result| result.map(place)));
+            outcomes.extend(results.into_iter().map(|result| result.map(|((), done)| sent(done))));
         }
         drop(records);
         spans::end_all(span, &outcomes, |sent| sent.partition);
@@ -243,7 +209,7 @@ impl<T> Producer<T> {
     /// Waits until all earlier sends have their results.
     pub async fn flush(&self) {
         self.inner.layers.flush().await;
-        tokio::join!(self.inner.appends.flush(), self.inner.dedup.flush(), self.inner.delayed.flush());
+        tokio::join!(self.inner.appends.flush(), self.inner.delayed.flush());
     }
 
     /// Stops accepting messages and waits until all earlier sends have their results. Later sends, of any clone, fail
@@ -253,7 +219,7 @@ impl<T> Producer<T> {
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
         self.inner.layers.close().await;
-        tokio::join!(self.inner.appends.close(), self.inner.dedup.close(), self.inner.delayed.close());
+        tokio::join!(self.inner.appends.close(), self.inner.delayed.close());
         Trims::close(self.inner.trims.as_ref()).await;
     }
 
@@ -478,14 +444,16 @@ impl Parts {
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone()).boxed()))
         });
         let (config, name) = (&self.config, &stored.name);
-        let log = self.backend.log().clone();
-        let dedup =
-            DedupSends::new(self.backend.clone(), bound.clone(), name.clone(), config, observer.clone());
+        // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
+        let producer =
+            if self.backend.is_in_process() { fastrand::u128(..) } else { Uuid::new_v4().as_u128() };
+        let numbering = Arc::new(Numbering { producer, window: config.dedup_window });
         let full_at = full_at(&stored);
-        let appends = ByDurability::new(log, bound, name.clone(), full_at, config, observer.clone());
-        appends.of(config.durability)?;
+        let backend = self.backend.clone();
+        let appends = Ways::new(backend, bound, name.clone(), full_at, config, observer.clone());
+        appends.of(Way::Plain, config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
-        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone());
+        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone(), None);
         let inner = Inner {
             topic: stored.name,
             partitions,
@@ -496,7 +464,7 @@ impl Parts {
             tracing: Tracing::of(&observer),
             observer,
             appends: Arc::new(appends),
-            dedup: Arc::new(dedup),
+            numbering,
             delayed: Arc::new(delayed),
         };
         Ok(Arc::new(inner))

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::codec::Json;
 use millstream_core::dedup::MAX_DEDUP_ID_LEN;
-use millstream_core::log::{Append, DedupAppend, Deduplicated, UniqueAppend};
+use millstream_core::log::{Append, Appended};
 use millstream_core::policy::{MessageRetry, RETRY_HEADER};
 use millstream_core::span::{ActiveSpan, Detail, OperationKind};
 use millstream_core::{
@@ -16,8 +16,8 @@ use millstream_core::{
     TopicPartition,
 };
 
-use super::dedup::unnumbered;
 use super::layers::Encoded;
+use super::sink::Way;
 use super::{Inner, Producer};
 use crate::spans;
 
@@ -258,18 +258,6 @@ impl<'a, T: Sync> IntoFuture for QualifiedSend<'a, T> {
     }
 }
 
-/// Way on which a message goes to its log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    Plain,
-    /// With a dedup id.
-    Id,
-    /// With a unique id.
-    Unique,
-    /// With a number of the producer's.
-    Number,
-}
-
 /// Place where a message was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -462,14 +450,8 @@ impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
         let durability = producer.durability_of(&record);
         let inner = &producer.inner;
         let mut span = inner.sends(OperationKind::Send, &mut record.envelope);
-        let sending = match producer.way_of(&record) {
-            Way::Id => inner.send_dedup(noted(&mut span, producer.encode_dedup(record)), durability, limit),
-            Way::Unique => {
-                inner.send_unique(noted(&mut span, producer.encode_unique(record)), durability, limit)
-            }
-            Way::Number => inner.send_numbered(noted(&mut span, producer.encode(record)), durability, limit),
-            Way::Plain => inner.send_plain(noted(&mut span, producer.encode(record)), durability, limit),
-        };
+        let way = producer.way_of(&record);
+        let sending = inner.send(noted(&mut span, producer.encode(record)), (way, durability), limit);
         match span {
             Some(span) => spans::send(span, sending, |sent| &sent.id),
             None => sending,
@@ -526,59 +508,16 @@ impl Inner {
         Some(self.tracing.as_ref()?.sends_all(kind, self.topic.as_str()))
     }
 
-    fn send_dedup(
-        &self,
-        encoded: Result<Encoded<DedupAppend>>,
-        durability: Durability,
-        limit: Option<Duration>,
-    ) -> BoxFuture<'static, Result<Sent>> {
-        let (sends, layers, limits) = (self.dedup.clone(), self.layers.clone(), self.config.limits);
-        Box::pin(async move {
-            let batcher = sends.by_id(durability)?;
-            Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
-        })
-    }
-
-    fn send_unique(
-        &self,
-        encoded: Result<Encoded<UniqueAppend>>,
-        durability: Durability,
-        limit: Option<Duration>,
-    ) -> BoxFuture<'static, Result<Sent>> {
-        let (sends, layers, limits) = (self.dedup.clone(), self.layers.clone(), self.config.limits);
-        Box::pin(async move {
-            let batcher = sends.by_unique(durability)?;
-            Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
-        })
-    }
-
-    fn send_numbered(
+    fn send(
         &self,
         encoded: Result<Encoded<Append>>,
-        durability: Durability,
-        limit: Option<Duration>,
-    ) -> BoxFuture<'static, Result<Sent>> {
-        let (sends, layers, limits) = (self.dedup.clone(), self.layers.clone(), self.config.limits);
-        Box::pin(async move {
-            let encoded = encoded?.map(unnumbered);
-            let partition = encoded.partition;
-            let id = encoded.send(layers, limits, sends.by_number(durability)?, limit).await?;
-            Ok(Sent { partition, id, is_duplicate: false })
-        })
-    }
-
-    fn send_plain(
-        &self,
-        encoded: Result<Encoded<Append>>,
-        durability: Durability,
+        (way, durability): (Way, Durability),
         limit: Option<Duration>,
     ) -> BoxFuture<'static, Result<Sent>> {
         let (appends, layers, limits) = (self.appends.clone(), self.layers.clone(), self.config.limits);
         Box::pin(async move {
-            let encoded = encoded?;
-            let partition = encoded.partition;
-            let id = encoded.send(layers, limits, appends.of(durability)?, limit).await?;
-            Ok(Sent { partition, id, is_duplicate: false })
+            let batcher = appends.of(way, durability)?;
+            Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
         })
     }
 }
@@ -657,7 +596,7 @@ fn id_for(topic_partition: &TopicPartition, group: &GroupName, origin: MessageId
 /// Longest names of topic and group in a dedup id, in bytes: with the numbers behind them it has at most 128.
 const MAX_NAMES: usize = MAX_DEDUP_ID_LEN - 64;
 
-/// Returns the place of a message with a dedup id or unique id.
-pub(super) fn sent(done: Deduplicated) -> Sent {
+/// Returns the place of a message.
+pub(super) fn sent(done: Appended) -> Sent {
     Sent { partition: done.partition, id: done.id, is_duplicate: done.is_duplicate }
 }

@@ -54,7 +54,7 @@ pub(super) struct Sender<C: Outgoing> {
     closing: Vec<oneshot::Sender<()>>,
     /// Clock that counts the time for which the machine is suspended, where messages are sent again whose answer was lost. The
     /// server remembers them for a window, and goes on meanwhile: what is sent again behind it is stored twice.
-    clock: Option<Arc<LeaseClock>>,
+    repeats: Option<Arc<LeaseClock>>,
 }
 
 impl<C: Outgoing> Sender<C> {
@@ -64,7 +64,7 @@ impl<C: Outgoing> Sender<C> {
         observer: Arc<dyn Observer>,
         inbox: mpsc::UnboundedReceiver<Command<C>>,
         config: &ProducerConfig,
-        clock: Option<Arc<LeaseClock>>,
+        repeats: Option<Arc<LeaseClock>>,
     ) -> Self {
         Self {
             sink,
@@ -82,7 +82,7 @@ impl<C: Outgoing> Sender<C> {
             failures: 0,
             away: None,
             closing: Vec::new(),
-            clock,
+            repeats,
         }
     }
 
@@ -142,7 +142,7 @@ impl<C: Outgoing> Sender<C> {
     /// Closes the batch that is being filled.
     fn close(&mut self) -> UnderWay<C> {
         let mut batch = std::mem::take(&mut self.next);
-        if C::IS_NUMBERED {
+        if batch.messages.first().is_some_and(Outgoing::is_numbered) {
             for message in &mut batch.messages {
                 message.set_number(self.number);
                 self.number += 1;
@@ -153,14 +153,14 @@ impl<C: Outgoing> Sender<C> {
 
     /// Returns the time that the runtime's clock has not counted so far.
     fn missed(&self) -> Duration {
-        let Some(clock) = &self.clock else { return Duration::ZERO };
+        let Some(clock) = &self.repeats else { return Duration::ZERO };
         let now = Instant::now();
         clock.at(now).saturating_duration_since(now)
     }
 
     /// Whether the time of a batch is over that has been tried: the server may remember no more what it has stored of it.
     fn is_too_late(&self, batch: &UnderWay<C>) -> bool {
-        C::IS_REPEATABLE && batch.is_tried() && batch.is_over(Instant::now(), self.missed())
+        self.repeats.is_some() && batch.is_tried() && batch.is_over(Instant::now(), self.missed())
     }
 
     fn is_full(&self) -> bool {
@@ -205,7 +205,7 @@ impl<C: Outgoing> Sender<C> {
     async fn answer(&mut self, results: Vec<Result<C::Done>>) {
         let pauses =
             Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
-        let Some(away) = results.iter().find_map(away::<C>) else {
+        let Some(away) = results.iter().find_map(|result| away(result, self.repeats.is_some())) else {
             (self.failures, self.away) = (0, None);
             self.tell(results);
             return self.begin_all();
@@ -219,7 +219,7 @@ impl<C: Outgoing> Sender<C> {
         }
         let tried: Vec<_> = self.under_way.drain(..answers.len()).collect();
         self.begun = 0;
-        let again = again(&tried, &answers);
+        let again = again(&tried, &answers, self.repeats.is_some());
         if !again.iter().flatten().any(|again| *again) {
             for (batch, results) in tried.into_iter().zip(answers) {
                 self.tell_of(batch, results);
@@ -339,24 +339,28 @@ const PARTIAL_AHEAD: usize = 8;
 
 /// Returns the error of a message that can be sent again: it was not stored because the server is unavailable, or a second
 /// one would not be stored.
-fn away<C: Outgoing>(result: &Result<C::Done>) -> Option<&Error> {
+fn away<D>(result: &Result<D>, repeats: bool) -> Option<&Error> {
     result.as_ref().err().filter(|error| match error.kind() {
         ErrorKind::Unavailable => true,
-        ErrorKind::Unconfirmed => C::IS_REPEATABLE,
+        ErrorKind::Unconfirmed => repeats,
         _ => false,
     })
 }
 
 /// Returns which messages of each batch can be sent again without coming behind a later one of their partition: none of
 /// these was stored, or possibly stored. The servers of a partition may be away while others are not.
-fn again<C: Outgoing>(batches: &[UnderWay<C>], answers: &[Vec<Result<C::Done>>]) -> Vec<Vec<bool>> {
+fn again<C: Outgoing>(
+    batches: &[UnderWay<C>],
+    answers: &[Vec<Result<C::Done>>],
+    repeats: bool,
+) -> Vec<Vec<bool>> {
     let mut overtaken = SortedSet::new();
     let mut all: Vec<Vec<bool>> = answers.iter().map(|results| vec![false; results.len()]).collect();
     for ((batch, results), again) in batches.iter().zip(answers).zip(&mut all).rev() {
         for ((message, result), again) in batch.messages.iter().zip(results).zip(again).rev() {
             let order = message.order();
             match result {
-                _ if away::<C>(result).is_some() => {
+                _ if away(result, repeats).is_some() => {
                     *again = order.is_none_or(|partition| !overtaken.contains(&partition));
                 }
                 Err(error) if error.kind() != ErrorKind::Unconfirmed => {}

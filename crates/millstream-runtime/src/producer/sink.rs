@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use millstream_core::error::Result;
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::{Append, Appender};
+use millstream_core::log::{Append, Appended, Appender, Identity};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
 use millstream_core::topic::{Partition, TopicSpec};
 use millstream_core::wire::Fields;
-use millstream_core::{Durability, Log, MessageId, TopicName, TopicPartition};
+use millstream_core::{Durability, Log, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 use super::OnFull;
@@ -20,18 +20,37 @@ use super::backpressure::{Bound, Bounded};
 /// Bytes that a message occupies in the buffer besides its content: about the size of its entry in the queue.
 const OVERHEAD: usize = 128;
 
+/// Way on which a message goes to its log. The entries of one request have [identities](millstream_core::log::Identity) of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Plain,
+    /// With a dedup id.
+    Id,
+    /// With a unique id.
+    Unique,
+    /// With a number of the producer's.
+    Number,
+}
+
+/// Returns the error of a send that cannot have the durability of its producer, or its own.
+pub(super) fn only_stored(what: &str, durability: Durability) -> Error {
+    let stored = Durability::Stored;
+    let why =
+        format!("{what} cannot be {durability}, only {stored}: use a producer whose durability is {stored}");
+    Error::new(ErrorKind::Unsupported, why)
+}
+
 /// Message on its way to the server.
 pub(super) trait Outgoing: Clone + Send + Sync + 'static {
     /// Result of a stored message.
     type Done: Send + 'static;
 
-    /// Whether it can be sent again when it is not known whether it was stored.
-    const IS_REPEATABLE: bool = false;
+    /// Whether it has a number, by which it is recognised when it is sent again.
+    fn is_numbered(&self) -> bool {
+        false
+    }
 
-    /// Whether each message has a number, by which it is recognised when it is sent again.
-    const IS_NUMBERED: bool = false;
-
-    /// Sets its number.
+    /// Sets that number.
     fn set_number(&mut self, number: u64) {
         let _ = number;
     }
@@ -48,7 +67,17 @@ pub(super) trait Outgoing: Clone + Send + Sync + 'static {
 }
 
 impl Outgoing for Append {
-    type Done = MessageId;
+    type Done = Appended;
+
+    fn is_numbered(&self) -> bool {
+        matches!(self.identity, Identity::Number(..))
+    }
+
+    fn set_number(&mut self, number: u64) {
+        if let Identity::Number(_, its) = &mut self.identity {
+            *its = number;
+        }
+    }
 
     fn set_fields(&mut self, fields: Fields) {
         self.fields = fields;
@@ -59,7 +88,12 @@ impl Outgoing for Append {
     }
 
     fn charge(&self) -> usize {
-        OVERHEAD + self.fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+        let id = match &self.identity {
+            Identity::Dedup(dedup) => dedup.id.as_bytes().len(),
+            Identity::Unique(unique) => unique.id.as_bytes().len(),
+            _ => 0,
+        };
+        OVERHEAD + id + self.fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
 }
 
@@ -102,7 +136,7 @@ pub(super) trait Sink<C: Outgoing>: Send {
 }
 
 /// Emits an event for each partition in which messages were stored, with one place for each message.
-pub(super) fn produced<'a>(places: impl Iterator<Item = &'a TopicPartition>, observer: &dyn Observer) {
+fn produced<'a>(places: impl Iterator<Item = &'a TopicPartition>, observer: &dyn Observer) {
     let mut places: Vec<_> = places.collect();
     places.sort_unstable();
     for of_partition in places.chunk_by(|one, next| one == next) {
@@ -111,66 +145,73 @@ pub(super) fn produced<'a>(places: impl Iterator<Item = &'a TopicPartition>, obs
     }
 }
 
-/// Requests that run one after the other, oldest first.
-pub(super) struct InTurn<D>(pub(super) VecDeque<BoxFuture<'static, Vec<Result<D>>>>);
+/// Requests that run one after the other, oldest first, each with its number of messages.
+struct InTurn<D>(VecDeque<(usize, BoxFuture<'static, Vec<Result<D>>>)>);
 
 impl<D> InTurn<D> {
-    pub(super) fn begin(&mut self, request: BoxFuture<'static, Vec<Result<D>>>) {
-        self.0.push_back(request);
+    fn begin(&mut self, messages: usize, request: impl Future<Output = Vec<Result<D>>> + Send + 'static) {
+        self.0.push_back((messages, Box::pin(request)));
     }
 
-    pub(super) fn is_busy(&self) -> bool {
+    fn is_busy(&self) -> bool {
         !self.0.is_empty()
     }
 
-    pub(super) async fn finish(&mut self) -> Vec<Result<D>> {
-        let Some(request) = self.0.front_mut() else { return Vec::new() };
+    async fn finish(&mut self) -> Vec<Result<D>> {
+        let Some((_, request)) = self.0.front_mut() else { return Vec::new() };
         let results = request.await;
         self.0.pop_front();
         results
     }
 }
 
-/// Sink that appends to the log, where messages can be read immediately.
+/// Sink that appends to the log, where messages can be read immediately: those of one [way](Way).
 pub(super) struct ToLog {
     /// Appender for partitions without a bound, if the log has one that pipelines requests.
     appender: Option<Box<dyn Appender>>,
-    /// Whether each request waits for more than the server's memory.
-    is_confirmed: bool,
+    pace: Pace,
     /// Number of requests of the appender whose results were not returned yet. The bound of a topic can be set or
     /// removed at any time. The requests under way determine the path of the next one, so that requests of both paths
     /// never run at the same time.
     appending: usize,
-    /// Number of bytes at which a pipelined request takes no further message.
-    full_at: usize,
+    /// Whether one of its requests has failed since nothing was under way.
+    failed: bool,
     bounded: Arc<Bounded>,
-    in_turn: InTurn<MessageId>,
+    /// Requests that do not go through the appender. They run behind all that do.
+    in_turn: InTurn<Appended>,
+}
+
+/// How far requests of an appender go ahead of the answers, and the number of bytes at which one of them takes no further message.
+#[derive(Clone, Copy)]
+struct Pace {
+    ahead: usize,
+    full_at: usize,
 }
 
 impl ToLog {
-    /// Returns `None` if the log does not support this durability.
+    /// `full_at` is that of plain messages. Returns `None` if the log does not support this durability.
     pub(super) fn new(
         log: Arc<dyn Log>,
         bound: Bound,
         on_full: OnFull,
-        durability: Durability,
+        (way, durability): (Way, Durability),
         full_at: usize,
     ) -> Option<Self> {
-        let appender = log.appender(durability);
         let is_confirmed = durability != Durability::Stored;
+        // What looks at the groups first is not pipelined.
+        let appender = if way == Way::Unique { None } else { log.appender(durability) };
         if is_confirmed && appender.is_none() {
             return None;
         }
         let durable = if is_confirmed { log.appender(durability) } else { None };
+        let pace = match way {
+            _ if is_confirmed => Pace { ahead: CONFIRMED_AHEAD, full_at: usize::MAX },
+            Way::Plain => Pace { ahead: AHEAD, full_at },
+            Way::Id | Way::Number | Way::Unique => Pace { ahead: CALLS_AHEAD, full_at: CALLS_FULL_AT },
+        };
         let bounded = Arc::new(Bounded::new(log, durable, bound, on_full));
-        Some(Self {
-            appender,
-            is_confirmed,
-            appending: 0,
-            full_at,
-            bounded,
-            in_turn: InTurn(VecDeque::new()),
-        })
+        let in_turn = InTurn(VecDeque::new());
+        Some(Self { appender, pace, appending: 0, failed: false, bounded, in_turn })
     }
 
     /// Whether requests are sent without waiting for earlier answers. Not while a bound is checked before each
@@ -187,6 +228,13 @@ const AHEAD: usize = 64;
 /// The same where the server waits behind each request until it is durable: one waits, and the next one is filled and
 /// sent meanwhile. More would only make each of them smaller.
 const CONFIRMED_AHEAD: usize = 2;
+
+/// The same for messages that are recognised when they are sent again: enough that the server never waits for the next one.
+const CALLS_AHEAD: usize = 8;
+
+/// Number of bytes at which a batch of these is closed. The server does a constant work for each partition of a request, so
+/// requests are larger than those of others.
+const CALLS_FULL_AT: usize = 128 << 10;
 
 /// Number of bytes at which a batch is closed while requests are pipelined. Redis reads 16 KiB at a time from a
 /// connection (`PROTO_IOBUF_LEN`) and writes replies after each read: a larger batch is answered later, without a
@@ -212,21 +260,18 @@ pub(super) fn packs_at_once(partitions: u32) -> usize {
 #[async_trait]
 impl Sink<Append> for ToLog {
     fn ahead(&self) -> usize {
-        match self.is_pipelined() {
-            true if self.is_confirmed => CONFIRMED_AHEAD,
-            true => AHEAD,
-            false => 1,
-        }
+        if self.is_pipelined() { self.pace.ahead } else { 1 }
     }
 
     fn full_at(&self) -> usize {
         // Without a pipeline a request takes everything that waits: otherwise each round trip would carry at most 16
         // KiB.
-        if self.is_pipelined() && !self.is_confirmed { self.full_at } else { usize::MAX }
+        if self.is_pipelined() { self.pace.full_at } else { usize::MAX }
     }
 
     fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {
         let direct = !self.in_turn.is_busy() && (self.appending > 0 || !self.bounded.is_bound());
+        let direct = direct && !batch.iter().any(|append| append.identity.looks_first());
         match &mut self.appender {
             Some(appender) if direct => {
                 appender.begin(batch);
@@ -234,31 +279,47 @@ impl Sink<Append> for ToLog {
             }
             _ => {
                 let bounded = self.bounded.clone();
-                self.in_turn.begin(Box::pin(async move { bounded.append(&batch, deadline).await }));
+                self.in_turn.begin(batch.len(), async move { bounded.append(&batch, deadline).await });
             }
         }
     }
 
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
-        match &mut self.appender {
+    async fn finish(&mut self) -> Vec<Result<Appended>> {
+        let results = match &mut self.appender {
             Some(appender) if self.appending > 0 => {
                 let results = appender.finish().await;
                 self.appending -= 1;
+                self.failed |= results.iter().any(|result| result.as_ref().is_err_and(Error::is_transient));
                 results
             }
+            // It would overtake what has failed and may be begun again.
+            _ if self.failed && self.in_turn.is_busy() => {
+                let messages = self.in_turn.0.pop_front().map_or(0, |(messages, _)| messages);
+                let error = Error::new(ErrorKind::Unavailable, "not sent, an earlier append failed");
+                (0..messages).map(|_| Err(error.clone())).collect()
+            }
             _ => self.in_turn.finish().await,
-        }
+        };
+        self.failed &= self.appending > 0 || self.in_turn.is_busy();
+        results
     }
 
     fn stored(
         &self,
-        _: &TopicName,
+        topic: &TopicName,
         messages: &[Append],
-        results: &[Result<MessageId>],
+        results: &[Result<Appended>],
         observer: &dyn Observer,
     ) {
-        let stored = messages.iter().zip(results).filter(|(_, result)| result.is_ok());
-        produced(stored.map(|(message, _)| &message.topic_partition), observer);
+        let new = messages
+            .iter()
+            .zip(results)
+            .filter(|(_, result)| result.as_ref().is_ok_and(|it| !it.is_duplicate));
+        produced(new.map(|(message, _)| &message.topic_partition), observer);
+        let duplicates = results.iter().flatten().filter(|appended| appended.is_duplicate).count();
+        if duplicates > 0 {
+            observer.observe(&Event::Deduplicated { topic, messages: duplicates });
+        }
     }
 }
 
@@ -282,7 +343,7 @@ impl Sink<Scheduling> for ToSchedule {
 
     fn begin(&mut self, batch: Arc<Vec<Scheduling>>, _: Instant) {
         let schedule = self.schedule.clone();
-        self.in_turn.begin(Box::pin(async move { schedule.schedule(&batch).await }));
+        self.in_turn.begin(batch.len(), async move { schedule.schedule(&batch).await });
     }
 
     async fn finish(&mut self) -> Vec<Result<Placed>> {
@@ -298,5 +359,71 @@ impl Sink<Scheduling> for ToSchedule {
     ) {
         let messages = results.iter().flatten().count();
         observer.observe(&Event::Delayed { topic, messages });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use millstream_core::Partition;
+    use millstream_core::log::{DedupId, DedupIdentity};
+    use millstream_memory::MemoryBackend;
+
+    use super::*;
+
+    /// Appender over which nothing gets through.
+    struct Away(VecDeque<usize>);
+
+    #[async_trait]
+    impl Appender for Away {
+        fn begin(&mut self, batch: Arc<Vec<Append>>) {
+            self.0.push_back(batch.len());
+        }
+
+        async fn finish(&mut self) -> Vec<Result<Appended>> {
+            let error = || Err(Error::new(ErrorKind::Unavailable, "away"));
+            (0..self.0.pop_front().unwrap_or(0)).map(|_| error()).collect()
+        }
+    }
+
+    fn batch(id: &str, earlier: &[u32]) -> Arc<Vec<Append>> {
+        let topic_partition = TopicPartition::new("t".parse().expect("a name"), 1);
+        let append = Append::new(topic_partition, vec![(Bytes::from("a"), Bytes::from("b"))]);
+        let id = DedupId::new(id.to_owned()).expect("an id");
+        let earlier = earlier.iter().copied().map(Partition).collect();
+        Arc::new(vec![append.with(DedupIdentity { id, window: Duration::from_secs(60), earlier })])
+    }
+
+    #[tokio::test]
+    async fn what_looks_into_earlier_partitions_waits_and_does_not_overtake_what_has_failed() {
+        let log: Arc<dyn Log> = Arc::new(MemoryBackend::new());
+        let bounded = Arc::new(Bounded::new(log.clone(), None, Bound::new(None), OnFull::Wait));
+        let appender: Box<dyn Appender> = Box::new(Away(VecDeque::new()));
+        let pace = Pace { ahead: CALLS_AHEAD, full_at: CALLS_FULL_AT };
+        let in_turn = InTurn(VecDeque::new());
+        let mut sink =
+            ToLog { appender: Some(appender), pace, appending: 0, failed: false, bounded, in_turn };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        assert_eq!((sink.ahead(), sink.full_at()), (CALLS_AHEAD, CALLS_FULL_AT));
+        for (id, earlier) in [("1", &[][..]), ("2", &[0]), ("3", &[])] {
+            sink.begin(batch(id, earlier), deadline);
+        }
+        assert_eq!(sink.ahead(), 1, "what comes behind waits too");
+        for _ in 0..3 {
+            let results = sink.finish().await;
+            assert!(matches!(&results[..], [Err(error)] if error.kind() == ErrorKind::Unavailable));
+        }
+        let tp = batch("1", &[])[0].topic_partition.clone();
+        assert_eq!(
+            log.lengths(std::slice::from_ref(&tp)).await.expect("a length"),
+            [0],
+            "nothing overtook it"
+        );
+        assert!(sink.finish().await.is_empty());
+        sink.begin(batch("2", &[0]), deadline);
+        assert!(sink.finish().await[0].is_ok());
+        assert_eq!(log.lengths(&[tp]).await.expect("a length"), [1]);
     }
 }

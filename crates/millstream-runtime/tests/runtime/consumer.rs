@@ -202,7 +202,7 @@ async fn what_cannot_be_read_goes_to_the_dead_with_its_bytes() {
         vec![field("payload", &vec![b'1'; (1 << 20) + 1])],
         vec![],
     ];
-    let appends = entries.clone().map(|fields| Append { topic_partition: partition(), fields });
+    let appends = entries.clone().map(|fields| Append::new(partition(), fields));
     let appended = bench.backend.log().append(&appends).await;
     let stored = appended.iter().filter(|id| id.is_ok()).count();
     let consumer = bench.consumer(NUMBERS, "g").start(|_: Delivery<u64>| async {}).await.expect("started");

@@ -197,7 +197,7 @@ async fn without_tables_messages_wait_and_use_no_attempt(place: Place) {
     let consumer = ConsumerBuilder::new(backend.clone(), LINES, "g", Arc::new(observer));
     let consumer = consumer.idempotent(Idempotent::by_message_id()).start(handler).await.unwrap();
     let topic_partition = TopicPartition::new("lines".parse().unwrap(), 0);
-    let append = Append { topic_partition, fields: wire::encode(&Envelope::new("a")) };
+    let append = Append::new(topic_partition, wire::encode(&Envelope::new("a")));
     backend.log().append(&[append]).await.remove(0).unwrap();
     for round in 0..2 {
         let before = failures.load(Ordering::SeqCst);

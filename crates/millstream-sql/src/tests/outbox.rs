@@ -9,10 +9,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
 use millstream_core::event::Ignore;
-use millstream_core::log::{
-    Append, DedupAppend, Deduplicated, Reader, Receipt, Settled, Settlement, Trimmed,
-};
-use millstream_core::{Backend, Lease, Log, MessageId, Retention, Topic, TopicPartition};
+use millstream_core::log::{Append, Appended, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream_core::{Backend, Lease, Log, Retention, Topic, TopicPartition};
 use millstream_memory::MemoryBackend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -137,12 +135,8 @@ struct Between {
 
 #[async_trait]
 impl Log for Between {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        self.log.append(batch).await
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        let results = self.log.append_dedup(batch).await;
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        let results = self.log.append(batch).await;
         let once = self.once.lock().unwrap().take();
         if let Some(once) = once {
             once.await;

@@ -132,7 +132,7 @@ impl DeadLetters for Broken {
                     return Ok(ids);
                 }
                 for letter in letters {
-                    let entry = Append { topic_partition: topic_partition.clone(), fields: letter.body };
+                    let entry = Append::new(topic_partition.clone(), letter.body);
                     for result in self.append(&[entry]).await {
                         result?;
                     }

@@ -1,13 +1,14 @@
 //! Mistakes of the log role, except for reading.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupId, Deduplicated, Durability, InTurn, Log, Measured, Note, Reader,
-    Receipt, Settled, Settlement, Source, Trimmed, UniqueAppend, UnleasedTrim,
+    Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, InTurn, Log, Measured, Note,
+    Reader, Receipt, Settled, Settlement, Source, Trimmed, UniqueIdentity, UnleasedTrim,
 };
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
@@ -18,8 +19,23 @@ use super::{Broken, Mutant};
 
 #[async_trait]
 impl Log for Broken {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         let mut batch = batch.to_vec();
+        match batch.first().map(|append| append.identity.clone()) {
+            Some(Identity::Dedup(_) | Identity::Number(..)) => {
+                if let Err(error) = self.supports(Capability::Dedup) {
+                    return batch.iter().map(|_| Err(error.clone())).collect();
+                }
+                return self.broken_dedup(batch).await;
+            }
+            Some(Identity::Unique(_)) => {
+                if let Err(error) = self.supports(Capability::Unique) {
+                    return batch.iter().map(|_| Err(error.clone())).collect();
+                }
+                return self.broken_unique(batch).await;
+            }
+            _ => {}
+        }
         match self.sabotage {
             Mutant::AppendReorders => batch.reverse(),
             Mutant::AppendMangles => {
@@ -40,7 +56,9 @@ impl Log for Broken {
             let failed = results.iter().any(Result::is_err);
             results.push(match self.sabotage {
                 Mutant::AppendStopsAtBadEntry if failed => Err(Error::new(ErrorKind::Protocol, "aborted")),
-                Mutant::AppendForgets if self.every_fifth() => Ok(MessageId::new(u64::MAX / 2, 0)),
+                Mutant::AppendForgets if self.every_fifth() => {
+                    Ok(Appended::new(entry.topic_partition.partition, MessageId::new(u64::MAX / 2, 0)))
+                }
                 _ => self.append_one(entry).await,
             });
         }
@@ -202,20 +220,6 @@ impl Log for Broken {
         Ok(trimmed)
     }
 
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        if let Err(error) = self.supports(Capability::Dedup) {
-            return batch.iter().map(|_| Err(error.clone())).collect();
-        }
-        self.broken_dedup(batch).await
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        if let Err(error) = self.supports(Capability::Unique) {
-            return batch.iter().map(|_| Err(error.clone())).collect();
-        }
-        self.broken_unique(batch).await
-    }
-
     async fn append_measured(&self, batch: &[Append]) -> Measured {
         let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
         partitions.sort_unstable();
@@ -238,12 +242,13 @@ impl Log for Broken {
 }
 
 impl Broken {
-    async fn append_one(&self, entry: &Append) -> Result<MessageId> {
+    async fn append_one(&self, entry: &Append) -> Result<Appended> {
         let mut results = self.inner.log().append(std::slice::from_ref(entry)).await;
-        let id = results.pop().expect("one result per entry")?;
+        let appended = results.pop().expect("one result per entry")?;
         let mut memo = self.memo();
-        memo.appended.entry(entry.topic_partition.clone()).or_default().push((id, entry.fields.clone()));
-        Ok(id)
+        let of_partition = memo.appended.entry(entry.topic_partition.clone()).or_default();
+        of_partition.push((appended.id, entry.fields.clone()));
+        Ok(appended)
     }
 
     /// Returns the oldest entry that is pending in any group.
@@ -278,7 +283,7 @@ impl Broken {
             entries.into_iter().find(|(id, _)| *id == receipt.id).map(|(_, fields)| fields.clone())
         };
         if let Some(fields) = entry {
-            self.append_one(&Append { topic_partition: tp.clone(), fields }).await?;
+            self.append_one(&Append::new(tp.clone(), fields)).await?;
             *settlement = Settlement::Ack;
         }
         Ok(())
@@ -343,63 +348,62 @@ pub(super) fn earlier(due: Due) -> Due {
 
 /// Appends with a dedup id.
 impl Broken {
-    async fn broken_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        let mut batch = batch.to_vec();
+    async fn broken_dedup(&self, mut batch: Vec<Append>) -> Vec<Result<Appended>> {
         let long = Duration::from_secs(86_400);
         match self.sabotage {
-            Mutant::DedupIgnored => batch.iter_mut().for_each(|item| item.id = self.unique_id()),
+            Mutant::DedupIgnored => dedups(&mut batch).for_each(|item| item.id = self.unique_id()),
             Mutant::DedupWithinBatchIgnored => {
-                for at in 1..batch.len() {
-                    if batch[..at].iter().any(|before| before.id == batch[at].id) {
-                        batch[at].id = self.unique_id();
+                let mut known = BTreeSet::new();
+                for item in dedups(&mut batch) {
+                    if !known.insert(item.id.clone()) {
+                        item.id = self.unique_id();
                     }
                 }
             }
-            Mutant::DedupForEver => batch.iter_mut().for_each(|item| item.window = item.window.max(long)),
-            Mutant::DedupForHalfTheWindow => batch.iter_mut().for_each(|item| {
+            Mutant::DedupForEver => dedups(&mut batch).for_each(|item| item.window = item.window.max(long)),
+            Mutant::DedupForHalfTheWindow => dedups(&mut batch).for_each(|item| {
                 item.window = (item.window / 2).max(Duration::from_millis(100));
             }),
             Mutant::DedupAcrossPartitions => {
-                batch.iter_mut().for_each(|item| item.append.topic_partition.partition.0 = 0);
+                batch.iter_mut().for_each(|item| item.topic_partition.partition.0 = 0);
             }
-            Mutant::DedupEarlierIgnored => batch.iter_mut().for_each(|item| item.earlier.clear()),
-            Mutant::DedupWindowCorrected => batch.iter_mut().for_each(|item| {
+            Mutant::DedupEarlierIgnored => dedups(&mut batch).for_each(|item| item.earlier.clear()),
+            Mutant::DedupWindowCorrected => dedups(&mut batch).for_each(|item| {
                 item.window = item.window.max(Duration::from_millis(100));
             }),
             Mutant::DedupReorders => {
                 batch.reverse();
-                let mut results = self.inner.log().append_dedup(&batch).await;
+                let mut results = self.inner.log().append(&batch).await;
                 results.reverse();
                 return results;
             }
             _ => {}
         }
-        let mut results = self.inner.log().append_dedup(&batch).await;
-        if self.is(Mutant::DedupMadeUp) {
-            for result in results.iter_mut().flatten().filter(|result| result.is_duplicate) {
-                result.id = MessageId::new(result.id.ms, result.id.seq + 1);
-            }
-        }
-        results
+        self.made_up(Mutant::DedupMadeUp, self.inner.log().append(&batch).await)
     }
 
-    async fn broken_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        let mut batch = batch.to_vec();
+    async fn broken_unique(&self, mut batch: Vec<Append>) -> Vec<Result<Appended>> {
         match self.sabotage {
-            Mutant::UniqueIgnored => batch.iter_mut().for_each(|item| item.id = self.unique_id()),
+            Mutant::UniqueIgnored => uniques(&mut batch).for_each(|item| item.id = self.unique_id()),
             Mutant::UniqueForEver => {
-                let window = Duration::from_secs(86_400);
-                let item =
-                    |UniqueAppend { append, id, earlier, .. }| DedupAppend { append, id, window, earlier };
-                let batch: Vec<_> = batch.into_iter().map(item).collect();
-                return self.inner.log().append_dedup(&batch).await;
+                for append in &mut batch {
+                    if let Identity::Unique(unique) = &append.identity {
+                        let UniqueIdentity { id, earlier, .. } = (**unique).clone();
+                        let window = Duration::from_secs(86_400);
+                        append.identity = DedupIdentity { id, window, earlier }.into();
+                    }
+                }
             }
-            Mutant::UniqueEarlierIgnored => batch.iter_mut().for_each(|item| item.earlier.clear()),
-            Mutant::UniqueSendIgnored => batch.iter_mut().for_each(|item| item.send = fastrand::u64(..)),
+            Mutant::UniqueEarlierIgnored => uniques(&mut batch).for_each(|item| item.earlier.clear()),
+            Mutant::UniqueSendIgnored => uniques(&mut batch).for_each(|item| item.send = fastrand::u64(..)),
             _ => {}
         }
-        let mut results = self.inner.log().append_unique(&batch).await;
-        if self.is(Mutant::UniqueMadeUp) {
+        self.made_up(Mutant::UniqueMadeUp, self.inner.log().append(&batch).await)
+    }
+
+    /// Gives duplicates another id.
+    fn made_up(&self, mistake: Mutant, mut results: Vec<Result<Appended>>) -> Vec<Result<Appended>> {
+        if self.is(mistake) {
             for result in results.iter_mut().flatten().filter(|result| result.is_duplicate) {
                 result.id = MessageId::new(result.id.ms, result.id.seq + 1);
             }
@@ -412,4 +416,18 @@ impl Broken {
         memo.count += 1;
         DedupId::new(format!("unique {}", memo.count)).expect("an id")
     }
+}
+
+fn dedups(batch: &mut [Append]) -> impl Iterator<Item = &mut DedupIdentity> {
+    batch.iter_mut().filter_map(|append| match &mut append.identity {
+        Identity::Dedup(dedup) => Some(Arc::make_mut(dedup)),
+        _ => None,
+    })
+}
+
+fn uniques(batch: &mut [Append]) -> impl Iterator<Item = &mut UniqueIdentity> {
+    batch.iter_mut().filter_map(|append| match &mut append.identity {
+        Identity::Unique(unique) => Some(Arc::make_mut(unique)),
+        _ => None,
+    })
 }

@@ -403,7 +403,7 @@ impl Broken {
             Mutant::DelayedTwice if promoted.moved > 0 => {
                 let again = self.memo().schedule.delayed.remove(tp);
                 if let Some(fields) = again {
-                    self.inner.log().append(&[Append { topic_partition: tp.clone(), fields }]).await;
+                    self.inner.log().append(&[Append::new(tp.clone(), fields)]).await;
                 }
             }
             _ => {}

@@ -14,8 +14,8 @@ use millstream_core::dead_letters::{
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Log, Measured, NumberedAppend,
-    NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend, UnleasedTrim,
+    Append, Appended, Appender, Durability, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed,
+    UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::packing::DictionaryName;
@@ -52,41 +52,10 @@ pub(super) use call;
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Log for Client {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append(&batch).await };
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
-        let request = async move { inner.append_dedup(&batch).await };
-        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
-    }
-
-    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
-        None
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
-        let request = async move { inner.append_unique(&batch).await };
-        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
-    }
-
-    async fn append_numbered(
-        &self,
-        numbering: &Numbering,
-        batch: &[NumberedAppend],
-    ) -> Vec<Result<MessageId>> {
-        let (inner, numbering) = (self.0.backend.log().clone(), *numbering);
-        let (batch, count) = (batch.to_vec(), batch.len());
-        let request = async move { inner.append_numbered(&numbering, &batch).await };
-        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
-    }
-
-    fn numbered_appender(&self, _: Numbering) -> Option<Box<dyn NumberedAppender>> {
-        None
     }
 
     // Every append must pass through here as a separate request.

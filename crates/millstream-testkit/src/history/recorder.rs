@@ -9,9 +9,8 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupAppender, Deduplicated, Durability, Fetched, Log, Measured,
-    NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Source, Trimmed,
-    UniqueAppend, UnleasedTrim, append_by_ids,
+    Append, Appended, Appender, Durability, Fetched, Identity, Log, Measured, Reader, Receipt, Settled,
+    Settlement, Source, Trimmed, UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -76,11 +75,11 @@ struct Known {
 }
 
 impl Notes {
-    fn appended(&self, batch: &[Append], results: &[Result<MessageId>]) {
+    fn appended(&self, batch: &[Append], results: &[Result<Appended>]) {
         for (entry, result) in batch.iter().zip(results) {
-            let Ok(id) = result else { continue };
-            let place = Place::new(entry.topic_partition.clone(), *id);
-            let envelope = wire::decode_body(&entry.fields, &Limits::default()).ok();
+            let Some(stored) = result.as_ref().ok().filter(|it| !it.is_duplicate) else { continue };
+            let place = Place::new(entry.topic_partition.clone(), stored.id);
+            let envelope = wire::decode_body(&entry.stored_fields(), &Limits::default()).ok();
             let key = envelope.as_ref().and_then(|envelope| envelope.key.as_deref().map(text));
             let message = envelope.map(|envelope| text(&envelope.payload));
             self.history.record(Event::Appended { place, message, key });
@@ -157,9 +156,21 @@ fn text(bytes: &[u8]) -> String {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Log for Recorder {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        let results = self.0.inner.log().append(batch).await;
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        // By ids, it shows which entries with a number were stored before.
+        let with_id = |append: &Append| Ok(Append { identity: append.identity.by_id()?, ..append.clone() });
+        let by_ids: Result<Vec<_>> = batch.iter().map(with_id).collect();
+        let by_ids = match by_ids {
+            Ok(by_ids) => by_ids,
+            Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let mut results = self.0.inner.log().append(&by_ids).await;
         self.0.appended(batch, &results);
+        for (result, append) in results.iter_mut().zip(batch) {
+            if let (Ok(appended), Identity::Number(..)) = (result, &append.identity) {
+                *appended = Appended::new(appended.partition, appended.id);
+            }
+        }
         results
     }
 
@@ -200,46 +211,6 @@ impl Log for Recorder {
 
     async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
         self.0.inner.log().trim_unleased(topic_partition, rule).await
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        let results = self.0.inner.log().append_dedup(batch).await;
-        let stored =
-            batch.iter().zip(&results).filter(|(_, result)| !matches!(result, Ok(it) if it.is_duplicate));
-        let (appends, ids): (Vec<_>, Vec<_>) =
-            stored.map(|(item, result)| (item.append.clone(), result.clone().map(|it| it.id))).unzip();
-        self.0.appended(&appends, &ids);
-        results
-    }
-
-    // As with `appender`.
-    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
-        None
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        let results = self.0.inner.log().append_unique(batch).await;
-        let stored =
-            batch.iter().zip(&results).filter(|(_, result)| !matches!(result, Ok(it) if it.is_duplicate));
-        let appended = |item: &UniqueAppend| Append { fields: item.fields(), ..item.append.clone() };
-        let (appends, ids): (Vec<_>, Vec<_>) =
-            stored.map(|(item, result)| (appended(item), result.clone().map(|it| it.id))).unzip();
-        self.0.appended(&appends, &ids);
-        results
-    }
-
-    async fn append_numbered(
-        &self,
-        numbering: &Numbering,
-        batch: &[NumberedAppend],
-    ) -> Vec<Result<MessageId>> {
-        // Recorded there.
-        append_by_ids(self, numbering, batch).await
-    }
-
-    // As with `appender`.
-    fn numbered_appender(&self, _: Numbering) -> Option<Box<dyn NumberedAppender>> {
-        None
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

@@ -1,11 +1,14 @@
 //! Claims: an optional operation works where it is claimed, and fails as unsupported where it is not.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::dead_letters::TrimBy;
 use millstream_core::leases::Resource;
-use millstream_core::log::{Append, DedupAppend, DedupId, UniqueAppend, UnleasedTrim};
+use millstream_core::log::{
+    Append, DedupId, DedupIdentity, Identity, Numbering, UniqueIdentity, UnleasedTrim,
+};
 use millstream_core::packing::DictionaryName;
 use millstream_core::schedule::{Due, OnConflict, Place, RetryAction, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::tasks::TrimTasksBy;
@@ -97,19 +100,24 @@ async fn durability_is_as_claimed(h: Harness) -> Verdict {
 }
 
 async fn deduplication_is_as_claimed(h: Harness) -> Verdict {
-    let append = Append { topic_partition: h.partition().await?, fields: body("a") };
-    let (id, window) = (DedupId::new("a")?, Duration::from_secs(1));
-    let results =
-        h.backend.log().append_dedup(&[DedupAppend { append, id, window, earlier: Vec::new() }]).await;
-    let appended = results.into_iter().collect::<Result<Vec<_>>>();
-    as_claimed(&h, Capability::Dedup, "Log::append_dedup", appended)
+    let append = Append::new(h.partition().await?, body("a"));
+    let (id, window, earlier) = (DedupId::new("a")?, Duration::from_secs(1), Vec::new());
+    let by_id = append.clone().with(DedupIdentity { id, window, earlier });
+    let by_number = append.with(Identity::Number(Arc::new(Numbering { producer: 1, window }), 1));
+    for (append, operation) in
+        [(by_id, "Log::append with a dedup id"), (by_number, "Log::append with a number")]
+    {
+        let appended = h.backend.log().append(&[append]).await.into_iter().collect::<Result<Vec<_>>>();
+        as_claimed(&h, Capability::Dedup, operation, appended)?;
+    }
+    Ok(())
 }
 
 async fn unique_ids_are_as_claimed(h: Harness) -> Verdict {
-    let append = Append { topic_partition: h.partition().await?, fields: body("a") };
-    let item = UniqueAppend { append, id: DedupId::new("a")?, send: 1, earlier: Vec::new() };
-    let appended = h.backend.log().append_unique(&[item]).await.into_iter().collect::<Result<Vec<_>>>();
-    as_claimed(&h, Capability::Unique, "Log::append_unique", appended)
+    let append = Append::new(h.partition().await?, body("a"));
+    let item = append.with(UniqueIdentity { id: DedupId::new("a")?, send: 1, earlier: Vec::new() });
+    let appended = h.backend.log().append(&[item]).await.into_iter().collect::<Result<Vec<_>>>();
+    as_claimed(&h, Capability::Unique, "Log::append with a unique id", appended)
 }
 
 async fn trimming_without_a_lease_is_as_claimed(h: Harness) -> Verdict {

@@ -45,13 +45,13 @@ fn tp() -> TopicPartition {
 }
 
 fn entry(text: &str) -> Append {
-    Append { topic_partition: tp(), fields: wire::encode(&Envelope::new(text.to_owned())) }
+    Append::new(tp(), wire::encode(&Envelope::new(text.to_owned())))
 }
 
 async fn append(backend: &Backend) -> Result<MessageId, ErrorKind> {
     let mut results = backend.log().append(&[entry("x")]).await;
     assert_eq!(results.len(), 1, "one result per entry");
-    results.remove(0).map_err(|error| error.kind())
+    results.remove(0).map(|appended| appended.id).map_err(|error| error.kind())
 }
 
 async fn acquire(backend: &Backend) -> Lease {
@@ -311,10 +311,7 @@ async fn a_server_that_hangs_answers_late_and_does_half_of_what_was_given_up() {
 async fn answers_take_time_by_their_bytes_and_some_never_arrive() {
     let bench = bench(1).await;
     let lease = acquire(&bench.near).await;
-    let large = |bytes: usize| Append {
-        topic_partition: tp(),
-        fields: wire::encode(&Envelope::new("x".repeat(bytes))),
-    };
+    let large = |bytes: usize| Append::new(tp(), wire::encode(&Envelope::new("x".repeat(bytes))));
     for _ in 0..3 {
         bench.near.log().append(&[large(100_000)]).await.remove(0).expect("appended");
     }

@@ -8,11 +8,10 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::dedup::WINDOWS;
 use millstream_core::log::{
-    Append, Appender, DedupAppend, DedupAppender, DedupId, Deduplicated, Durability, InTurn, Log, Measured,
-    NumberedAppend, NumberedAppender, Numbering, Reader, Receipt, Settled, Settlement, Trimmed, UniqueAppend,
-    UnleasedTrim, append_by_ids,
+    Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, InTurn, Log, Measured, Reader,
+    Receipt, Settled, Settlement, Trimmed, UnleasedTrim,
 };
-use millstream_core::{Lease, MessageId, Result, Retention, TopicPartition};
+use millstream_core::{Capability, Lease, Result, Retention, TopicPartition};
 
 use super::reader::NewOnly;
 use super::{Mutant, clock, gap};
@@ -32,31 +31,32 @@ impl Mutated {
     }
 
     /// Appends with the script that drops what is beyond the length: each entry under an id that nobody else has.
-    async fn append_cutting(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        let unique = |append: &Append| DedupAppend {
-            append: append.clone(),
-            id: DedupId::new(uuid::Uuid::new_v4().simple().to_string()).expect("it is short"),
-            window: WINDOWS.0,
-            earlier: Vec::new(),
+    async fn append_cutting(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        let unique = |append: &Append| {
+            let id = DedupId::new(uuid::Uuid::new_v4().simple().to_string()).expect("it is short");
+            append.clone().with(DedupIdentity { id, window: WINDOWS.0, earlier: Vec::new() })
         };
         let batch: Vec<_> = batch.iter().map(unique).collect();
-        let results = self.inner.append_dedup(&batch).await.into_iter();
-        results.map(|result| result.map(|stored| stored.id)).collect()
+        self.inner.append(&batch).await
     }
 
     /// Records the ids, and then appends what was not recorded before.
-    async fn append_after_marker(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        let mut results = self.inner.append_dedup(batch).await;
-        let is_new = |result: &Result<Deduplicated>| result.as_ref().is_ok_and(|known| !known.is_duplicate);
+    async fn append_after_marker(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        let by_id = |append: &Append| {
+            append.clone().with(append.identity.by_id().expect("an id of a number is short"))
+        };
+        let by_ids: Vec<_> = batch.iter().map(by_id).collect();
+        let mut results = self.inner.append(&by_ids).await;
+        let is_new = |result: &Result<Appended>| result.as_ref().is_ok_and(|known| !known.is_duplicate);
         let new: Vec<usize> = (0..results.len()).filter(|at| is_new(&results[*at])).collect();
         if new.is_empty() {
             return results;
         }
         gap::pass().await;
-        let appends: Vec<Append> = new.iter().map(|at| batch[*at].append.clone()).collect();
+        let plain = |at: &usize| batch[*at].clone().with(Identity::None);
+        let appends: Vec<Append> = new.iter().map(plain).collect();
         for (at, stored) in new.into_iter().zip(self.inner.append(&appends).await) {
-            let partition = batch[at].append.topic_partition.partition;
-            results[at] = stored.map(|id| Deduplicated::new(partition, id, false));
+            results[at] = stored;
         }
         results
     }
@@ -76,12 +76,18 @@ impl Mutated {
 
 #[async_trait]
 impl Log for Mutated {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        let is_plain = batch.iter().all(|append| !append.identity.is_repeatable());
         match self.mutant {
-            Mutant::AppendMaxlen => self.append_cutting(batch).await,
-            Mutant::WholeBatchResent => {
+            Mutant::AppendMaxlen if is_plain => self.append_cutting(batch).await,
+            Mutant::WholeBatchResent if is_plain => {
                 let results = self.inner.append(batch).await;
                 if results.iter().all(Result::is_ok) { results } else { self.inner.append(batch).await }
+            }
+            Mutant::MarkerBeforeAppend
+                if batch.iter().all(|append| append.identity.capability() == Some(Capability::Dedup)) =>
+            {
+                self.append_after_marker(batch).await
             }
             _ => self.inner.append(batch).await,
         }
@@ -91,7 +97,9 @@ impl Log for Mutated {
         let inner = self.inner.appender(durability)?;
         Some(match self.mutant {
             // The script cannot wait for replicas, so sends that do are as they were.
-            Mutant::AppendMaxlen if durability == Durability::Stored => Box::new(InTurn::new(self.clone())),
+            Mutant::AppendMaxlen | Mutant::MarkerBeforeAppend if durability == Durability::Stored => {
+                Box::new(InTurn::new(self.clone()))
+            }
             Mutant::WholeBatchResent => {
                 Box::new(Resending { log: self.inner.clone(), inner, begun: VecDeque::new(), again: None })
             }
@@ -101,36 +109,6 @@ impl Log for Mutated {
 
     async fn trim_unleased(&self, topic_partition: &TopicPartition, rule: UnleasedTrim) -> Result<Trimmed> {
         self.inner.trim_unleased(topic_partition, rule).await
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        match self.mutant {
-            Mutant::MarkerBeforeAppend => self.append_after_marker(batch).await,
-            _ => self.inner.append_dedup(batch).await,
-        }
-    }
-
-    fn dedup_appender(&self) -> Option<Box<dyn DedupAppender>> {
-        if self.mutant == Mutant::MarkerBeforeAppend { None } else { self.inner.dedup_appender() }
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        self.inner.append_unique(batch).await
-    }
-
-    async fn append_numbered(
-        &self,
-        numbering: &Numbering,
-        batch: &[NumberedAppend],
-    ) -> Vec<Result<MessageId>> {
-        match self.mutant {
-            Mutant::MarkerBeforeAppend => append_by_ids(self, numbering, batch).await,
-            _ => self.inner.append_numbered(numbering, batch).await,
-        }
-    }
-
-    fn numbered_appender(&self, numbering: Numbering) -> Option<Box<dyn NumberedAppender>> {
-        if self.mutant == Mutant::MarkerBeforeAppend { None } else { self.inner.numbered_appender(numbering) }
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -171,7 +149,7 @@ impl Log for Mutated {
 }
 
 /// A batch that is sent again.
-type Again = Pin<Box<dyn Future<Output = Vec<Result<MessageId>>> + Send>>;
+type Again = Pin<Box<dyn Future<Output = Vec<Result<Appended>>> + Send>>;
 
 /// An appender that sends a batch again if one of its entries failed.
 struct Resending {
@@ -190,11 +168,12 @@ impl Appender for Resending {
         self.inner.begin(batch);
     }
 
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    async fn finish(&mut self) -> Vec<Result<Appended>> {
         let Some(oldest) = self.begun.front().cloned() else { return Vec::new() };
         if self.again.is_none() {
             let results = self.inner.finish().await;
-            if results.iter().all(Result::is_ok) {
+            let is_plain = oldest.iter().all(|append| !append.identity.is_repeatable());
+            if !is_plain || results.iter().all(Result::is_ok) {
                 self.begun.pop_front();
                 return results;
             }

@@ -77,7 +77,7 @@ impl Fixture {
         let body = bytes::Bytes::from(vec![b'x'; MIB]);
         for _ in 0..entries {
             let fields = vec![("payload".into(), body.clone())];
-            let append = Append { topic_partition: self.tp.clone(), fields };
+            let append = Append::new(self.tp.clone(), fields);
             self.near.append(&[append]).await.pop().expect("a result").expect("appended");
         }
     }
@@ -243,7 +243,7 @@ async fn pages_fill_a_slow_link_at_full_size() {
 /// Retries that are parked and rules that are due, where a single one takes longer than the limit of an answer.
 async fn heavy_items_arrive(scene: &Fixture) {
     let heavy: Fields = vec![("payload".into(), vec![b'x'; 4 * MIB].into())];
-    let append = Append { topic_partition: scene.tp.clone(), fields: heavy.clone() };
+    let append = Append::new(scene.tp.clone(), heavy.clone());
     scene.near.append(&[append]).await.pop().expect("a result").expect("appended");
     let fetched = scene.near.reader(&scene.lease).await.expect("a reader").fetch(1, Duration::ZERO).await;
     let receipt = fetched.expect("fetched").entries[0].receipt;

@@ -142,7 +142,7 @@ async fn a_scripted_run(scene: &Fixture) {
     // Somebody else's, which no codec reads.
     let fields = wire::encode(&Envelope::new("not a number"));
     let tp = TopicPartition::new("orders".parse().expect("name"), 0);
-    let stored = scene.mq.backend().log().append(&[Append { topic_partition: tp, fields }]).await;
+    let stored = scene.mq.backend().log().append(&[Append::new(tp, fields)]).await;
     assert!(stored.iter().all(Result::is_ok));
 
     // Exactly this happens, and nothing after it.

@@ -50,12 +50,11 @@ impl Stage {
 
     /// Appends these numbers as messages.
     async fn append(&self, partition: u32, numbers: impl IntoIterator<Item = u32>) -> Vec<MessageId> {
-        let entry = |number: u32| Append {
-            topic_partition: self.partition(partition),
-            fields: wire::encode(&Envelope::new(number.to_string())),
+        let entry = |number: u32| {
+            Append::new(self.partition(partition), wire::encode(&Envelope::new(number.to_string())))
         };
         let batch: Vec<_> = numbers.into_iter().map(entry).collect();
-        self.backend.log().append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
+        self.backend.log().append(&batch).await.into_iter().map(|it| it.expect("appended").id).collect()
     }
 
     async fn own(&self, partition: u32) -> (Lease, Box<dyn Reader>) {

@@ -90,7 +90,7 @@ async fn nothing_of_a_message_reaches_a_terminal_as_a_command() {
     producer.send(&payload).key("\x1b[31m").header("h\x1b", "\x1b").await.expect("sent");
     // From anybody: no message at all.
     let fields = vec![("type\x1b".into(), "\u{9b}x".into())];
-    let append = Append { topic_partition: TopicPartition::new("nasty".parse().expect("a name"), 0), fields };
+    let append = Append::new(TopicPartition::new("nasty".parse().expect("a name"), 0), fields);
     mq.backend().log().append(&[append]).await.remove(0).expect("appended");
     for format in ["table", "json"] {
         let text = cli.ok(["tail", "nasty", "--format", format]);

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::id::MessageId;
 use millstream_core::keys::{Key, Keys};
-use millstream_core::log::Append;
+use millstream_core::log::{Append, Appended};
 use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -185,30 +184,16 @@ impl StreamAppender {
     }
 
     /// The answers to the oldest batch.
-    fn results(&mut self, part: &Part) -> Vec<Result<MessageId>> {
+    fn results(&mut self, part: &Part) -> Vec<Result<Appended>> {
         let Link::Open(pipe) = &mut self.link else { return Vec::new() };
         let mut replies = pipe.replies();
-        let of_calls = part.results_of_calls(&mut replies, self.form.asking);
-        let ids = of_calls.unwrap_or_else(|| {
-            let id = |_| {
-                if self.form.asking {
-                    // Its failure shows in the reply behind it.
-                    let _ = replies.next();
-                }
-                replies.next().and_then(|mut reply| reply.id())
-            };
-            (0..part.len()).map(id).collect()
-        });
-        let mut results: Vec<_> = ids
-            .into_iter()
-            .zip(part.iter())
-            .map(|(id, append)| {
-                id.map_err(|error| {
-                    self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(&error).is_none();
-                    during(error, append)
-                })
-            })
-            .collect();
+        let mut results = part.results(&mut replies, self.form.asking);
+        for (result, append) in results.iter_mut().zip(part.iter()) {
+            if let Err(error) = result {
+                self.demoted |= error.kind() == ErrorKind::Unavailable && redirect(error).is_none();
+                *result = Err(during(error.clone(), append));
+            }
+        }
         if let Some(confirm) = self.form.confirm {
             let answer = replies.next().and_then(|mut reply| reply.value());
             if let Some(missing) = confirm.missing(answer) {
@@ -256,7 +241,7 @@ impl StreamAppender {
     }
 
     /// Waits for the results of the oldest request.
-    pub(crate) async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    pub(crate) async fn finish(&mut self) -> Vec<Result<Appended>> {
         loop {
             let Some(oldest) = self.begun.front() else { return Vec::new() };
             if oldest.part.is_empty() {

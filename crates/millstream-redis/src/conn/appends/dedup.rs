@@ -3,14 +3,12 @@
 //! The calls are commands of a request like others, so requests follow each other without waiting for answers.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millstream_core::error::{Error, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
-use millstream_core::log::{Append, DedupAppend, DedupId, check_window};
+use millstream_core::log::{Append, Appended, DedupId, DedupIdentity, Identity, check_window};
 use millstream_core::topic::TopicPartition;
 
 use crate::conn::appends::check_fields;
@@ -54,25 +52,6 @@ impl<'a> ShortId<'a> {
     }
 }
 
-/// Entries that are appended as one batch.
-pub(crate) struct DedupBatch {
-    pub(crate) items: Arc<Vec<DedupAppend>>,
-    script: Arc<Script>,
-    /// Whether each was stored before: part of its result.
-    duplicates: Vec<AtomicBool>,
-}
-
-impl DedupBatch {
-    pub(crate) fn new(items: Arc<Vec<DedupAppend>>, script: Arc<Script>) -> Self {
-        let duplicates = items.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { items, script, duplicates }
-    }
-
-    pub(crate) fn is_duplicate(&self, at: usize) -> bool {
-        self.duplicates[at].load(Ordering::Relaxed)
-    }
-}
-
 /// How a part is divided into calls of the script.
 pub(crate) struct DedupCalls {
     calls: Vec<DedupCall>,
@@ -88,20 +67,22 @@ struct DedupCall {
 }
 
 impl DedupCalls {
-    /// Divides the entries of a part, which are at these positions of the batch. Those of a partition keep their order.
-    pub(crate) fn new(part: &Part, batch: &DedupBatch) -> Self {
+    /// Divides the entries of a part. Those of a partition keep their order.
+    pub(crate) fn new<'a>(entries: impl Iterator<Item = &'a Append>) -> Self {
         let mut calls: Vec<DedupCall> = Vec::new();
         let mut refused = Vec::new();
         let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
-        for at in 0..part.len() {
-            let DedupAppend { append, window, .. } = &batch.items[part.place(at)];
-            if let Err(error) = check(append, *window) {
-                refused.push((at, error));
-                continue;
-            }
+        for (at, append) in entries.enumerate() {
+            let window = match check(append) {
+                Ok(dedup) => dedup.window,
+                Err(error) => {
+                    refused.push((at, error));
+                    continue;
+                }
+            };
             let (tp, bytes) = (&append.topic_partition, size(append));
             let fits = |call: &DedupCall| {
-                call.window == *window && call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1
+                call.window == window && call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1
             };
             match last.get(tp).copied().filter(|known| fits(&calls[*known])) {
                 Some(known) => {
@@ -110,7 +91,7 @@ impl DedupCalls {
                 }
                 None => {
                     last.insert(tp, calls.len());
-                    calls.push(DedupCall { window: *window, at: vec![at], bytes });
+                    calls.push(DedupCall { window, at: vec![at], bytes });
                 }
             }
         }
@@ -119,14 +100,7 @@ impl DedupCalls {
 
     /// Adds all calls. The first one carries the script, so that the server knows it for the others. With `asking`, an
     /// `ASKING` precedes each.
-    pub(crate) fn add(
-        &self,
-        request: &mut Request,
-        keys: &Keys,
-        part: &Part,
-        batch: &DedupBatch,
-        asking: bool,
-    ) {
+    pub(crate) fn add(&self, request: &mut Request, keys: &Keys, part: &Part, script: &Script, asking: bool) {
         if self.calls.is_empty() {
             // A request has at least one command: its place among the others decides when its results are returned.
             request.add(&[b"PING"]);
@@ -138,8 +112,7 @@ impl DedupCalls {
             let tp = &part.get(call.at[0]).topic_partition;
             let values: usize = call.at.iter().map(|at| 2 + 2 * part.get(*at).fields.len()).sum();
             request.begin(8 + values);
-            let (command, script) =
-                if n == 0 { ("EVAL", batch.script.code()) } else { ("EVALSHA", batch.script.sha()) };
+            let (command, script) = if n == 0 { ("EVAL", script.code()) } else { ("EVALSHA", script.sha()) };
             request.arg(command.as_bytes());
             request.arg(script.as_bytes());
             request.arg(b"3");
@@ -150,7 +123,9 @@ impl DedupCalls {
             request.arg(Digits::number(window_ms).as_bytes());
             request.arg(Digits::number(call.at.len() as u64).as_bytes());
             for at in &call.at {
-                request.arg(ShortId::of(&batch.items[part.place(*at)].id).as_bytes());
+                // What has no id is refused.
+                let Identity::Dedup(dedup) = &part.get(*at).identity else { continue };
+                request.arg(ShortId::of(&dedup.id).as_bytes());
             }
             for at in &call.at {
                 let fields = &part.get(*at).fields;
@@ -167,10 +142,9 @@ impl DedupCalls {
     pub(crate) fn results(
         &self,
         part: &Part,
-        batch: &DedupBatch,
         replies: &mut Replies<'_>,
         asking: bool,
-    ) -> Vec<Result<MessageId>> {
+    ) -> Vec<Result<Appended>> {
         let mut results: Vec<_> =
             (0..part.len()).map(|_| Err(unexpected("no answer to an append"))).collect();
         for (at, error) in &self.refused {
@@ -183,11 +157,12 @@ impl DedupCalls {
             }
             match call.ids(replies) {
                 Ok((ids, duplicates)) => {
-                    for (at, id) in call.at.iter().zip(ids) {
-                        results[*at] = Ok(id);
+                    let partition = part.get(call.at[0]).topic_partition.partition;
+                    for (at, id) in call.at.iter().zip(&ids) {
+                        results[*at] = Ok(Appended::new(partition, *id));
                     }
                     for n in duplicates {
-                        batch.duplicates[part.place(call.at[n])].store(true, Ordering::Relaxed);
+                        results[call.at[n]] = Ok(Appended::before(partition, ids[n]));
                     }
                 }
                 Err(error) => call.at.iter().for_each(|at| results[*at] = Err(error.clone())),
@@ -222,9 +197,13 @@ impl DedupCall {
 }
 
 /// Checks what the server would refuse, or accept although others would not.
-pub(crate) fn check(append: &Append, window: Duration) -> Result<()> {
-    check_window(window)?;
-    check_fields(append.fields.len())
+pub(crate) fn check(append: &Append) -> Result<&DedupIdentity> {
+    let Identity::Dedup(dedup) = &append.identity else {
+        return Err(unexpected("an entry without a dedup id"));
+    };
+    check_window(dedup.window)?;
+    check_fields(append.fields.len())?;
+    Ok(dedup)
 }
 
 pub(crate) fn size(append: &Append) -> usize {

@@ -15,19 +15,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
-use millstream_core::log::{Append, Appender, Durability};
+use millstream_core::log::{Append, Appended, Durability};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::conn::appends::appender::{AppendForm, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
 use crate::conn::appends::packed::Packings;
-use crate::conn::appends::part::{Part, PartEntries};
+use crate::conn::appends::part::Part;
 use crate::conn::dial::Dial;
 use crate::conn::once::OneTask;
 use crate::error::redirect;
@@ -35,7 +33,7 @@ use crate::error::redirect;
 /// Time after which a connection that nobody uses is closed.
 const IDLE: Duration = Duration::from_secs(60);
 
-type Results = Vec<Result<MessageId>>;
+type Results = Vec<Result<Appended>>;
 
 /// Requests under way at a time where the server waits behind each: one, and the next, which it has then received.
 const CONFIRMED_AHEAD: usize = 2;
@@ -282,7 +280,7 @@ impl Lane {
         let failures = self.appender.failures();
         // An entry that is stored and not confirmed keeps nothing behind it from being stored.
         // What the server cannot do at all is not begun again, so what is behind it overtakes nothing.
-        let unsupported = |result: &Result<MessageId>| {
+        let unsupported = |result: &Result<Appended>| {
             result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
         };
         let failed =
@@ -312,7 +310,7 @@ async fn sweep(place: Weak<AppendPlace>) {
 }
 
 /// Whether an append was refused by a server that takes none.
-fn is_refusal(result: &Result<MessageId>) -> bool {
+fn is_refusal(result: &Result<Appended>) -> bool {
     // A redirection concerns one slot.
     let refused = |error: &Error| error.kind() == ErrorKind::Unavailable && redirect(error).is_none();
     result.as_ref().is_err_and(refused)
@@ -336,7 +334,7 @@ fn given_up(part: &Part) -> Results {
 }
 
 impl NodeAppender {
-    /// Begins a request for a part of a batch, as [`begin`](Appender::begin) does for a whole one.
+    /// Begins a request behind the earlier ones: see [`Appender`](millstream_core::log::Appender).
     pub(crate) fn begin_part(&mut self, part: Part) {
         if let AppendWay::Idle = self.way {
             self.way = match self.place.take() {
@@ -361,16 +359,9 @@ impl NodeAppender {
             AppendWay::Idle => {}
         }
     }
-}
 
-#[async_trait]
-impl Appender for NodeAppender {
-    fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        let packings = self.place.packings.clone();
-        self.begin_part(Part::whole(PartEntries::Plain(batch, packings)));
-    }
-
-    async fn finish(&mut self) -> Results {
+    /// Waits for the results of the oldest request.
+    pub(crate) async fn finish(&mut self) -> Results {
         match &mut self.way {
             AppendWay::Idle => Results::new(),
             AppendWay::Own(appender) => {

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::{Key, Keys};
-use millstream_core::log::{Append, Numbering};
+use millstream_core::log::{Append, Identity, Numbering};
 use millstream_core::topic::TopicPartition;
 
 use crate::conn::appends::check_fields;
@@ -64,13 +64,17 @@ struct NumberedCall {
 }
 
 impl NumberedCalls {
-    /// Divides entries with their numbers. The same entries of a partition are always divided in the same way, also when
+    /// Divides entries with numbers. The same entries of a partition are always divided in the same way, also when
     /// they are behind others that have their results.
-    pub(crate) fn new<'a>(entries: impl Iterator<Item = (&'a Append, u64)>) -> Self {
+    pub(crate) fn new<'a>(entries: impl Iterator<Item = &'a Append>) -> Self {
         let mut calls: Vec<NumberedCall> = Vec::new();
         let mut refused = Vec::new();
         let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
-        for (at, (append, number)) in entries.enumerate() {
+        for (at, append) in entries.enumerate() {
+            let Identity::Number(_, number) = append.identity else {
+                refused.push((at, unexpected("an entry without a number")));
+                continue;
+            };
             if let Err(error) = check_fields(append.fields.len()) {
                 refused.push((at, error));
                 continue;
@@ -137,13 +141,12 @@ impl NumberedCalls {
     /// Reads the answers to the commands of [`add`](Self::add): a result for each entry of the part.
     pub(crate) fn results(
         &self,
-        part: &Part,
+        entries: usize,
         numbers: &Numbers,
         replies: &mut Replies<'_>,
         asking: bool,
     ) -> Vec<Result<MessageId>> {
-        let mut results: Vec<_> =
-            (0..part.len()).map(|_| Err(unexpected("no answer to an append"))).collect();
+        let mut results: Vec<_> = (0..entries).map(|_| Err(unexpected("no answer to an append"))).collect();
         for (at, error) in &self.refused {
             results[*at] = Err(error.clone());
         }

@@ -116,7 +116,7 @@ impl Packings {
             match compression.and_then(|compression| self.pack(topic, messages, compression)) {
                 Some(fields) if at.len() == 1 && !self.on_cluster => {
                     let topic_partition = entries[at[0]].topic_partition.clone();
-                    commands.push(Command::Alone(at[0], Append { topic_partition, fields }));
+                    commands.push(Command::Alone(at[0], Append::new(topic_partition, fields)));
                 }
                 Some(fields) => commands.push(Command::Pack { at, fields }),
                 None if self.on_cluster && packing.is_some() => commands.extend(at.into_iter().map(|at| {
@@ -224,7 +224,7 @@ impl Division {
             }
             match command {
                 Command::One(_) | Command::Alone(..) => {
-                    let Append { topic_partition, fields } = command.single(&entry);
+                    let Append { topic_partition, fields, .. } = command.single(&entry);
                     request.begin(3 + 2 * fields.len());
                     request.arg(b"XADD");
                     request.arg(keys.log(topic_partition).as_str().as_bytes());

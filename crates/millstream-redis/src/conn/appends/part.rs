@@ -5,40 +5,40 @@ use std::sync::Arc;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
-use millstream_core::log::{Append, NumberedAppend};
+use millstream_core::log::{Append, Appended};
 
-use crate::conn::appends::dedup::{self, DedupBatch};
+use crate::conn::appends::dedup;
 use crate::conn::appends::numbered::{self, Numbers};
 use crate::conn::appends::packed::{Division, Packings};
+use crate::conn::appends::script::Script;
 use crate::conn::replies::resp::Replies;
 use crate::conn::request::Request;
 
 /// Entries of a batch.
 #[derive(Clone)]
-pub(crate) enum PartEntries {
+pub(crate) struct PartEntries {
+    pub(crate) batch: Arc<Vec<Append>>,
+    pub(crate) form: PartForm,
+}
+
+/// What it takes to append the entries of a batch.
+#[derive(Clone)]
+pub(crate) enum PartForm {
     /// Entries that may be packed, where their topics are.
-    Plain(Arc<Vec<Append>>, Arc<Packings>),
+    Plain(Arc<Packings>),
     /// Entries with numbers, and whose they are.
-    Numbered(Arc<Vec<NumberedAppend>>, Arc<Numbers>),
+    Numbered(Arc<Numbers>),
     /// Entries with dedup ids.
-    Dedup(Arc<DedupBatch>),
+    Dedup(Arc<Script>),
 }
 
 impl PartEntries {
     pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Plain(entries, _) => entries.len(),
-            Self::Numbered(entries, _) => entries.len(),
-            Self::Dedup(batch) => batch.items.len(),
-        }
+        self.batch.len()
     }
 
     pub(crate) fn at(&self, at: usize) -> &Append {
-        match self {
-            Self::Plain(entries, _) => &entries[at],
-            Self::Numbered(entries, _) => &entries[at].append,
-            Self::Dedup(batch) => &batch.items[at].append,
-        }
+        &self.batch[at]
     }
 }
 
@@ -75,20 +75,19 @@ impl Part {
     /// Returns the entries of several parts as one. They are plain: others are sent by themselves.
     pub(crate) fn merged(parts: &[Self], packings: &Arc<Packings>) -> Self {
         let entries = parts.iter().flat_map(Self::iter).cloned().collect();
-        Self::whole(PartEntries::Plain(Arc::new(entries), packings.clone()))
+        let form = PartForm::Plain(packings.clone());
+        Self::whole(PartEntries { batch: Arc::new(entries), form })
     }
 
     fn divided(self) -> Self {
-        let calls = match &self.entries {
-            PartEntries::Plain(_, packings) => {
+        let calls = match &self.entries.form {
+            PartForm::Plain(packings) => {
                 packings.divide(self.iter()).map(|packs| Calls::Packed(Arc::new(packs)))
             }
-            PartEntries::Numbered(entries, _) => {
-                let number = |n| entries[self.place(n)].number;
-                let numbered = self.iter().enumerate().map(|(n, append)| (append, number(n)));
-                Some(Calls::Numbered(Arc::new(numbered::NumberedCalls::new(numbered))))
+            PartForm::Numbered(_) => {
+                Some(Calls::Numbered(Arc::new(numbered::NumberedCalls::new(self.iter()))))
             }
-            PartEntries::Dedup(batch) => Some(Calls::Dedup(Arc::new(dedup::DedupCalls::new(&self, batch)))),
+            PartForm::Dedup(_) => Some(Calls::Dedup(Arc::new(dedup::DedupCalls::new(self.iter())))),
         };
         Self { calls, ..self }
     }
@@ -116,14 +115,14 @@ impl Part {
 
     /// Adds the commands of the transactions or calls that the entries are divided into. False if they are plain.
     pub(crate) fn add_calls(&self, request: &mut Request, keys: &Keys, asking: bool) -> bool {
-        match (&self.entries, &self.calls) {
-            (PartEntries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
+        match (&self.entries.form, &self.calls) {
+            (PartForm::Numbered(numbers), Some(Calls::Numbered(calls))) => {
                 calls.add(request, keys, self, numbers, asking);
             }
-            (PartEntries::Dedup(batch), Some(Calls::Dedup(calls))) => {
-                calls.add(request, keys, self, batch, asking);
+            (PartForm::Dedup(script), Some(Calls::Dedup(calls))) => {
+                calls.add(request, keys, self, script, asking);
             }
-            (PartEntries::Plain(_, packings), Some(Calls::Packed(packs))) => {
+            (PartForm::Plain(packings), Some(Calls::Packed(packs))) => {
                 packs.add(request, keys, packings, |n| self.get(n), asking);
             }
             _ => return false,
@@ -131,27 +130,28 @@ impl Part {
         true
     }
 
-    /// Reads the answers to these commands: a result for each entry. `None` if they are plain.
-    pub(crate) fn results_of_calls(
-        &self,
-        replies: &mut Replies<'_>,
-        asking: bool,
-    ) -> Option<Vec<Result<MessageId>>> {
-        match (&self.entries, &self.calls) {
-            (PartEntries::Numbered(_, numbers), Some(Calls::Numbered(calls))) => {
-                Some(calls.results(self, numbers, replies, asking))
+    /// Reads the answers to these commands: a result for each entry.
+    pub(crate) fn results(&self, replies: &mut Replies<'_>, asking: bool) -> Vec<Result<Appended>> {
+        let single = |replies: &mut Replies<'_>| {
+            if asking {
+                // Its failure shows in the reply behind it.
+                let _ = replies.next();
             }
-            (PartEntries::Dedup(batch), Some(Calls::Dedup(calls))) => {
-                Some(calls.results(self, batch, replies, asking))
+            replies.next().and_then(|mut reply| reply.id())
+        };
+        let ids = match (&self.entries.form, &self.calls) {
+            (PartForm::Numbered(numbers), Some(Calls::Numbered(calls))) => {
+                calls.results(self.len(), numbers, replies, asking)
             }
-            (_, Some(Calls::Packed(packs))) => Some(packs.results(self.len(), || {
-                if asking {
-                    // Its failure shows in the reply behind it.
-                    let _ = replies.next();
-                }
-                replies.next().and_then(|mut reply| reply.id())
-            })),
-            _ => None,
-        }
+            (_, Some(Calls::Dedup(calls))) => return calls.results(self, replies, asking),
+            (_, Some(Calls::Packed(packs))) => packs.results(self.len(), || single(replies)),
+            _ => return self.iter().map(|append| single(replies).map(|id| stored(append, id))).collect(),
+        };
+        ids.into_iter().zip(self.iter()).map(|(id, append)| id.map(|id| stored(append, id))).collect()
     }
+}
+
+/// Returns the result of an entry that is stored under this id.
+pub(crate) fn stored(append: &Append, id: MessageId) -> Appended {
+    Appended::new(append.topic_partition.partition, id)
 }

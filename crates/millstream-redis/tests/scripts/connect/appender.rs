@@ -20,13 +20,13 @@ fn appender(bench: &Bench) -> Box<dyn Appender> {
 }
 
 fn batch(tp: &TopicPartition, payloads: impl IntoIterator<Item = u32>) -> Arc<Vec<Append>> {
-    let append = |n: u32| Append { topic_partition: tp.clone(), fields: message(&n.to_string()) };
+    let append = |n: u32| Append::new(tp.clone(), message(&n.to_string()));
     Arc::new(payloads.into_iter().map(append).collect())
 }
 
 async fn finish(appender: &mut Box<dyn Appender>) -> Vec<Result<MessageId, ErrorKind>> {
     let results = timeout(LONG, appender.finish()).await.expect("an answer");
-    results.into_iter().map(|result| result.map_err(|error| error.kind())).collect()
+    results.into_iter().map(|result| result.map(|it| it.id).map_err(|error| error.kind())).collect()
 }
 
 async fn stored(bench: &mut Bench) -> Vec<String> {
@@ -71,7 +71,7 @@ async fn a_dropped_future_loses_nothing() {
     let large = "x".repeat(200_000);
     let fields = |n: u32| message(&format!("{n} {large}"));
     for at in 0..5 {
-        let append = |n| Append { topic_partition: bench.tp.clone(), fields: fields(n) };
+        let append = |n| Append::new(bench.tp.clone(), fields(n));
         appender.begin(Arc::new((at * 20..(at + 1) * 20).map(append).collect()));
     }
     let (mut answered, mut dropped) = (0, 0);

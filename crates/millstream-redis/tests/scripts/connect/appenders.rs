@@ -20,13 +20,13 @@ fn appender(bench: &Bench) -> Box<dyn Appender> {
 }
 
 fn batch(bench: &Bench, payloads: &[&str]) -> Arc<Vec<Append>> {
-    let append = |text: &&str| Append { topic_partition: bench.tp.clone(), fields: message(text) };
+    let append = |text: &&str| Append::new(bench.tp.clone(), message(text));
     Arc::new(payloads.iter().map(append).collect())
 }
 
 async fn finish(appender: &mut Box<dyn Appender>) -> Vec<Result<MessageId, ErrorKind>> {
     let results = timeout(LONG, appender.finish()).await.expect("an answer");
-    results.into_iter().map(|result| result.map_err(|error| error.kind())).collect()
+    results.into_iter().map(|result| result.map(|it| it.id).map_err(|error| error.kind())).collect()
 }
 
 /// Ids of the connections of producers.

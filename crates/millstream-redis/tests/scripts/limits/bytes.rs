@@ -52,7 +52,7 @@ impl Bench {
 
     pub(crate) async fn fill(&self, count: usize, fields: impl Fn(usize) -> Fields) {
         for n in 0..count {
-            let append = Append { topic_partition: self.tp.clone(), fields: fields(n) };
+            let append = Append::new(self.tp.clone(), fields(n));
             self.backend.append(&[append]).await.pop().expect("a result").expect("appended");
         }
     }
@@ -360,7 +360,7 @@ async fn a_look_at_many_partitions_comes_in_parts() {
     let mut bench = Bench::private(&[]).await;
     let topic = bench.backend.expand(&bench.spec.name, 24).await.expect("grown");
     for tp in topic.iter() {
-        let append = Append { topic_partition: tp, fields: large(0) };
+        let append = Append::new(tp, large(0));
         bench.backend.append(&[append]).await.pop().expect("a result").expect("appended");
     }
     let before = reads(&mut bench).await;

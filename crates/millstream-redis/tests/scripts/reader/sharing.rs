@@ -42,8 +42,7 @@ async fn partitions(bench: &Bench, count: u32) -> Vec<Lease> {
 
 async fn append(bench: &Bench, lease: &Lease, count: usize) {
     let (tp, _) = lease.partition().expect("a partition");
-    let batch: Vec<_> =
-        (0..count).map(|n| Append { topic_partition: tp.clone(), fields: message(&n.to_string()) }).collect();
+    let batch: Vec<_> = (0..count).map(|n| Append::new(tp.clone(), message(&n.to_string()))).collect();
     assert!(bench.backend.append(&batch).await.iter().all(Result::is_ok));
 }
 

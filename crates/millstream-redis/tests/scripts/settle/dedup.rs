@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::ErrorKind;
-use millstream_core::log::{Append, DedupAppend, DedupAppender, DedupId, Deduplicated, Log};
+use millstream_core::log::{Append, Appended, Appender, DedupId, DedupIdentity, Durability, Log};
 use millstream_core::topic::TopicPartition;
 use millstream_redis::{RedisBackend, RedisConfig};
 use redis::Value;
@@ -14,28 +14,25 @@ use crate::server::{Bench, message};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn item(tp: &TopicPartition, id: &str, payload: &str) -> DedupAppend {
-    DedupAppend {
-        append: Append { topic_partition: tp.clone(), fields: message(payload) },
-        id: DedupId::new(id.to_owned()).expect("an id"),
-        window: HOUR,
-        earlier: Vec::new(),
-    }
+fn item(tp: &TopicPartition, id: &str, payload: &str) -> Append {
+    let id = DedupId::new(id.to_owned()).expect("an id");
+    let identity = DedupIdentity { id, window: HOUR, earlier: Vec::new() };
+    Append::new(tp.clone(), message(payload)).with(identity)
 }
 
-async fn finish(appender: &mut Box<dyn DedupAppender>) -> Vec<Deduplicated> {
+async fn finish(appender: &mut Box<dyn Appender>) -> Vec<Appended> {
     let results = timeout(Duration::from_secs(60), appender.finish()).await.expect("an answer");
     results.into_iter().map(|result| result.expect("appended")).collect()
 }
 
-async fn append(bench: &Bench, id: &str) -> Deduplicated {
-    bench.backend.append_dedup(&[item(&bench.tp, id, id)]).await.remove(0).expect("appended")
+async fn append(bench: &Bench, id: &str) -> Appended {
+    bench.backend.append(&[item(&bench.tp, id, id)]).await.remove(0).expect("appended")
 }
 
 #[tokio::test]
 async fn an_id_of_a_request_under_way_counts_for_the_next_one() {
     let mut bench = Bench::new().await;
-    let mut appender = bench.backend.dedup_appender().expect("an appender");
+    let mut appender = bench.backend.appender(Durability::Stored).expect("an appender");
     // Each request repeats a third of the one before, and one id of its own.
     for request in 0..10 {
         let ids = (request * 400..request * 400 + 600).chain([request * 400 + 599]);
@@ -43,7 +40,7 @@ async fn an_id_of_a_request_under_way_counts_for_the_next_one() {
             ids.map(|n| item(&bench.tp, &format!("an id of some length {n}"), "x")).collect(),
         ));
     }
-    let mut first: Vec<Deduplicated> = Vec::new();
+    let mut first: Vec<Appended> = Vec::new();
     for request in 0..10_usize {
         let results = finish(&mut appender).await;
         assert_eq!(results.len(), 601);
@@ -71,7 +68,7 @@ async fn two_producers_with_the_same_ids_store_each_once() {
     for sender in 0..4 {
         let (backend, tp) = (bench.backend.clone(), bench.tp.clone());
         sending.push(tokio::spawn(async move {
-            let mut appender = backend.dedup_appender().expect("an appender");
+            let mut appender = backend.appender(Durability::Stored).expect("an appender");
             for request in 0..8 {
                 let ids = request * 100..request * 100 + 100;
                 appender.begin(Arc::new(
@@ -90,7 +87,7 @@ async fn two_producers_with_the_same_ids_store_each_once() {
         all.push(sender.await.expect("a sender"));
     }
     for n in 0..800 {
-        let of_id: Vec<&Deduplicated> = all.iter().map(|results| &results[n]).collect();
+        let of_id: Vec<&Appended> = all.iter().map(|results| &results[n]).collect();
         assert_eq!(of_id.iter().filter(|it| !it.is_duplicate).count(), 1, "id {n} is stored once");
         assert!(of_id.iter().all(|it| it.id == of_id[0].id), "all get the place of the first");
     }
@@ -103,7 +100,7 @@ async fn large_bodies_are_stored_in_their_order() {
     let mut bench = Bench::new().await;
     let large = "x".repeat(1 << 20);
     let batch: Vec<_> = (0..14).map(|n| item(&bench.tp, &format!("large {n}"), &large)).collect();
-    let results = bench.backend.append_dedup(&batch).await;
+    let results = bench.backend.append(&batch).await;
     let ids: Vec<_> = results.into_iter().map(|result| result.expect("appended").id).collect();
     assert!(ids.windows(2).all(|two| two[0] < two[1]));
     let log = bench.log();
@@ -176,7 +173,7 @@ async fn scripts_that_are_forgotten_keep_nothing_from_being_stored() {
         bench.cmd("SCRIPT FLUSH").await;
         let ids = (0..300).map(|n| format!("{round} {n}"));
         let batch: Vec<_> = ids.flat_map(|id| [item(&bench.tp, &id, "x"), item(&other, &id, "x")]).collect();
-        let results = bench.backend.append_dedup(&batch).await;
+        let results = bench.backend.append(&batch).await;
         assert!(results.into_iter().all(|result| result.is_ok_and(|done| !done.is_duplicate)));
     }
 }
@@ -188,7 +185,7 @@ async fn a_record_of_a_wrong_type_is_named_and_concerns_its_partition_alone() {
     let dedup = bench.keys.dedup(&bench.tp);
     bench.cmd(&format!("SET {dedup} foreign")).await;
     let batch = [item(&bench.tp, "a", "x"), item(&other, "a", "x"), item(&bench.tp, "a", "y")];
-    let results = bench.backend.append_dedup(&batch).await;
+    let results = bench.backend.append(&batch).await;
     for at in [0, 2] {
         let error = results[at].as_ref().expect_err("a foreign key");
         assert_eq!(error.kind(), ErrorKind::WrongType);
@@ -207,14 +204,12 @@ async fn a_user_who_may_do_the_half_of_it_stores_nothing() {
     let url = bench.url.replace("redis://", "redis://half:secret@");
     let config = RedisConfig::new(url).with_namespace(bench.namespace.clone());
     let backend = RedisBackend::connect(config).await.expect("a backend");
-    let result = backend.append_dedup(&[item(&bench.tp, "a", "x")]).await.remove(0);
+    let result = backend.append(&[item(&bench.tp, "a", "x")]).await.remove(0);
     assert_eq!(result.expect_err("no right").kind(), ErrorKind::Denied);
     let log = bench.log();
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 0);
     bench.cmd("ACL SETUSER half +hset").await;
-    assert!(
-        !backend.append_dedup(&[item(&bench.tp, "a", "x")]).await.remove(0).expect("stored").is_duplicate
-    );
+    assert!(!backend.append(&[item(&bench.tp, "a", "x")]).await.remove(0).expect("stored").is_duplicate);
 }
 
 #[tokio::test]
@@ -223,12 +218,12 @@ async fn a_server_without_memory_refuses_a_request_as_a_whole() {
     append(&bench, "before").await;
     bench.cmd("CONFIG SET maxmemory 1mb").await;
     let batch: Vec<_> = (0..50).map(|n| item(&bench.tp, &format!("{n}"), "x")).collect();
-    for result in bench.backend.append_dedup(&batch).await {
+    for result in bench.backend.append(&batch).await {
         assert_eq!(result.expect_err("no memory").kind(), ErrorKind::Backpressure);
     }
     let (log, dedup) = (bench.log(), bench.keys.dedup(&bench.tp).to_string());
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 1);
     assert_eq!(names(&mut bench, &dedup).await, [b"before"]);
     bench.cmd("CONFIG SET maxmemory 0").await;
-    assert!(bench.backend.append_dedup(&batch).await.iter().all(Result::is_ok));
+    assert!(bench.backend.append(&batch).await.iter().all(Result::is_ok));
 }

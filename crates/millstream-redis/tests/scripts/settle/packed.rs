@@ -207,9 +207,9 @@ async fn packs_come_behind_an_entry_of_the_future() {
     let mut bench = packed().await;
     let log = bench.log();
     bench.cmd(&format!("XADD {log} 9000000000000-7 payload x")).await;
-    let batch = |n| vec![Append { topic_partition: bench.tp.clone(), fields: message("m") }; n];
-    let ids = |results: Vec<millstream_core::Result<MessageId>>| -> Vec<String> {
-        results.into_iter().map(|id| id.expect("appended").to_string()).collect()
+    let batch = |n| vec![Append::new(bench.tp.clone(), message("m")); n];
+    let ids = |results: Vec<millstream_core::Result<millstream_core::log::Appended>>| -> Vec<String> {
+        results.into_iter().map(|it| it.expect("appended").id.to_string()).collect()
     };
     assert_eq!(ids(bench.backend.append(&batch(2)).await), ["9000000000000-8", "9000000000000-9"]);
     assert_eq!(ids(bench.backend.append(&batch(1)).await), ["9000000000000-10"]);

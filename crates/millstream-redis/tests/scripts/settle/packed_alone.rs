@@ -59,7 +59,7 @@ async fn messages_that_leave_a_small_pack_take_little_and_are_what_they_were() {
         }
         let mut bench = compressed(compression).await;
         let mut events: Vec<_> = (0..COUNT).map(|n| event(n, hostile)).collect();
-        let one = |fields: &Fields| Append { topic_partition: bench.tp.clone(), fields: fields.clone() };
+        let one = |fields: &Fields| Append::new(bench.tp.clone(), fields.clone());
         let batch: Vec<_> = events.iter().map(one).collect();
         for appended in bench.backend.append(&batch).await {
             appended.expect("appended");

@@ -52,9 +52,9 @@ async fn memory(bench: &mut Bench) -> i64 {
 
 async fn append(bench: &Bench, count: usize) -> Vec<MessageId> {
     let body = fields(&[(b"payload", &[b'x'; 100])]);
-    let entry = || millstream_core::log::Append { topic_partition: bench.tp.clone(), fields: body.clone() };
+    let entry = || millstream_core::log::Append::new(bench.tp.clone(), body.clone());
     let batch: Vec<_> = (0..count).map(|_| entry()).collect();
-    bench.backend.append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
+    bench.backend.append(&batch).await.into_iter().map(|it| it.expect("appended").id).collect()
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn what_is_lost_is_counted_over_many_calls() {
 /// Fills the log with entries of 100 KiB.
 async fn append_large(bench: &Bench, count: usize) {
     let body = fields(&[(b"payload", &[b'x'; 100 * 1024])]);
-    let entry = || millstream_core::log::Append { topic_partition: bench.tp.clone(), fields: body.clone() };
+    let entry = || millstream_core::log::Append::new(bench.tp.clone(), body.clone());
     for _ in 0..count / 50 {
         let batch: Vec<_> = (0..50).map(|_| entry()).collect();
         for id in bench.backend.append(&batch).await {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::id::MessageId;
-use millstream_core::log::{Append, DedupId, Deduplicated, Log, Settlement, UniqueAppend};
+use millstream_core::log::{Append, Appended, DedupId, Log, Settlement, UniqueIdentity};
 use millstream_core::name::GroupName;
 use millstream_core::schedule::Schedule;
 use millstream_core::topic::TopicPartition;
@@ -16,15 +16,15 @@ use redis::Value;
 
 use crate::server::{Bench, fetch, message, retry};
 
-pub(crate) fn item(tp: &TopicPartition, id: &str, fields: Fields) -> UniqueAppend {
-    let append = Append { topic_partition: tp.clone(), fields };
+pub(crate) fn item(tp: &TopicPartition, id: &str, fields: Fields) -> Append {
+    let append = Append::new(tp.clone(), fields);
     let id = DedupId::new(id.to_owned()).expect("an id");
-    UniqueAppend { append, id, send: fastrand::u64(..), earlier: Vec::new() }
+    append.with(UniqueIdentity { id, send: fastrand::u64(..), earlier: Vec::new() })
 }
 
-async fn send(bench: &Bench, id: &str) -> Deduplicated {
+async fn send(bench: &Bench, id: &str) -> Appended {
     let batch = [item(&bench.tp, id, message("x"))];
-    bench.backend.append_unique(&batch).await.remove(0).expect("an answer")
+    bench.backend.append(&batch).await.remove(0).expect("an answer")
 }
 
 /// Sends with an id that is free.
@@ -164,14 +164,13 @@ async fn bodies_of_a_mebibyte_are_stored_whole_and_looked_at_in_parts() {
     let bench = Bench::new().await;
     let body = |n: u8| vec![(Bytes::from_static(b"payload"), Bytes::from(vec![n; 1 << 20]))];
     let batch: Vec<_> = (0..12).map(|n| item(&bench.tp, &format!("large {n}"), body(n))).collect();
-    let sent: Vec<_> =
-        bench.backend.append_unique(&batch).await.into_iter().map(|it| it.expect("sent")).collect();
+    let sent: Vec<_> = bench.backend.append(&batch).await.into_iter().map(|it| it.expect("sent")).collect();
     assert!(sent.iter().all(|it| !it.is_duplicate) && sent.windows(2).all(|two| two[0].id < two[1].id));
     // Other sends with the same ids, large and small ones.
     let again: Vec<_> = (0..12).map(|n| item(&bench.tp, &format!("large {n}"), body(n))).collect();
     let small: Vec<_> = (0..12).map(|n| item(&bench.tp, &format!("large {n}"), message("x"))).collect();
     for batch in [again, small] {
-        let again = bench.backend.append_unique(&batch).await;
+        let again = bench.backend.append(&batch).await;
         for (again, first) in again.into_iter().zip(&sent) {
             let again = again.expect("an answer");
             assert_eq!((again.id, again.is_duplicate), (first.id, true));
@@ -183,7 +182,7 @@ async fn bodies_of_a_mebibyte_are_stored_whole_and_looked_at_in_parts() {
         entries.extend(fetch(&mut reader, 12).await.entries);
     }
     for (entry, item) in entries.iter().zip(&batch) {
-        assert_eq!(entry.fields, item.fields());
+        assert_eq!(entry.fields, item.stored_fields());
     }
     // They are retried, and found there.
     let settlements: Vec<_> =
@@ -191,7 +190,7 @@ async fn bodies_of_a_mebibyte_are_stored_whole_and_looked_at_in_parts() {
     assert_eq!(bench.settle(&settlements).await, (12, 0));
     for _ in 0..2 {
         let small: Vec<_> = (0..12).map(|n| item(&bench.tp, &format!("large {n}"), message("x"))).collect();
-        let again = bench.backend.append_unique(&small).await;
+        let again = bench.backend.append(&small).await;
         assert!(again.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_duplicate)), "{again:?}");
         tokio::time::sleep(Duration::from_millis(3)).await;
         while bench.backend.promote(&bench.lease, 100).await.expect("promoted").moved > 0 {}
@@ -278,10 +277,10 @@ async fn with_a_thousand_groups_only_a_send_that_finds_a_record_looks_at_them() 
     settle_all(&bench).await;
     bench.cmd("CONFIG RESETSTAT").await;
     let batch: Vec<_> = (0..200).map(|n| item(&bench.tp, &format!("id {n}"), message("x"))).collect();
-    let sent = bench.backend.append_unique(&batch).await;
+    let sent = bench.backend.append(&batch).await;
     assert!(sent.iter().all(|it| it.as_ref().is_ok_and(|it| !it.is_duplicate)));
     let again: Vec<_> = (0..200).map(|n| item(&bench.tp, &format!("id {n}"), message("x"))).collect();
-    let again = bench.backend.append_unique(&again).await;
+    let again = bench.backend.append(&again).await;
     assert!(again.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_duplicate)));
     let scripts = calls(&mut bench, "evalsha").await;
     assert!(scripts <= 1 + 200 / 19 + 1, "{scripts} calls of the script for 400 sends");
@@ -367,14 +366,14 @@ async fn an_entry_with_too_many_fields_is_refused_and_the_others_are_stored() {
     let fields = [1, MAX_BODY_FIELDS - 1, MAX_BODY_FIELDS, 5_000, 1];
     let batch: Vec<_> =
         fields.iter().enumerate().map(|(n, count)| item(&bench.tp, &format!("u{n}"), many(*count))).collect();
-    let results = bench.backend.append_unique(&batch).await;
+    let results = bench.backend.append(&batch).await;
     let refused: Vec<_> = results.iter().map(|result| result.as_ref().err().map(Error::kind)).collect();
     let too_large = Some(ErrorKind::TooLarge);
     assert_eq!(refused, [None, None, too_large, too_large, None]);
     let log = bench.log();
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 3);
     // Sent again, those that are stored are recognised.
-    let again = bench.backend.append_unique(&batch).await;
+    let again = bench.backend.append(&batch).await;
     for at in [0, 1, 4] {
         let (first, second) = (results[at].as_ref().expect("stored"), again[at].as_ref().expect("known"));
         assert_eq!((first.id, second.is_duplicate), (second.id, false));

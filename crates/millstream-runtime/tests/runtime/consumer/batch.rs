@@ -149,7 +149,7 @@ async fn what_cannot_be_read_is_left_out_and_panics_and_timeouts_fail_all() {
     numbers(&bench, 0..2).await;
     let field = |name: &'static str, value: &'static str| (Bytes::from(name), Bytes::from(value));
     let entries = [vec![field("payload", "no number")], vec![field("else", "1")]];
-    let appends = entries.map(|fields| Append { topic_partition: partition(), fields });
+    let appends = entries.map(|fields| Append::new(partition(), fields));
     assert!(bench.backend.log().append(&appends).await.iter().all(Result::is_ok));
     numbers(&bench, 2..5).await;
     let batches = Batches::default();

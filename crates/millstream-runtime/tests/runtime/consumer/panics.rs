@@ -329,7 +329,7 @@ async fn a_consumer_of_dead_letters_goes_on() {
     let consumer = bench.consumer(PICKY, "g").retry(Fixed::new(MS(1)).attempts(1)).dead_letters(Keep);
     let consumer = consumer.start(async |_: Delivery<u64>| Err::<(), _>("no")).await.expect("started");
     let payloads = ["0", "1", "2", "3", "4"].map(|payload| wire::encode(&Envelope::new(payload)));
-    let appends = payloads.map(|fields| Append { topic_partition: tp.clone(), fields });
+    let appends = payloads.map(|fields| Append::new(tp.clone(), fields));
     assert!(bench.backend.log().append(&appends).await.iter().all(Result::is_ok));
     eventually(|| consumer.report().dead == 5, || format!("{:?}", consumer.report())).await;
     consumer.shutdown().await;

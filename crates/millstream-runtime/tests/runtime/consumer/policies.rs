@@ -83,7 +83,7 @@ async fn an_entry_that_is_no_message_is_judged_without_one() {
     let consumer = bench.consumer(TEXTS, "g").dead_letters(ByHeader);
     let consumer = consumer.start(async |_: Delivery<Bytes>| {}).await.expect("started");
     let fields = vec![(Bytes::from_static(b"key"), Bytes::from_static(b"k"))];
-    let append = millstream_core::log::Append { topic_partition: tp, fields };
+    let append = millstream_core::log::Append::new(tp, fields);
     bench.backend.log().append(&[append]).await.remove(0).expect("appended");
     consumer.wait_idle().await.expect("idle");
     let (topic, group) = ("texts".parse().expect("name"), "g".parse().expect("name"));

@@ -6,11 +6,10 @@ use std::time::Duration;
 use super::support::*;
 use async_trait::async_trait;
 use millstream_core::event::Ignore;
-use millstream_core::log::{Append, DedupAppend, Deduplicated, Receipt, Settled, Trimmed};
+use millstream_core::log::{Append, Appended, Receipt, Settled, Trimmed};
 use millstream_core::schedule::{Placed, Promoted, ScheduleId, Scheduling};
 use millstream_core::{
-    Backend, ErrorKind, Lease, Log, MessageId, Place, Reader, Result, Retention, Schedule, Settlement,
-    Timestamp,
+    Backend, ErrorKind, Lease, Log, Place, Reader, Result, Retention, Schedule, Settlement, Timestamp,
 };
 use millstream_runtime::{Delivery, Producer, ProducerBuilder};
 use tokio::time::Instant;
@@ -23,14 +22,9 @@ struct Slow<R: ?Sized>(Arc<R>, Duration);
 
 #[async_trait]
 impl Log for Slow<dyn Log> {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         tokio::time::sleep(self.1).await;
         self.0.append(batch).await
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        tokio::time::sleep(self.1).await;
-        self.0.append_dedup(batch).await
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::event::Ignore;
-use millstream_core::log::{Append, Appender, Log, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream_core::log::{Append, Appended, Appender, Log, Reader, Receipt, Settled, Settlement, Trimmed};
 use millstream_core::{
-    Backend, Durability, Error, ErrorKind, Lease, MessageId, Result, Retention, Topic, TopicPartition,
+    Backend, Durability, Error, ErrorKind, Lease, Result, Retention, Topic, TopicPartition,
 };
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{OnFull, Producer, ProducerBuilder, Record};
@@ -34,7 +34,7 @@ struct Way {
 
 #[async_trait]
 impl Log for Ways {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         self.requests.lock().expect("lock").push((Durability::Stored, batch.len()));
         self.inner.append(batch).await
     }
@@ -67,7 +67,7 @@ impl Appender for Way {
         self.begun.push_back(batch);
     }
 
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    async fn finish(&mut self) -> Vec<Result<Appended>> {
         // A round trip takes time, so that others can join the next request.
         tokio::time::sleep(Duration::from_millis(1)).await;
         let Some(batch) = self.begun.pop_front() else { return Vec::new() };

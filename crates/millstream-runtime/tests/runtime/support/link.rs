@@ -8,10 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
-use millstream_core::log::{
-    Append, DedupAppend, Deduplicated, Fetched, Measured, Receipt, Settled, Trimmed, UniqueAppend,
-    UnleasedTrim,
-};
+use millstream_core::log::{Append, Appended, Fetched, Measured, Receipt, Settled, Trimmed, UnleasedTrim};
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
@@ -240,7 +237,7 @@ impl Watch for LinkedWatch {
 
 #[async_trait]
 impl Log for Linked<dyn Log> {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         self.role.append(batch).await
     }
 
@@ -266,14 +263,6 @@ impl Log for Linked<dyn Log> {
             return Err(Error::new(ErrorKind::WrongType, "told to fail"));
         }
         self.link.pass("trim_unleased", self.role.trim_unleased(topic_partition, rule)).await
-    }
-
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        self.role.append_dedup(batch).await
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        self.role.append_unique(batch).await
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {

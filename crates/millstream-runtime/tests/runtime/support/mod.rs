@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
-use millstream_core::log::{
-    Append, DedupAppend, Deduplicated, Entry, Fetched, Measured, Receipt, Settled, Trimmed, UniqueAppend,
-};
+use millstream_core::log::{Append, Appended, Entry, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::{
     Appender, Backend, Durability, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result,
     Retention, Settlement, Start, Topic, TopicPartition,
@@ -74,7 +72,10 @@ fn failure(queue: &Mutex<VecDeque<ErrorKind>>) -> Option<Error> {
 
 #[async_trait]
 impl Log for Shared {
-    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
+        if batch.iter().any(|append| append.identity.is_repeatable()) {
+            return self.inner.append(batch).await;
+        }
         // A round trip takes time, so that others can join the next batch.
         let takes = *self.append_takes.lock().expect("lock");
         tokio::time::sleep(takes).await;
@@ -130,14 +131,6 @@ impl Log for Shared {
         self.inner.trim(lease, retention).await
     }
 
-    async fn append_dedup(&self, batch: &[DedupAppend]) -> Vec<Result<Deduplicated>> {
-        self.inner.append_dedup(batch).await
-    }
-
-    async fn append_unique(&self, batch: &[UniqueAppend]) -> Vec<Result<Deduplicated>> {
-        self.inner.append_unique(batch).await
-    }
-
     async fn append_measured(&self, batch: &[Append]) -> Measured {
         let results = self.append(batch).await;
         let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
@@ -155,7 +148,7 @@ impl Log for Shared {
 }
 
 impl Scripted {
-    async fn store(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    async fn store(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         self.appends.lock().expect("lock").push(batch.len());
         if let Some(error) = failure(&self.append_failures) {
             return batch.iter().map(|_| Err(error.clone())).collect();
@@ -197,7 +190,7 @@ impl Appender for ScriptedAppender {
         self.begun.push_back((Instant::now() + takes, batch));
     }
 
-    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+    async fn finish(&mut self) -> Vec<Result<Appended>> {
         let Some((at, batch)) = self.begun.front().cloned() else { return Vec::new() };
         tokio::time::sleep_until(at).await;
         self.begun.pop_front();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use millstream_core::error::ErrorKind;
-use millstream_core::log::DedupAppend;
+use millstream_core::log::Append;
 use millstream_core::{Headers, TopicPartition};
 
 use crate::outbox::row::RowName;
@@ -20,18 +20,18 @@ const REQUEST: usize = 4 << 20;
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) row: RowName,
-    pub(super) append: DedupAppend,
+    pub(super) append: Append,
     /// Headers of the row, with the context in which it was written.
     pub(super) headers: Headers,
 }
 
 impl Planned {
     pub(super) fn topic_partition(&self) -> &TopicPartition {
-        &self.append.append.topic_partition
+        &self.append.topic_partition
     }
 
     fn bytes(&self) -> usize {
-        self.append.append.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
+        self.append.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 }
 
@@ -91,16 +91,19 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use millstream_core::log::{Append, DedupId};
+    use millstream_core::log::{DedupId, DedupIdentity};
 
     use super::*;
 
     fn planned(id: i64, partition: u32, bytes: usize) -> Planned {
         let topic_partition = TopicPartition::new("t".parse().expect("a name"), partition);
         let fields = vec![(Bytes::new(), vec![0; bytes].into())];
-        let append = Append { topic_partition, fields };
         let dedup = DedupId::new(vec![1]).expect("an id");
-        let append = DedupAppend { append, id: dedup, window: Duration::from_secs(60), earlier: Vec::new() };
+        let append = Append::new(topic_partition, fields).with(DedupIdentity {
+            id: dedup,
+            window: Duration::from_secs(60),
+            earlier: Vec::new(),
+        });
         Planned { row: RowName { id, message_id: vec![1] }, append, headers: Headers::new() }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::{Append, DedupAppend, Deduplicated};
+use millstream_core::log::{Append, Appended, DedupIdentity};
 use millstream_core::span::Tracing;
 use millstream_core::{Backend, Log, TopicName, TopicPartition, wire};
 use millstream_engine::{LeaseClock, LoopMonitor, Scope, catch_panic};
@@ -368,8 +368,8 @@ impl Run {
             self.hold((name.clone(), Some(partition.0)), &error);
             return Err((None, error));
         }
-        let append = Append { topic_partition, fields: wire::encode(&message.envelope) };
-        let append = DedupAppend { append, id: message.id, window: self.config.window, earlier };
+        let identity = DedupIdentity { id: message.id, window: self.config.window, earlier };
+        let append = Append::new(topic_partition, wire::encode(&message.envelope)).with(identity);
         Ok(Some(Planned { row: row_name, append, headers: message.envelope.headers }))
     }
 
@@ -381,9 +381,9 @@ impl Run {
             self.held_rows += messages.len();
             return (None, true);
         }
-        let batch: Vec<DedupAppend> = messages.iter().map(|it| it.append.clone()).collect();
+        let batch: Vec<Append> = messages.iter().map(|it| it.append.clone()).collect();
         let began = Instant::now();
-        let mut results = self.log.append_dedup(&batch).await.into_iter();
+        let mut results = self.log.append(&batch).await.into_iter();
         let mut spans = self.is_traced.then(|| Spans::since(began));
         let mut counts: BTreeMap<&TopicPartition, (usize, usize)> = BTreeMap::new();
         let (mut waits, mut is_away) = (None, false);
@@ -395,7 +395,7 @@ impl Run {
                 spans.add(message, result.as_ref().err());
             }
             match result {
-                Ok(Deduplicated { is_duplicate, .. }) => {
+                Ok(Appended { is_duplicate, .. }) => {
                     let (stored, duplicates) = counts.entry(place).or_default();
                     *(if is_duplicate { duplicates } else { stored }) += 1;
                     self.fates.stored.push(message.row.clone());

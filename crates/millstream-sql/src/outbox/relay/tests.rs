@@ -9,7 +9,7 @@ use bytes::Bytes;
 use millstream_core::dedup::DedupId;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Ignore, Observer};
-use millstream_core::log::{Append, DedupAppend};
+use millstream_core::log::{Append, DedupIdentity};
 use millstream_core::span::{self, Detail, MessagingOperation, Span, Tracer};
 use millstream_core::{Backend, Envelope, Headers, Retention, Topic, TopicPartition, TraceContext, wire};
 use millstream_memory::{MemoryBackend, SuspendableClock};
@@ -333,9 +333,9 @@ async fn each_request_has_a_span_for_each_topic() {
 fn the_span_of_messages_that_fail_has_the_kind_of_the_first_error() {
     let planned = |partition| {
         let topic_partition = TopicPartition::new("lines".parse().expect("it works"), partition);
-        let append = Append { topic_partition, fields: wire::encode(&Envelope::default()) };
         let id = DedupId::new(vec![1]).expect("it works");
-        let append = DedupAppend { append, id, window: Duration::from_secs(60), earlier: Vec::new() };
+        let identity = DedupIdentity { id, window: Duration::from_secs(60), earlier: Vec::new() };
+        let append = Append::new(topic_partition, wire::encode(&Envelope::default())).with(identity);
         Planned { row: RowName { id: 1, message_id: vec![1] }, append, headers: Headers::new() }
     };
     let messages = [planned(3), planned(3), planned(3)];
@@ -372,7 +372,7 @@ async fn each_partition_has_its_turn_where_there_are_more_than_a_round_trims() {
     for _ in 0..60 {
         for topic_partition in &partitions {
             let fields = wire::encode(&Envelope::default());
-            let append = Append { topic_partition: topic_partition.clone(), fields };
+            let append = Append::new(topic_partition.clone(), fields);
             backend.log().append(&[append]).await.pop().expect("a result").expect("it works");
             trims.stored(topic_partition);
         }

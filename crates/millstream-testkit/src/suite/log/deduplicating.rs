@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::log::{Append, DedupAppend, DedupId, Deduplicated, NumberedAppend, Numbering};
-use millstream_core::{ErrorKind, MessageId, Partition, Result, TopicPartition};
+use millstream_core::log::{Append, Appended, DedupId, DedupIdentity, Identity, Numbering};
+use millstream_core::{Durability, ErrorKind, MessageId, Partition, Result, TopicPartition};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
@@ -31,13 +31,24 @@ suite!("log":
     a_numbered_entry_that_is_refused_is_refused_alone needs [Dedup],
 );
 
-fn item(tp: &TopicPartition, id: &[u8], at: usize, window: Duration) -> Result<DedupAppend> {
-    let append = Append { topic_partition: tp.clone(), fields: message(at) };
-    Ok(DedupAppend { append, id: DedupId::new(id.to_vec())?, window, earlier: Vec::new() })
+fn item(tp: &TopicPartition, id: &[u8], at: usize, window: Duration) -> Result<Append> {
+    item_from(tp, &[], id, at, window)
 }
 
-async fn append(h: &Harness, batch: &[DedupAppend]) -> std::result::Result<Vec<Deduplicated>, Violation> {
-    let results = h.backend.log().append_dedup(batch).await;
+/// An entry that may be in earlier partitions.
+fn item_from(
+    tp: &TopicPartition,
+    earlier: &[Partition],
+    id: &[u8],
+    at: usize,
+    window: Duration,
+) -> Result<Append> {
+    let (id, earlier) = (DedupId::new(id.to_vec())?, earlier.to_vec());
+    Ok(Append::new(tp.clone(), message(at)).with(DedupIdentity { id, window, earlier }))
+}
+
+async fn append(h: &Harness, batch: &[Append]) -> std::result::Result<Vec<Appended>, Violation> {
+    let results = h.backend.log().append(batch).await;
     equal!(results.len(), batch.len(), "results of as many entries");
     Ok(results.into_iter().collect::<Result<_>>()?)
 }
@@ -114,7 +125,7 @@ async fn an_entry_whose_window_is_over_is_stored_again(h: Harness) -> Verdict {
 /// Others are appended all the time: ids must not leave with the first of them.
 async fn an_id_counts_for_its_whole_window_beside_others(h: Harness) -> Verdict {
     let (tp, window) = (h.partition().await?, 2 * BRIEF);
-    let mut known: Vec<(Vec<u8>, Deduplicated)> = Vec::new();
+    let mut known: Vec<(Vec<u8>, Appended)> = Vec::new();
     for round in 0..12_u8 {
         let id = vec![b'r', round];
         let first = append(&h, &[item(&tp, &id, usize::from(round), window)?]).await?[0];
@@ -172,9 +183,7 @@ async fn an_id_of_an_earlier_partition_counts(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     let [old, new] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
     let first = append(&h, &[item(&old, b"a", 1, LONG)?]).await?[0];
-    let moved = |id: &[u8]| -> Result<DedupAppend> {
-        Ok(DedupAppend { earlier: vec![Partition(0), Partition(1)], ..item(&new, id, 2, LONG)? })
-    };
+    let moved = |id: &[u8]| item_from(&new, &[Partition(0), Partition(1)], id, 2, LONG);
     let results = append(&h, &[moved(b"a")?, moved(b"b")?, moved(b"b")?]).await?;
     equal!(
         (results[0].partition, results[0].id, results[0].is_duplicate),
@@ -194,7 +203,7 @@ async fn an_id_of_an_earlier_partition_counts_no_longer_than_its_window(h: Harne
     let first = append(&h, &[item(&old, b"a", 1, BRIEF)?]).await?[0];
     append(&h, &[item(&old, b"b", 2, LONG)?]).await?;
     h.reaches(first.id.timestamp().saturating_add(BRIEF)).await?;
-    let moved = DedupAppend { earlier: vec![Partition(0), Partition(1)], ..item(&new, b"a", 3, BRIEF)? };
+    let moved = item_from(&new, &[Partition(0), Partition(1)], b"a", 3, BRIEF)?;
     let second = append(&h, &[moved]).await?[0];
     equal!((second.partition, second.is_duplicate), (Partition(1), false), "the window of the id is over");
     Ok(())
@@ -216,7 +225,7 @@ async fn entries_with_ids_are_stored_whole_and_in_order(h: Harness) -> Verdict {
     let entries = owner.take(600).await?;
     equal!(crate::owner::ids(&entries), ids, "the entries of the log");
     for (entry, item) in entries.iter().zip(&batch) {
-        equal!(entry.fields, item.append.fields, "the fields of an entry");
+        equal!(entry.fields, item.fields, "the fields of an entry");
     }
     Ok(())
 }
@@ -239,12 +248,9 @@ async fn of_many_appends_at_once_one_is_stored(h: Harness) -> Verdict {
 }
 
 /// Appends batches one behind the other, with an appender if the log has one.
-async fn follow(
-    h: &Harness,
-    batches: &[Vec<DedupAppend>],
-) -> std::result::Result<Vec<Vec<Deduplicated>>, Violation> {
+async fn follow(h: &Harness, batches: &[Vec<Append>]) -> std::result::Result<Vec<Vec<Appended>>, Violation> {
     let mut all = Vec::new();
-    let Some(mut appender) = h.backend.log().dedup_appender() else {
+    let Some(mut appender) = h.backend.log().appender(Durability::Stored) else {
         for batch in batches {
             all.push(append(h, batch).await?);
         }
@@ -273,7 +279,7 @@ async fn ids_count_for_requests_that_follow_without_waiting(h: Harness) -> Verdi
         batches.push(items.collect::<Result<Vec<_>>>()?);
     }
     let results = follow(&h, &batches).await?;
-    let mut first: Vec<Deduplicated> = Vec::new();
+    let mut first: Vec<Appended> = Vec::new();
     for (batch, results) in results.iter().enumerate() {
         for (at, result) in results.iter().enumerate() {
             let n = batch * 60 + at.min(119);
@@ -301,9 +307,9 @@ async fn ids_count_for_requests_that_follow_without_waiting(h: Harness) -> Verdi
 async fn an_append_with_a_window_out_of_bounds_is_refused_alone(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut empty = item(&tp, b"c", 3, LONG)?;
-    empty.append.fields.clear();
+    empty.fields.clear();
     let batch = [item(&tp, b"a", 1, Duration::ZERO)?, item(&tp, b"b", 2, LONG)?, empty];
-    let mut results = h.backend.log().append_dedup(&batch).await.into_iter();
+    let mut results = h.backend.log().append(&batch).await.into_iter();
     let mut next = || results.next().ok_or_else(|| Violation::new("too few results"));
     refused(next()?, ErrorKind::InvalidConfig, "an append with a window of zero")?;
     next()??;
@@ -314,59 +320,50 @@ async fn an_append_with_a_window_out_of_bounds_is_refused_alone(h: Harness) -> V
 
 const PRODUCER: Numbering = Numbering { producer: 7, window: LONG };
 
-fn numbered(tp: &TopicPartition, number: u64) -> NumberedAppend {
-    let append =
-        Append { topic_partition: tp.clone(), fields: message(usize::try_from(number).unwrap_or(0)) };
-    NumberedAppend { append, number }
+fn numbered(tp: &TopicPartition, number: u64) -> Append {
+    numbered_by(PRODUCER, tp, number)
 }
 
-/// Appends in one request.
-async fn append_numbered(
-    h: &Harness,
-    numbering: Numbering,
-    batch: &[NumberedAppend],
-) -> std::result::Result<Vec<MessageId>, Violation> {
-    let results = h.backend.log().append_numbered(&numbering, batch).await;
-    equal!(results.len(), batch.len(), "results of as many entries");
-    Ok(results.into_iter().collect::<Result<_>>()?)
+fn numbered_by(numbering: Numbering, tp: &TopicPartition, number: u64) -> Append {
+    let fields = message(usize::try_from(number).unwrap_or(0));
+    Append::new(tp.clone(), fields).with(Identity::Number(Arc::new(numbering), number))
+}
+
+/// Appends in one request, and expects no duplicates: what a producer repeats is its own.
+async fn append_numbered(h: &Harness, batch: &[Append]) -> std::result::Result<Vec<MessageId>, Violation> {
+    own(batch, append(h, batch).await?)
+}
+
+fn own(batch: &[Append], results: Vec<Appended>) -> std::result::Result<Vec<MessageId>, Violation> {
+    for (result, item) in results.iter().zip(batch) {
+        let place = (result.partition, result.is_duplicate);
+        equal!(place, (item.topic_partition.partition, false), "the place of a numbered entry");
+    }
+    Ok(results.into_iter().map(|it| it.id).collect())
 }
 
 /// Appends batches one behind the other, with an appender if the log has one.
 async fn append_all(
     h: &Harness,
-    numbering: Numbering,
-    batches: Vec<Vec<NumberedAppend>>,
+    batches: Vec<Vec<Append>>,
 ) -> std::result::Result<Vec<MessageId>, Violation> {
-    let mut ids = Vec::new();
-    let Some(mut appender) = h.backend.log().numbered_appender(numbering) else {
-        for batch in batches {
-            ids.extend(append_numbered(h, numbering, &batch).await?);
-        }
-        return Ok(ids);
-    };
-    let count = batches.len();
-    for batch in batches {
-        appender.begin(Arc::new(batch));
-    }
-    for _ in 0..count {
-        ids.extend(appender.finish().await.into_iter().collect::<Result<Vec<_>>>()?);
-    }
-    Ok(ids)
+    let all = follow(h, &batches).await?;
+    let ids = all.into_iter().zip(&batches).map(|(results, batch)| own(batch, results));
+    Ok(ids.collect::<std::result::Result<Vec<_>, _>>()?.concat())
 }
 
 async fn numbers_that_are_appended_again_get_the_first_ids(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     let [here, there] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
     let batch: Vec<_> = (0..40).map(|n| numbered(if n % 2 == 0 { &here } else { &there }, n)).collect();
-    let first = append_numbered(&h, PRODUCER, &batch).await?;
-    equal!(append_numbered(&h, PRODUCER, &batch).await?, first, "the batch as it was");
-    let of_there = batch.iter().zip(&first).filter(|(item, _)| item.append.topic_partition == there);
+    let first = append_numbered(&h, &batch).await?;
+    equal!(append_numbered(&h, &batch).await?, first, "the batch as it was");
+    let of_there = batch.iter().zip(&first).filter(|(item, _)| item.topic_partition == there);
     let (rest, of_rest): (Vec<_>, Vec<MessageId>) = of_there.map(|(item, id)| (item.clone(), *id)).unzip();
-    let again =
-        append_all(&h, PRODUCER, vec![rest, vec![numbered(&there, 40)], vec![numbered(&here, 41)]]).await?;
+    let again = append_all(&h, vec![rest, vec![numbered(&there, 40)], vec![numbered(&here, 41)]]).await?;
     equal!(again[..20], of_rest[..], "what is left of it");
     ensure!(again[20] > first[39] && again[21] > first[38], "new numbers get new ids: {again:?}");
-    equal!(append_all(&h, PRODUCER, vec![vec![numbered(&there, 40)]]).await?, again[20..21], "one alone");
+    equal!(append_all(&h, vec![vec![numbered(&there, 40)]]).await?, again[20..21], "one alone");
     equal!((stored(&h, &here).await?, stored(&h, &there).await?), (21, 21), "entries");
     Ok(())
 }
@@ -374,10 +371,10 @@ async fn numbers_that_are_appended_again_get_the_first_ids(h: Harness) -> Verdic
 async fn numbers_of_other_producers_and_partitions_do_not_count(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     let [here, there] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
-    let first = append_numbered(&h, PRODUCER, &[numbered(&here, 1)]).await?;
-    append_numbered(&h, PRODUCER, &[numbered(&there, 1)]).await?;
+    let first = append_numbered(&h, &[numbered(&here, 1)]).await?;
+    append_numbered(&h, &[numbered(&there, 1)]).await?;
     let other = Numbering { producer: 8, ..PRODUCER };
-    let second = append_numbered(&h, other, &[numbered(&here, 1)]).await?;
+    let second = append_numbered(&h, &[numbered_by(other, &here, 1)]).await?;
     ensure!(second[0] > first[0], "the number of another producer");
     equal!((stored(&h, &here).await?, stored(&h, &there).await?), (2, 1), "entries");
     Ok(())
@@ -386,14 +383,14 @@ async fn numbers_of_other_producers_and_partitions_do_not_count(h: Harness) -> V
 async fn numbers_count_for_a_window(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let brief = Numbering { window: BRIEF, ..PRODUCER };
-    let first = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
-    let again = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
+    let first = append_numbered(&h, &[numbered_by(brief, &tp, 1)]).await?[0];
+    let again = append_numbered(&h, &[numbered_by(brief, &tp, 1)]).await?[0];
     let late = h.now().await?.saturating_duration_since(first.timestamp()) >= brief.window;
     ensure!(late || again == first, "within the window: {again:?} instead of {first:?}");
     // A repetition may begin the window anew.
     let end = h.now().await?.saturating_add(brief.window + BRIEF);
     h.reaches(end).await?;
-    let later = append_numbered(&h, brief, &[numbered(&tp, 1)]).await?[0];
+    let later = append_numbered(&h, &[numbered_by(brief, &tp, 1)]).await?[0];
     ensure!(later > again, "after the window: {later:?}");
     Ok(())
 }
@@ -402,14 +399,14 @@ async fn entries_with_numbers_are_stored_whole_and_in_order(h: Harness) -> Verdi
     let tp = h.partition().await?;
     let batches: Vec<Vec<_>> =
         (0..6).map(|batch| (0..200).map(|n| numbered(&tp, 200 * batch + n)).collect()).collect();
-    let ids = append_all(&h, PRODUCER, batches.clone()).await?;
+    let ids = append_all(&h, batches.clone()).await?;
     ensure!(ids.windows(2).all(|w| w[0] < w[1]), "1200 entries are stored in their order");
-    equal!(append_all(&h, PRODUCER, batches.clone()).await?, ids, "the ids of all of them");
+    equal!(append_all(&h, batches.clone()).await?, ids, "the ids of all of them");
     let mut owner = h.owner(&tp, "group").await?;
     let entries = owner.take(1_200).await?;
     equal!(crate::owner::ids(&entries), ids, "the entries of the log");
     for (entry, item) in entries.iter().zip(batches.iter().flatten()) {
-        equal!(entry.fields, item.append.fields, "the fields of an entry");
+        equal!(entry.fields, item.fields, "the fields of an entry");
     }
     Ok(())
 }
@@ -417,14 +414,14 @@ async fn entries_with_numbers_are_stored_whole_and_in_order(h: Harness) -> Verdi
 async fn a_numbered_entry_that_is_refused_is_refused_alone(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut batch: Vec<_> = (0..3).map(|n| numbered(&tp, n)).collect();
-    batch[0].append.fields.clear();
-    let mut results = h.backend.log().append_numbered(&PRODUCER, &batch).await.into_iter();
+    batch[0].fields.clear();
+    let mut results = h.backend.log().append(&batch).await.into_iter();
     let mut next = || results.next().ok_or_else(|| Violation::new("too few results"));
     refused(next()?, ErrorKind::Encode, "an entry without fields")?;
-    let ids = [next()??, next()??];
-    equal!(append_numbered(&h, PRODUCER, &batch[1..]).await?, ids, "the others again");
+    let ids = [next()??.id, next()??.id];
+    equal!(append_numbered(&h, &batch[1..]).await?, ids, "the others again");
     let never = Numbering { window: Duration::ZERO, ..PRODUCER };
-    let result = h.backend.log().append_numbered(&never, &batch[1..2]).await.remove(0);
+    let result = h.backend.log().append(&[numbered_by(never, &tp, 1)]).await.remove(0);
     refused(result, ErrorKind::InvalidConfig, "a window of zero")?;
     equal!(stored(&h, &tp).await?, 2, "entries");
     Ok(())

@@ -19,7 +19,7 @@ suite!("log":
 async fn what_asks_for_durability_is_stored_in_order(h: Harness) -> Verdict {
     for durability in [Durability::Fsynced, Durability::Replicated(1)] {
         let tp = h.partition().await?;
-        let entry = |at| Append { topic_partition: tp.clone(), fields: message(at) };
+        let entry = |at| Append::new(tp.clone(), message(at));
         let (one, other) = (h.backend.log().appender(durability), h.backend.log().appender(durability));
         let (Some(mut one), Some(mut other)) = (one, other) else {
             ensure!(false, "no appender for {durability}");

@@ -19,7 +19,7 @@ async fn an_append_tells_how_long_the_logs_are(h: Harness) -> Verdict {
     let partition = |n| TopicPartition::new(topic.name.clone(), n);
     h.append_n(&partition(0), 4).await?;
     h.append_n(&partition(1), 7).await?;
-    let entry = |n, at| Append { topic_partition: partition(n), fields: message(at) };
+    let entry = |n, at| Append::new(partition(n), message(at));
     let batch = [entry(2, 0), entry(0, 1), entry(2, 2)];
     let measured = h.backend.log().append_measured(&batch).await;
     for result in &measured.results {
@@ -28,7 +28,7 @@ async fn an_append_tells_how_long_the_logs_are(h: Harness) -> Verdict {
     equal!(measured.results.len(), 3, "results of three appends");
     let lengths: BTreeMap<_, _> = measured.lengths.into_iter().collect();
     equal!(lengths, BTreeMap::from([(partition(0), 5), (partition(2), 2)]), "lengths with the appends");
-    let ids: Vec<_> = measured.results.into_iter().flatten().collect();
+    let ids: Vec<_> = measured.results.into_iter().flatten().map(|it| it.id).collect();
     let mut owner = h.owner(&partition(2), "group").await?;
     equal!(crate::owner::ids(&owner.take(2).await?), [ids[0], ids[2]], "what was appended");
     Ok(())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::inspect::Range;
-use millstream_core::log::{Append, DedupId, Deduplicated, UniqueAppend};
+use millstream_core::log::{Append, Appended, DedupId, UniqueIdentity};
 use millstream_core::{ErrorKind, GroupName, Partition, Reason, Result, Retention, TopicPartition};
 
 use super::suite;
@@ -30,41 +30,40 @@ suite!("log":
     a_unique_append_without_fields_is_refused_alone needs [Unique],
 );
 
-fn item(tp: &TopicPartition, id: &[u8], at: usize) -> Result<UniqueAppend> {
-    let append = Append { topic_partition: tp.clone(), fields: message(at) };
-    Ok(UniqueAppend { append, id: DedupId::new(id.to_vec())?, send: fastrand::u64(..), earlier: Vec::new() })
+fn item(tp: &TopicPartition, id: &[u8], at: usize) -> Result<Append> {
+    item_from(tp, &[], id, at)
+}
+
+/// An entry that may be in earlier partitions.
+fn item_from(tp: &TopicPartition, earlier: &[Partition], id: &[u8], at: usize) -> Result<Append> {
+    let (id, send, earlier) = (DedupId::new(id.to_vec())?, fastrand::u64(..), earlier.to_vec());
+    Ok(Append::new(tp.clone(), message(at)).with(UniqueIdentity { id, send, earlier }))
 }
 
 type Found<T> = std::result::Result<T, Violation>;
 
-async fn append(h: &Harness, batch: &[UniqueAppend]) -> Found<Vec<Deduplicated>> {
-    let results = h.backend.log().append_unique(batch).await;
+async fn append(h: &Harness, batch: &[Append]) -> Found<Vec<Appended>> {
+    let results = h.backend.log().append(batch).await;
     equal!(results.len(), batch.len(), "results of as many entries");
     Ok(results.into_iter().collect::<Result<_>>()?)
 }
 
 /// Appends an entry with an id that is free.
-async fn first(h: &Harness, tp: &TopicPartition, id: &[u8]) -> Found<Deduplicated> {
+async fn first(h: &Harness, tp: &TopicPartition, id: &[u8]) -> Found<Appended> {
     let first = append(h, &[item(tp, id, 1)?]).await?[0];
     ensure!(!first.is_duplicate, "an id that is not in use counts as a duplicate: {first:?}");
     Ok(first)
 }
 
 /// Expects that another entry with the id of `first` is not stored.
-async fn in_use(h: &Harness, tp: &TopicPartition, id: &[u8], first: Deduplicated, when: &str) -> Verdict {
+async fn in_use(h: &Harness, tp: &TopicPartition, id: &[u8], first: Appended, when: &str) -> Verdict {
     let again = append(h, &[item(tp, id, 2)?]).await?[0];
     equal!((again.partition, again.id, again.is_duplicate), (first.partition, first.id, true), "{when}");
     Ok(())
 }
 
 /// Expects that another entry with the id of `first` is stored.
-async fn ended(
-    h: &Harness,
-    tp: &TopicPartition,
-    id: &[u8],
-    first: Deduplicated,
-    when: &str,
-) -> Found<Deduplicated> {
+async fn ended(h: &Harness, tp: &TopicPartition, id: &[u8], first: Appended, when: &str) -> Found<Appended> {
     let next = append(h, &[item(tp, id, 3)?]).await?[0];
     ensure!(!next.is_duplicate && next.id > first.id, "the id is still in use {when}: {next:?}");
     Ok(next)
@@ -286,9 +285,7 @@ async fn an_entry_of_an_earlier_partition_keeps_its_id(h: Harness) -> Verdict {
     let [old, new] = [0, 1].map(|n| TopicPartition::new(topic.name.clone(), n));
     let (mut of_old, mut of_new) = (h.owner(&old, "group").await?, h.owner(&new, "group").await?);
     let stored = first(&h, &old, b"a").await?;
-    let moved = |id: &[u8]| -> Result<UniqueAppend> {
-        Ok(UniqueAppend { earlier: vec![Partition(0), Partition(1)], ..item(&new, id, 2)? })
-    };
+    let moved = |id: &[u8]| item_from(&new, &[Partition(0), Partition(1)], id, 2);
     let results = append(&h, &[moved(b"a")?, moved(b"b")?, moved(b"b")?]).await?;
     equal!(
         (results[0].partition, results[0].id, results[0].is_duplicate),
@@ -326,7 +323,7 @@ async fn entries_with_unique_ids_are_stored_whole_and_in_order(h: Harness) -> Ve
         let entries = owner.take(600).await?;
         equal!(crate::owner::ids(&entries), stored, "the entries of the log");
         for (entry, item) in entries.iter().zip(&batch) {
-            equal!(entry.fields, item.fields(), "the fields of an entry");
+            equal!(entry.fields, item.stored_fields(), "the fields of an entry");
         }
         owner.ack(&entries).await?;
         ids.extend(stored);
@@ -359,8 +356,8 @@ async fn of_many_unique_appends_at_once_one_is_stored(h: Harness) -> Verdict {
 async fn a_unique_append_without_fields_is_refused_alone(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut empty = item(&tp, b"a", 1)?;
-    empty.append.fields.clear();
-    let mut results = h.backend.log().append_unique(&[empty, item(&tp, b"a", 2)?]).await.into_iter();
+    empty.fields.clear();
+    let mut results = h.backend.log().append(&[empty, item(&tp, b"a", 2)?]).await.into_iter();
     let mut next = || results.next().ok_or_else(|| Violation::new("too few results"));
     refused(next()?, ErrorKind::Encode, "an append without fields")?;
     ensure!(!next()??.is_duplicate, "the id of an append that was refused is free");

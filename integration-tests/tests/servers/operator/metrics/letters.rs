@@ -23,7 +23,7 @@ async fn what_is_done_with_dead_letters_is_counted() {
     // No message at all: without a payload.
     let tp = TopicPartition::new("orders".parse().expect("name"), 0);
     let fields = vec![("note".into(), "no payload".into())];
-    let stored = scene.mq.backend().log().append(&[Append { topic_partition: tp, fields }]).await;
+    let stored = scene.mq.backend().log().append(&[Append::new(tp, fields)]).await;
     assert!(stored.iter().all(Result::is_ok));
     let (billing, audit) = (&[("group", "billing")][..], &[("group", "audit")][..]);
     let dead = DEAD as f64 + 1.0;

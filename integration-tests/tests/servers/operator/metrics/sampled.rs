@@ -163,7 +163,7 @@ async fn a_lag_that_is_not_known_is_no_number() {
     let tp = topic.iter().next().expect("a partition");
     let append = async |count: usize| {
         let fields = wire::encode(&Envelope::new("1"));
-        let batch = vec![Append { topic_partition: tp.clone(), fields }; 1_000];
+        let batch = vec![Append::new(tp.clone(), fields); 1_000];
         for _ in 0..count / batch.len() {
             assert!(backend.log().append(&batch).await.iter().all(Result::is_ok));
         }

@@ -17,11 +17,11 @@ async fn a_server_that_is_full_or_has_a_foreign_key_stores_nothing() {
     let (unique, log) = (bench.keys.unique(&bench.tp), bench.log());
     let batch = [item(&bench.tp, "a", message("x"))];
     bench.cmd("CONFIG SET maxmemory 1").await;
-    let refused = bench.backend.append_unique(&batch).await.remove(0).expect_err("full");
+    let refused = bench.backend.append(&batch).await.remove(0).expect_err("full");
     assert_eq!(refused.kind(), ErrorKind::Backpressure, "{refused}");
     bench.cmd("CONFIG SET maxmemory 0").await;
     bench.cmd(&format!("SET {unique} x")).await;
-    let refused = bench.backend.append_unique(&batch).await.remove(0).expect_err("foreign");
+    let refused = bench.backend.append(&batch).await.remove(0).expect_err("foreign");
     assert_eq!(refused.kind(), ErrorKind::WrongType, "{refused}");
     assert!(refused.to_string().contains(unique.as_str()), "{refused}");
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 0);
@@ -56,7 +56,7 @@ async fn a_producer_without_the_rights_is_denied_and_stores_nothing() {
         let config = RedisConfig::new(format!("redis://sender:pw@127.0.0.1:{port}"));
         let sender = RedisBackend::connect(config.with_namespace(bench.namespace.clone())).await;
         let sender = sender.expect("connected");
-        let result = sender.append_unique(&batch).await.remove(0);
+        let result = sender.append(&batch).await.remove(0);
         if access == Access::Producer {
             assert_eq!(result.expect_err("denied").kind(), ErrorKind::Denied);
             assert_eq!(bench.int(&format!("XLEN {log}")).await, 0);
@@ -65,7 +65,7 @@ async fn a_producer_without_the_rights_is_denied_and_stores_nothing() {
             assert!(!result.expect("sent").is_duplicate);
             settle_all(&bench).await;
             let again = [item(&bench.tp, "a", message("x"))];
-            assert!(!sender.append_unique(&again).await.remove(0).expect("sent").is_duplicate);
+            assert!(!sender.append(&again).await.remove(0).expect("sent").is_duplicate);
         }
     }
     // With half of the commands it does nothing either.
@@ -79,7 +79,7 @@ async fn a_producer_without_the_rights_is_denied_and_stores_nothing() {
         let sender = RedisBackend::connect(config.with_namespace(bench.namespace.clone())).await;
         let sender = sender.expect("connected");
         let length = bench.int(&format!("XLEN {log}")).await;
-        let refused = sender.append_unique(&[item(&bench.tp, denied, message("x"))]).await.remove(0);
+        let refused = sender.append(&[item(&bench.tp, denied, message("x"))]).await.remove(0);
         assert_eq!(refused.expect_err("denied").kind(), ErrorKind::Denied, "{denied}");
         assert_eq!(bench.int(&format!("XLEN {log}")).await, length, "{denied}");
         let allowed = denied.replace('-', "+");
