@@ -57,7 +57,9 @@ enum CheckTurn {
 }
 
 impl<T: Send + 'static> Handle for Checked<T> {
-    const DECLINES: bool = true;
+    fn declines(&self) -> bool {
+        true
+    }
 
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         if !input.about.may_have_been_handled() {

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::event::Cause;
 use millstream_core::{BoxError, Outcome};
 
 use crate::delivery::Delivery;
-use crate::handler::{Call, Input, Row, Verdict, guarded, noticing};
+use crate::handler::{Call, Handle, Input, Verdict, guarded};
 
 /// Code around a handler, as tower's layers are: it sees each message before the codec does, and the answer after the handler.
 ///
@@ -138,7 +137,11 @@ pub(super) struct Layered {
     pub(super) handler: Box<dyn Call>,
 }
 
-impl Layered {
+impl Handle for Layered {
+    fn declines(&self) -> bool {
+        self.handler.declines()
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let Input { about, payload } = input;
         let next = Next { layers: &self.layers, handler: &*self.handler };
@@ -146,26 +149,5 @@ impl Layered {
         // future and panics before.
         let answer = guarded(async { next.run(Delivery { payload, about }).await }, timeout).await;
         answer.unwrap_or_else(|failed| Answer(Some(failed))).0
-    }
-}
-
-impl Call for Arc<Layered> {
-    fn declines(&self) -> bool {
-        self.handler.declines()
-    }
-
-    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer> {
-        let layered = self.clone();
-        async move { Answer(layered.handle(input, timeout).await) }.boxed()
-    }
-
-    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
-        async move {
-            while let Some(input) = row.next() {
-                let verdict = noticing(self.handle(input, timeout), || row.handler_pending()).await;
-                row.finish(verdict);
-            }
-        }
-        .boxed()
     }
 }

@@ -116,7 +116,9 @@ pub struct Input {
 pub trait Handle: Send + Sync + 'static {
     /// Whether it may return a message without having handled it, although the consumer goes on: then the message can start
     /// again, and has to be kept meanwhile.
-    const DECLINES: bool = false;
+    fn declines(&self) -> bool {
+        false
+    }
 
     /// Handles it.
     fn handle(&self, input: Input, timeout: Option<Duration>)
@@ -137,7 +139,7 @@ pub trait Row: Send {
 
 /// A [`Handle`] of any type.
 pub trait Call: Send + Sync {
-    /// See [`Handle::DECLINES`].
+    /// See [`Handle::declines`].
     fn declines(&self) -> bool;
 
     /// Handles one message.
@@ -149,7 +151,7 @@ pub trait Call: Send + Sync {
 
 impl<H: Handle> Call for Arc<H> {
     fn declines(&self) -> bool {
-        H::DECLINES
+        Handle::declines(&**self)
     }
 
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer> {

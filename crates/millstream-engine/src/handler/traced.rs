@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use millstream_core::event::Cause;
 use millstream_core::span::{ActiveSpan, Failed, MessagingOperation, OperationKind, SpanMessage, Tracing};
 
-use super::{Answer, BatchCall, Call, ErasedHandler, Input, Row, Said, Verdict, noticing};
+use super::{BatchCall, Call, ErasedHandler, Handle, Input, Said, Verdict};
 use crate::delivery::DeliveryMetadata;
 
 impl ErasedHandler {
@@ -28,34 +27,17 @@ struct Traced {
     handler: Box<dyn Call>,
 }
 
-impl Traced {
+impl Handle for Traced {
+    fn declines(&self) -> bool {
+        self.handler.declines()
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let (kind, body) = (OperationKind::Process, input.payload.len());
         let mut span = of_delivery(&self.tracing, kind, &input.about, body, Duration::ZERO);
         let verdict = span.within(self.handler.one(input, timeout)).await.0;
         span.end(verdict.as_ref().and_then(Verdict::cause).map(|cause| failed(cause, 1)));
         verdict
-    }
-}
-
-impl Call for Arc<Traced> {
-    fn declines(&self) -> bool {
-        self.handler.declines()
-    }
-
-    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer> {
-        let traced = self.clone();
-        async move { Answer(traced.handle(input, timeout).await) }.boxed()
-    }
-
-    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
-        async move {
-            while let Some(input) = row.next() {
-                let verdict = noticing(self.handle(input, timeout), || row.handler_pending()).await;
-                row.finish(verdict);
-            }
-        }
-        .boxed()
     }
 }
 

@@ -86,7 +86,9 @@ enum Turn {
 }
 
 impl Handle for Guarded {
-    const DECLINES: bool = true;
+    fn declines(&self) -> bool {
+        true
+    }
 
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         match self.guard.begin(input, self.guard.while_running).await {
