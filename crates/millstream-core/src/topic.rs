@@ -24,8 +24,9 @@ pub const MAX_PARTITIONS: u32 = 16_384;
 ///
 /// It does not apply to messages that a group has parked for a retry, nor to its retry log and dead letters: those have
 /// left the log already, or are stored apart from it. Dead letters have a [retention](DeadLetterRetention) of their own.
+///
+/// Whoever drops or shows entries has to know all rules: a new one is found by the compiler, and is a breaking change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Retention {
     /// As soon as *every* group has settled them. Nothing unread or pending is ever dropped. The default.
     ///

@@ -44,9 +44,6 @@ pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timesta
         Retention::Age(age) => Some(old(age)),
         Retention::Length(entries) => partition.log.newest(entries),
         Retention::Keep => None,
-        other => {
-            return Err(Error::new(ErrorKind::Unsupported, format!("unsupported retention {other:?}")));
-        }
     };
     // The groups of instances keep nothing, whatever the retention is.
     let is_lossy = retention.is_lossy() || partition.groups.keys().any(GroupName::is_instance);

@@ -253,8 +253,8 @@ impl Trimmer {
         let retention = spec.retention;
         let idle = match retention {
             Retention::Age(age) => Some((age / 10).clamp(IDLE.0, IDLE.1)),
-            _ if retention.is_lossy() => None,
-            _ => {
+            Retention::Length(_) => None,
+            Retention::Consumed | Retention::ConsumedAfter(_) | Retention::Keep => {
                 self.plan = Plan::default();
                 return Ok(());
             }

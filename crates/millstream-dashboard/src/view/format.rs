@@ -33,7 +33,6 @@ pub(crate) fn retention(of: Retention) -> String {
         Retention::Age(time) => format!("for {}, read or not", duration(time)),
         Retention::Length(entries) => format!("the newest {} of a partition, read or not", count(entries)),
         Retention::Keep => "for ever".to_owned(),
-        other => other.to_string(),
     }
 }
 

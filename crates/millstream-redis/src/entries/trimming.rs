@@ -59,7 +59,7 @@ impl RedisBackend {
         let settled: Vec<_> = groups.iter().map(|group| [self.inner.keys.settled(tp, group)]).collect();
         for n in 0..CALLS {
             let call = self.inner.scripts.trim.call_with_rows(keys.each_ref(), &settled);
-            let mut call = call.arg(token).arg(CHUNK).args([rule.0, &rule.1]);
+            let mut call = call.arg(token).arg(CHUNK).args([&rule.0, &rule.1]);
             groups.iter().for_each(|group| call.push(group.as_str()));
             if groups.is_empty() {
                 // The script has a last argument in any case.
@@ -95,25 +95,19 @@ impl RedisBackend {
 }
 
 /// Returns the script's arguments for a rule; `None` if nothing is to be dropped.
-fn rule(by: UnleasedTrim) -> Result<Option<(&'static str, String)>> {
+fn rule(by: UnleasedTrim) -> Result<Option<(String, String)>> {
     let retention = match by {
         UnleasedTrim::OncePerSecond(retention) | UnleasedTrim::Now(retention) => retention,
-        UnleasedTrim::Below(id) => return Ok(Some(("below", id.to_string()))),
+        UnleasedTrim::Below(id) => return Ok(Some(("below".to_owned(), id.to_string()))),
         other => return Err(Error::new(ErrorKind::Unsupported, format!("unsupported rule {other:?}"))),
     };
+    if retention == Retention::Keep {
+        return Ok(None);
+    }
+    // As the settings of a topic have it.
     let text = retention.to_string();
-    let figure = text.split_once(':').map_or("0", |(_, figure)| figure).to_owned();
-    let word = match retention {
-        Retention::Consumed => "consumed",
-        Retention::ConsumedAfter(_) => "consumed-after",
-        Retention::Age(_) => "age",
-        Retention::Length(_) => "length",
-        Retention::Keep => return Ok(None),
-        other => {
-            return Err(Error::new(ErrorKind::Unsupported, format!("unsupported retention {other:?}")));
-        }
-    };
-    Ok(Some((word, figure)))
+    let (word, figure) = text.split_once(':').unwrap_or((&text, "0"));
+    Ok(Some((word.to_owned(), figure.to_owned())))
 }
 
 fn add(trimmed: &mut Trimmed, answer: Value) -> Result<()> {

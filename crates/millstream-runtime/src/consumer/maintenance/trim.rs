@@ -45,7 +45,7 @@ fn period(retention: Retention, otherwise: Duration) -> Duration {
         // Being late by a tenth of the age does no harm.
         Retention::ConsumedAfter(age) | Retention::Age(age) => (age / 10).clamp(AT_MOST_EVERY, AGED_EVERY),
         Retention::Length(_) => BOUNDED_EVERY,
-        _ => otherwise,
+        Retention::Consumed | Retention::Keep => otherwise,
     }
 }
 
