@@ -51,14 +51,11 @@ impl Archive {
 #[async_trait]
 impl Log for Archiving {
     async fn append(&self, batch: &[Append]) -> Vec<RoleResult<Appended>> {
-        let mut results = Vec::with_capacity(batch.len());
-        for append in batch {
-            // Dedup ids and unique ids are optional, and not supported here.
-            results.push(match append.check_plain() {
-                Ok(()) => self.inner.log().append(std::slice::from_ref(append)).await.remove(0),
-                Err(error) => Err(error),
-            });
+        // Dedup ids and unique ids are optional, and not supported here.
+        if let Some(error) = batch.iter().find_map(|append| append.check_plain().err()) {
+            return batch.iter().map(|_| Err(error.clone())).collect();
         }
+        let results = self.inner.log().append(batch).await;
         let stored = batch.iter().zip(&results).filter_map(|(append, result)| {
             let stored = result.as_ref().ok()?;
             Some((append.topic_partition.clone(), stored.id))

@@ -25,7 +25,7 @@ macro_rules! capabilities {
                 match self { $(Self::$name => $role,)* }
             }
 
-            /// Returns the optional operations: `Log::seek`. Empty for an optional role.
+            /// Returns the optional operations: `Log::seek`, or a part of one. Empty for an optional role.
             #[must_use]
             pub const fn operations(self) -> &'static [&'static str] {
                 match self { $(Self::$name => &[$($operation),*],)* }

@@ -27,14 +27,10 @@ impl From<Minimal> for Backend {
 #[async_trait]
 impl Log for Minimal {
     async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
-        let mut results = Vec::with_capacity(batch.len());
-        for append in batch {
-            results.push(match append.check_plain() {
-                Ok(()) => self.0.append(std::slice::from_ref(append)).await.remove(0),
-                Err(error) => Err(error),
-            });
+        match batch.iter().find_map(|append| append.check_plain().err()) {
+            Some(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+            None => self.0.append(batch).await,
         }
-        results
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

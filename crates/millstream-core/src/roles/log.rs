@@ -276,7 +276,8 @@ impl Measured {
 #[async_trait]
 pub trait Log: Send + Sync {
     /// Appends entries, in the order of the batch within each partition, except those that are recognised by their
-    /// [identity](Append::identity): these have the place of the first one. Entries of one partition that are appended by batches one
+    /// [identity](Append::identity): these have the place of the first one. The identities of a batch are
+    /// [of one kind](Append::kind_of); another batch is refused as a whole. Entries of one partition that are appended by batches one
     /// after the other are stored in this order. Where the topic has a [packing](crate::TopicSpec::packing), the backend may store
     /// entries that stand together as one; each has its own id and its own result in any case.
     ///
@@ -393,6 +394,8 @@ pub struct InTurn<L> {
     begun: VecDeque<Arc<Vec<Append>>>,
     /// The append of the oldest one, once it has begun.
     under_way: Option<UnderWay>,
+    /// Whether one has failed that may be begun again, and was not behind all others.
+    failed: bool,
 }
 
 type UnderWay = Pin<Box<dyn Future<Output = Vec<Result<Appended>>> + Send>>;
@@ -400,7 +403,7 @@ type UnderWay = Pin<Box<dyn Future<Output = Vec<Result<Appended>>> + Send>>;
 impl<L: Log + Clone + 'static> InTurn<L> {
     /// Creates an appender for this log.
     pub const fn new(log: L) -> Self {
-        Self { log, begun: VecDeque::new(), under_way: None }
+        Self { log, begun: VecDeque::new(), under_way: None, failed: false }
     }
 }
 
@@ -412,6 +415,13 @@ impl<L: Log + Clone + 'static> Appender for InTurn<L> {
 
     async fn finish(&mut self) -> Vec<Result<Appended>> {
         let Some(oldest) = self.begun.front() else { return Vec::new() };
+        if self.failed {
+            let error = Error::new(ErrorKind::Unavailable, "not sent, an earlier append failed");
+            let results = oldest.iter().map(|_| Err(error.clone())).collect();
+            self.begun.pop_front();
+            self.failed = !self.begun.is_empty();
+            return results;
+        }
         let under_way = self.under_way.get_or_insert_with(|| {
             let (log, batch) = (self.log.clone(), oldest.clone());
             Box::pin(async move { log.append(&batch).await })
@@ -419,6 +429,8 @@ impl<L: Log + Clone + 'static> Appender for InTurn<L> {
         let results = under_way.await;
         self.under_way = None;
         self.begun.pop_front();
+        let is_away = |result: &Result<_>| result.as_ref().is_err_and(Error::is_transient);
+        self.failed = !self.begun.is_empty() && results.iter().any(is_away);
         results
     }
 }

@@ -28,6 +28,9 @@ use crate::trim::{trim, trim_unleased};
 impl Log for MemoryBackend {
     async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         breathe().await;
+        if let Err(error) = Append::kind_of(batch) {
+            return batch.iter().map(|_| Err(error.clone())).collect();
+        }
         let mut results = Vec::with_capacity(batch.len());
         let mut state = self.lock();
         let now = self.now();
@@ -167,15 +170,12 @@ fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
 impl State {
     /// Appends an entry with an identity.
     fn append_once(&mut self, append: &Append, now: Now) -> Result<Appended> {
-        match append.identity.by_id()? {
-            Identity::Dedup(dedup) => {
-                let appended = self.append_dedup(append, &dedup, now)?;
-                let is_own = matches!(append.identity, Identity::Number(..));
-                Ok(if is_own { Appended::new(appended.partition, appended.id) } else { appended })
-            }
-            Identity::Unique(unique) => self.append_unique(append, &unique, now.timestamp()),
-            _ => Err(unsupported("this identity")),
-        }
+        let appended = match &append.by_id()?.identity {
+            Identity::Dedup(dedup) => self.append_dedup(append, dedup, now)?,
+            Identity::Unique(unique) => self.append_unique(append, unique, now.timestamp())?,
+            _ => return Err(unsupported("this identity")),
+        };
+        Ok(append.identity.told(appended))
     }
 
     fn append_dedup(&mut self, append: &Append, dedup: &DedupIdentity, now: Now) -> Result<Appended> {

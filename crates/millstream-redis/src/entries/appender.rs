@@ -67,6 +67,13 @@ impl RedisBackend {
     }
 }
 
+impl Begun {
+    fn refused(batch: Arc<Vec<Append>>, error: &Error) -> Self {
+        let results = batch.iter().map(|_| Err(error.clone())).collect();
+        Self { sent: batch, requests: 0, results, places: None }
+    }
+}
+
 impl Over {
     fn begin(&mut self, entries: PartEntries) {
         match self {
@@ -87,14 +94,10 @@ impl LogAppender {
     /// Begins a batch of entries of one kind, and does not look at the [earlier](millstream_core::log::DedupIdentity::earlier)
     /// partitions of any.
     pub(crate) fn put(&mut self, batch: Arc<Vec<Append>>) {
-        let refused = |batch: Arc<Vec<Append>>, error: Error| {
-            let results = batch.iter().map(|_| Err(error.clone())).collect();
-            Begun { sent: batch, requests: 0, results, places: None }
-        };
         let begun = match batch.first().map(|append| &append.identity) {
             Some(Identity::Number(numbering, _)) => match self.numbers(&numbering.clone()) {
-                Ok(numbers) => self.sent(vec![batch.clone()], batch, &PartForm::Numbered(numbers)),
-                Err(error) => refused(batch, error),
+                Ok(numbers) => self.sent(batch, PartForm::Numbered(numbers)),
+                Err(error) => Begun::refused(batch, &error),
             },
             Some(Identity::Dedup(_)) => {
                 let places = places(&batch);
@@ -105,20 +108,23 @@ impl LogAppender {
                         Arc::new(sent.map(|(append, _)| append.clone()).collect())
                     }
                 };
-                let form = PartForm::Dedup(self.inner.dedup.clone());
-                Begun { places, ..self.sent(requests_of(&sent), sent, &form) }
+                let requests = requests_of(&sent);
+                let begun = Begun { sent, requests: requests.len(), results: Vec::new(), places };
+                for batch in requests {
+                    let form = PartForm::Dedup(self.inner.dedup.clone());
+                    self.over.begin(PartEntries { batch, form });
+                }
+                begun
             }
-            _ => self.sent(vec![batch.clone()], batch, &PartForm::Plain(self.inner.packings.clone())),
+            _ => self.sent(batch, PartForm::Plain(self.inner.packings.clone())),
         };
         self.begun.push_back(begun);
     }
 
-    fn sent(&mut self, requests: Vec<Arc<Vec<Append>>>, sent: Arc<Vec<Append>>, form: &PartForm) -> Begun {
-        let begun = Begun { sent, requests: requests.len(), results: Vec::new(), places: None };
-        for batch in requests {
-            self.over.begin(PartEntries { batch, form: form.clone() });
-        }
-        begun
+    /// Sends a batch as one request.
+    fn sent(&mut self, batch: Arc<Vec<Append>>, form: PartForm) -> Begun {
+        self.over.begin(PartEntries { batch: batch.clone(), form });
+        Begun { sent: batch, requests: 1, results: Vec::new(), places: None }
     }
 
     fn numbers(&mut self, numbering: &Arc<Numbering>) -> Result<Arc<Numbers>> {
@@ -138,25 +144,33 @@ impl LogAppender {
     }
 
     /// Returns why a batch is not appended in this way.
-    fn refusal(&self, batch: &[Append]) -> Option<&'static str> {
-        let first = &batch.first()?.identity;
-        if self.is_confirmed && first.is_repeatable() {
-            return Some("an entry with an id or a number has no durability of more than `Stored`");
-        }
-        let wrong = |append: &Append| append.identity.looks_first() || !append.identity.is_like(first);
-        batch
-            .iter()
-            .any(wrong)
-            .then_some("an appender takes entries of one kind, which look at nothing first")
+    fn refusal(&self, batch: &[Append]) -> Option<Error> {
+        let kind = match Append::kind_of(batch) {
+            Ok(kind) => kind?,
+            Err(error) => return Some(error),
+        };
+        let why = match kind {
+            Identity::None => return None,
+            _ if self.is_confirmed => {
+                "an append with an id or a number has no durability of more than `Stored`"
+            }
+            Identity::Number(..) => return None,
+            _ if batch.iter().any(|append| append.identity.looks_first()) => {
+                "an append that looks at other partitions or at groups first is for `Log::append`"
+            }
+            _ => return None,
+        };
+        Some(Error::new(ErrorKind::Unsupported, why))
     }
 }
 
 #[async_trait]
 impl Appender for LogAppender {
     fn begin(&mut self, batch: Arc<Vec<Append>>) {
-        let Some(why) = self.refusal(&batch) else { return self.put(batch) };
-        let results = batch.iter().map(|_| Err(Error::new(ErrorKind::Unsupported, why))).collect();
-        self.begun.push_back(Begun { sent: batch, requests: 0, results, places: None });
+        match self.refusal(&batch) {
+            Some(error) => self.begun.push_back(Begun::refused(batch, &error)),
+            None => self.put(batch),
+        }
     }
 
     async fn finish(&mut self) -> Vec<Result<Appended>> {

@@ -13,7 +13,9 @@ use millstream_core::topic::{Partition, TopicPartition};
 use redis::Value;
 
 use crate::backend::{Inner, RedisBackend};
-use crate::conn::appends::dedup::{ShortId, check, size};
+use crate::conn::appends::calls::size;
+use crate::conn::appends::dedup::{ShortId, check};
+use crate::conn::appends::during;
 use crate::conn::replies::reply;
 use crate::error::{redirect, unchanged, unexpected};
 use crate::scripts::times::ceil_ms;
@@ -189,11 +191,6 @@ pub(crate) async fn name_keys(inner: &Inner, results: &mut [Result<Appended>]) {
             *result = Err(found.during(format_args!("append to {tp}")).at(&tp));
         }
     }
-}
-
-fn during(error: Error, append: &Append) -> Error {
-    let tp = &append.topic_partition;
-    error.during(format_args!("append to {tp}")).at(tp)
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ use millstream_core::topic::{Retention, TopicPartition};
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::RedisBackend;
+use crate::conn::appends::calls::size;
+use crate::conn::appends::during;
 use crate::conn::appends::part::stored;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
@@ -35,24 +37,14 @@ const APPEND_CHUNK: (usize, usize) = (1_000, 4 << 20);
 #[async_trait]
 impl Log for RedisBackend {
     async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
-        let mut results = Vec::with_capacity(batch.len());
-        for run in batch.chunk_by(|one, next| one.identity.is_like(&next.identity)) {
-            let some = match &run[0].identity {
-                Identity::None => self.append_asking(run, &[]).await.0,
-                Identity::Dedup(_) => self.append_dedup(run).await,
-                Identity::Unique(_) => self.append_unique(run).await,
-                Identity::Number(..) => self.append_numbered(run).await,
-                _ => run.iter().map(|_| Err(unsupported("this identity"))).collect(),
-            };
-            let failed = |result: &Result<_>| result.as_ref().err().filter(|it| it.is_transient()).cloned();
-            let lost = some.iter().find_map(failed);
-            results.extend(some);
-            if let Some(error) = lost {
-                not_sent(&error, &batch[results.len()..], &mut results);
-                break;
-            }
+        match Append::kind_of(batch) {
+            Ok(None | Some(Identity::None)) => self.append_asking(batch, &[]).await.0,
+            Ok(Some(Identity::Dedup(_))) => self.append_dedup(batch).await,
+            Ok(Some(Identity::Unique(_))) => self.append_unique(batch).await,
+            Ok(Some(Identity::Number(..))) => self.append_numbered(batch).await,
+            Ok(_) => batch.iter().map(|_| Err(unsupported("this identity"))).collect(),
+            Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
         }
-        results
     }
 
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
@@ -98,10 +90,11 @@ impl Log for RedisBackend {
         let mut partitions: Vec<_> = batch.iter().map(|append| &append.topic_partition).collect();
         partitions.sort_unstable();
         partitions.dedup();
-        if partitions.iter().any(|tp| self.inner.packings.is_packed(&tp.topic)) {
-            let results = self.append_asking(batch, &[]).await.0;
+        let is_packed = partitions.iter().any(|tp| self.inner.packings.is_packed(&tp.topic));
+        if is_packed || batch.iter().any(|append| append.identity.is_repeatable()) {
+            let results = self.append(batch).await;
             let partitions: Vec<TopicPartition> = partitions.into_iter().cloned().collect();
-            let lengths = self.packed_lengths(&partitions).await.unwrap_or_default();
+            let lengths = self.lengths(&partitions).await.unwrap_or_default();
             return Measured::new(results, partitions.into_iter().zip(lengths).collect());
         }
         let ask: Vec<_> = partitions.iter().map(|tp| self.inner.keys.log(tp)).collect();
@@ -193,7 +186,13 @@ impl RedisBackend {
             }));
             lengths.extend(answers.map(Result::unwrap_or_default));
             if let Some(error) = lost {
-                not_sent(&error, &batch[results.len()..], &mut results);
+                // The appends behind the failed request are not sent: they would overtake the failed ones if the caller
+                // sends those again.
+                let rest = &batch[results.len()..];
+                results.extend(rest.iter().map(|append| {
+                    let error = format!("not sent, an earlier append failed: {error}");
+                    Err(during(Error::new(ErrorKind::Unavailable, error), append))
+                }));
                 lengths.clear();
             }
         }
@@ -209,23 +208,6 @@ impl RedisBackend {
         }
         cmd
     }
-}
-
-/// Adds the results of appends behind a failed request, which are not sent: they would overtake the failed ones if the caller
-/// sends those again.
-fn not_sent(error: &Error, rest: &[Append], results: &mut Vec<Result<Appended>>) {
-    results.extend(rest.iter().map(|append| {
-        let error = format!("not sent, an earlier append failed: {error}");
-        Err(during(Error::new(ErrorKind::Unavailable, error), append))
-    }));
-}
-
-fn during(error: Error, append: &Append) -> Error {
-    error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
-}
-
-fn size(append: &Append) -> usize {
-    append.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 /// Returns the first entries of a batch that make one pipeline: at least one.

@@ -28,6 +28,9 @@ impl<T> Producer<T> {
     /// Encodes a record, with the identity of its [way](Self::way_of).
     pub(super) fn encode(&self, mut record: Record<'_, T>) -> Result<Encoded<Append>> {
         let (inner, way) = (&*self.inner, self.way_of(&record));
+        if way == Way::Plain {
+            return self.encoded(record, None);
+        }
         let id = record.dedup.take().or(record.unique.take()).unwrap_or_default();
         let named = inner.named(way, id, record.window)?;
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());

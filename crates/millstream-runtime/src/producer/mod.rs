@@ -1,4 +1,4 @@
-//! The producer: typed sends over one batcher.
+//! The producer: typed sends over batchers, one for each way to the log.
 
 mod backpressure;
 mod batch;
@@ -50,7 +50,7 @@ use ways::Ways;
 use crate::spans;
 use crate::trimming::Trims;
 
-/// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
+/// Sends values of one type to one topic. Cloning is cheap; clones share buffers and requests.
 ///
 /// Sends of many tasks are combined into batches. Messages that one task sends one after the other to one partition
 /// keep their order. Every send has a result:

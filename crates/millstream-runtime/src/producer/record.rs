@@ -516,8 +516,9 @@ impl Inner {
     ) -> BoxFuture<'static, Result<Sent>> {
         let (appends, layers, limits) = (self.appends.clone(), self.layers.clone(), self.config.limits);
         Box::pin(async move {
+            let encoded = encoded?;
             let batcher = appends.of(way, durability)?;
-            Ok(sent(encoded?.send(layers, limits, batcher, limit).await?))
+            Ok(sent(encoded.send(layers, limits, batcher, limit).await?))
         })
     }
 }

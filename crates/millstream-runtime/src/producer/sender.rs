@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::ProducerConfig;
 use super::batch::{Batch, Reply, UnderWay};
 use super::batcher::Command;
-use super::sink::{Outgoing, Sink};
+use super::sink::{Outgoing, Sink, away};
 
 pub(super) struct Sender<C: Outgoing> {
     sink: Box<dyn Sink<C>>,
@@ -336,16 +336,6 @@ impl<C: Outgoing> Sender<C> {
 /// requests would only make each of them smaller: 64 tasks that send 128 bytes each had 0.97 to 1.03 of the rate of
 /// bare `XADD` without this bound, and 1.03 to 1.23 with it.
 const PARTIAL_AHEAD: usize = 8;
-
-/// Returns the error of a message that can be sent again: it was not stored because the server is unavailable, or a second
-/// one would not be stored.
-fn away<D>(result: &Result<D>, repeats: bool) -> Option<&Error> {
-    result.as_ref().err().filter(|error| match error.kind() {
-        ErrorKind::Unavailable => true,
-        ErrorKind::Unconfirmed => repeats,
-        _ => false,
-    })
-}
 
 /// Returns which messages of each batch can be sent again without coming behind a later one of their partition: none of
 /// these was stored, or possibly stored. The servers of a partition may be away while others are not.

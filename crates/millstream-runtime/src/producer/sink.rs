@@ -114,6 +114,16 @@ impl Outgoing for Scheduling {
     }
 }
 
+/// Returns the error of a message that can be sent again: it was not stored because the server is unavailable, or a second
+/// one would not be stored.
+pub(super) fn away<D>(result: &Result<D>, repeats: bool) -> Option<&Error> {
+    result.as_ref().err().filter(|error| match error.kind() {
+        ErrorKind::Unavailable => true,
+        ErrorKind::Unconfirmed => repeats,
+        _ => false,
+    })
+}
+
 /// Destination of messages.
 #[async_trait]
 pub(super) trait Sink<C: Outgoing>: Send {
@@ -174,8 +184,10 @@ pub(super) struct ToLog {
     /// removed at any time. The requests under way determine the path of the next one, so that requests of both paths
     /// never run at the same time.
     appending: usize,
-    /// Whether one of its requests has failed since nothing was under way.
+    /// Whether one of its requests has failed since nothing was under way, and is begun again.
     failed: bool,
+    /// Whether messages are recognised when they are sent again.
+    is_recognised: bool,
     bounded: Arc<Bounded>,
     /// Requests that do not go through the appender. They run behind all that do.
     in_turn: InTurn<Appended>,
@@ -211,7 +223,8 @@ impl ToLog {
         };
         let bounded = Arc::new(Bounded::new(log, durable, bound, on_full));
         let in_turn = InTurn(VecDeque::new());
-        Some(Self { appender, pace, appending: 0, failed: false, bounded, in_turn })
+        let is_recognised = way != Way::Plain;
+        Some(Self { appender, pace, appending: 0, failed: false, is_recognised, bounded, in_turn })
     }
 
     /// Whether requests are sent without waiting for earlier answers. Not while a bound is checked before each
@@ -289,7 +302,7 @@ impl Sink<Append> for ToLog {
             Some(appender) if self.appending > 0 => {
                 let results = appender.finish().await;
                 self.appending -= 1;
-                self.failed |= results.iter().any(|result| result.as_ref().is_err_and(Error::is_transient));
+                self.failed |= results.iter().any(|result| away(result, self.is_recognised).is_some());
                 results
             }
             // It would overtake what has failed and may be begun again.
@@ -403,8 +416,15 @@ mod tests {
         let appender: Box<dyn Appender> = Box::new(Away(VecDeque::new()));
         let pace = Pace { ahead: CALLS_AHEAD, full_at: CALLS_FULL_AT };
         let in_turn = InTurn(VecDeque::new());
-        let mut sink =
-            ToLog { appender: Some(appender), pace, appending: 0, failed: false, bounded, in_turn };
+        let mut sink = ToLog {
+            appender: Some(appender),
+            pace,
+            appending: 0,
+            failed: false,
+            is_recognised: true,
+            bounded,
+            in_turn,
+        };
         let deadline = Instant::now() + Duration::from_secs(60);
         assert_eq!((sink.ahead(), sink.full_at()), (CALLS_AHEAD, CALLS_FULL_AT));
         for (id, earlier) in [("1", &[][..]), ("2", &[0]), ("3", &[])] {

@@ -57,7 +57,6 @@ impl Ways {
         if let Some((_, batcher)) = started.batchers.iter().find(|(known, _)| *known == (way, durability)) {
             return Ok(batcher.clone());
         }
-        durability.check()?;
         if way != Way::Plain && durability != Durability::Stored {
             let what = match way {
                 Way::Unique => "a send with a unique id",
@@ -66,6 +65,7 @@ impl Ways {
             };
             return Err(only_stored(what, durability).at(&self.topic));
         }
+        durability.check()?;
         match way {
             Way::Plain => {}
             Way::Id | Way::Number => self.backend.require(Capability::Dedup)?,

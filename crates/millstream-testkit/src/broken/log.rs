@@ -21,20 +21,14 @@ use super::{Broken, Mutant};
 impl Log for Broken {
     async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         let mut batch = batch.to_vec();
-        match batch.first().map(|append| append.identity.clone()) {
-            Some(Identity::Dedup(_) | Identity::Number(..)) => {
-                if let Err(error) = self.supports(Capability::Dedup) {
-                    return batch.iter().map(|_| Err(error.clone())).collect();
-                }
-                return self.broken_dedup(batch).await;
+        if let Some(capability) = batch.first().and_then(|append| append.identity.capability()) {
+            if let Err(error) = self.supports(capability) {
+                return batch.iter().map(|_| Err(error.clone())).collect();
             }
-            Some(Identity::Unique(_)) => {
-                if let Err(error) = self.supports(Capability::Unique) {
-                    return batch.iter().map(|_| Err(error.clone())).collect();
-                }
-                return self.broken_unique(batch).await;
-            }
-            _ => {}
+            return match capability {
+                Capability::Unique => self.broken_unique(batch).await,
+                _ => self.broken_dedup(batch).await,
+            };
         }
         match self.sabotage {
             Mutant::AppendReorders => batch.reverse(),
@@ -348,7 +342,9 @@ pub(super) fn earlier(due: Due) -> Due {
 
 /// Appends with a dedup id.
 impl Broken {
-    async fn broken_dedup(&self, mut batch: Vec<Append>) -> Vec<Result<Appended>> {
+    /// Numbers too, as ids.
+    async fn broken_dedup(&self, asked: Vec<Append>) -> Vec<Result<Appended>> {
+        let mut batch: Vec<_> = asked.iter().map(|append| append.by_id().expect("a short id")).collect();
         let long = Duration::from_secs(86_400);
         match self.sabotage {
             Mutant::DedupIgnored => dedups(&mut batch).for_each(|item| item.id = self.unique_id()),
@@ -379,7 +375,9 @@ impl Broken {
             }
             _ => {}
         }
-        self.made_up(Mutant::DedupMadeUp, self.inner.log().append(&batch).await)
+        let results = self.made_up(Mutant::DedupMadeUp, self.inner.log().append(&batch).await);
+        let told = |(result, append): (Result<Appended>, &Append)| result.map(|it| append.identity.told(it));
+        results.into_iter().zip(&asked).map(told).collect()
     }
 
     async fn broken_unique(&self, mut batch: Vec<Append>) -> Vec<Result<Appended>> {

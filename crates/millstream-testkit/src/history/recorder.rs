@@ -9,8 +9,8 @@ use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Appended, Appender, Durability, Fetched, Identity, Log, Measured, Reader, Receipt, Settled,
-    Settlement, Source, Trimmed, UnleasedTrim,
+    Append, Appended, Appender, Durability, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement,
+    Source, Trimmed, UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
@@ -153,25 +153,27 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.trim_ascii()).into_owned()
 }
 
+/// Appends by ids show which entries with a number were stored before.
+fn by_ids(batch: &[Append]) -> Result<Vec<Append>> {
+    batch.iter().map(Append::by_id).collect()
+}
+
+fn told(batch: &[Append], results: Vec<Result<Appended>>) -> Vec<Result<Appended>> {
+    let told = |(result, append): (Result<Appended>, &Append)| result.map(|it| append.identity.told(it));
+    results.into_iter().zip(batch).map(told).collect()
+}
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Log for Recorder {
     async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
-        // By ids, it shows which entries with a number were stored before.
-        let with_id = |append: &Append| Ok(Append { identity: append.identity.by_id()?, ..append.clone() });
-        let by_ids: Result<Vec<_>> = batch.iter().map(with_id).collect();
-        let by_ids = match by_ids {
+        let by_ids = match by_ids(batch) {
             Ok(by_ids) => by_ids,
             Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
         };
-        let mut results = self.0.inner.log().append(&by_ids).await;
+        let results = self.0.inner.log().append(&by_ids).await;
         self.0.appended(batch, &results);
-        for (result, append) in results.iter_mut().zip(batch) {
-            if let (Ok(appended), Identity::Number(..)) = (result, &append.identity) {
-                *appended = Appended::new(appended.partition, appended.id);
-            }
-        }
-        results
+        told(batch, results)
     }
 
     // Every append must pass through here as a separate request.
@@ -214,8 +216,15 @@ impl Log for Recorder {
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {
-        let measured = self.0.inner.log().append_measured(batch).await;
+        let by_ids = match by_ids(batch) {
+            Ok(by_ids) => by_ids,
+            Err(error) => {
+                return Measured::new(batch.iter().map(|_| Err(error.clone())).collect(), Vec::new());
+            }
+        };
+        let mut measured = self.0.inner.log().append_measured(&by_ids).await;
         self.0.appended(batch, &measured.results);
+        measured.results = told(batch, measured.results);
         measured
     }
 

@@ -32,6 +32,7 @@ pub(super) fn cases() -> Vec<Case> {
         measuring::cases(),
         durability::cases(),
         deduplicating::cases(),
+        deduplicating::numbers::cases(),
         unique::cases(),
     ]
     .concat()

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::dedup::WINDOWS;
 use millstream_core::log::{
-    Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, InTurn, Log, Measured, Reader,
-    Receipt, Settled, Settlement, Trimmed, UnleasedTrim,
+    Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, Log, Measured, Reader, Receipt,
+    Settled, Settlement, Trimmed, UnleasedTrim,
 };
 use millstream_core::{Capability, Lease, Result, Retention, TopicPartition};
 
@@ -42,13 +42,14 @@ impl Mutated {
 
     /// Records the ids, and then appends what was not recorded before.
     async fn append_after_marker(&self, batch: &[Append]) -> Vec<Result<Appended>> {
-        let by_id = |append: &Append| {
-            append.clone().with(append.identity.by_id().expect("an id of a number is short"))
-        };
+        let by_id = |append: &Append| append.by_id().expect("an id of a number is short");
         let by_ids: Vec<_> = batch.iter().map(by_id).collect();
         let mut results = self.inner.append(&by_ids).await;
         let is_new = |result: &Result<Appended>| result.as_ref().is_ok_and(|known| !known.is_duplicate);
         let new: Vec<usize> = (0..results.len()).filter(|at| is_new(&results[*at])).collect();
+        for (result, append) in results.iter_mut().zip(batch) {
+            *result = result.clone().map(|it| append.identity.told(it));
+        }
         if new.is_empty() {
             return results;
         }
@@ -96,9 +97,10 @@ impl Log for Mutated {
     fn appender(&self, durability: Durability) -> Option<Box<dyn Appender>> {
         let inner = self.inner.appender(durability)?;
         Some(match self.mutant {
-            // The script cannot wait for replicas, so sends that do are as they were.
+            // One request at a time: what has failed is sent again before a later one. The script cannot wait for replicas, so
+            // sends that do are as they were.
             Mutant::AppendMaxlen | Mutant::MarkerBeforeAppend if durability == Durability::Stored => {
-                Box::new(InTurn::new(self.clone()))
+                return None;
             }
             Mutant::WholeBatchResent => {
                 Box::new(Resending { log: self.inner.clone(), inner, begun: VecDeque::new(), again: None })

@@ -17,7 +17,7 @@ use super::Input;
 
 // The files of the command line, whose binary cannot be imported.
 #[path = "../../../../crates/millstream-cli/src/human.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 mod human;
 #[path = "../../../../crates/millstream-cli/src/parse.rs"]
 #[allow(dead_code)]

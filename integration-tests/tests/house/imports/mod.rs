@@ -58,12 +58,6 @@ const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         folder: "crates/millstream-runtime/src/producer",
-        from: "dedup.rs",
-        to: "unique.rs",
-        reason: "the sends that are stored once start those with a unique id too",
-    },
-    Exception {
-        folder: "crates/millstream-runtime/src/producer",
         from: "delayed.rs",
         to: "mod.rs",
         reason: "delayed sends are methods of the producer",

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::capability::Capability;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::MessageId;
 use crate::message::dedup::{DedupId, Numbering};
 use crate::topic::{Partition, TopicPartition};
@@ -61,7 +61,7 @@ pub enum Identity {
     ///
     /// A repetition is a batch as it was, or what is left of it without entries that have their result: for each partition all
     /// entries that failed, in their order. A backend may store the entries of a partition together and recognise them only so. One
-    /// that knows no numbers takes an [id](Self::by_id) for each. See [`Capability::Dedup`].
+    /// that knows no numbers takes [an id](Append::by_id) for each. See [`Capability::Dedup`].
     Number(Arc<Numbering>, u64),
 }
 
@@ -111,6 +111,32 @@ impl Append {
         std::iter::once(id).chain(self.fields.iter().cloned()).collect()
     }
 
+    /// Returns the same append, or, instead of its number, with the dedup id that stands for it: for a backend that knows no
+    /// numbers. The result is what [`Identity::told`] says.
+    ///
+    /// # Errors
+    /// Those of [`Numbering::id`].
+    pub fn by_id(&self) -> Result<Self> {
+        let Identity::Number(numbering, number) = &self.identity else { return Ok(self.clone()) };
+        let (id, window, earlier) = (numbering.id(*number)?, numbering.window, Vec::new());
+        Ok(self.clone().with(DedupIdentity { id, window, earlier }))
+    }
+
+    /// Checks that the identities of a batch are of one kind, and numbers of one producer, and returns the first one; `None` for an
+    /// empty batch.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    pub fn kind_of(batch: &[Self]) -> Result<Option<&Identity>> {
+        let first = batch.first().map(|append| &append.identity);
+        match batch.iter().all(|append| first.is_some_and(|first| append.identity.is_like(first))) {
+            true => Ok(first),
+            false => {
+                Err(Error::new(ErrorKind::Unsupported, "a batch of appends with identities of several kinds"))
+            }
+        }
+    }
+
     /// Checks that it has no identity, for a backend that knows none.
     ///
     /// # Errors
@@ -131,15 +157,14 @@ impl Identity {
         }
     }
 
-    /// Returns the same, or, instead of a number, the dedup id that stands for it: for a backend that knows no numbers. The result
-    /// of a number is no duplicate, whatever that of its id is.
-    ///
-    /// # Errors
-    /// Those of [`Numbering::id`].
-    pub fn by_id(&self) -> Result<Self> {
-        let Self::Number(numbering, number) = self else { return Ok(self.clone()) };
-        let (id, window, earlier) = (numbering.id(*number)?, numbering.window, Vec::new());
-        Ok(DedupIdentity { id, window, earlier }.into())
+    /// Returns the result of an append of this identity by [the id](Append::by_id) that stands for it: a number is its producer's own,
+    /// and no duplicate.
+    #[must_use]
+    pub const fn told(&self, appended: Appended) -> Appended {
+        match self {
+            Self::Number(..) => Appended::new(appended.partition, appended.id),
+            _ => appended,
+        }
     }
 
     /// Whether an append may be sent again when its answer is lost: a second entry is not stored.
@@ -149,8 +174,7 @@ impl Identity {
     }
 
     /// Whether both are of one kind, and of one producer if they are numbers.
-    #[must_use]
-    pub fn is_like(&self, other: &Self) -> bool {
+    fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Number(mine, _), Self::Number(its, _)) => Arc::ptr_eq(mine, its) || mine == its,
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
@@ -210,14 +234,15 @@ impl Appended {
 /// Appends batch after batch for one producer: the next one is sent before the previous one is answered.
 ///
 /// Batches of one appender are stored in the order in which they were begun, within each partition. A batch that fails
-/// keeps later ones from being stored only if the connection broke. One of entries that are [repeatable](Identity::is_repeatable) can be
-/// begun again, before any later one of its partition was stored.
+/// keeps later ones from being stored only if it can be begun again, because the connection broke or the server takes nothing: then
+/// those that were begun behind it fail too, so that no later one of its partition is stored before.
 #[async_trait]
 pub trait Appender: Send {
     /// Begins to append a batch, after those that were begun before. It makes progress only while
-    /// [`finish`](Self::finish) is awaited. The [identities](Append::identity) of a batch are of one kind; those that
-    /// [look first](Identity::looks_first) are refused with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), as are all at an
-    /// appender of more than [`Durability::Stored`](crate::Durability::Stored).
+    /// [`finish`](Self::finish) is awaited. The [identities](Append::identity) of a batch are [of one kind](Append::kind_of). Those that
+    /// [look first](Identity::looks_first), and all at an appender of more than
+    /// [`Durability::Stored`](crate::Durability::Stored), may be refused with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported):
+    /// they are for [`Log::append`](crate::Log::append).
     fn begin(&mut self, batch: Arc<Vec<Append>>);
 
     /// Returns the results of the oldest batch that was begun and not reported yet: one result per entry, as

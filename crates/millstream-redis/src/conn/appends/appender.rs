@@ -13,6 +13,7 @@ use millstream_core::topic::TopicPartition;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::conn::appends::confirm::Confirm;
+use crate::conn::appends::during;
 use crate::conn::appends::part::Part;
 use crate::conn::connection::DEMOTED;
 use crate::conn::dial::Dial;
@@ -314,10 +315,6 @@ fn request(keys: &Keys, part: &Part, form: AppendForm) -> Request {
         confirm.add(&mut request);
     }
     request
-}
-
-fn during(error: Error, append: &Append) -> Error {
-    error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
 }
 
 /// About what an entry takes in a request: its bytes, the words around them, and the key.

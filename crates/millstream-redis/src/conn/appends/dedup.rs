@@ -2,15 +2,14 @@
 //!
 //! The calls are commands of a request like others, so requests follow each other without waiting for answers.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use millstream_core::error::{Error, Result};
+use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Keys;
 use millstream_core::log::{Append, Appended, DedupId, DedupIdentity, Identity, check_window};
-use millstream_core::topic::TopicPartition;
 
+use crate::conn::appends::calls::Calls;
 use crate::conn::appends::check_fields;
 use crate::conn::appends::part::Part;
 use crate::conn::appends::script::Script;
@@ -52,50 +51,13 @@ impl<'a> ShortId<'a> {
     }
 }
 
-/// How a part is divided into calls of the script.
-pub(crate) struct DedupCalls {
-    calls: Vec<DedupCall>,
-    /// Entries that cannot be appended so, with the reason.
-    refused: Vec<(usize, Error)>,
-}
-
-/// Entries of one partition with one window, by their positions in the part.
-struct DedupCall {
-    window: Duration,
-    at: Vec<usize>,
-    bytes: usize,
-}
+/// How a part is divided into calls of the script: entries of one partition with one window.
+pub(crate) type DedupCalls = Calls<Duration>;
 
 impl DedupCalls {
     /// Divides the entries of a part. Those of a partition keep their order.
-    pub(crate) fn new<'a>(entries: impl Iterator<Item = &'a Append>) -> Self {
-        let mut calls: Vec<DedupCall> = Vec::new();
-        let mut refused = Vec::new();
-        let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
-        for (at, append) in entries.enumerate() {
-            let window = match check(append) {
-                Ok(dedup) => dedup.window,
-                Err(error) => {
-                    refused.push((at, error));
-                    continue;
-                }
-            };
-            let (tp, bytes) = (&append.topic_partition, size(append));
-            let fits = |call: &DedupCall| {
-                call.window == window && call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1
-            };
-            match last.get(tp).copied().filter(|known| fits(&calls[*known])) {
-                Some(known) => {
-                    calls[known].at.push(at);
-                    calls[known].bytes += bytes;
-                }
-                None => {
-                    last.insert(tp, calls.len());
-                    calls.push(DedupCall { window, at: vec![at], bytes });
-                }
-            }
-        }
-        Self { calls, refused }
+    pub(crate) fn of_ids<'a>(entries: impl Iterator<Item = &'a Append>) -> Self {
+        Self::divided(entries, CALL, |append| Ok(check(append)?.window), |one, other| one == other)
     }
 
     /// Adds all calls. The first one carries the script, so that the server knows it for the others. With `asking`, an
@@ -119,7 +81,7 @@ impl DedupCalls {
             for key in [keys.log(tp), keys.dedup(tp), keys.dedup_old(tp)] {
                 request.arg(key.as_str().as_bytes());
             }
-            let window_ms = u64::try_from(call.window.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+            let window_ms = u64::try_from(call.key.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
             request.arg(Digits::number(window_ms).as_bytes());
             request.arg(Digits::number(call.at.len() as u64).as_bytes());
             for at in &call.at {
@@ -145,17 +107,13 @@ impl DedupCalls {
         replies: &mut Replies<'_>,
         asking: bool,
     ) -> Vec<Result<Appended>> {
-        let mut results: Vec<_> =
-            (0..part.len()).map(|_| Err(unexpected("no answer to an append"))).collect();
-        for (at, error) in &self.refused {
-            results[*at] = Err(error.clone());
-        }
+        let mut results = self.unanswered(part.len());
         for call in &self.calls {
             if asking {
                 // Its failure shows in the reply behind it.
                 let _ = replies.next();
             }
-            match call.ids(replies) {
+            match ids(call.at.len(), replies) {
                 Ok((ids, duplicates)) => {
                     let partition = part.get(call.at[0]).topic_partition.partition;
                     for (at, id) in call.at.iter().zip(&ids) {
@@ -172,28 +130,25 @@ impl DedupCalls {
     }
 }
 
-impl DedupCall {
-    /// Reads the answer to one call: the ids of its entries, and which of these were stored before.
-    fn ids(&self, replies: &mut Replies<'_>) -> Result<(Vec<MessageId>, Vec<usize>)> {
-        let count = self.at.len();
-        let mut reply = replies.next()?;
-        let wrong = |what: &str| unexpected(format_args!("{what} for {count} entries with dedup ids"));
-        if reply.array()? != Some(2) || reply.array()? != Some(count) {
-            return Err(wrong("not as many ids"));
-        }
-        let ids = (0..count).map(|_| reply.id()).collect::<Result<_>>()?;
-        let mut duplicates = Vec::new();
-        for _ in 0..reply.array()?.unwrap_or(0) {
-            match reply.head()? {
-                Head::Int(n) => {
-                    let n = usize::try_from(n).ok().filter(|n| (1..=count).contains(n));
-                    duplicates.push(n.ok_or_else(|| wrong("a number of none"))? - 1);
-                }
-                _ => return Err(wrong("no number of a duplicate")),
-            }
-        }
-        Ok((ids, duplicates))
+/// Reads the answer to a call with this many entries: their ids, and which of them were stored before.
+fn ids(count: usize, replies: &mut Replies<'_>) -> Result<(Vec<MessageId>, Vec<usize>)> {
+    let mut reply = replies.next()?;
+    let wrong = |what: &str| unexpected(format_args!("{what} for {count} entries with dedup ids"));
+    if reply.array()? != Some(2) || reply.array()? != Some(count) {
+        return Err(wrong("not as many ids"));
     }
+    let ids = (0..count).map(|_| reply.id()).collect::<Result<_>>()?;
+    let mut duplicates = Vec::new();
+    for _ in 0..reply.array()?.unwrap_or(0) {
+        match reply.head()? {
+            Head::Int(n) => {
+                let n = usize::try_from(n).ok().filter(|n| (1..=count).contains(n));
+                duplicates.push(n.ok_or_else(|| wrong("a number of none"))? - 1);
+            }
+            _ => return Err(wrong("no number of a duplicate")),
+        }
+    }
+    Ok((ids, duplicates))
 }
 
 /// Checks what the server would refuse, or accept although others would not.
@@ -204,10 +159,6 @@ pub(crate) fn check(append: &Append) -> Result<&DedupIdentity> {
     check_window(dedup.window)?;
     check_fields(append.fields.len())?;
     Ok(dedup)
-}
-
-pub(crate) fn size(append: &Append) -> usize {
-    append.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 #[cfg(test)]

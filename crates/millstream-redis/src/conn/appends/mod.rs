@@ -1,6 +1,7 @@
 //! Connections of producers: one that requests follow each other on, and what all producers of a process share.
 
 pub(crate) mod appender;
+pub(crate) mod calls;
 pub(crate) mod confirm;
 pub(crate) mod dedup;
 pub(crate) mod dictionaries;
@@ -11,6 +12,7 @@ pub(crate) mod part;
 pub(crate) mod script;
 
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::log::Append;
 use millstream_core::wire::MAX_BODY_FIELDS;
 
 /// Checks the number of fields of an entry that a script appends: it passes their names and values to a command at once. Readers
@@ -26,4 +28,9 @@ pub(crate) fn check_fields(fields: usize) -> Result<()> {
             Err(Error::new(ErrorKind::TooLarge, why))
         }
     }
+}
+
+/// Returns the error of an append, which says where.
+pub(crate) fn during(error: Error, append: &Append) -> Error {
+    error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
 }

@@ -18,12 +18,13 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Keys;
-use millstream_core::log::{Append, Appended, Durability};
+use millstream_core::log::{Appended, Durability};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::conn::appends::appender::{AppendForm, StreamAppender, size};
 use crate::conn::appends::confirm::Confirm;
+use crate::conn::appends::during;
 use crate::conn::appends::packed::Packings;
 use crate::conn::appends::part::Part;
 use crate::conn::dial::Dial;
@@ -317,20 +318,16 @@ fn is_refusal(result: &Result<Appended>) -> bool {
 }
 
 fn not_sent(part: &Part) -> Results {
-    let error = |append: &Append| {
-        let error = Error::new(ErrorKind::Unavailable, "not sent, the connection failed meanwhile");
-        error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
-    };
-    part.iter().map(|append| Err(error(append))).collect()
+    failed(part, ErrorKind::Unavailable, "not sent, the connection failed meanwhile")
 }
 
 fn given_up(part: &Part) -> Results {
-    let error = |append: &Append| {
-        let why = "the runtime of the shared connection has ended, the message may or may not be stored";
-        let error = Error::new(ErrorKind::Unconfirmed, why);
-        error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
-    };
-    part.iter().map(|append| Err(error(append))).collect()
+    let why = "the runtime of the shared connection has ended, the message may or may not be stored";
+    failed(part, ErrorKind::Unconfirmed, why)
+}
+
+fn failed(part: &Part, kind: ErrorKind, why: &str) -> Results {
+    part.iter().map(|append| Err(during(Error::new(kind, why), append))).collect()
 }
 
 impl NodeAppender {

@@ -4,7 +4,6 @@
 //! the transaction's record, and changes its expiry if there is one: then the transaction has been executed before, and is not
 //! executed again. Nothing is asked first, and no answer is awaited in between.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -12,8 +11,8 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::{Key, Keys};
 use millstream_core::log::{Append, Identity, Numbering};
-use millstream_core::topic::TopicPartition;
 
+use crate::conn::appends::calls::Calls;
 use crate::conn::appends::check_fields;
 use crate::conn::appends::part::Part;
 use crate::conn::replies::resp::{Head, Replies};
@@ -48,52 +47,19 @@ impl Numbers {
     }
 }
 
-/// How a part is divided into transactions.
-pub(crate) struct NumberedCalls {
-    calls: Vec<NumberedCall>,
-    /// Entries that cannot be appended so, with the reason.
-    refused: Vec<(usize, Error)>,
-}
-
-/// Entries of one partition, by their positions in the part.
-struct NumberedCall {
-    /// Number of the first one, by which the transaction is known.
-    number: u64,
-    at: Vec<usize>,
-    bytes: usize,
-}
+/// How a part is divided into transactions: entries of one partition, and the number of the first one, by which the transaction is
+/// known.
+pub(crate) type NumberedCalls = Calls<u64>;
 
 impl NumberedCalls {
     /// Divides entries with numbers. The same entries of a partition are always divided in the same way, also when
     /// they are behind others that have their results.
-    pub(crate) fn new<'a>(entries: impl Iterator<Item = &'a Append>) -> Self {
-        let mut calls: Vec<NumberedCall> = Vec::new();
-        let mut refused = Vec::new();
-        let mut last: HashMap<&TopicPartition, usize> = HashMap::new();
-        for (at, append) in entries.enumerate() {
-            let Identity::Number(_, number) = append.identity else {
-                refused.push((at, unexpected("an entry without a number")));
-                continue;
-            };
-            if let Err(error) = check_fields(append.fields.len()) {
-                refused.push((at, error));
-                continue;
-            }
-            let bytes: usize = append.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
-            let tp = &append.topic_partition;
-            let fits = |call: &NumberedCall| call.at.len() < CALL.0 && call.bytes + bytes <= CALL.1;
-            match last.get(tp).copied().filter(|known| fits(&calls[*known])) {
-                Some(known) => {
-                    calls[known].at.push(at);
-                    calls[known].bytes += bytes;
-                }
-                None => {
-                    last.insert(tp, calls.len());
-                    calls.push(NumberedCall { number, at: vec![at], bytes });
-                }
-            }
-        }
-        Self { calls, refused }
+    pub(crate) fn of_numbers<'a>(entries: impl Iterator<Item = &'a Append>) -> Self {
+        let number = |append: &Append| match append.identity {
+            Identity::Number(_, number) => check_fields(append.fields.len()).map(|()| number),
+            _ => Err(unexpected("an entry without a number")),
+        };
+        Self::divided(entries, CALL, number, |_, _| true)
     }
 
     /// Adds the commands of all transactions. With `asking`, an `ASKING` precedes each: it counts up to the end of a
@@ -113,7 +79,7 @@ impl NumberedCalls {
         let window = numbers.window_ms.as_bytes();
         for call in &self.calls {
             let tp = &part.get(call.at[0]).topic_partition;
-            let (log, record) = (keys.log(tp), keys.numbered(tp, numbers.producer, call.number));
+            let (log, record) = (keys.log(tp), keys.numbered(tp, numbers.producer, call.key));
             let record = record.as_str().as_bytes();
             let watch: [&[&[u8]]; 4] =
                 [&[b"WATCH", record], &[b"PEXPIRE", record, window], &[b"GET", record], &[b"MULTI"]];
@@ -146,12 +112,9 @@ impl NumberedCalls {
         replies: &mut Replies<'_>,
         asking: bool,
     ) -> Vec<Result<MessageId>> {
-        let mut results: Vec<_> = (0..entries).map(|_| Err(unexpected("no answer to an append"))).collect();
-        for (at, error) in &self.refused {
-            results[*at] = Err(error.clone());
-        }
+        let mut results = self.unanswered(entries);
         for call in &self.calls {
-            match call.ids(replies, asking, numbers) {
+            match ids(call.at.len(), replies, asking, numbers) {
                 Ok(ids) => {
                     for (at, id) in call.at.iter().zip(ids) {
                         results[*at] = id;
@@ -164,45 +127,40 @@ impl NumberedCalls {
     }
 }
 
-impl NumberedCall {
-    /// Reads all answers to one transaction.
-    fn ids(
-        &self,
-        replies: &mut Replies<'_>,
-        asking: bool,
-        numbers: &Numbers,
-    ) -> Result<Vec<Result<MessageId>>> {
-        let count = self.at.len();
-        let (mut refused, mut recorded) = (None, None);
-        // What comes before `EXEC`: the commands in front of the transaction, and for each in it that it is queued.
-        for _ in 0..4 * (1 + usize::from(asking)) + 1 + count {
-            let reply = replies.next()?;
-            if let Ok(Head::Text(text)) = reply.clone().head() {
-                // Only `GET` is answered so.
-                recorded = Some(text);
-            }
-            refused = refused.or(reply.ok().err());
+/// Reads all answers to a transaction of this many entries.
+fn ids(
+    count: usize,
+    replies: &mut Replies<'_>,
+    asking: bool,
+    numbers: &Numbers,
+) -> Result<Vec<Result<MessageId>>> {
+    let (mut refused, mut recorded) = (None, None);
+    // What comes before `EXEC`: the commands in front of the transaction, and for each in it that it is queued.
+    for _ in 0..4 * (1 + usize::from(asking)) + 1 + count {
+        let reply = replies.next()?;
+        if let Ok(Head::Text(text)) = reply.clone().head() {
+            // Only `GET` is answered so.
+            recorded = Some(text);
         }
-        let mut exec = replies.next()?;
-        match (exec.array(), recorded) {
-            (Ok(Some(len)), _) if len == count + 1 => {
-                if let Some(error) = refused {
-                    // Stored, as what is queued without a doubt. What comes next is not.
-                    let _ = numbers.refused.set(error.during("watch what was appended"));
-                }
-                exec.head()?;
-                Ok((0..count).map(|_| exec.id()).collect())
+        refused = refused.or(reply.ok().err());
+    }
+    let mut exec = replies.next()?;
+    match (exec.array(), recorded) {
+        (Ok(Some(len)), _) if len == count + 1 => {
+            if let Some(error) = refused {
+                // Stored, as what is queued without a doubt. What comes next is not.
+                let _ = numbers.refused.set(error.during("watch what was appended"));
             }
-            (Ok(Some(len)), _) => Err(unexpected(format_args!("{len} replies to {count} entries"))),
-            // The reason why it was not executed is in front of it.
-            (Err(error), _) => Err(refused.unwrap_or(error)),
-            (Ok(None), Some(record)) => {
-                recorded_ids(record, count).map(|ids| ids.into_iter().map(Ok).collect())
-            }
-            (Ok(None), None) => {
-                let why = "not stored again, another connection is storing it at this moment";
-                Err(refused.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, why)))
-            }
+            exec.head()?;
+            Ok((0..count).map(|_| exec.id()).collect())
+        }
+        (Ok(Some(len)), _) => Err(unexpected(format_args!("{len} replies to {count} entries"))),
+        // The reason why it was not executed is in front of it.
+        (Err(error), _) => Err(refused.unwrap_or(error)),
+        (Ok(None), Some(record)) => recorded_ids(record, count).map(|ids| ids.into_iter().map(Ok).collect()),
+        (Ok(None), None) => {
+            let why = "not stored again, another connection is storing it at this moment";
+            Err(refused.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, why)))
         }
     }
 }

@@ -85,9 +85,9 @@ impl Part {
                 packings.divide(self.iter()).map(|packs| Calls::Packed(Arc::new(packs)))
             }
             PartForm::Numbered(_) => {
-                Some(Calls::Numbered(Arc::new(numbered::NumberedCalls::new(self.iter()))))
+                Some(Calls::Numbered(Arc::new(numbered::NumberedCalls::of_numbers(self.iter()))))
             }
-            PartForm::Dedup(_) => Some(Calls::Dedup(Arc::new(dedup::DedupCalls::new(self.iter())))),
+            PartForm::Dedup(_) => Some(Calls::Dedup(Arc::new(dedup::DedupCalls::of_ids(self.iter())))),
         };
         Self { calls, ..self }
     }

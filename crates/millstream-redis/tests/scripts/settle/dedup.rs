@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::ErrorKind;
-use millstream_core::log::{Append, Appended, Appender, DedupId, DedupIdentity, Durability, Log};
-use millstream_core::topic::TopicPartition;
+use millstream_core::log::{
+    Append, Appended, Appender, DedupId, DedupIdentity, Durability, Log, UniqueIdentity,
+};
+use millstream_core::topic::{Partition, TopicPartition};
 use millstream_redis::{RedisBackend, RedisConfig};
 use redis::Value;
 use tokio::time::timeout;
@@ -226,4 +228,27 @@ async fn a_server_without_memory_refuses_a_request_as_a_whole() {
     assert_eq!(names(&mut bench, &dedup).await, [b"before"]);
     bench.cmd("CONFIG SET maxmemory 0").await;
     assert!(bench.backend.append(&batch).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
+async fn an_appender_refuses_what_looks_first_and_ids_that_are_to_be_confirmed() {
+    let bench = Bench::new().await;
+    let id = || DedupId::new("a").expect("an id");
+    let append = || Append::new(bench.tp.clone(), message("x"));
+    let earlier = DedupIdentity { id: id(), window: HOUR, earlier: vec![Partition(7)] };
+    let unique = UniqueIdentity { id: id(), send: 1, earlier: Vec::new() };
+    for (durability, append) in [
+        (Durability::Stored, append().with(earlier)),
+        (Durability::Stored, append().with(unique)),
+        (Durability::Fsynced, item(&bench.tp, "a", "x")),
+    ] {
+        let mut appender = bench.backend.appender(durability).expect("an appender");
+        // In their order, behind one that is stored or refused by itself.
+        appender.begin(Arc::new(vec![Append::new(bench.tp.clone(), message("y"))]));
+        appender.begin(Arc::new(vec![append]));
+        appender.finish().await;
+        let results = timeout(Duration::from_secs(60), appender.finish()).await.expect("an answer");
+        let kinds: Vec<_> = results.iter().map(|result| result.as_ref().map_err(|it| it.kind())).collect();
+        assert_eq!(kinds, [Err(ErrorKind::Unsupported)]);
+    }
 }
