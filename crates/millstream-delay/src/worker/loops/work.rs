@@ -127,7 +127,7 @@ impl Job {
     /// may have come late. If a worker died during the task, the begin is first reported to the server: otherwise
     /// answers that are lost again and again would look like a task that kills workers.
     async fn leave(&self, context: &Context) -> Leave {
-        let monitor = LoopMonitor::unlisted("extend", Scope::Shard(self.shard.clone()));
+        let mut monitor: Option<LoopMonitor> = None;
         loop {
             // Read in each round: the task may have been claimed again for this job.
             let (token, deadline) = self.holding.claim();
@@ -139,6 +139,9 @@ impl Job {
             if self.task.crashes == 0 {
                 return Leave::Granted;
             }
+            // If this job ends during an outage, the next one reports that the server answers again.
+            let scope = || Scope::Shard(self.shard.clone());
+            let monitor = monitor.get_or_insert_with(|| context.loops.monitor("extend", scope()));
             let told = tokio::select! {
                 biased;
                 () = context.stop.cancelled() => return Leave::Ending,
