@@ -31,7 +31,7 @@ pub mod upkeep;
 mod user_code;
 
 pub use decisions::{assignment, continuity, error_groups, fingerprint, pages, retention, suspension};
-pub use message::{codec, dedup, delivered, envelope, history, trace, unique, wire};
+pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{
     audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, recurring, schedule,

@@ -137,7 +137,7 @@ pub struct TopicSpec {
     /// restored. The backend sets it; the value that a caller passes when it creates a topic is ignored.
     pub generation: u64,
     /// Numbers of partitions that the topic had before it grew, oldest first: by these, messages with a
-    /// [unique id](crate::unique) that are not settled may be in other partitions. The backend sets it, as the generation.
+    /// [unique id](crate::log::Identity::Unique) that are not settled may be in other partitions. The backend sets it, as the generation.
     pub earlier: Vec<u32>,
 }
 

@@ -11,7 +11,7 @@ use millstream_lua as lua;
 pub enum Access {
     /// Sends messages, also scheduled and recurring ones.
     Producer,
-    /// Sends messages as a producer does, also with [unique ids](millstream_core::unique): whether a message is settled shows
+    /// Sends messages as a producer does, also with [unique ids](millstream_core::log::Identity::Unique): whether a message is settled shows
     /// in the log and in the retries of all groups, so it may read and write both. A producer of [packed](millstream_core::packing) topics
     /// needs these rights, too: a pack gets an id that has room before it, which shows in the log. So does a producer that is to trim its
     /// topic by a lossy [retention](millstream_core::Retention).

@@ -1,6 +1,7 @@
 //! The message: envelope, its wire form, receipts and dead letters, the codec of the payload, attempt history and trace
 //! context.
 
+pub(crate) mod append;
 pub mod codec;
 pub(crate) mod dead_letter;
 pub(crate) mod dead_letter_retention;
@@ -12,5 +13,4 @@ pub mod history;
 pub(crate) mod operation;
 pub(crate) mod receipt;
 pub mod trace;
-pub mod unique;
 pub mod wire;

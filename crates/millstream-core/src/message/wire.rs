@@ -42,7 +42,7 @@ pub const FORM_OF_PACKS: &str = "2";
 pub const PACK: &str = "mq:pack";
 /// The messages of a pack.
 pub const PACK_MESSAGES: &str = "mq:messages";
-/// Id of an entry that is [unique](crate::unique): the first field of its body.
+/// Id of an entry that is [unique](crate::log::Identity::Unique): the first field of its body.
 pub const UNIQUE: &str = "mq:unique";
 /// Redelivery: number of the attempt that this delivery is (2 for the first retry).
 pub const ATTEMPT: &str = "attempt";

@@ -3,8 +3,6 @@
 //! A partition has one *log* that all groups read, and per group one *retry log* for messages that return to that group
 //! alone: retries that are due and replayed dead letters. A group reads both; no other group reads its retry log.
 
-mod append;
-
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,10 +23,10 @@ use crate::sorted::SortedSet;
 use crate::topic::{Retention, TopicPartition};
 use crate::wire::Fields;
 
+pub use crate::message::append::{Append, Appended, DedupIdentity, Identity, UniqueIdentity, unique_id_of};
 pub use crate::message::dedup::{DedupId, Numbering, check_window};
 pub use crate::message::durability::Durability;
 pub use crate::message::receipt::{InPack, Receipt, Source};
-pub use append::{Append, Appended, Appender, DedupIdentity, Identity, UniqueIdentity};
 
 /// Entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
 #[derive(Clone, Debug)]
@@ -385,6 +383,31 @@ pub trait Log: Send + Sync {
         let _ = partitions;
         Err(unsupported("Log::lengths"))
     }
+}
+
+/// Appends batch after batch for one producer: the next one is sent before the previous one is answered.
+///
+/// Batches of one appender are stored in the order in which they were begun, within each partition. A batch that fails
+/// keeps later ones from being stored only if it can be begun again, because the connection broke or the server takes nothing: then
+/// those that were begun behind it fail too, so that no later one of its partition is stored before.
+#[async_trait]
+pub trait Appender: Send {
+    /// Begins to append a batch, after those that were begun before. It makes progress only while
+    /// [`finish`](Self::finish) is awaited. The [identities](Append::identity) of a batch are [of one kind](Append::kind_of). Those that
+    /// [look first](Identity::looks_first), and all at an appender of more than
+    /// [`Durability::Stored`](crate::Durability::Stored), may be refused with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported):
+    /// they are for [`Log::append`](crate::Log::append).
+    fn begin(&mut self, batch: Arc<Vec<Append>>);
+
+    /// Returns the results of the oldest batch that was begun and not reported yet: one result per entry, as
+    /// [`Log::append`](crate::Log::append) returns them. Without such a batch it returns an empty list at once.
+    ///
+    /// An entry that was stored, but did not reach the [`Durability`](crate::Durability) of the appender in time, has the error
+    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). Where the server cannot give this durability at all,
+    /// nothing is stored, and the error is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    ///
+    /// Dropping this future loses nothing: the next call continues.
+    async fn finish(&mut self) -> Vec<Result<Appended>>;
 }
 
 /// Appender that [appends](Log::append) one batch after the other.

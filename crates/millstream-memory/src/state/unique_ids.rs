@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::id::MessageId;
-use millstream_core::log::{Append, Appended, DedupId, Source, UniqueIdentity};
-use millstream_core::{Result, Timestamp, TopicPartition, unique, wire};
+use millstream_core::log::{Append, Appended, DedupId, Source, UniqueIdentity, unique_id_of};
+use millstream_core::{Result, Timestamp, TopicPartition, wire};
 
 use super::{Group, Partition, State};
 
@@ -98,7 +98,7 @@ impl Partition {
         let mut cursors = self.live().filter_map(|group| group.cursor.as_ref()).peekable();
         let unread = cursors.peek().is_none()
             || cursors.any(|cursor| cursor.delivered < origin || cursor.pending.contains_key(&origin));
-        let is_it = |fields: &wire::Fields| unique::id_of(fields) == Some(id.as_bytes());
+        let is_it = |fields: &wire::Fields| unique_id_of(fields) == Some(id.as_bytes());
         unread && self.log.get(origin).is_some_and(is_it)
     }
 
@@ -131,7 +131,7 @@ impl Group {
         self.retry.above(MessageId::ZERO).filter_map(move |(id, fields)| {
             let body = wire::body_of(Source::Retry, fields);
             let (name, origin) = fields.get(1).filter(|_| body.len() < fields.len())?;
-            let id = unique::id_of(body).filter(|_| name == wire::ORIGIN && unsettled(id))?;
+            let id = unique_id_of(body).filter(|_| name == wire::ORIGIN && unsettled(id))?;
             Some((origin, id))
         })
     }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use millstream_core::capability::unsupported;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::log::{Append, Appended, Appender, Durability, Identity, Numbering, check_window};
@@ -116,7 +117,8 @@ impl LogAppender {
                 }
                 begun
             }
-            _ => self.sent(batch, PartForm::Plain(self.inner.packings.clone())),
+            None | Some(Identity::None) => self.sent(batch, PartForm::Plain(self.inner.packings.clone())),
+            Some(_) => Begun::refused(batch, &unsupported("this identity")),
         };
         self.begun.push_back(begun);
     }

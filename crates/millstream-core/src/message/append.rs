@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::capability::Capability;
@@ -231,27 +230,28 @@ impl Appended {
     }
 }
 
-/// Appends batch after batch for one producer: the next one is sent before the previous one is answered.
-///
-/// Batches of one appender are stored in the order in which they were begun, within each partition. A batch that fails
-/// keeps later ones from being stored only if it can be begun again, because the connection broke or the server takes nothing: then
-/// those that were begun behind it fail too, so that no later one of its partition is stored before.
-#[async_trait]
-pub trait Appender: Send {
-    /// Begins to append a batch, after those that were begun before. It makes progress only while
-    /// [`finish`](Self::finish) is awaited. The [identities](Append::identity) of a batch are [of one kind](Append::kind_of). Those that
-    /// [look first](Identity::looks_first), and all at an appender of more than
-    /// [`Durability::Stored`](crate::Durability::Stored), may be refused with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported):
-    /// they are for [`Log::append`](crate::Log::append).
-    fn begin(&mut self, batch: Arc<Vec<Append>>);
+/// Returns the unique id of an entry, by its body: see [`body_of`](crate::wire::body_of).
+#[must_use]
+pub fn unique_id_of(body: &[Field]) -> Option<&[u8]> {
+    body.first().filter(|(name, _)| name == UNIQUE).map(|(_, id)| &id[..])
+}
 
-    /// Returns the results of the oldest batch that was begun and not reported yet: one result per entry, as
-    /// [`Log::append`](crate::Log::append) returns them. Without such a batch it returns an empty list at once.
-    ///
-    /// An entry that was stored, but did not reach the [`Durability`](crate::Durability) of the appender in time, has the error
-    /// [`ErrorKind::Unconfirmed`](crate::ErrorKind::Unconfirmed). Where the server cannot give this durability at all,
-    /// nothing is stored, and the error is [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
-    ///
-    /// Dropping this future loses nothing: the next call continues.
-    async fn finish(&mut self) -> Vec<Result<Appended>>;
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn an_entry_begins_with_its_id() {
+        let field = |name: &'static str| (Bytes::from_static(name.as_bytes()), Bytes::from_static(b"x"));
+        let topic_partition = TopicPartition::new("t".parse().expect("a name"), 0);
+        let append = Append::new(topic_partition, vec![field("payload"), field("key")]);
+        let id = DedupId::new(&b"a\xff"[..]).expect("an id");
+        let fields = append.with(UniqueIdentity { id, send: 1, earlier: Vec::new() }).stored_fields();
+        assert_eq!(unique_id_of(&fields), Some(&b"a\xff"[..]));
+        assert_eq!(fields[1..], [field("payload"), field("key")]);
+        assert_eq!(unique_id_of(&fields[1..]), None);
+        assert_eq!(unique_id_of(&[field("payload"), field(UNIQUE)]), None, "it stands first");
+    }
 }
