@@ -181,7 +181,7 @@ impl Identity {
     }
 
     /// Whether other partitions, or groups, are looked at before the entry is stored: such entries are appended with
-    /// [`Log::append`](crate::Log::append), and not with an [`Appender`].
+    /// [`Log::append`](crate::Log::append), and not with an [`Appender`](crate::Appender).
     #[must_use]
     pub fn looks_first(&self) -> bool {
         match self {
