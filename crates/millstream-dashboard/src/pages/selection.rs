@@ -211,6 +211,16 @@ mod tests {
         assert_eq!(parse_when(&shown, now), Some(Timestamp::from_millis(1_769_860_800_123)), "{shown}");
     }
 
+    /// One that is missing would be dropped by the form that acts on all that match.
+    #[test]
+    fn each_condition_that_can_be_entered_is_passed_on() {
+        let fields = fields(&Params::default(), &Redaction::default(), true);
+        assert!(fields.len() > 5);
+        for field in fields {
+            assert!(NAMES.contains(&field.name), "{}", field.name);
+        }
+    }
+
     #[test]
     fn ends_are_text_and_back() {
         let ends =
