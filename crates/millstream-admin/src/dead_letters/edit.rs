@@ -1,6 +1,7 @@
 //! Changes of a message before it is replayed.
 
 use bytes::Bytes;
+use millstream_core::log::unique_id_of;
 use millstream_core::wire::{Field, Fields, HEADER, KEY, PAYLOAD};
 
 /// Changes of a message before it is replayed. Unknown fields stay as they are.
@@ -31,6 +32,9 @@ impl Edit {
         let named = self.set_headers.iter().map(|(name, _)| name).chain(&self.remove_headers);
         let mut replaced: Vec<Bytes> = named.map(|name| header(name)).collect();
         let mut fields = Fields::with_capacity(body.len() + 2 + self.set_headers.len());
+        // Its place says what it is: behind other fields the id would be in use no more.
+        let (unique, body) = body.split_at(usize::from(unique_id_of(body).is_some()));
+        fields.extend_from_slice(unique);
         if let Some(payload) = &self.payload {
             replaced.push(Bytes::from_static(PAYLOAD.as_bytes()));
             fields.push((Bytes::from_static(PAYLOAD.as_bytes()), payload.clone()));
@@ -74,6 +78,17 @@ mod tests {
         assert_eq!(read(&Edit { key: Some(None), ..Edit::default() }.apply(&body)).key, None);
         let key = Edit { key: Some(Some("z".into())), ..Edit::default() };
         assert_eq!(read(&key.apply(&body)).key, Some("z".into()));
+    }
+
+    #[test]
+    fn a_unique_id_stays_in_front() {
+        let id: Field = (wire::UNIQUE.into(), "a".into());
+        let body: Fields = [id.clone()].into_iter().chain(wire::encode(&Envelope::new("old"))).collect();
+        let edit = Edit { payload: Some("new".into()), key: Some(Some("k".into())), ..Edit::default() };
+        let edited = edit.apply(&body);
+        assert_eq!(edited[0], id);
+        assert_eq!(edited.iter().filter(|(name, _)| name == wire::UNIQUE).count(), 1);
+        assert_eq!(read(&edited[1..]), Envelope::new("new").with_key("k"));
     }
 
     #[test]

@@ -300,6 +300,10 @@ async fn letters_are_purged_after_a_question() {
     let all = ids(&cli.json("dlq list orders billing"));
     assert_eq!(cli.json("dlq purge orders billing --all -n")["count"], 6);
     assert!(cli.fails(2, "dlq purge orders billing --all").contains("--yes"));
+    // A variable of a script that is empty selects nothing.
+    for empty in ["--error=", "--filter="] {
+        cli.fails(2, &format!("dlq purge orders billing {empty} --yes"));
+    }
     assert_eq!(cli.json(["dlq", "purge", "orders", "billing", &all[0], &all[1], "--yes"])["count"], 2);
     assert_eq!(cli.json("dlq purge orders billing --reason rejected --yes")["count"], 2);
     assert_eq!(ids(&cli.json("dlq list orders billing")), [all[3].clone(), all[5].clone()]);

@@ -170,7 +170,7 @@ async fn dead_tasks_are_listed_replayed_and_purged() {
     assert_eq!(dry["sample"][1]["task"], "b");
     let ran = cli.run("queue dead replay mails a x");
     assert_eq!((ran.code, ran.stdout.as_str()), (1, "1 dead task replayed\n"), "{ran:?}");
-    assert!(ran.stderr.starts_with("x: it is not dead\n"), "{ran:?}");
+    assert!(ran.stderr.starts_with("x: no dead task of it matches\n"), "{ran:?}");
     let waits = mails.get("a").await.expect("asked").expect("it waits again");
     assert_eq!(waits.payload().expect("a payload"), "mail a");
     assert!(waits.due <= (std::time::SystemTime::now() + Duration::from_secs(60)).into(), "now");
@@ -183,6 +183,10 @@ async fn dead_tasks_are_listed_replayed_and_purged() {
     assert_eq!(mails.dead().count().await.expect("a count"), 2);
     assert_eq!(cli.json("queue dead purge mails b --yes")["count"], 1);
     assert_eq!(cli.json("queue dead list mails")[0]["task"], "c");
+    mails.schedule("another").id("c").await.expect("scheduled");
+    let refused = cli.fails(1, "queue dead replay mails --all --yes");
+    assert!(refused.contains("1 dead task could not be replayed"), "{refused}");
+    assert_eq!(cli.json("queue cancel mails c --yes")["done"], json!(["c"]));
     assert_eq!(cli.json("queue dead replay mails --all --yes")["count"], 1);
     die(&mails, 2).await;
     assert_eq!(cli.json("queue dead purge mails --all --yes")["count"], 2);

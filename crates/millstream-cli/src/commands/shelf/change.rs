@@ -66,16 +66,20 @@ pub(in crate::commands) async fn change(
     let count = to_the_end(acting.run()).await?;
     let changed = Changed::<Shown<'_>> { count, missing, sample: Vec::new(), dry_run: false };
     cx.output.show(&changed, |_| format!("{} {done}", human::of(count, one, many)))?;
+    let ended = chosen.end(cx, kind, &changed.missing);
     if count < matched {
         let rest = human::of(matched - count, one, many);
         match kind {
             Kind::Retries => cx.output.note(&format!("{rest} did not wait any more")),
-            Kind::Tasks if chosen.all => {}
+            // Somebody else deletes them, too.
+            Kind::Tasks if chosen.all && action == ShelfAction::Drop => {
+                cx.output.note(&format!("{rest} were not there any more"));
+            }
             Kind::Tasks => bail!("{rest} could not be {done}: deleted meanwhile, or the id is in use"),
             Kind::Letters => bail!("{rest} skipped: deleted meanwhile, or claimed by others"),
         }
     }
-    chosen.end(cx, kind, &changed.missing)
+    ended
 }
 
 impl Chosen {
@@ -111,9 +115,9 @@ impl Chosen {
     /// Returns the result after everything was shown.
     pub(in crate::commands) fn end(&self, cx: &Context, kind: Kind, missing: &[String]) -> Result<Exit> {
         let why = match kind {
-            Kind::Letters => "there is no such dead letter",
-            Kind::Retries => "it does not wait for a retry",
-            Kind::Tasks => "it is not dead",
+            Kind::Letters => "no such dead letter matches",
+            Kind::Retries => "no retry of it matches",
+            Kind::Tasks => "no dead task of it matches",
         };
         for id in missing {
             cx.output.note(&format!("{}: {why}", sanitize::line(id.as_bytes())));

@@ -9,6 +9,7 @@ pub(in crate::commands) mod view;
 use anyhow::Result;
 use bytes::Bytes;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use millstream::admin::{Filter, Shelf, ShelfFilter};
 use millstream::crates::core::{Fingerprint, QueueName};
 use millstream::{ErrorKind, MessageId, Partition, Reason, Timestamp};
@@ -103,7 +104,7 @@ struct MessageWanted {
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
     /// Those with this text in the error of the last attempt
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     error: Option<String>,
     /// Those with the error of this fingerprint, which `errors` shows
     #[arg(long, value_name = "FINGERPRINT")]
@@ -115,7 +116,7 @@ struct MessageWanted {
     #[arg(long, value_name = "NAME[=VALUE]")]
     header: Option<String>,
     /// Those with this text in their payload
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     filter: Option<String>,
 }
 

@@ -158,7 +158,7 @@ async fn a_released_retry_is_handled_at_once() {
     assert!(cli.fails(2, "retries now orders billing --all").contains("--yes"));
     let gone = cli.run(&named);
     assert_eq!((gone.code, gone.stdout.as_str()), (1, "0 retries made due now\n"), "{gone:?}");
-    assert!(gone.stderr.contains("it does not wait for a retry"), "{gone:?}");
+    assert!(gone.stderr.contains("no retry of it matches"), "{gone:?}");
     assert!(gone.stderr.contains("1 of 1 id not found"), "{gone:?}");
     assert_eq!(cli.ok("retries now orders billing --all --yes"), "3 retries made due now\n");
     for _ in 0..3 {
