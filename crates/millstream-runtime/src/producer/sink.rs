@@ -284,7 +284,9 @@ impl Sink<Append> for ToLog {
 
     fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {
         let direct = !self.in_turn.is_busy() && (self.appending > 0 || !self.bounded.is_bound());
-        let direct = direct && !batch.iter().any(|append| append.identity.looks_first());
+        // What is plain looks at nothing, and is not looked at.
+        let looks_first = || batch.iter().any(|append| append.identity.looks_first());
+        let direct = direct && !(self.is_recognised && looks_first());
         match &mut self.appender {
             Some(appender) if direct => {
                 appender.begin(batch);
@@ -329,6 +331,9 @@ impl Sink<Append> for ToLog {
             .zip(results)
             .filter(|(_, result)| result.as_ref().is_ok_and(|it| !it.is_duplicate));
         produced(new.map(|(message, _)| &message.topic_partition), observer);
+        if !self.is_recognised {
+            return;
+        }
         let duplicates = results.iter().flatten().filter(|appended| appended.is_duplicate).count();
         if duplicates > 0 {
             observer.observe(&Event::Deduplicated { topic, messages: duplicates });
