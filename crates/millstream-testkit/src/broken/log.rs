@@ -21,6 +21,9 @@ use super::{Broken, Mutant};
 impl Log for Broken {
     async fn append(&self, batch: &[Append]) -> Vec<Result<Appended>> {
         let mut batch = batch.to_vec();
+        if let Err(error) = Append::kind_of(&batch) {
+            return batch.iter().map(|_| Err(error.clone())).collect();
+        }
         if let Some(capability) = batch.first().and_then(|append| append.identity.capability()) {
             if let Err(error) = self.supports(capability) {
                 return batch.iter().map(|_| Err(error.clone())).collect();

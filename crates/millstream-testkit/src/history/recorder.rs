@@ -155,6 +155,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Appends by ids show which entries with a number were stored before.
 fn by_ids(batch: &[Append]) -> Result<Vec<Append>> {
+    Append::kind_of(batch)?;
     batch.iter().map(Append::by_id).collect()
 }
 
