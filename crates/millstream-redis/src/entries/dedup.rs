@@ -33,6 +33,9 @@ const REDIRECTS: usize = 5;
 
 type Results = Vec<Option<Result<Appended>>>;
 
+/// Position of an entry in its batch, and its id.
+type Sought<'a> = (usize, &'a DedupId);
+
 impl RedisBackend {
     /// Appends entries with dedup ids, behind a look at earlier partitions.
     pub(crate) async fn append_dedup(&self, batch: &[Append]) -> Vec<Result<Appended>> {
@@ -73,8 +76,7 @@ impl RedisBackend {
 
     /// Looks at the earlier partitions, and sets the results of entries that are there.
     async fn find_earlier(&self, batch: &[Append], results: &mut Results) {
-        let mut asked: SortedMap<(&TopicName, Partition, Duration), Vec<(usize, &DedupId)>> =
-            SortedMap::new();
+        let mut asked: SortedMap<(&TopicName, Partition, Duration), Vec<Sought<'_>>> = SortedMap::new();
         for (at, append) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
             let Identity::Dedup(dedup) = &append.identity else { continue };
             let tp = &append.topic_partition;

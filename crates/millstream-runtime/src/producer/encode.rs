@@ -35,7 +35,7 @@ impl<T> Producer<T> {
         let named = inner.named(way, id, record.window)?;
         let (key, is_explicit) = (record.envelope.key.clone(), record.partition.is_some());
         let encoded = self.encoded(record, named.id())?;
-        inner.identified(encoded, named, key, is_explicit)
+        inner.identified(encoded, named, key.as_deref(), is_explicit)
     }
 
     pub(super) fn durability_of(&self, record: &Record<'_, T>) -> Durability {
@@ -158,7 +158,7 @@ impl Inner {
         &self,
         encoded: Encoded<Append>,
         named: Named,
-        key: Option<Bytes>,
+        key: Option<&[u8]>,
         is_explicit: bool,
     ) -> Result<Encoded<Append>> {
         let counts = match &named {
@@ -174,7 +174,7 @@ impl Inner {
         };
         let mut earlier = Vec::new();
         for count in counts {
-            let place = self.partition_of(key.as_deref().or(named.id()), count)?;
+            let place = self.partition_of(key.or(named.id()), count)?;
             if place != encoded.partition && !earlier.contains(&place) {
                 earlier.push(place);
             }

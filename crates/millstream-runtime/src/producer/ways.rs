@@ -29,9 +29,12 @@ pub(super) struct Ways {
     started: Mutex<Started>,
 }
 
+/// What a batcher is for.
+type Taken = (Way, Durability);
+
 #[derive(Default)]
 struct Started {
-    batchers: Vec<((Way, Durability), Arc<Batcher<Append>>)>,
+    batchers: Vec<(Taken, Arc<Batcher<Append>>)>,
     closed: bool,
 }
 

@@ -248,7 +248,8 @@ async fn an_appender_refuses_what_looks_first_and_ids_that_are_to_be_confirmed()
         appender.begin(Arc::new(vec![append]));
         appender.finish().await;
         let results = timeout(Duration::from_secs(60), appender.finish()).await.expect("an answer");
-        let kinds: Vec<_> = results.iter().map(|result| result.as_ref().map_err(|it| it.kind())).collect();
+        let kinds: Vec<_> =
+            results.iter().map(|result| result.as_ref().map_err(millstream_core::Error::kind)).collect();
         assert_eq!(kinds, [Err(ErrorKind::Unsupported)]);
     }
 }
