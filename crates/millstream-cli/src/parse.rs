@@ -15,6 +15,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses an interval between two reads of a server: at least 100 ms.
+#[allow(dead_code, reason = "commands that are features read at intervals")]
 pub(crate) fn reads(text: &str) -> Result<Duration, String> {
     let (interval, least) = (duration(text)?, Duration::from_millis(100));
     if interval < least { Err(format!("at least {} are needed", human::exact(least))) } else { Ok(interval) }
