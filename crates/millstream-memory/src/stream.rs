@@ -364,6 +364,7 @@ impl Cursor {
             id: *id,
             consumer: name(&pending.by),
             idle: now.since(pending.touched),
+            delivered: pending.touched.timestamp(),
             deliveries: u64::from(pending.deliveries),
             note: pending.held.as_ref().map(|held| held.read(now)),
         });

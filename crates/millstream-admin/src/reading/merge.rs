@@ -256,7 +256,7 @@ pub(crate) async fn merge<T: Send>(
     let (mut items, mut last) = (Vec::new(), None);
     while items.len() < limit {
         let Some((lane, item)) = all.next().await? else { break };
-        last = Some(Cursor { id: key(&item).1, lane });
+        last = Some(Cursor::new(key(&item).1, lane));
         items.push((lane, item));
     }
     let next = last.filter(|_| all.more());

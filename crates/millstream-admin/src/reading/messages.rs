@@ -174,7 +174,7 @@ impl Admin {
             let last = page.len();
             for (nth, message) in page.into_iter().enumerate() {
                 found.looked_at += 1;
-                let here = Cursor { id: message.stored.id, lane: message.lane };
+                let here = Cursor::new(message.stored.id, message.lane);
                 if filter.fits(&message, &limits) {
                     found.messages.push(message);
                 }

@@ -15,20 +15,17 @@ use crate::stats::lasting;
 
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
-/// Maximum number of entries before a page in another order than by id: all of them are kept while the page is read.
-const MAX_BEFORE: u64 = 100_000;
-
 /// Order of a list of pending entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PendingOrder {
     /// By id, oldest first. Without a minimum, the cost of a page does not depend on the number of pending entries.
     #[default]
     Id,
-    /// By idle time, longest first. Each page reads all pending entries once, and keeps those up to its end, of which there may be
-    /// 100,000 before it. An entry that is handed out or settled between two pages moves the others: some may then be in both
-    /// pages, or in none.
+    /// By idle time, longest first. Each page reads all pending entries once. An entry that is handed out again between two pages
+    /// comes again, in the last ones; the others are in one page each.
     Idle,
-    /// By number of deliveries, most first; works like `Idle`.
+    /// By number of deliveries, most first. Each page reads all pending entries once. An entry that is handed out again between
+    /// two pages may be in both, or in none; the others are in one page each.
     Deliveries,
 }
 
@@ -102,16 +99,13 @@ impl Admin {
         query: &PendingQuery,
     ) -> Result<PendingPage> {
         let all: Vec<TopicPartition> = self.backend.catalog().topic(topic).await?.iter().collect();
+        if query.after.is_some_and(|after| after.rank.is_some() != (query.order != PendingOrder::Id)) {
+            return Err(Error::new(ErrorKind::InvalidConfig, "a cursor of a list in another order"));
+        }
         match query.order {
             PendingOrder::Id => self.pending_by_id(all, group, query).await,
-            PendingOrder::Idle => {
-                let rank = |it: &Pending| it.idle.as_millis() as u64;
-                self.top(&all, group, query, rank).await
-            }
-            PendingOrder::Deliveries => {
-                let rank = |it: &Pending| it.deliveries;
-                self.top(&all, group, query, rank).await
-            }
+            PendingOrder::Idle => self.ranked(&all, group, query, |it| it.delivered.as_millis()).await,
+            PendingOrder::Deliveries => self.ranked(&all, group, query, |it| u64::MAX - it.deliveries).await,
         }
     }
 
@@ -157,24 +151,17 @@ impl Admin {
         Ok(PendingPage { entries: entries.collect(), next: merged.next, errors: errors.collect() })
     }
 
-    /// Returns the entries of the highest rank behind those of earlier pages, in one pass with a heap of all of these.
-    async fn top(
+    /// Returns the entries of the lowest rank behind the cursor, in one pass. Those of one rank are in the order of ids and lanes.
+    async fn ranked(
         &self,
         all: &[TopicPartition],
         group: &GroupName,
         query: &PendingQuery,
         rank: fn(&Pending) -> u64,
     ) -> Result<PendingPage> {
-        // In place of an id, the cursor has the number of entries before the page.
-        let before = query.after.map_or(0, |after| after.id.ms);
-        if before > MAX_BEFORE {
-            let why = format!("a page behind {before} entries: there may be {MAX_BEFORE} in this order");
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
-        }
-        let end = before as usize + query.limit;
-        let (mut top, mut errors) = (Top::new(end + 1), Vec::new());
-        for topic_partition in all {
-            for source in SOURCES {
+        let (mut top, mut errors) = (Top::new(query.limit.saturating_add(1)), Vec::new());
+        for (at, topic_partition) in all.iter().enumerate() {
+            for (source, lane) in SOURCES.into_iter().zip(at * SOURCES.len()..) {
                 let mut after = MessageId::ZERO;
                 loop {
                     let inspect = self.backend.inspect()?;
@@ -193,10 +180,13 @@ impl Admin {
                     }
                     after = items.last().map_or(MessageId::MAX, |last| last.id);
                     for pending in items.into_iter().filter(|it| query.takes(it)) {
-                        let (by, id) = (rank(&pending), pending.id);
+                        let key = Cursor { rank: Some(rank(&pending)), id: pending.id, lane };
+                        if query.after.is_some_and(|after| key <= after) {
+                            continue;
+                        }
                         let entry =
                             PendingEntry { topic_partition: topic_partition.clone(), source, pending };
-                        top.offer((by, Reverse(id)), entry);
+                        top.offer(Reverse(key), (key, entry));
                     }
                     if !more {
                         break;
@@ -204,10 +194,11 @@ impl Admin {
                 }
             }
         }
-        let mut entries = top.into_sorted();
-        let next = (entries.len() > end).then_some(Cursor { id: MessageId::new(end as u64, 0), lane: 0 });
-        entries.truncate(end);
-        entries.drain(..entries.len().min(before as usize));
+        let mut ranked = top.into_sorted();
+        let is_more = ranked.len() > query.limit;
+        ranked.truncate(query.limit);
+        let next = ranked.last().map(|(key, _)| *key).filter(|_| is_more);
+        let entries = ranked.into_iter().map(|(_, entry)| entry).collect();
         Ok(PendingPage { entries, next, errors })
     }
 }

@@ -59,7 +59,7 @@ impl MessageWalk {
         while self.found.len() < most && bytes < MAX_PAGE_BYTES && !self.done {
             match self.merge.next().await {
                 Ok(Some((lane, stored))) => {
-                    self.last = Some(Cursor { id: stored.id, lane });
+                    self.last = Some(Cursor::new(stored.id, lane));
                     bytes += size(&stored);
                     self.found.push(Message::new(self.lanes[lane].clone(), stored, self.source, lane));
                 }

@@ -118,7 +118,7 @@ impl ShelfWalk {
                 next.conceal(text);
             }
             let facts = next.facts();
-            self.last = Some(Cursor { id: facts.id, lane });
+            self.last = Some(Cursor::new(facts.id, lane));
             self.ends.insert(facts.partition, facts.id);
             if self.filter.fits(&facts, &Limits::NONE) {
                 self.found.push(next);

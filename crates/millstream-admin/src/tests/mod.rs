@@ -221,13 +221,39 @@ async fn what_is_pending_is_paged_by_id_and_ranked_by_idle_time_and_deliveries()
         assert!(again.len() == 15 && again.iter().all(|it| it.topic_partition.partition.0 == 1), "{again:?}");
         assert_eq!(list(PendingQuery { order, deliveries: 3, ..PendingQuery::default() }).await, []);
     }
-    let far = PendingQuery {
-        order: PendingOrder::Idle,
-        after: Some("100001-0.0".parse().expect("a cursor")),
-        ..PendingQuery::default()
-    };
-    let refused = stage.admin.pending(&stage.topic.name, &stage.group, &far).await.expect_err("too far");
-    assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
+    for (order, after) in [(PendingOrder::Idle, "7-0.0"), (PendingOrder::Id, "7-0.0.1")] {
+        let after = Some(after.parse().expect("a cursor"));
+        let other = PendingQuery { order, after, ..PendingQuery::default() };
+        let refused =
+            stage.admin.pending(&stage.topic.name, &stage.group, &other).await.expect_err("refused");
+        assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_handed_out_again_between_two_pages_takes_no_other_out_of_them() {
+    let stage = Stage::new().await;
+    let appended = stage.append(60).await;
+    stage.read(15).await;
+    let mut query = PendingQuery { order: PendingOrder::Idle, limit: 7, ..PendingQuery::default() };
+    let mut seen = Vec::new();
+    loop {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let page = stage.admin.pending(&stage.topic.name, &stage.group, &query).await.expect("a page");
+        seen.extend(page.entries.iter().map(|entry| (entry.topic_partition.clone(), entry.pending.id)));
+        if query.after.is_none() {
+            let mut again = stage.backend.log().reader(&stage.lease(1).await).await.expect("a reader");
+            assert_eq!(again.fetch(100, Duration::ZERO).await.expect("read").entries.len(), 15);
+        }
+        query.after = page.next;
+        if query.after.is_none() {
+            break;
+        }
+    }
+    assert!(seen[seen.len() - 15..].iter().all(|(tp, _)| tp.partition.0 == 1), "they are last: {seen:?}");
+    let again = seen[..7].iter().filter(|(tp, _)| tp.partition.0 == 1).count();
+    assert_eq!(seen.len(), 45 + again, "no other is twice");
+    assert!(appended[..45].iter().all(|it| seen.contains(it)), "none is left out: {seen:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -25,8 +25,7 @@ const OWNER: &str = "owner";
 /// A partition that cannot be read is named on stderr, and in `errors` of JSON; the exit code is then 1.
 ///
 /// The list has pages: `next` is the cursor of the next one. Sorted by idle time or deliveries, each page reads all pending
-/// entries; what is handed out or settled between two pages can shift others into both or none. At most 100,000 entries may be
-/// before such a page.
+/// entries. An entry that is handed out again between two pages may come again, or, sorted by deliveries, in none.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream pending orders billing

@@ -117,6 +117,8 @@ pub struct Pending {
     pub consumer: String,
     /// Idle time: time since it was last handed out or extended.
     pub idle: Duration,
+    /// The same as the time at which that was, by the server's clock: it does not change while the entry is left alone.
+    pub delivered: Timestamp,
     /// Number of times that it was handed out.
     pub deliveries: u64,
     /// Note that is stored for it.

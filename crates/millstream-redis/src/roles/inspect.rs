@@ -72,16 +72,27 @@ impl Inspect for RedisBackend {
         }
         let key = self.inner.stream(topic_partition, group, source);
         let held = self.inner.keys.held(topic_partition, group);
-        let mut pipe = Pipeline::with_capacity(2);
-        let above = format!("({after}");
-        pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str()).arg(above).arg("+").arg(limit);
-        pipe.cmd("HLEN").arg(held.as_str());
-        let [rows, noted] = reply::tuple(Value::Array(self.inner.pool.send(&pipe).await?))?;
+        let (above, mut count) = (format!("({after}"), limit);
+        let (rows, noted, now) = loop {
+            let mut pipe = Pipeline::with_capacity(4);
+            pipe.cmd("TIME");
+            pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str()).arg(&above).arg("+").arg(count);
+            pipe.cmd("TIME");
+            pipe.cmd("HLEN").arg(held.as_str());
+            let answers = Value::Array(self.inner.pool.send(&pipe).await?);
+            let [before, rows, behind, noted] = reply::tuple(answers)?;
+            // The server replies how long entries are idle. Only if no millisecond began meanwhile is it certain since when.
+            let now = reply::time(before)?;
+            if count == 1 || now == reply::time(behind)? {
+                break (rows, noted, now);
+            }
+            count = count.div_ceil(2);
+        };
         if reply::is_no_group(&rows) {
             return Ok(Page::empty());
         }
-        let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {key}")))?;
-        let mut more = rows.len() == limit;
+        let rows = rows_of(rows, now).map_err(|error| error.during(format_args!("pending of {key}")))?;
+        let mut more = rows.len() == count;
         let rows = if source == Source::Log && self.inner.packings.is_packed(&topic_partition.topic) {
             let mut messages = self.pending_messages(topic_partition, group, rows, limit + MOST).await?;
             messages.retain(|row| row.id > after);
@@ -218,13 +229,15 @@ impl Inspect for RedisBackend {
     }
 }
 
-fn rows_of(rows: Value) -> Result<Vec<Pending>> {
+fn rows_of(rows: Value, now: Timestamp) -> Result<Vec<Pending>> {
     let rows = reply::array(rows)?.into_iter().map(|row| {
         let [id, consumer, idle, deliveries] = reply::tuple(row)?;
+        let idle = millis(reply::int(idle)?);
         Ok(Pending {
             id: reply::id(id)?,
             consumer: reply::text(consumer)?,
-            idle: millis(reply::int(idle)?),
+            idle,
+            delivered: now.saturating_sub(idle),
             deliveries: u64::try_from(reply::int(deliveries)?).unwrap_or(0),
             note: None,
         })

@@ -126,8 +126,11 @@ async fn pending_entries_are_shown_with_what_is_known_of_them(h: Harness) -> Ver
     owner.reopen().await?;
     owner.take(4).await?;
     let mut deadline = h.wait_for("some time to pass");
+    let since = |shown: &[Pending]| shown.iter().map(|it| it.delivered).collect::<Vec<_>>();
+    let first = since(&pending(&h, &tp, "group").await?);
     let shown = loop {
         let shown = pending(&h, &tp, "group").await?;
+        equal!(since(&shown), first, "the times at which they were handed out");
         if shown.iter().all(|it| it.idle >= Duration::from_millis(5)) {
             break shown;
         }

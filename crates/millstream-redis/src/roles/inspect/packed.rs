@@ -1,5 +1,6 @@
 //! Messages of packed logs, where other logs have entries.
 
+use millstream_core::Timestamp;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::inspect::{MAX_PAGE, MAX_PAGE_BYTES, Page, Pending, Range, Reading, Stored};
@@ -91,7 +92,8 @@ impl RedisBackend {
             if reply::is_no_group(&rows) {
                 continue;
             }
-            let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {log}")))?;
+            let rows = rows_of(rows, Timestamp::default())
+                .map_err(|error| error.during(format_args!("pending of {log}")))?;
             let entries = rows.len();
             let messages = self.pending_messages(tp, group, rows, usize::MAX).await?.len() as u64;
             // Behind a page that is not full there are no others. Those behind a full one count as one message each.
