@@ -5,6 +5,7 @@ pub(in crate::commands) mod change;
 pub(in crate::commands) mod read;
 pub(in crate::commands) mod trim;
 pub(in crate::commands) mod view;
+mod whole_file;
 
 use anyhow::Result;
 use bytes::Bytes;

@@ -1,10 +1,8 @@
 //! What failed, read: the first of them, their errors, and an export.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use clap::Args;
 use millstream::admin::{Failed, FailedId, ShelfFilter, ShelfQuery, to_line};
 use millstream::crates::core::error_groups::MAX_GROUPS;
@@ -14,6 +12,7 @@ use serde_json::value::RawValue;
 
 use super::Opened;
 use super::view::Shown;
+use super::whole_file::WholeFile;
 use crate::commands::message::sanitize;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
@@ -66,7 +65,7 @@ pub(in crate::commands) struct ExportTo {
     /// File to write, which must not exist. Default: stdout
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Overwrites an existing file
+    /// Overwrites an existing file, which stays as it is if the export fails
     #[arg(long, requires = "output")]
     force: bool,
 }
@@ -89,20 +88,8 @@ impl ExportTo {
         filter: &ShelfFilter,
     ) -> Result<Exit> {
         let mut walk = opened.shelf.walk(filter, self.limit).await?;
-        let cannot = |path: &PathBuf| format!("cannot write {}", path.display());
         let mut file = match &self.output {
-            Some(path) => {
-                let mut options = File::options();
-                options.write(true);
-                let file = match self.force {
-                    true => options.create(true).truncate(true).open(path),
-                    false => options.create_new(true).open(path),
-                };
-                if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-                    bail!("{} already exists: --force overwrites it", path.display());
-                }
-                Some((path, BufWriter::new(file.with_context(|| cannot(path))?)))
-            }
+            Some(path) => Some((path, WholeFile::open(path, self.force)?)),
             None => None,
         };
         let ((one, many), mut exported, progress) = (opened.kind.noun(), 0, CountProgress::new());
@@ -124,7 +111,7 @@ impl ExportTo {
                 exported += 1;
             }
             match &mut file {
-                Some((path, file)) => file.write_all(lines.as_bytes()).with_context(|| cannot(path))?,
+                Some((_, file)) => file.write(&lines)?,
                 None => cx.output.write(&lines)?,
             }
             progress.set(exported, one, many);
@@ -132,8 +119,7 @@ impl ExportTo {
         drop(progress);
         let what = human::of(exported, one, many);
         if let Some((path, file)) = file {
-            let file = file.into_inner().map_err(io::IntoInnerError::into_error);
-            file.and_then(|file| file.sync_all()).with_context(|| cannot(path))?;
+            file.finish()?;
             let file = path.display().to_string();
             let text = format!("{what} in {file}");
             cx.output.show(&Exported::<()>::File { exported, file }, |_| text)?;
