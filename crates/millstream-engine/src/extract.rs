@@ -164,6 +164,7 @@ impl<S> FromMessage<S> for GroupName {
 #[diagnostic::on_unimplemented(
     message = "this function cannot handle messages of `{T}` with a state `{S}`",
     note = "its last argument is `Payload<{T}>` or `Delivery<{T}>`, those before are parts such as `State<{S}>`, and it is async",
+    note = "if it has a `State` of another type, `with_state(state, function)` passes one of that type",
     note = "it returns `()`, an `Outcome`, or a `Result` whose error becomes a retry"
 )]
 pub trait Handler<T, S, A>: Send + Sync + 'static {

@@ -76,6 +76,37 @@ fn nothing_shipped_is_unfinished_or_unwraps() {
     none(&offenders, "Return an error, or state the invariant with `expect(\"…\")`:");
 }
 
+/// The compiler quotes the line of a bound that a function does not meet. So it has the cure for one whose arguments are parts of a
+/// message, which is told by its `State` if that was forgotten.
+#[test]
+fn the_bound_of_a_handler_names_with_state() {
+    let handlers = shipped_files().filter(|(path, _)| {
+        path.starts_with("crates/millstream-runtime/") || path.starts_with("crates/millstream-delay/")
+    });
+    let (mut offenders, mut found) = (Vec::new(), 0);
+    for (path, text) in handlers {
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let is_bound =
+                ["Delivery<", "Task<", "Letter<"].iter().any(|it| line.contains(&format!("F: Fn({it}")));
+            let is_handler = lines[at..]
+                .iter()
+                .take(3)
+                .any(|it| it.contains("Fut::Output: Into") && it.contains("Outcome"));
+            if is_bound && is_handler {
+                found += 1;
+                if !line.contains("with_state(state, f)") {
+                    offenders.push(format!("{path}:{}", at + 1));
+                }
+            }
+        }
+    }
+    none(&offenders, "Put `// other arguments: with_state(state, f), handler(f)` behind the bound:");
+    assert!(found > 5, "the bounds of handlers are written in another way: {found}");
+    let extract = read("crates/millstream-engine/src/extract.rs").expect("the extractors");
+    assert!(extract.contains("`with_state(state, function)` passes one"), "the note of `Handler`");
+}
+
 #[test]
 fn an_ignored_test_says_why() {
     let offenders = offenders(rust_files(), |_, line| line.trim() == concat!("#[", "ignore]"));

@@ -69,7 +69,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     pub fn also<U, F, Fut>(mut self, topic: impl Borrow<Topic<U>>, handler: F) -> Self
     where
         U: Send + 'static,
-        F: Fn(Delivery<U>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<U>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {

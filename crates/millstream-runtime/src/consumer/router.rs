@@ -79,7 +79,7 @@ impl Router {
     where
         T: Send + 'static,
         Json: Codec<T>,
-        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -95,7 +95,7 @@ impl Router {
     ) -> Self
     where
         T: Send + 'static,
-        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
@@ -116,7 +116,7 @@ impl Router {
     /// replaces the first one.
     pub fn otherwise<F, Fut>(mut self, handler: F) -> Self
     where
-        F: Fn(Delivery<Bytes>) -> Fut + Send + Sync + 'static,
+        F: Fn(Delivery<Bytes>) -> Fut + Send + Sync + 'static, // other arguments: with_state(state, f), handler(f)
         Fut: Future + Send + 'static,
         Fut::Output: IntoOutcome,
     {
