@@ -184,7 +184,9 @@ impl DeadLetterQueue {
     }
 
     async fn one(&self, letter: &DeadLetter, action: ShelfAction) -> Result<bool> {
-        Ok(self.act_on(letter.topic_partition.partition, &[letter.id], action).await? == 1)
+        let mut changed = 0;
+        self.act_on(letter.topic_partition.partition, &[letter.id], action, &mut changed).await?;
+        Ok(changed == 1)
     }
 
     fn progress(&self) -> ProgressSink {
@@ -233,11 +235,28 @@ impl DeadLetterQueue {
         Ok(imported)
     }
 
-    /// Checks that letters can be [put back](Self::import) here, regardless of what exists already.
+    /// Returns what an [`import`](Self::import) would do now: letters that still exist would be passed over. Those that were put back
+    /// in the last 7 days are not known here.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a letter of another topic or group, or of a partition that the topic does not have.
-    pub fn check(&self, letters: &[DeadLetter]) -> Result<()> {
+    /// Those of [`import`](Self::import).
+    pub async fn import_preview(&self, letters: &[DeadLetter]) -> Result<Imported> {
+        self.check(letters)?;
+        let mut partitions: BTreeMap<Partition, Vec<MessageId>> = BTreeMap::new();
+        for letter in letters {
+            partitions.entry(letter.topic_partition.partition).or_default().push(letter.id);
+        }
+        let mut passed_over = 0;
+        for (partition, ids) in partitions {
+            let there =
+                ShelfFilter { partitions: Some(vec![partition]), ids: Some(ids), ..Default::default() };
+            passed_over += self.first(&there, usize::MAX).await?.len() as u64;
+        }
+        Ok(Imported { put: letters.len() as u64 - passed_over, passed_over })
+    }
+
+    /// Checks that letters can be [put back](Self::import) here, regardless of what exists already.
+    fn check(&self, letters: &[DeadLetter]) -> Result<()> {
         letters.iter().try_for_each(|letter| self.fits(letter))
     }
 

@@ -54,9 +54,9 @@ per command, or one per record from commands that print records; after a failure
 of \"data\". `millstream schema` prints the schema of each. Colours only on a terminal, and without NO_COLOR. RUST_LOG sets
 the log filter.
 
-Exit codes: 0 done; 1 failed, also if the server, a permission or the named object is missing; 2 wrong usage, also a
-missing confirmation; 3 found a fault (doctor, verify); 130 interrupted before its end. A command that runs until it is
-stopped ends with 0 then.";
+Exit codes: 0 done; 1 failed, also if the server, a permission or the named object is missing, or if something that was
+selected was skipped; 2 wrong usage, also a missing confirmation; 3 found a fault (doctor, verify); 130 interrupted before
+its end. A command that runs until it is stopped ends with 0 then.";
 
 /// The log filter unless `RUST_LOG` is set. The warning that a server without persistence can lose messages is
 /// omitted, and what users of the dashboard change is logged.

@@ -203,6 +203,14 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     (0.1..=86_400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds)).ok_or_else(wrong)
 }
 
+/// Parses the maximum number of items of a list. None at all would be a list that says nothing.
+pub(crate) fn limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("0 is not in 1..".to_owned()),
+        limit => limit.map_err(|_| format!("{text:?} is no number")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

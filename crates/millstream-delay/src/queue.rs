@@ -292,6 +292,14 @@ impl<T: 'static> DelayQueue<T> {
         self.home().list().await
     }
 
+    /// Lists the recurring tasks of each shard by id, or returns why the shard cannot be read.
+    ///
+    /// # Errors
+    /// None today.
+    pub async fn recurring_by_place(&self) -> Result<Vec<(Place, Result<Vec<RecurringEntry>>)>> {
+        self.home().list_by_place().await
+    }
+
     fn home(&self) -> Home<'_, T> {
         let Inner { backend, spec, codec, limits, .. } = &*self.inner;
         Home { backend, codec: *codec, limits, spread: Spread::Shards(spec) }

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use millstream_core::log::unique_id_of;
-use millstream_core::wire::{Field, Fields, HEADER, KEY, PAYLOAD};
+use millstream_core::wire::{self, Field, Fields, HEADER, KEY, PAYLOAD};
+use millstream_core::{Error, ErrorKind, Limits, Result};
 
 /// Changes of a message before it is replayed. Unknown fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +48,32 @@ impl Edit {
         fields.extend(self.set_headers.iter().map(|(name, value)| (header(name), value.clone())));
         fields
     }
+
+    /// Returns the fields of an entry after the change, if they are a message and what was set is within the limits. What stays as it
+    /// was may be larger: the limits of the programs that use the topic are not known here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooLarge`] as for a send; [`ErrorKind::Decode`] if the fields are no message.
+    pub fn apply_within(&self, body: &[Field], limits: &Limits) -> Result<Fields> {
+        let fields = self.apply(body);
+        let message = wire::decode_body(&fields, &Limits::NONE);
+        let message = message.map_err(|why| Error::new(ErrorKind::Decode, why.to_string()))?;
+        let mut limits = *limits;
+        if self.payload.is_none() {
+            limits.payload = usize::MAX;
+        }
+        if self.key.is_none() {
+            limits.key = usize::MAX;
+        }
+        // Headers are limited together: those of a message that was over the limit before stay over it.
+        let was_within = wire::decode_body(body, &Limits::NONE)
+            .is_ok_and(|it| it.headers.len() <= limits.headers && it.headers.size() <= limits.header_bytes);
+        if self.set_headers.is_empty() || !was_within {
+            (limits.headers, limits.header_bytes) = (usize::MAX, usize::MAX);
+        }
+        message.check(&limits)?;
+        Ok(fields)
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +116,32 @@ mod tests {
         assert_eq!(edited[0], id);
         assert_eq!(edited.iter().filter(|(name, _)| name == wire::UNIQUE).count(), 1);
         assert_eq!(read(&edited[1..]), Envelope::new("new").with_key("k"));
+    }
+
+    #[test]
+    fn only_what_is_set_has_limits() {
+        let mut small = Limits::default().with_payload(3);
+        (small.key, small.headers, small.header_bytes) = (1, 1, 4);
+        let body = wire::encode(&Envelope::new("larger").with_key("keys").with_header("a", "1"));
+        let set = |name: &str| Edit { set_headers: vec![(name.into(), "1".into())], ..Edit::default() };
+        let header = set("a");
+        for fits in [&Edit::default(), &header, &Edit { payload: Some("new".into()), ..header.clone() }] {
+            assert_eq!(fits.apply_within(&body, &small).expect("it fits"), fits.apply(&body));
+        }
+        let payload = Edit { payload: Some("long".into()), ..Edit::default() };
+        let key = Edit { key: Some(Some("ab".into())), ..Edit::default() };
+        for (edit, why) in [
+            (payload, "bytes of payload: 4, at most 3"),
+            (key, "bytes of key: 2, at most 1"),
+            (set("b"), "headers: 2, at most 1"),
+        ] {
+            let error = edit.apply_within(&body, &small).expect_err(why);
+            assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::TooLarge, why));
+        }
+        let many = wire::encode(&Envelope::new("x").with_header("a", "1").with_header("c", "2"));
+        set("b").apply_within(&many, &small).expect("it had more before");
+        let none = header.apply_within(&[], &small).expect_err("no message");
+        assert_eq!(none.kind(), ErrorKind::Decode);
     }
 
     #[test]

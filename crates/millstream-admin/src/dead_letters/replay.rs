@@ -1,21 +1,18 @@
 //! Replay of dead letters: to their group or to a topic, optionally changed and at a limited rate.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use bytes::Bytes;
 use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::event::LetterWork;
-use millstream_core::log::Append;
-use millstream_core::partitioner::{ByKey, Partitioner};
-use millstream_core::wire::{self, Fields, Malformed};
+use millstream_core::wire::{self, Malformed};
 use millstream_core::{
-    Backend, Capability, DeadLetter, Error, ErrorKind, GroupName, Limits, MessageId, Partition, Result,
-    TopicName, TopicPartition, TopicSpec,
+    Backend, Capability, DeadLetter, Envelope, Error, ErrorKind, GroupName, Limits, MessageId, Partition,
+    Result, TopicName, TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
 
+mod message;
 mod target;
 
 use crate::dead_letters::edit::Edit;
@@ -48,7 +45,7 @@ pub enum ReplayTo {
     Topic {
         /// Topic; it must exist, and [may be sent to](TopicName::check_target).
         topic: TopicName,
-        /// Partition. Default: chosen by the key; without a key, round robin.
+        /// Partition. Default: chosen by the key; without a key, by the place of the letter.
         partition: Option<Partition>,
     },
     /// The topic that the letter's policy has [noted](millstream_core::history::Notes::replay_to), as a new message; the group
@@ -63,6 +60,8 @@ pub struct Replay {
     pub to: ReplayTo,
     /// Changes. Default: none.
     pub edit: Edit,
+    /// Limits of what the changes set: a letter that would exceed them is refused. Default: those of a producer.
+    pub limits: Limits,
     /// Maximum number of letters per second. Default: no limit.
     pub rate: Option<f64>,
     /// Maximum number of letters. Default: all that match the filter and were present at the start.
@@ -77,6 +76,7 @@ impl Default for Replay {
         Self {
             to: ReplayTo::Group,
             edit: Edit::default(),
+            limits: Limits::default(),
             rate: None,
             limit: None,
             hold: Duration::from_secs(30),
@@ -94,8 +94,15 @@ impl Replay {
     /// Validates the settings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for an invalid rate, or a hold that is too short.
+    /// [`ErrorKind::InvalidConfig`] for an invalid rate, or a hold that is too short; [`ErrorKind::TooLarge`] for changes that are too
+    /// large for any message.
     fn check(&self) -> Result<()> {
+        let mut set = Envelope::new(self.edit.payload.clone().unwrap_or_default());
+        set.key = self.edit.key.clone().flatten();
+        for (name, value) in &self.edit.set_headers {
+            set.headers.append(name.as_str(), value.clone());
+        }
+        set.check(&self.limits)?;
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidConfig, message));
         match self.rate {
             Some(rate) if !rate.is_finite() || rate.recip() > LONGEST.as_secs_f64() || rate <= 0.0 => {
@@ -116,6 +123,9 @@ pub struct Replayed {
     pub replayed: u64,
     /// Letters that no longer exist, or that another caller has claimed.
     pub passed_over: u64,
+    /// Letters that no longer exist after a request for their return to the group that was not answered. Most likely it moved them;
+    /// another caller may have done so, or deleted them.
+    pub unconfirmed: u64,
     /// Letters that stay, because they cannot be sent with these settings.
     pub refused: u64,
     /// Reasons for the first 100 refused letters.
@@ -144,7 +154,6 @@ pub struct Replayer {
     walk: ShelfWalk,
     /// Target topics by name; `None` if there is no such topic.
     targets: BTreeMap<String, Option<TopicSpec>>,
-    by_key: ByKey,
     /// Name in its claims, unique to this replayer.
     by: String,
     pace: Pace,
@@ -154,6 +163,8 @@ pub struct Replayer {
     full_since: Option<Instant>,
     /// Letters that were sent to a topic and are not deleted yet.
     sent: Vec<(TopicPartition, MessageId)>,
+    /// Whose letters were last sent back to the group without an answer.
+    unanswered: Option<TopicPartition>,
     replayed: Replayed,
     progress: ProgressSink,
 }
@@ -185,13 +196,13 @@ impl Replayer {
             group,
             walk,
             targets,
-            by_key: ByKey::new(),
             by: format!("replay-{:032x}", fastrand::u128(..)),
             pace: Pace::new(replay.rate),
             replay,
             batch: Vec::new(),
             full_since: None,
             sent: Vec::new(),
+            unanswered: None,
             replayed: Replayed::default(),
             progress,
         })
@@ -201,8 +212,9 @@ impl Replayer {
     /// next one. A target with a [bound](millstream_core::TopicSpec::max_length) gets as many as it has room for.
     ///
     /// # Errors
-    /// Transient ones: the next call continues where this one ended. A message that was sent to a topic without an
-    /// answer is then sent again, so it may be there twice. [`ErrorKind::Backpressure`] if the target has had no room for 30 s.
+    /// Transient ones: the next call continues where this one ended. A message that was sent to a topic without an answer is then
+    /// sent again, and recognised. On a backend without [`Capability::Dedup`] it may be there twice. [`ErrorKind::Backpressure`] if
+    /// the target has had no room for 30 s.
     pub async fn run_once(&mut self) -> Result<()> {
         self.delete_sent().await?;
         let now = Instant::now();
@@ -315,17 +327,29 @@ impl Replayer {
                 deeds.push((letter.id, DeadLetterAction::Replay));
                 continue;
             }
-            match readable(edit.apply(&letter.body)) {
+            match edit.apply_within(&letter.body, &self.replay.limits) {
                 Ok(body) => deeds.push((letter.id, DeadLetterAction::ReplayAs(body))),
-                Err(why) => refused.push((letter, why)),
+                Err(why) => refused.push((letter, why.to_string())),
             }
         }
         let role = self.backend.dead_letters()?;
         // Without a claim, so that letters whose handler left them for later are included.
-        let done = role.settle(topic_partition, &self.group, None, &deeds).await?;
+        let done = match role.settle(topic_partition, &self.group, None, &deeds).await {
+            Err(error) => {
+                if error.kind() == ErrorKind::Unconfirmed {
+                    self.unanswered = Some(topic_partition.clone());
+                }
+                return Err(error);
+            }
+            Ok(done) => done,
+        };
         let came = Came { done: done.len(), passed_over: deeds.len() - done.len(), refused: refused.len() };
         self.replayed.replayed += came.done as u64;
-        self.replayed.passed_over += came.passed_over as u64;
+        if self.unanswered.take_if(|it| it == topic_partition).is_some() {
+            self.replayed.unconfirmed += came.passed_over as u64;
+        } else {
+            self.replayed.passed_over += came.passed_over as u64;
+        }
         self.progress.tell(topic_partition, LetterWork::Replay, came);
         refused.into_iter().for_each(|(letter, why)| self.replayed.refuse(letter, why));
         self.finished(letters);
@@ -333,8 +357,8 @@ impl Replayer {
     }
 
     /// Sends letters to a topic: claims them, so that no other caller sends them, appends them, and deletes them. A
-    /// crash in between leaves letters that can be replayed again once the claim has run out: a letter may be sent
-    /// twice, but is never lost.
+    /// crash in between leaves letters that can be replayed again once the claim has run out: a letter that is sent again as it was is
+    /// recognised, for a time, and no letter is lost.
     async fn send_elsewhere(
         &mut self,
         topic_partition: &TopicPartition,
@@ -417,32 +441,6 @@ impl Replayer {
         Ok(())
     }
 
-    /// Returns a letter as a message to append to a topic, or the reason why it cannot be sent.
-    fn message(&self, letter: &DeadLetter, target: &TopicSpec) -> std::result::Result<Append, String> {
-        let from = format!("{}/{}/{}", place(&letter.topic_partition), letter.group, letter.id);
-        let headers = [
-            (REPLAYED_FROM, from),
-            (REPLAYED_ORIGIN, letter.origin.to_string()),
-            (REPLAYED_REASON, letter.reason.as_str().to_owned()),
-        ];
-        let edited = self.replay.edit.apply(&letter.body);
-        let marked = Edit {
-            set_headers: headers.map(|(name, value)| (name.to_owned(), Bytes::from(value))).to_vec(),
-            ..Edit::default()
-        };
-        let fields = readable(marked.apply(&edited))?;
-        let partition = match &self.replay.to {
-            ReplayTo::Topic { partition: Some(partition), .. } => *partition,
-            _ => {
-                let key = fields.iter().find(|(name, _)| name == wire::KEY).map(|(_, key)| &key[..]);
-                let partitions = NonZeroU32::new(target.partitions).unwrap_or(NonZeroU32::MIN);
-                self.by_key.partition(key, partitions)
-            }
-        };
-        let topic_partition = TopicPartition { topic: target.name.clone(), partition };
-        Ok(Append::new(topic_partition, fields))
-    }
-
     fn finished(&mut self, letters: &[DeadLetter]) {
         let done = |it: &DeadLetter| {
             letters.iter().any(|letter| (&letter.topic_partition, letter.id) == (&it.topic_partition, it.id))
@@ -458,17 +456,5 @@ impl Replayed {
             let topic_partition = letter.topic_partition.clone();
             self.refusals.push(Refusal { topic_partition, id: letter.id, why });
         }
-    }
-}
-
-fn place(topic_partition: &TopicPartition) -> String {
-    format!("{}/{}", topic_partition.topic, topic_partition.partition)
-}
-
-/// Returns the fields if they form a valid message: an invalid one would become a dead letter again, with another reason.
-fn readable(fields: Fields) -> std::result::Result<Fields, String> {
-    match wire::decode_body(&fields, &Limits::NONE) {
-        Ok(_) => Ok(fields),
-        Err(why) => Err(why.to_string()),
     }
 }

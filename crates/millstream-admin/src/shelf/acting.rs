@@ -31,13 +31,15 @@ pub struct ShelfActing {
     pub(super) shelf: Shelf,
     pub(super) action: ShelfAction,
     pub(super) source: Source,
+    pub(super) changed: u64,
 }
 
 impl ShelfActing {
     /// Runs one step. Returns the numbers of items that were changed, and of those that were gone, or that others have claimed.
     ///
     /// # Errors
-    /// Transient ones: what was changed before the error stays changed.
+    /// Transient ones: what was changed before the error stays changed. [`changed`](Self::changed) counts it; after
+    /// [`ErrorKind::Unconfirmed`](millstream_core::ErrorKind::Unconfirmed) a part of the last request may have been done, too.
     pub async fn run_once(&mut self) -> Result<(u64, u64)> {
         let step: Vec<_> = match &mut self.source {
             Source::Walk(walk) => {
@@ -50,11 +52,18 @@ impl ShelfActing {
         for (partition, id) in &step {
             lanes.entry(*partition).or_default().push(*id);
         }
-        let mut done = 0;
+        let before = self.changed;
         for (partition, ids) in lanes {
-            done += self.shelf.act_on(partition, &ids, self.action).await?;
+            self.shelf.act_on(partition, &ids, self.action, &mut self.changed).await?;
         }
+        let done = self.changed - before;
         Ok((done, (step.len() as u64).saturating_sub(done)))
+    }
+
+    /// Returns the number of items that were changed so far.
+    #[must_use]
+    pub fn changed(&self) -> u64 {
+        self.changed
     }
 
     /// Returns whether nothing is left to do.
@@ -71,15 +80,24 @@ impl ShelfActing {
     /// # Errors
     /// Same as [`run_once`](Self::run_once).
     pub async fn run(mut self) -> Result<u64> {
-        let mut all = 0;
         while !self.is_done() {
-            all += self.run_once().await?.0;
+            self.run_once().await?;
         }
-        Ok(all)
+        Ok(self.changed)
     }
 }
 
 impl Shelf {
+    /// Returns whether a dead task could be scheduled again now: false if its id waits. The ids of tasks that are worked on, or were
+    /// completed within the window of their worker, are not known here.
+    ///
+    /// # Errors
+    /// Those of [`Schedule::get`](millstream_core::Schedule::get).
+    pub async fn can_replay(&self, task: &DeadTask) -> Result<bool> {
+        let waits = self.admin.backend.schedule().get(&task.shard.clone().into(), &task.task).await?;
+        Ok(waits.is_none())
+    }
+
     /// Schedules a dead task again with another message, due immediately, as a first attempt, under its old id. Returns
     /// false if the id waits, is worked on, or was completed within the window of its worker: then nothing is changed.
     ///
@@ -101,7 +119,7 @@ impl Shelf {
         if placed.transpose()? != Some(Placed::New) {
             return Ok(false);
         }
-        self.act_on(Partition(task.shard.shard), &[task.id], ShelfAction::Drop).await?;
+        self.act_on(Partition(task.shard.shard), &[task.id], ShelfAction::Drop, &mut 0).await?;
         Ok(true)
     }
 }

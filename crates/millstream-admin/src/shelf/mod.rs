@@ -87,13 +87,16 @@ pub struct Survey {
     pub partitions: BTreeMap<Partition, u64>,
     /// Number of matching items by their [names](Facts::name), if the filter names some.
     pub named: BTreeMap<String, u64>,
+    /// Number of matching retries that are due and not handed out yet, and not among those that match: see
+    /// [`Shelf::ready_retries`].
+    pub ready: u64,
     /// The first of the matching items.
     pub sample: Vec<Failed>,
     /// Last id examined, by partition. Passed as [`ShelfFilter::up_to`], it excludes what dies later from a following
     /// operation.
     pub ends: BTreeMap<Partition, MessageId>,
-    /// All of the matching retries, which have no such ends.
-    retries: Vec<(Partition, MessageId)>,
+    /// All of the matching retries, which have no such ends, and of the dead tasks that are named.
+    chosen: Vec<(Partition, MessageId)>,
 }
 
 impl Admin {
@@ -116,6 +119,23 @@ impl Admin {
     pub async fn dead_tasks(&self, queue: &QueueName) -> Result<Shelf> {
         let queue = self.backend.tasks()?.queue(queue).await?;
         Ok(Shelf { admin: self.clone(), of: Of::Tasks(queue) })
+    }
+}
+
+impl Survey {
+    fn add(&mut self, item: Failed, is_chosen: bool, sample: usize) {
+        let facts = item.facts();
+        self.matched += 1;
+        *self.partitions.entry(facts.partition).or_default() += 1;
+        if let Some(reason) = facts.reason {
+            *self.reasons.entry(reason.as_str().to_owned()).or_default() += 1;
+        }
+        if is_chosen {
+            self.chosen.push((facts.partition, facts.id));
+        }
+        if self.sample.len() < sample {
+            self.sample.push(item);
+        }
     }
 }
 
@@ -164,7 +184,8 @@ impl Shelf {
     }
 
     /// Counts the matching items, up to `limit`, and returns the first `sample` of them: what [`act`](Self::act) would change with
-    /// this filter. It reads all present items, and calls `progress` with the number examined so far.
+    /// this filter. It reads all present items, and calls `progress` with the number examined so far. If the filter names tasks that
+    /// died several times, the newest of each matches; [`named`](Survey::named) has the number of all.
     ///
     /// # Errors
     /// Same as [`first`](Self::first).
@@ -175,31 +196,35 @@ impl Shelf {
         sample: usize,
         mut progress: impl FnMut(u64),
     ) -> Result<Survey> {
-        let mut walk = self.walk(filter, limit).await?;
-        let mut survey = Survey::default();
         let is_named = filter.ids.is_some() || filter.tasks.is_some();
+        let mut walk = self.walk(filter, limit.filter(|_| filter.tasks.is_none())).await?;
+        let (mut survey, mut newest) = (Survey::default(), BTreeMap::new());
         while !walk.is_done() {
             for item in walk.run_once(PORTION).await? {
-                let facts = item.facts();
-                survey.matched += 1;
-                *survey.partitions.entry(facts.partition).or_default() += 1;
-                if let Some(reason) = facts.reason {
-                    *survey.reasons.entry(reason.as_str().to_owned()).or_default() += 1;
-                }
                 if is_named {
-                    *survey.named.entry(facts.name()).or_default() += 1;
+                    *survey.named.entry(item.facts().name()).or_default() += 1;
                 }
-                if !self.of.is_by_id() {
-                    survey.retries.push((facts.partition, facts.id));
-                }
-                if survey.sample.len() < sample {
-                    survey.sample.push(item);
+                if filter.tasks.is_some() {
+                    newest.insert(item.facts().name(), item);
+                } else {
+                    survey.add(item, !self.of.is_by_id(), sample);
                 }
             }
             survey.looked_at = walk.looked_at();
             progress(survey.looked_at);
         }
+        let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        newest.into_values().take(limit).for_each(|item| survey.add(item, true, sample));
         survey.ends = walk.ends().clone();
+        let Survey { named, ready, .. } = &mut survey;
+        let count = |item: Failed| {
+            if is_named {
+                *named.entry(item.facts().name()).or_default() += 1;
+            }
+            *ready += 1;
+            true
+        };
+        self.ready_retries(filter, count).await?;
         Ok(survey)
     }
 
@@ -224,6 +249,7 @@ impl Shelf {
 
     /// Counts the matching items by the [fingerprint](millstream_core::Fingerprint) of their last error, in at most `most` groups;
     /// the example of a group is its newest item. It reads all present items, and calls `progress` with the number examined so far.
+    /// [Ready retries](Self::ready_retries) count, too.
     ///
     /// The items of a group are selected by [`ShelfFilter::fingerprint`].
     ///
@@ -257,6 +283,12 @@ impl Shelf {
             }
             progress(walk.looked_at());
         }
+        let add = |item: Failed| {
+            let facts = item.facts();
+            groups.add(facts.error, facts.at, facts.named());
+            true
+        };
+        self.ready_retries(filter, add).await?;
         Ok(groups)
     }
 
@@ -284,19 +316,20 @@ impl Shelf {
         action: ShelfAction,
         surveyed: Option<Survey>,
     ) -> Result<ShelfActing> {
-        let source = if self.of.is_by_id() {
+        let source = if self.of.is_by_id() && filter.tasks.is_none() {
             let up_to = surveyed.map_or_else(|| filter.up_to.clone(), |survey| Some(survey.ends));
             let filter = ShelfFilter { up_to, ..filter.clone() };
             Source::Walk(Box::new(self.walk(&filter, limit).await?))
         } else {
-            // They are selected before any is changed: one that fails again would be found again.
+            // They are selected before any is changed: one that fails again would be found again. Of a task that died several times the
+            // newest is known at the end.
             let survey = match surveyed {
                 Some(survey) => survey,
                 None => self.survey(filter, limit, 0, |_| {}).await?,
             };
-            Source::Ids(survey.retries)
+            Source::Ids(survey.chosen)
         };
-        Ok(ShelfActing { shelf: self.clone(), action, source })
+        Ok(ShelfActing { shelf: self.clone(), action, source, changed: 0 })
     }
 
     pub(crate) async fn act_on(
@@ -304,12 +337,12 @@ impl Shelf {
         lane: Partition,
         ids: &[MessageId],
         action: ShelfAction,
-    ) -> Result<u64> {
-        let mut done = 0;
+        changed: &mut u64,
+    ) -> Result<()> {
         for ids in ids.chunks(self.of.portion()) {
-            done += self.of.act(&self.admin, lane.0, ids, action).await?;
+            *changed += self.of.act(&self.admin, lane.0, ids, action).await?;
         }
-        Ok(done)
+        Ok(())
     }
 
     pub(crate) fn lanes(&self, filter: &ShelfFilter) -> Vec<Partition> {

@@ -69,8 +69,12 @@ impl Admin {
             let here = ShelfFilter { partitions: Some(vec![tp.partition]), ..ShelfFilter::default() };
             let parked = lasting(shelf.first(&here, limit).await)?;
             let parked = parked.map(|found| found.into_iter().filter_map(Failed::retry).collect());
-            let ready =
-                if none_ready { Ok(Vec::new()) } else { lasting(self.ready(&tp, group, limit).await)? };
+            let mut ready = Vec::new();
+            let read = match none_ready || limit == 0 {
+                true => Ok(()),
+                false => self.ready(&tp, group, |retry| (ready.push(retry), ready.len() < limit).1).await,
+            };
+            let ready = lasting(read)?.map(|()| ready);
             Ok::<_, Error>((tp.partition, [parked, ready]))
         });
         let mut lists = std::pin::pin!(stream::iter(lists).buffered(AT_ONCE));
@@ -92,14 +96,19 @@ impl Admin {
         Ok(WaitingRetries { total, retries, errors })
     }
 
-    /// Returns the first entries of a retry log that are not handed out. Those that are handed out are pending: both lists
-    /// are read in the order of ids, and compared.
-    async fn ready(&self, tp: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Retry>> {
-        let (stream, mut range, mut found) = (Stream::Retry(group.clone()), Range::ALL, Vec::new());
+    /// Passes on the entries of a retry log that are not handed out, until `take` returns false. Those that are handed out are
+    /// pending: both lists are read in the order of ids, and compared.
+    async fn ready(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        mut take: impl FnMut(Retry) -> bool,
+    ) -> Result<()> {
+        let (stream, mut range) = (Stream::Retry(group.clone()), Range::ALL);
         let (mut pending, mut after, mut more) = (VecDeque::new(), MessageId::ZERO, true);
-        while found.len() < limit {
+        loop {
             let page = self.backend.inspect()?.entries(tp, &stream, range, PAGE).await?;
-            let Some(last) = page.items.last() else { break };
+            let Some(last) = page.items.last() else { return Ok(()) };
             range = range.behind(last.id);
             for stored in page.items {
                 while pending.front().is_some_and(|id| *id < stored.id) || pending.is_empty() && more {
@@ -111,15 +120,48 @@ impl Admin {
                         pending = rows.items.into_iter().map(|row| row.id).collect();
                     }
                 }
-                if pending.front() != Some(&stored.id) && found.len() < limit {
-                    found.push(Retry { topic_partition: tp.clone(), parked: of(&stored) });
+                if pending.front() != Some(&stored.id)
+                    && !take(Retry { topic_partition: tp.clone(), parked: of(&stored) })
+                {
+                    return Ok(());
                 }
             }
             if !page.more {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Shelf {
+    /// Passes on the matching retries that are due and not handed out yet, with the replayed letters among them, until `take` returns
+    /// false. They are in the retry log, from which the group reads them next, and not on the shelf any more. Of other kinds there are
+    /// none.
+    ///
+    /// # Errors
+    /// Transient ones.
+    pub async fn ready_retries(
+        &self,
+        filter: &ShelfFilter,
+        mut take: impl FnMut(Failed) -> bool,
+    ) -> Result<()> {
+        let Of::Retries(topic, group) = &self.of else { return Ok(()) };
+        let mut goes_on = true;
+        for lane in self.lanes(filter) {
+            let tp = TopicPartition { topic: topic.name.clone(), partition: lane };
+            let take = |retry: Retry| {
+                let retry = Failed::Retry(retry);
+                if filter.fits(&retry.facts(), &Limits::NONE) {
+                    goes_on = take(retry);
+                }
+                goes_on
+            };
+            self.admin.ready(&tp, group, take).await?;
+            if !goes_on {
                 break;
             }
         }
-        Ok(found)
+        Ok(())
     }
 }
 

@@ -122,3 +122,26 @@ async fn a_trim_by_hand_counts_by_shard_and_is_told() {
     let shelf = without.dead_tasks(&"mails".parse().expect("a name")).await.expect("the queue");
     assert_eq!(shelf.trim(three).await.expect_err("not supported").kind(), ErrorKind::Unsupported);
 }
+
+#[tokio::test(start_paused = true)]
+async fn of_a_task_that_died_several_times_the_newest_is_named() {
+    let backend = Backend::from(MemoryBackend::new());
+    let admin = Admin::new(backend.clone());
+    let shelf = dead(&backend, &admin, 3).await;
+    let shelf_again = dead(&backend, &admin, 2).await;
+    let tasks = Some(["mail-0", "mail-1", "mail-2"].map(str::to_owned).into());
+    let named = ShelfFilter { tasks, ..ShelfFilter::default() };
+    let all = shelf.first(&named, 9).await.expect("listed");
+    assert_eq!(all.len(), 5);
+    let survey = shelf_again.survey(&named, None, 9, |_| {}).await.expect("counted");
+    assert_eq!((survey.matched, survey.named["mail-0"], survey.named["mail-2"]), (3, 2, 1));
+    let newest: Vec<_> = survey.sample.iter().map(|it| it.facts().id).collect();
+    assert_eq!(newest, [all[3].facts().id, all[4].facts().id, all[2].facts().id]);
+    let mut acting = shelf.act(&named, Some(2), ShelfAction::Drop, None).await.expect("begun");
+    while !acting.is_done() {
+        acting.run_once().await.expect("done");
+    }
+    assert_eq!(acting.changed(), 2);
+    let left: Vec<_> = shelf.first(&named, 9).await.expect("listed").iter().map(|it| it.facts().id).collect();
+    assert_eq!(left, all[..3].iter().map(|it| it.facts().id).collect::<Vec<_>>());
+}

@@ -70,7 +70,7 @@ pub(crate) struct Consume {
     #[arg(long, value_parser = parse::position, value_name = "POSITION", default_value = "earliest")]
     from: Position,
     /// Ends after this many messages, including failed attempts
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Ends when the group has no message left that is unread, pending or waiting for a retry
     #[arg(long)]
@@ -401,7 +401,7 @@ impl Consume {
         if report.unsettled > 0 {
             let left = human::of(report.unsettled, "message", "messages");
             let limit = human::duration(self.stop.shutdown_timeout);
-            bail!("{left} could not be settled within {limit}: they will be handled again");
+            bail!("{left} not settled within {limit}, to be handled again");
         }
         Ok(report)
     }

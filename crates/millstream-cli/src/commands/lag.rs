@@ -61,7 +61,7 @@ pub(crate) struct Lag {
     #[arg(long)]
     exact: bool,
     /// At most this number of groups, those with the largest backlog
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse::limit)]
     limit: Option<usize>,
     /// Repeats until it is stopped, by default every 2 seconds; another interval requires the equals sign: `--watch=5`
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",

@@ -120,8 +120,7 @@ fn standing(of: Standing) -> &'static str {
 }
 
 fn failed(of: &GroupOf, reason: &str) -> Failed {
-    let (topic, group) = (Some(of.topic.to_string()), Some(of.group.to_string()));
-    Failed { topic, group, error: reason.to_owned() }
+    Failed::in_group(&of.topic, &of.group, reason)
 }
 
 impl OwnersView {

@@ -163,11 +163,7 @@ impl Pending {
         let page = cx.admin().pending(&self.of.topic, &self.of.group, &query).await?;
         let owners = cx.admin().owners(&self.of.topic, &self.of.group).await?;
         let owned = &owners.partitions;
-        let failed = |error: String| Failed {
-            topic: Some(self.of.topic.to_string()),
-            group: Some(self.of.group.to_string()),
-            error,
-        };
+        let failed = |error: String| Failed::in_group(&self.of.topic, &self.of.group, &error);
         let unread = page.errors.iter().map(|it| it.error.to_string());
         let errors = unread.chain(owners.reasons().map(str::to_owned)).map(failed).collect();
         let view = PendingView {

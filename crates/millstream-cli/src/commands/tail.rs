@@ -62,7 +62,7 @@ pub(crate) struct Tail {
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
     /// Ends after this many messages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse::limit)]
     limit: Option<usize>,
     #[command(flatten)]
     wanted: TailWanted,

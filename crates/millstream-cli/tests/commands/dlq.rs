@@ -1,5 +1,6 @@
 //! `millstream dlq`.
 
+mod changes;
 mod errors;
 pub(crate) mod letters;
 

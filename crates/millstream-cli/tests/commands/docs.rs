@@ -90,3 +90,16 @@ fn the_reference_is_what_the_command_says() {
         assert!(made.contains(word), "{word}");
     }
 }
+
+#[test]
+fn no_limit_is_zero() {
+    let reference = printed(&["markdown"]);
+    let sections = reference.split("\n## millstream ").filter(|it| it.contains("| `--limit <"));
+    let commands: Vec<&str> = sections.map(|it| it.lines().next().expect("a name")).collect();
+    assert!(commands.len() > 15, "{commands:?}");
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').chain(["--limit", "0"]).collect();
+        let ran = Ran::of(&mut bare(&words));
+        assert!(ran.code == 2 && ran.stderr.contains("0 is not in 1.."), "{command}: {ran:?}");
+    }
+}

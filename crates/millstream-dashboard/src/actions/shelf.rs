@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream::admin::{Replay, Replayer, ShelfActing, ShelfFilter};
+use millstream::admin::{Replay, Replayed, Replayer, ShelfActing, ShelfFilter};
 use millstream::{DeadLetterQueue, Result};
 use tokio::time::Instant;
 
@@ -41,7 +41,7 @@ pub(crate) async fn replay(
             }
             Err(error) => {
                 if replayer.has_sent() {
-                    running.note("some were sent and not deleted: after 30 s they can be replayed, and are sent again then");
+                    running.note("some were sent and not deleted: after 30 s they can be replayed again, and within 10 minutes none of them is there twice");
                 }
                 return Err(error);
             }
@@ -51,7 +51,13 @@ pub(crate) async fn replay(
             running.pause(replayer.wait()).await;
         }
     }
-    for refusal in &replayer.replayed().refusals {
+    let Replayed { unconfirmed, refusals, .. } = replayer.replayed();
+    if *unconfirmed > 0 {
+        running.note(format!(
+            "{unconfirmed} were gone after a request without an answer, which has most likely replayed them"
+        ));
+    }
+    for refusal in refusals {
         running.note(format!("{} of {} stays: {}", refusal.id, refusal.topic_partition, refusal.why));
     }
     Ok(())
@@ -59,7 +65,7 @@ pub(crate) async fn replay(
 
 fn show(running: &Action, replayer: &Replayer) {
     let replayed = replayer.replayed();
-    running.set(replayed.replayed, replayed.passed_over + replayed.refused);
+    running.set(replayed.replayed, replayed.passed_over + replayed.unconfirmed + replayed.refused);
 }
 
 /// Changes what failed.

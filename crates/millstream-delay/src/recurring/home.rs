@@ -142,17 +142,28 @@ impl<T> Home<'_, T> {
 
     /// Lists all entries, place by place, by id within each.
     pub(crate) async fn list(&self) -> Result<Vec<RecurringEntry>> {
+        let mut all = Vec::new();
+        for (_, list) in self.list_by_place().await? {
+            all.extend(list?);
+        }
+        Ok(all)
+    }
+
+    /// Lists the entries of each place by id, or returns why the place cannot be read.
+    pub(crate) async fn list_by_place(&self) -> Result<Vec<(Place, Result<Vec<RecurringEntry>>)>> {
         let places = self.spread.all(self.backend).await?;
-        let lists = each(&places, |place| async move {
-            let (mut list, mut after) = (Vec::new(), None);
-            loop {
-                let page = self.recurring()?.recurrences(place, after, MAX_DUE).await?;
-                let Some(last) = page.last() else { return Ok(list) };
-                after = Some(last.id.clone());
-                list.extend(page.into_iter().map(|found| RecurringEntry::new(place.clone(), found)));
-            }
-        });
-        Ok(lists.await?.into_iter().flatten().collect())
+        let lists = join_all(places.iter().map(|place| self.list_at(place))).await;
+        Ok(places.into_iter().zip(lists).collect())
+    }
+
+    async fn list_at(&self, place: &Place) -> Result<Vec<RecurringEntry>> {
+        let (mut list, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.recurring()?.recurrences(place, after, MAX_DUE).await?;
+            let Some(last) = page.last() else { return Ok(list) };
+            after = Some(last.id.clone());
+            list.extend(page.into_iter().map(|found| RecurringEntry::new(place.clone(), found)));
+        }
     }
 
     /// Returns all places where an entry with this id may be.

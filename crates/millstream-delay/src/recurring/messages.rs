@@ -3,7 +3,7 @@
 use std::fmt;
 
 use millstream_core::error::Result;
-use millstream_core::{Backend, Codec, Limits, TopicSpec};
+use millstream_core::{Backend, Codec, Limits, Place, TopicSpec};
 
 use super::{Home, Recur, RecurringEntry, Spread};
 
@@ -62,6 +62,14 @@ impl<T: 'static> RecurringMessages<T> {
     /// [`Recurring::recurrences`](millstream_core::Recurring::recurrences).
     pub async fn list(&self) -> Result<Vec<RecurringEntry>> {
         self.home().list().await
+    }
+
+    /// Lists the recurring messages of each partition by id, or returns why the partition cannot be read.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list), without those of single partitions.
+    pub async fn list_by_place(&self) -> Result<Vec<(Place, Result<Vec<RecurringEntry>>)>> {
+        self.home().list_by_place().await
     }
 
     fn home(&self) -> Home<'_, T> {

@@ -16,8 +16,10 @@ pub struct DeadLetterReport {
     pub failed: u64,
     /// Letters that another client had claimed when their handler ended: the outcome came too late.
     pub lost: u64,
-    /// Rounds over all partitions that found no letter to handle.
+    /// Rounds over all partitions that found no letter to handle, where they can be read.
     pub idle: u64,
+    /// Partitions whose letters could not be read in the last round, for a reason that does not pass by itself.
+    pub unreadable: u64,
 }
 
 /// The counters behind a [`DeadLetterReport`].
@@ -29,6 +31,7 @@ pub(super) struct LetterCounts {
     pub(super) failed: AtomicU64,
     pub(super) lost: AtomicU64,
     pub(super) idle: AtomicU64,
+    pub(super) unreadable: AtomicU64,
     /// Letters that were passed to the handler.
     pub(super) begun: AtomicU64,
 }
@@ -47,6 +50,7 @@ impl LetterCounts {
             failed: read(&self.failed),
             lost: read(&self.lost),
             idle: read(&self.idle),
+            unreadable: read(&self.unreadable),
         }
     }
 }

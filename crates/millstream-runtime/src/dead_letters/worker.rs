@@ -175,13 +175,17 @@ impl DeadLetterWorker {
         let topic = self.backend.catalog().topic(&self.topic).await?;
         let begun = self.counts.begun.load(Ordering::Relaxed);
         // The error of one partition must not delay the others.
-        let mut failed = None;
+        let (mut failed, mut lasting, mut all) = (None, 0, 0);
         for topic_partition in topic.iter() {
             if let Err(error) = self.partition(&topic_partition).await {
+                all += 1;
+                lasting += u64::from(!error.is_transient());
                 failed.get_or_insert(error);
             }
         }
-        let is_whole = failed.is_none() && !self.stop.is_cancelled();
+        self.counts.unreadable.store(lasting, Ordering::Relaxed);
+        // A fault that lasts must not hide that the other partitions have nothing.
+        let is_whole = all == lasting && !self.stop.is_cancelled();
         if is_whole && self.counts.begun.load(Ordering::Relaxed) == begun {
             LetterCounts::add(&self.counts.idle);
         }

@@ -12,15 +12,17 @@ use crate::commands::group::GroupOf;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
 use crate::commands::shared::failures::Failed;
+use crate::commands::shelf::read::grouped;
 use crate::commands::shelf::{DlqWanted, Kind, Opened};
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::parse;
 
 /// Groups dead letters by their errors, the most frequent first
 ///
 /// Errors that differ only in numbers, ids, quoted strings, paths, addresses or times are one group, with one fingerprint:
 /// `list`, `count`, `export`, `replay` and `purge` select its letters with --fingerprint. The example is the newest letter.
-/// All letters are read.
+/// All letters are read. A partition that cannot be read is named on stderr; the exit code is then 1.
 ///
 /// Without a group it reads the letters of all groups of the topic, and without a topic those of all topics, as one: an error
 /// that occurs in several groups is counted once, and its example names the topic and the group.
@@ -39,7 +41,7 @@ pub(super) struct Errors {
     #[command(flatten)]
     wanted: DlqWanted,
     /// Maximum number of groups to show
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = parse::limit)]
     limit: usize,
 }
 
@@ -55,11 +57,12 @@ pub(super) struct DlqExample {
 impl Errors {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let filter = self.wanted.filter(cx).await?;
-        let (asked, failed) = self.asked(cx).await?;
+        let (asked, mut failed) = self.asked(cx).await?;
         let (mut groups, mut progress, mut before) = (ErrorGroups::new(MAX_GROUPS), CountProgress::new(), 0);
         for of in &asked {
-            let some =
+            let (some, unread) =
                 self.of(cx, of, &filter, |read| progress.set(before + read, "letter", "letters")).await?;
+            failed.extend(unread.iter().map(|error| Failed::in_group(&of.topic, &of.group, error)));
             before += some.count();
             groups.merge(some, |it| DlqExample {
                 topic: of.topic.to_string(),
@@ -112,13 +115,13 @@ impl Errors {
         of: &GroupOf,
         filter: &ShelfFilter,
         progress: impl FnMut(u64),
-    ) -> Result<ErrorGroups<FailedId>> {
+    ) -> Result<(ErrorGroups<FailedId>, Vec<millstream::Error>)> {
         if self.group.is_none() {
             // A partition that is asked for may be missing in some of the topics.
             let letters = cx.admin().dead_letters(&of.topic, &of.group).await?;
-            return Ok(letters.errors(filter, MAX_GROUPS, progress).await?);
+            return grouped(&letters, filter, progress).await;
         }
         let opened = Opened::group(cx, Kind::Letters, of, filter).await?;
-        Ok(opened.shelf.errors(filter, MAX_GROUPS, progress).await?)
+        grouped(&opened.shelf, filter, progress).await
     }
 }

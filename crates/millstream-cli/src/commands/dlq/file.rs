@@ -1,5 +1,6 @@
 //! `millstream dlq export` and `import`: letters as lines of JSON, byte for byte.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -82,8 +83,9 @@ pub(super) struct DlqLine {
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Put {
-    /// The number of letters that were imported; in a dry run, the number of lines.
+    /// The number of letters that were imported; in a dry run, of those that do not exist.
     put: u64,
+    /// The number of letters that exist, or were imported in the last 7 days; in a dry run, of those that exist.
     passed_over: u64,
     dry_run: bool,
 }
@@ -107,29 +109,28 @@ impl Import {
             Box::new(BufReader::new(file))
         };
         let (mut number, mut put) = (0, Put { put: 0, passed_over: 0, dry_run: self.dry.dry_run });
-        let mut failed = Ok(());
+        // In a dry run: what is twice in the file would be imported once.
+        let (mut failed, mut seen) = (Ok(()), BTreeSet::new());
         loop {
             // Letters imported before an invalid line stay; importing the same file again completes the rest.
-            let (letters, problem) = page(&mut *reader, &mut number, &name);
+            let (mut letters, problem) = page(&mut *reader, &mut number, &name);
             let end = letters.is_empty();
-            if self.dry.dry_run {
-                // Checked as far as an import would get with them.
-                if let Err(error) = queue.check(&letters) {
+            let imported = if self.dry.dry_run {
+                let all = letters.len();
+                letters.retain(|it| self.again || seen.insert((it.topic_partition.partition, it.id)));
+                put.passed_over += (all - letters.len()) as u64;
+                queue.import_preview(&letters).await
+            } else {
+                queue.import(&letters, self.again).await
+            };
+            match imported {
+                Ok(Imported { put: more, passed_over }) => {
+                    put.put += more;
+                    put.passed_over += passed_over;
+                }
+                Err(error) => {
                     failed = Err(anyhow::Error::from(error).context(format!("{name}, up to line {number}")));
                     break;
-                }
-                put.put += letters.len() as u64;
-            } else {
-                match queue.import(&letters, self.again).await {
-                    Ok(Imported { put: more, passed_over }) => {
-                        put.put += more;
-                        put.passed_over += passed_over;
-                    }
-                    Err(error) => {
-                        failed =
-                            Err(anyhow::Error::from(error).context(format!("{name}, up to line {number}")));
-                        break;
-                    }
                 }
             }
             if let Some(problem) = problem {
@@ -141,10 +142,11 @@ impl Import {
             }
         }
         cx.output.show(&put, |put| {
-            let letters = human::of(put.put, "letter", "letters");
+            let (letters, skipped) = (human::of(put.put, "letter", "letters"), human::count(put.passed_over));
+            let also = if self.again { "" } else { ", and those that were imported in the last 7 days" };
             match put.dry_run {
-                true => format!("{letters} would be imported, except those that exist"),
-                false => format!("{letters} imported, {} skipped", human::count(put.passed_over)),
+                true => format!("{letters} would be imported, {skipped} skipped{also}"),
+                false => format!("{letters} imported, {skipped} skipped"),
             }
         })?;
         failed.map(|()| Exit::Done)

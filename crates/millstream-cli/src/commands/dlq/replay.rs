@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use millstream::admin::{Edit, Failed, Replay as Settings, ReplayTo, Replayed, Replayer};
-use millstream::{ErrorKind, Partition, Timestamp, TopicName};
+use millstream::admin::{Failed, Replay as Settings, ReplayTo, Replayed, Replayer, Survey};
+use millstream::{Partition, Timestamp, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::dlq::edit::{EditArgs, by_hand};
+use crate::commands::dlq::edit::{EditArgs, Editor};
 use crate::commands::group::GroupOf;
 use crate::commands::shared::count_progress::CountProgress;
+use crate::commands::shelf::change::{in_short, left};
 use crate::commands::shelf::view::{Shown, table};
 use crate::commands::shelf::{Chosen, DlqWanted, Kind, Opened};
 use crate::context::{self, Context};
@@ -24,7 +25,8 @@ use crate::human;
 /// Consumers of the group handle them behind the messages that they have read ahead (`consume --prefetch`, a consumer's `prefetch`).
 /// In their group (and in no other) they are first attempts, each sent once even if several processes replay it. With
 /// --to-topic they become new messages for all groups of that topic, with headers that contain their origin. If the
-/// process dies meanwhile, its letters can be replayed again after 30 s, and some may then be there twice.
+/// process dies meanwhile, its letters can be replayed again after 30 s. If they are sent unchanged within 10 minutes, none of them
+/// is there twice.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq replay orders billing 1700000000000-0
@@ -66,6 +68,8 @@ pub(super) struct DlqOutcome<V> {
     replayed: u64,
     /// Letters that were gone, or claimed by another process.
     passed_over: u64,
+    /// Letters that were gone after a request that was not answered: most likely it has replayed them.
+    unconfirmed: u64,
     /// Letters that stay, since they cannot be sent in this form.
     refused: u64,
     /// The first of the refused letters.
@@ -85,6 +89,7 @@ impl DlqOutcome<Shown<'_>> {
         Self {
             replayed: replayed.replayed,
             passed_over: replayed.passed_over,
+            unconfirmed: replayed.unconfirmed,
             refused: replayed.refused,
             refusals: refusals.collect(),
             sample: Vec::new(),
@@ -96,6 +101,12 @@ impl DlqOutcome<Shown<'_>> {
         let mut text = format!("{} replayed", human::of(self.replayed, "dead letter", "dead letters"));
         if self.passed_over > 0 {
             text += &format!(", {} skipped: deleted, or claimed by others", human::count(self.passed_over));
+        }
+        if self.unconfirmed > 0 {
+            let gone = human::of(self.unconfirmed, "letter is", "letters are");
+            text += &format!(
+                "\n{gone} gone after a request without an answer, which has most likely replayed them"
+            );
         }
         for Refused { partition, id, why } in &self.refusals {
             text += &format!("\n{id} of partition {partition} stays: {why}");
@@ -137,6 +148,7 @@ impl Replay {
             limit: self.chosen.limit,
             ..Settings::default()
         };
+        let by_hand_of = self.changes(&mut settings, &survey)?;
         // Checks whether the replay is possible, without an effect.
         drop(queue.replayer(&filter, settings.clone()).await?);
         if self.dry.dry_run {
@@ -148,12 +160,15 @@ impl Replay {
                     table(&survey.sample, Timestamp::default())
                 )
             })?;
-            return self.chosen.end(cx, Kind::Letters, &missing);
+            self.chosen.missing(cx, Kind::Letters, &missing)?;
+            return Ok(Exit::Done);
         }
         // Limits the replay to the letters in the prompt, without those that died while it was read or during an
         // edit.
         filter.up_to = Some(survey.ends.clone());
-        settings.edit = self.changes(&survey.sample, survey.matched)?;
+        if let Some((editor, letter)) = by_hand_of {
+            settings.edit.payload = Some(editor.open(letter.facts().body)?);
+        }
         if survey.matched > 0 && !self.chosen.is_named() {
             cx.confirm(&format!("Replay {letters} to {to}?"))?;
         }
@@ -161,58 +176,42 @@ impl Replay {
         let ended = steps(cx, &mut replayer).await;
         let outcome = DlqOutcome::of(replayer.replayed());
         cx.output.show(&outcome, DlqOutcome::text)?;
-        if let Err(error) = &ended
-            && let Some(error) = error.downcast_ref::<millstream::Error>()
-            && let Some(why) = in_short(error)
-        {
-            let done = outcome.replayed + outcome.passed_over + outcome.refused;
-            let left =
-                human::of(survey.matched.saturating_sub(done), "dead letter stays", "dead letters stay");
+        let ended = ended.map_err(|error| {
+            let done = outcome.replayed + outcome.passed_over + outcome.unconfirmed + outcome.refused;
+            let rest = survey.matched.saturating_sub(done);
             // What was claimed for another topic is free again when the claim has run out.
-            let when = if self.to_topic.is_some() { " in 30 s" } else { "" };
-            let text = format!("{why}; {left} where they are: the same command goes on with them{when}");
-            return Err(millstream::Error::new(error.kind(), text).into());
-        }
+            left(error, rest, Kind::Letters, if self.to_topic.is_some() { " in 30 s" } else { "" })
+        });
         if !ended? {
             return Err(exit::Interrupted.into());
         }
-        self.chosen.end(cx, Kind::Letters, &missing)?;
+        self.chosen.missing(cx, Kind::Letters, &missing)?;
         if outcome.refused > 0 {
             let letters = human::of(outcome.refused, "letter stays: it", "letters stay: they");
             bail!("{letters} cannot be sent unchanged");
         }
-        if self.chosen.is_named() && outcome.passed_over > 0 {
-            bail!("{} skipped: deleted, or claimed by others", human::count(outcome.passed_over));
+        if outcome.passed_over > 0 {
+            let skipped = human::of(outcome.passed_over, "dead letter", "dead letters");
+            bail!("{skipped} skipped: deleted meanwhile, or claimed by others");
         }
         Ok(Exit::Done)
     }
 
-    /// Returns the edit, from options and from the editor.
-    fn changes(&self, letters: &[Failed], matched: u64) -> Result<Edit> {
-        let mut edit = self.edit.edit()?;
-        if self.edit.edit {
-            match letters {
-                [letter] if matched == 1 => edit.payload = Some(by_hand(letter.facts().body)?),
-                _ => {
-                    return Err(Usage(format!(
-                        "--edit is for one letter, and {} selected",
-                        human::of(matched, "is", "are")
-                    ))
-                    .into());
-                }
+    /// Sets the edit of the options. Returns what is to be edited by hand, and with what.
+    fn changes<'a>(
+        &self,
+        settings: &mut Settings,
+        survey: &'a Survey,
+    ) -> Result<Option<(Editor, &'a Failed)>> {
+        (settings.edit, settings.limits) = (self.edit.edit()?, self.edit.max_payload.limits());
+        match survey.sample.as_slice() {
+            _ if !self.edit.edit => Ok(None),
+            [letter] if survey.matched == 1 => Ok(Some((Editor::find()?, letter))),
+            _ => {
+                let many = human::of(survey.matched, "is", "are");
+                Err(Usage(format!("--edit is for one letter, and {many} selected")).into())
             }
         }
-        Ok(edit)
-    }
-}
-
-/// Returns a transient error in a few words, without the keys of the request.
-fn in_short(error: &millstream::Error) -> Option<&'static str> {
-    match error.kind() {
-        ErrorKind::Backpressure => Some("the server is out of memory"),
-        ErrorKind::Unavailable => Some("the server cannot be reached"),
-        ErrorKind::Unconfirmed => Some("the server does not answer"),
-        _ => None,
     }
 }
 

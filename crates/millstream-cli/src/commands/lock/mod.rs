@@ -13,7 +13,7 @@ use crate::commands::{DryRun, Running};
 use crate::context::{Context, to_the_end};
 use crate::exit::{Exit, not_found};
 use crate::human::ms;
-use crate::{human, output};
+use crate::{human, output, parse};
 
 /// Locks that are read in one request.
 const PAGE: usize = 1_000;
@@ -49,7 +49,7 @@ struct LockList {
     #[arg(long, default_value = "", value_name = "TEXT")]
     prefix: String,
     /// Maximum number of locks
-    #[arg(long, default_value_t = 100, value_name = "N")]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
     limit: usize,
 }
 

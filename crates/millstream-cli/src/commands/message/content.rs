@@ -126,7 +126,7 @@ impl ContentArgs {
 }
 
 /// Reads a whole file up to slightly more than the largest payload, so that a larger file is detected.
-fn whole(path: &Path, max_payload: usize) -> Result<Bytes> {
+pub(in crate::commands) fn whole(path: &Path, max_payload: usize) -> Result<Bytes> {
     let mut bytes = Vec::new();
     let most = max_payload as u64 + 1;
     let read = if path == Path::new("-") {

@@ -2,14 +2,14 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use millstream::Limits;
+use millstream::ErrorKind;
 use millstream::admin::{Failed, ShelfAction, ShelfFilter};
-use millstream::crates::core::{QueueName, wire};
+use millstream::crates::core::QueueName;
 use millstream::delay::DeadTask;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::commands::dlq::edit::{EditArgs, by_hand};
+use crate::commands::dlq::edit::{EditArgs, Editor};
 use crate::commands::message::sanitize;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::errors::ErrorsView;
@@ -21,7 +21,7 @@ use crate::commands::shelf::{Chosen, DeadWanted, Opened};
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, not_found};
-use crate::human;
+use crate::{human, parse};
 
 /// Lists, shows, groups by error, exports, replays, edits, purges and trims dead tasks
 #[derive(Args, Debug)]
@@ -98,7 +98,7 @@ struct DeadTaskList {
     #[command(flatten)]
     of: DeadTaskOf,
     /// Maximum number of tasks
-    #[arg(long, default_value_t = 100, value_name = "N")]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
     limit: usize,
 }
 
@@ -140,11 +140,15 @@ impl DeadTaskShow {
             ];
             story(&Failed::Task(task.clone()).facts(), place)
         })?;
-        if older > 0 {
-            let older = human::of(older, "older dead task", "older dead tasks");
-            cx.output.note(&format!("{older} with this id; `queue dead list` shows them"));
-        }
+        note_older(cx, older);
         Ok(Exit::Done)
+    }
+}
+
+fn note_older(cx: &Context, older: u64) {
+    if older > 0 {
+        let older = human::of(older, "older dead task", "older dead tasks");
+        cx.output.note(&format!("{older} with this id; `queue dead list` shows them"));
     }
 }
 
@@ -194,7 +198,7 @@ struct DeadTaskErrors {
     #[command(flatten)]
     of: DeadTaskOf,
     /// Maximum number of groups to show
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = parse::limit)]
     limit: usize,
 }
 
@@ -294,21 +298,31 @@ struct Edited<V> {
 
 impl DeadTaskEdit {
     async fn run(self, cx: &Context) -> Result<Exit> {
-        let (opened, task, _) = self.task.newest(cx).await?;
+        let (opened, task, older) = self.task.newest(cx).await?;
         let mut edit = self.edit.edit()?;
-        if !self.dry.dry_run && (self.edit.edit || edit.is_empty()) {
-            edit.payload = Some(by_hand(&task.body)?);
+        let editor = if self.edit.edit || edit.is_empty() { Some(Editor::find()?) } else { None };
+        let dry_run = self.dry.dry_run;
+        if let Some(editor) = editor.filter(|_| !dry_run) {
+            edit.payload = Some(editor.open(&task.body)?);
         }
-        let message = edit.apply(&task.body);
-        if let Err(why) = wire::decode_body(&message, &Limits::NONE) {
-            bail!("with these changes the task is no message: {why}; nothing was done");
-        }
-        let scheduled = self.dry.dry_run || opened.shelf.replay_task_as(&task, message).await?;
+        let message = match edit.apply_within(&task.body, &self.edit.max_payload.limits()) {
+            // With another payload it may be one.
+            Err(_) if edit.is_empty() => task.body.clone(),
+            Err(error) if error.kind() == ErrorKind::Decode => {
+                bail!("with these changes the task is no message: {error}; nothing was done")
+            }
+            message => message?,
+        };
+        let scheduled = match dry_run {
+            true => opened.shelf.can_replay(&task).await?,
+            false => opened.shelf.replay_task_as(&task, message).await?,
+        };
         let id = sanitize::line(self.task.task.as_bytes());
+        note_older(cx, older);
         if !scheduled {
             bail!("{id} could not be scheduled: its id is in use; it stays dead");
         }
-        let edited = Edited { scheduled, before: TaskView::of(&task), dry_run: self.dry.dry_run };
+        let edited = Edited { scheduled, before: TaskView::of(&task), dry_run };
         cx.output.show(&edited, |it| {
             let done = if it.dry_run { "would be scheduled again" } else { "scheduled again, with changes" };
             format!("{id}: {done}")

@@ -8,10 +8,10 @@ mod work;
 use anyhow::Result;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use millstream::crates::core::QueueName;
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
-use millstream::{DeadLetterRetention, Timestamp};
+use millstream::{DeadLetterRetention, ErrorKind, Timestamp};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -20,13 +20,14 @@ use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::delayed::Waits;
 use crate::commands::scheduled::recurring;
 use crate::commands::schemas::{Table, of};
+use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::ids::{self, Words};
 use crate::commands::shared::view::DeadLetterRetentionView;
 use crate::commands::shared::watch::WatchArgs;
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
-use crate::{human, output};
+use crate::{human, output, parse};
 
 /// Manages delay queues and their tasks: lists, creates, deletes, adds, shows, cancels, reschedules, works, replays
 ///
@@ -75,7 +76,7 @@ enum QueueCommand {
         /// The delay queue
         queue: QueueName,
         /// Maximum number of tasks
-        #[arg(long, default_value_t = 100, value_name = "N")]
+        #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
         limit: usize,
         #[command(flatten)]
         watch: WatchArgs,
@@ -186,7 +187,7 @@ struct QueueAdded {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("queue list", of::<Vec<QueueCounts>>()),
+    ("queue list", of::<Vec<Listed<QueueCounts>>>()),
     ("queue create", of::<change::QueueCreated>()),
     ("queue alter", of::<change::Altered>()),
     ("queue delete", of::<change::QueueView>()),
@@ -288,17 +289,28 @@ impl QueueCounts {
 async fn list(cx: &Context) -> Result<Exit> {
     let names = cx.mq.backend().tasks()?.queues().await?;
     let counts = names.iter().map(async |name| QueueCounts::of(&recurring::queue(cx, name).await?).await);
-    let counts = try_join_all(counts).await?;
-    cx.output.show(&counts, |counts| {
+    let mut all = Vec::new();
+    for (name, counts) in names.iter().zip(join_all(counts).await) {
+        all.push(match counts {
+            Ok(counts) => Listed::Item(counts),
+            Err(error) => match error.downcast_ref::<millstream::Error>() {
+                // It was deleted in the meantime.
+                Some(error) if error.kind() == ErrorKind::NotFound => continue,
+                Some(error) if !error.is_transient() => Listed::Failed(Failed::queue(name, error)),
+                _ => return Err(error),
+            },
+        });
+    }
+    cx.output.show(&all, |all| {
         let titles = ["queue", ">shards", ">waiting", ">overdue", ">claimed", ">expired", ">dead", "state"];
-        let rows = counts.iter().map(|it| {
+        let rows = Listed::known(all).map(|it| {
             let numbers = [u64::from(it.shards), it.waiting, it.overdue, it.claimed, it.expired, it.dead];
             let state = it.paused_at_ms.map_or_else(String::new, |_| "paused".to_owned());
             std::iter::once(it.queue.clone()).chain(numbers.map(human::count)).chain([state])
         });
         output::table(&titles, rows)
     })?;
-    Ok(Exit::Done)
+    Failed::end(cx, Listed::failed(&all))
 }
 
 async fn counts(cx: &Context, queue: QueueName) -> Result<Exit> {

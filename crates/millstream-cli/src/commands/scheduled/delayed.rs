@@ -13,7 +13,7 @@ use crate::commands::shared::ids::{self, Words};
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
-use crate::{human, output};
+use crate::{human, output, parse};
 
 /// Lists, cancels and reschedules delayed messages
 #[derive(Args, Debug)]
@@ -37,7 +37,7 @@ enum DelayedCommand {
         /// The topic
         topic: TopicName,
         /// Maximum number of messages
-        #[arg(long, default_value_t = 100, value_name = "N")]
+        #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
         limit: usize,
     },
     /// Cancels delayed messages: they will never be read

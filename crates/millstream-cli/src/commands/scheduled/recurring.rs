@@ -6,11 +6,12 @@ use anyhow::Result;
 use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
 use chrono_tz::Tz;
-use millstream::crates::core::QueueName;
+use millstream::crates::core::{Place, QueueName};
 use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages};
 use millstream::{ErrorKind, Limits, Timestamp, Topic, TopicName};
 
 use crate::commands::message::sanitize;
+use crate::commands::shared::failures::Failed;
 use crate::context::Context;
 use crate::exit::not_found;
 use crate::human;
@@ -53,11 +54,22 @@ impl Home {
         }
     }
 
-    pub(in crate::commands) async fn list(&self) -> Result<Vec<RecurringEntry>> {
-        Ok(match self {
-            Self::Topic(messages) => messages.list().await?,
-            Self::Queue(queue) => queue.recurring_list().await?,
-        })
+    /// Lists the recurring messages, and what could not be read.
+    pub(in crate::commands) async fn list(&self) -> Result<(Vec<RecurringEntry>, Vec<Failed>)> {
+        let lists = match self {
+            Self::Topic(messages) => messages.list_by_place().await?,
+            Self::Queue(queue) => queue.recurring_by_place().await?,
+        };
+        let (mut all, mut failed) = (Vec::new(), Vec::new());
+        for (place, list) in lists {
+            match (list, place) {
+                (Ok(list), _) => all.extend(list),
+                (Err(error), _) if error.is_transient() => return Err(error.into()),
+                (Err(error), Place::Partition(tp)) => failed.push(Failed::topic(&tp.topic, &error)),
+                (Err(error), Place::Shard(shard)) => failed.push(Failed::queue(&shard.queue, &error)),
+            }
+        }
+        Ok((all, failed))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::commands::shelf::{Chosen, Kind, Opened, RetriesWanted};
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::Exit;
-use crate::human;
+use crate::{human, parse};
 
 /// Lists messages that wait for a retry, makes them due now, or gives them up
 ///
@@ -80,7 +80,7 @@ impl RetriesOf {
 /// Lists waiting messages in the order of their due times
 ///
 /// Shows the number of the next attempt and the error of the last one. Consumers of the group move due messages to
-/// its retry log and read them from there; until then they are shown as `due`, if there is no filter. In JSON `state` is
+/// its retry log and read them from there; until then they are shown as `due`, and so are replayed letters. In JSON `state` is
 /// `parked`, or `ready` in the retry log.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -91,7 +91,7 @@ struct RetriesList {
     #[command(flatten)]
     of: RetriesOf,
     /// Maximum number of messages
-    #[arg(long, default_value_t = 100, value_name = "N")]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
     limit: usize,
     #[command(flatten)]
     watch: WatchArgs,
@@ -119,21 +119,26 @@ impl RetriesList {
         let (opened, filter) = self.of.open(cx).await?;
         let is_filtered = !filter.is_empty();
         let waiting = cx.admin().waiting_retries(topic, group, if is_filtered { 0 } else { limit }).await?;
-        let (some, more) = match is_filtered {
-            true => first(&opened, &filter, limit).await?,
-            false => (Vec::new(), false),
-        };
+        let (mut due, mut some, mut more) = (Vec::new(), Vec::new(), false);
+        if is_filtered {
+            opened
+                .shelf
+                .ready_retries(&filter, |it| {
+                    due.extend(it.retry());
+                    due.len() < limit
+                })
+                .await?;
+            (some, more) = first(&opened, &filter, limit - due.len()).await?;
+            more |= due.len() == limit;
+        }
         let waiting_now = waiting.retries.iter().map(|it| RetryView::of(&it.retry, it.ready));
-        let retries = waiting_now.chain(some.iter().filter_map(|it| match it {
+        let due = due.iter().map(|it| RetryView::of(it, true));
+        let retries = waiting_now.chain(due).chain(some.iter().filter_map(|it| match it {
             Item::Retry(it) => Some(RetryView::of(it, false)),
             _ => None,
         }));
         let (topic, group) = (topic.to_string(), group.to_string());
-        let errors = waiting.errors.iter().map(|it| Failed {
-            topic: Some(topic.clone()),
-            group: Some(group.clone()),
-            error: it.error.to_string(),
-        });
+        let errors = waiting.errors.iter().map(|it| Failed::in_group(&topic, &group, &it.error));
         let (retries, errors) = (retries.collect(), errors.collect());
         let view = RetriesView { topic, group, total: waiting.total, retries, errors };
         let now = cx.now().await?;
@@ -161,7 +166,7 @@ struct RetriesErrors {
     #[command(flatten)]
     of: RetriesOf,
     /// Maximum number of groups to show
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = parse::limit)]
     limit: usize,
 }
 
@@ -184,6 +189,8 @@ impl RetriesErrors {
 }
 
 /// Makes waiting messages due now: the consumers of the group handle them behind the messages that they have read ahead
+///
+/// Those that are due already are left as they are, and counted.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream retries now orders billing 1700000000000-0
@@ -196,7 +203,8 @@ struct Now {
 
 /// Gives waiting messages up: they become dead letters with the reason `killed`
 ///
-/// They keep the error of their last attempt, and can be replayed as other dead letters can.
+/// They keep the error of their last attempt, and can be replayed as other dead letters can. Those that are due already are read
+/// next, and cannot be given up here: they are skipped, and the exit code is 1.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream retries kill orders billing 1700000000000-0

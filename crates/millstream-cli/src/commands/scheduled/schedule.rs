@@ -13,6 +13,7 @@ use crate::commands::message::content::ContentArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::recurring::{Home, RecurringShown};
 use crate::commands::schemas::{Table, of};
+use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::ids::{self, Words};
 use crate::commands::shelf::view::content;
 use crate::commands::{DryRun, Running};
@@ -268,14 +269,14 @@ struct ScheduleAdded {
 
 /// The data that these commands print as JSON.
 pub(in crate::commands) const DATA: Table = &[
-    ("schedule list", of::<Vec<ScheduleEntry>>()),
+    ("schedule list", of::<Vec<Listed<ScheduleEntry>>>()),
     ("schedule show", of::<ScheduleEntry>()),
     ("schedule add", of::<ScheduleAdded>()),
     ("schedule pause", of::<ids::Outcome>()),
     ("schedule resume", of::<ids::Outcome>()),
     ("schedule run", of::<ids::Outcome>()),
     ("schedule remove", of::<ids::Outcome>()),
-    ("schedule next", of::<Vec<Times>>()),
+    ("schedule next", of::<Vec<Listed<Times>>>()),
 ];
 
 impl Schedule {
@@ -304,10 +305,10 @@ impl ScheduleOf {
         Home::open(cx, &self.name, self.queue).await
     }
 
-    async fn entries(&self, cx: &Context) -> Result<Vec<RecurringEntry>> {
-        let mut entries = self.open(cx).await?.list().await?;
+    async fn entries(&self, cx: &Context) -> Result<(Vec<RecurringEntry>, Vec<Failed>)> {
+        let (mut entries, failed) = self.open(cx).await?.list().await?;
         entries.sort_by(|one, other| one.id.cmp(&other.id));
-        Ok(entries)
+        Ok((entries, failed))
     }
 }
 
@@ -326,7 +327,8 @@ impl ScheduleNamed {
         act: impl AsyncFn(Recur<'_, bytes::Bytes>) -> Result<bool>,
     ) -> Result<Exit> {
         let home = self.of.open(cx).await?;
-        let entries = if self.dry.dry_run { home.list().await? } else { Vec::new() };
+        let (entries, failed) = if self.dry.dry_run { home.list().await? } else { Default::default() };
+        Failed::note(cx, &failed);
         let words = Words { done, missing: "no such recurring rule" };
         let is_there = async |id: &str| Ok(entries.iter().any(|entry| entry.id.as_str() == id));
         ids::each(cx, self.dry, words, &self.ids, is_there, async |id| act(home.recur(id)).await).await
@@ -375,7 +377,7 @@ impl ScheduleAdd {
         // Read back from the server: an unchanged rule is counted from its original start.
         let stored = match outcome {
             None => None,
-            Some(_) => home.list().await?.into_iter().find(|entry| entry.id.as_str() == self.id),
+            Some(_) => home.list().await?.0.into_iter().find(|entry| entry.id.as_str() == self.id),
         };
         let after = now.saturating_add(Duration::from_millis(1));
         let (rule, from) = match &stored {
@@ -410,16 +412,22 @@ impl ScheduleAdd {
 }
 
 async fn list(cx: &Context, of: ScheduleOf) -> Result<Exit> {
-    let entries: Vec<_> = of.entries(cx).await?.into_iter().map(ScheduleEntry::from).collect();
-    cx.output.show(&entries, |entries| {
-        output::table(&["id", "place", "next", "rule", "payload"], entries.iter().map(ScheduleEntry::row))
+    let (entries, failed) = of.entries(cx).await?;
+    let entries = entries.into_iter().map(|entry| Listed::Item(ScheduleEntry::from(entry)));
+    let all: Vec<_> = entries.chain(failed.into_iter().map(Listed::Failed)).collect();
+    cx.output.show(&all, |all| {
+        let titles = ["id", "place", "next", "rule", "payload"];
+        output::table(&titles, Listed::known(all).map(ScheduleEntry::row))
     })?;
-    Ok(Exit::Done)
+    Failed::end(cx, Listed::failed(&all))
 }
 
 async fn show(cx: &Context, of: ScheduleOf, id: String) -> Result<Exit> {
-    let entry = of.entries(cx).await?.into_iter().find(|entry| entry.id.as_str() == id);
-    let Some(entry) = entry else { return Err(no_rule(&of, &id)) };
+    let (entries, failed) = of.entries(cx).await?;
+    let Some(entry) = entries.into_iter().find(|entry| entry.id.as_str() == id) else {
+        Failed::note(cx, &failed);
+        return Err(no_rule(&of, &id));
+    };
     cx.output.show(&ScheduleEntry::from(entry), ScheduleEntry::story)?;
     Ok(Exit::Done)
 }
@@ -429,21 +437,32 @@ fn no_rule(of: &ScheduleOf, id: &str) -> anyhow::Error {
 }
 
 async fn next(cx: &Context, of: ScheduleOf, ids: Vec<String>, count: usize) -> Result<Exit> {
-    let entries = of.entries(cx).await?;
+    let (entries, mut failed) = of.entries(cx).await?;
     if let Some(id) = ids.iter().find(|id| !entries.iter().any(|entry| entry.id.as_str() == **id)) {
+        Failed::note(cx, &failed);
         return Err(no_rule(&of, id));
     }
     let wanted = |entry: &&RecurringEntry| ids.is_empty() || ids.iter().any(|id| entry.id.as_str() == id);
     let (mut all, mut shown) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(wanted) {
-        let rule: Rule = entry.rule.parse()?;
+        let rule: Rule = match entry.rule.parse() {
+            Ok(rule) => rule,
+            // One of a later version.
+            Err(error) => {
+                failed.push(Failed::rule(entry, &error));
+                continue;
+            }
+        };
         let from = entry.next;
         let times_ms = from.map_or_else(Vec::new, |from| rule.between(from, FOREVER).take(count).collect());
         shown.push(RecurringShown::of(&entry.rule));
-        all.push(Times { id: entry.id.to_string(), paused: entry.paused, times_ms });
+        all.push(Listed::Item(Times { id: entry.id.to_string(), paused: entry.paused, times_ms }));
     }
+    // What failed belongs to none of the ids, if there are some.
+    let failed = failed.into_iter().filter(|_| ids.is_empty());
+    all.extend(failed.map(Listed::Failed));
     cx.output.show(&all, |all| {
-        let rows = all.iter().zip(&shown).flat_map(|(it, shown)| {
+        let rows = Listed::known(all).zip(&shown).flat_map(|(it, shown)| {
             let id = sanitize::line(it.id.as_bytes());
             let none = if it.paused { "paused" } else { "over" };
             let times: Vec<_> = match &it.times_ms[..] {
@@ -457,7 +476,7 @@ async fn next(cx: &Context, of: ScheduleOf, ids: Vec<String>, count: usize) -> R
         rows.sort();
         output::table(&["time", "id"], rows.into_iter().map(|(_, row)| row))
     })?;
-    Ok(Exit::Done)
+    Failed::end(cx, Listed::failed(&all))
 }
 
 #[cfg(test)]

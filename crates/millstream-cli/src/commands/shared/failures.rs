@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use millstream::TopicName;
 use millstream::admin::GroupStats;
+use millstream::delay::RecurringEntry;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -19,16 +20,33 @@ pub(in crate::commands) struct Failed {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub(in crate::commands) group: Option<String>,
+    /// A delay queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
+    pub(in crate::commands) queue: Option<String>,
     pub(in crate::commands) error: String,
 }
 
 impl Failed {
     pub(in crate::commands) fn topic(topic: &impl ToString, error: &millstream::Error) -> Self {
-        Self { topic: Some(topic.to_string()), group: None, error: error.to_string() }
+        Self { topic: Some(topic.to_string()), ..Self::new(error.to_string()) }
+    }
+
+    pub(in crate::commands) fn queue(queue: &impl ToString, error: &millstream::Error) -> Self {
+        Self { queue: Some(queue.to_string()), ..Self::new(error.to_string()) }
+    }
+
+    /// Creates the record of a recurring message whose rule is not known here.
+    pub(in crate::commands) fn rule(entry: &RecurringEntry, error: &millstream::Error) -> Self {
+        Self::new(format!("recurring message {:?} of {}: {error}", entry.id.as_str(), entry.place))
+    }
+
+    fn new(error: String) -> Self {
+        Self { topic: None, group: None, queue: None, error }
     }
 
     pub(in crate::commands) fn group(group: &impl ToString, error: &millstream::Error) -> Self {
-        Self { topic: None, group: Some(group.to_string()), error: error.to_string() }
+        Self { group: Some(group.to_string()), ..Self::new(error.to_string()) }
     }
 
     pub(in crate::commands) fn of(self, topic: &impl ToString) -> Self {
@@ -37,7 +55,7 @@ impl Failed {
 
     /// Creates the record of a part of a topic that could not be read.
     pub(in crate::commands) fn reason(topic: &TopicName, error: String) -> Self {
-        Self { topic: Some(topic.to_string()), group: None, error }
+        Self { topic: Some(topic.to_string()), ..Self::new(error) }
     }
 
     /// Returns the parts of a group that could not be read.
@@ -45,20 +63,26 @@ impl Failed {
         topic: &TopicName,
         stats: &GroupStats,
     ) -> impl Iterator<Item = Self> + use<> {
-        let of = |error: &str| Self {
-            topic: Some(topic.to_string()),
-            group: Some(stats.group.to_string()),
-            error: error.to_owned(),
-        };
+        let of = |error: &str| Self::in_group(topic, &stats.group, error);
         stats.reasons().map(of).collect::<Vec<_>>().into_iter()
     }
 
+    /// Creates the record of a part of a group that could not be read.
+    pub(in crate::commands) fn in_group(
+        topic: &impl ToString,
+        group: &impl ToString,
+        error: &(impl ToString + ?Sized),
+    ) -> Self {
+        Self { group: Some(group.to_string()), ..Self::new(error.to_string()) }.of(topic)
+    }
+
     fn line(&self) -> String {
-        let what = match (&self.topic, &self.group) {
-            (Some(topic), Some(group)) => format!("group {group} of topic {topic}: "),
-            (Some(topic), None) => format!("topic {topic}: "),
-            (None, Some(group)) => format!("group {group}: "),
-            (None, None) => String::new(),
+        let what = match (&self.topic, &self.group, &self.queue) {
+            (Some(topic), Some(group), _) => format!("group {group} of topic {topic}: "),
+            (Some(topic), None, _) => format!("topic {topic}: "),
+            (None, Some(group), _) => format!("group {group}: "),
+            (None, None, Some(queue)) => format!("delay queue {queue}: "),
+            (None, None, None) => String::new(),
         };
         what + &self.error
     }

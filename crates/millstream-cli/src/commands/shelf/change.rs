@@ -1,7 +1,10 @@
 //! Changes of what failed: counted, confirmed, and made.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, bail};
-use millstream::admin::{ShelfAction, ShelfFilter, Survey};
+use millstream::ErrorKind;
+use millstream::admin::{Failed, ShelfAction, ShelfFilter, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -24,6 +27,10 @@ pub(in crate::commands) struct Changed<V> {
     count: u64,
     /// The ids of which there is none, or that have ended meanwhile.
     missing: Vec<String>,
+    /// The number of retries that are due already: they are read next, and left as they are.
+    due_already: u64,
+    /// The number of those that were selected and not changed: gone meanwhile, claimed by others, or their id is in use.
+    skipped: u64,
     /// The first ones of a dry run.
     sample: Vec<V>,
     dry_run: bool,
@@ -45,41 +52,89 @@ pub(in crate::commands) async fn change(
     let (done, question) = match (kind, action) {
         (Kind::Retries, ShelfAction::Retry) => ("made due now", format!("Make {what} of {of} due now?")),
         (Kind::Retries, ShelfAction::Drop) => {
-            ("made dead letters", format!("Make {what} of {of} dead letters, without further attempts?"))
+            ("given up", format!("Give up {what} of {of}, without further attempts?"))
         }
         (_, ShelfAction::Retry) => ("replayed", format!("Replay {what} of {of}?")),
         (_, ShelfAction::Drop) => ("deleted", format!("Delete {what} of {of} permanently?")),
     };
+    let due_already = survey.ready;
     if dry.dry_run {
+        let skipped = match (kind, action) {
+            (Kind::Tasks, ShelfAction::Retry) => opened.in_use(&filter, chosen.limit, &survey).await?,
+            _ => 0,
+        };
+        let count = matched.saturating_sub(skipped);
         let sample = survey.sample.iter().map(Shown).collect();
-        let changed = Changed { count: matched, missing, sample, dry_run: true };
+        let changed = Changed { count, missing, due_already, skipped, sample, dry_run: true };
         let now = cx.now().await?;
+        let what = human::of(count, one, many);
         cx.output.show(&changed, |_| format!("{what} would be {done}\n{}", table(&survey.sample, now)))?;
-        return chosen.end(cx, kind, &changed.missing);
+        return chosen.end(cx, kind, action, &changed, &survey);
     }
     // What is named needs no confirmation, unless it is lost.
     if matched > 0 && (action == ShelfAction::Drop || !chosen.is_named()) {
         cx.confirm(&question)?;
     }
     // Only what was counted, without what died while it was read.
-    let acting = opened.shelf.act(&filter, chosen.limit, action, Some(survey)).await?;
-    let count = to_the_end(acting.run()).await?;
-    let changed = Changed::<Shown<'_>> { count, missing, sample: Vec::new(), dry_run: false };
-    cx.output.show(&changed, |_| format!("{} {done}", human::of(count, one, many)))?;
-    let ended = chosen.end(cx, kind, &changed.missing);
-    if count < matched {
-        let rest = human::of(matched - count, one, many);
-        match kind {
-            Kind::Retries => cx.output.note(&format!("{rest} did not wait any more")),
-            // Somebody else deletes them, too.
-            Kind::Tasks if chosen.all && action == ShelfAction::Drop => {
-                cx.output.note(&format!("{rest} were not there any more"));
-            }
-            Kind::Tasks => bail!("{rest} could not be {done}: deleted meanwhile, or the id is in use"),
-            Kind::Letters => bail!("{rest} skipped: deleted meanwhile, or claimed by others"),
+    let mut acting = opened.shelf.act(&filter, chosen.limit, action, Some(survey.clone())).await?;
+    let all = async {
+        while !acting.is_done() {
+            acting.run_once().await?;
         }
+        Ok(())
+    };
+    let ended = to_the_end(all).await;
+    let (count, sample) = (acting.changed(), Vec::new());
+    let skipped = matched.saturating_sub(count);
+    let changed = Changed::<Shown<'_>> { count, missing, due_already, skipped, sample, dry_run: false };
+    cx.output.show(&changed, |_| format!("{} {done}", human::of(count, one, many)))?;
+    match ended {
+        Ok(()) => chosen.end(cx, kind, action, &changed, &survey),
+        Err(error) => Err(left(error, skipped, kind, "")),
     }
-    ended
+}
+
+/// Returns the error of a change that an outage has ended, with the number of items that it left.
+pub(in crate::commands) fn left(error: anyhow::Error, count: u64, kind: Kind, when: &str) -> anyhow::Error {
+    let Some(it) = error.downcast_ref::<millstream::Error>() else { return error };
+    let Some(why) = in_short(it) else { return error };
+    let ((one, many), one_stays) = (kind.noun(), count == 1);
+    let stays = human::of(count, &format!("{one} stays where it is"), &format!("{many} stay where they are"));
+    let unknown = if it.kind() == ErrorKind::Unconfirmed { ", unless the last request was done" } else { "" };
+    let them = if one_stays { "it" } else { "them" };
+    let text = format!("{why}; {stays}{unknown}: the same command goes on with {them}{when}");
+    millstream::Error::new(it.kind(), text).into()
+}
+
+/// Returns a transient error in a few words, without the keys of the request.
+pub(in crate::commands) fn in_short(error: &millstream::Error) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::Backpressure => Some("the server is out of memory"),
+        ErrorKind::Unavailable => Some("the server cannot be reached"),
+        ErrorKind::Unconfirmed => Some("the server does not answer"),
+        _ => None,
+    }
+}
+
+impl Opened {
+    /// Returns how many of the selected dead tasks cannot be scheduled, since their ids wait, or are those of tasks before them. One
+    /// that is worked on has no entry that could be looked up.
+    async fn in_use(&self, filter: &ShelfFilter, limit: Option<u64>, survey: &Survey) -> Result<u64> {
+        let filter = ShelfFilter { up_to: Some(survey.ends.clone()), ..filter.clone() };
+        let (mut walk, mut ids, mut used) = (self.shelf.walk(&filter, limit).await?, BTreeSet::new(), 0);
+        while !walk.is_done() {
+            for task in walk.run_once(SAMPLE).await?.into_iter().filter_map(Failed::task) {
+                let is_free = if ids.insert(task.task.clone()) {
+                    self.shelf.can_replay(&task).await?
+                } else {
+                    // Of those that are named, the newest alone is selected.
+                    filter.tasks.is_some()
+                };
+                used += u64::from(!is_free);
+            }
+        }
+        Ok(used)
+    }
 }
 
 impl Chosen {
@@ -109,11 +164,51 @@ impl Chosen {
                 _ => {}
             }
         }
+        if let Some(origin) = filter.origin.filter(|_| survey.partitions.len() > 1) {
+            let why =
+                format!("{many} of several partitions have the origin {origin}: --partition selects one");
+            return Err(Usage(why).into());
+        }
         Ok((survey, missing))
     }
 
-    /// Returns the result after everything was shown.
-    pub(in crate::commands) fn end(&self, cx: &Context, kind: Kind, missing: &[String]) -> Result<Exit> {
+    /// Notes what was left as it is, and returns the result. What was not found or was skipped is an error.
+    fn end<V>(
+        &self,
+        cx: &Context,
+        kind: Kind,
+        action: ShelfAction,
+        changed: &Changed<V>,
+        survey: &Survey,
+    ) -> Result<Exit> {
+        for (id, count) in survey.named.iter().filter(|(_, count)| kind == Kind::Tasks && **count > 1) {
+            let older = human::of(count - 1, "older dead task", "older dead tasks");
+            let id = sanitize::line(id.as_bytes());
+            cx.output.note(&format!("{id}: {older} with this id; the newest is meant"));
+        }
+        let (one, many) = kind.noun();
+        let due = changed.due_already;
+        if due > 0 {
+            let due = human::of(due, "retry is", "retries are");
+            cx.output.note(&format!("{due} due already: consumers of the group read them next"));
+        }
+        self.missing(cx, kind, &changed.missing)?;
+        let skipped = changed.skipped + if action == ShelfAction::Drop { due } else { 0 };
+        if skipped > 0 {
+            let why = match (kind, action, changed.dry_run) {
+                (Kind::Letters, ..) => "deleted meanwhile, or claimed by others",
+                (Kind::Retries, ..) => "not waiting any more",
+                (Kind::Tasks, ShelfAction::Retry, true) => "the id is in use",
+                (Kind::Tasks, ShelfAction::Retry, false) => "deleted meanwhile, or the id is in use",
+                (Kind::Tasks, ShelfAction::Drop, _) => "deleted meanwhile",
+            };
+            bail!("{} skipped: {why}", human::of(skipped, one, many));
+        }
+        Ok(Exit::Done)
+    }
+
+    /// Returns an error if there is none of some of the ids, after a note of each.
+    pub(in crate::commands) fn missing(&self, cx: &Context, kind: Kind, missing: &[String]) -> Result<()> {
         let why = match kind {
             Kind::Letters => "no such dead letter matches",
             Kind::Retries => "no retry of it matches",
@@ -123,7 +218,7 @@ impl Chosen {
             cx.output.note(&format!("{}: {why}", sanitize::line(id.as_bytes())));
         }
         match missing.len() as u64 {
-            0 => Ok(Exit::Done),
+            0 => Ok(()),
             missing => {
                 let all = human::of(self.ids.len() as u64, "id", "ids");
                 Err(not_found(format!("{} of {all} not found", human::count(missing))))

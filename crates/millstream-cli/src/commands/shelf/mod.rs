@@ -169,7 +169,7 @@ pub(in crate::commands) struct DeadWanted {
 pub(in crate::commands) struct DlqWanted {
     #[command(flatten)]
     dead: DeadWanted,
-    /// The letter of the message with this id in the log
+    /// The letter of the message with this id in the log of its partition
     #[arg(long, value_name = "ID")]
     origin: Option<MessageId>,
 }
@@ -237,7 +237,7 @@ pub(in crate::commands) struct Chosen {
     #[arg(long)]
     all: bool,
     /// Maximum number, the oldest or those that are due next first
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(in crate::commands) limit: Option<u64>,
 }
 

@@ -4,18 +4,20 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use millstream::admin::{Failed, FailedId, ShelfFilter, ShelfQuery, to_line};
-use millstream::crates::core::error_groups::MAX_GROUPS;
+use millstream::admin::{Failed, FailedId, Shelf, ShelfFilter, ShelfQuery, to_line};
+use millstream::crates::core::error_groups::{ErrorGroups, MAX_GROUPS};
+use millstream::{ErrorKind, Partition};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::Opened;
 use super::view::Shown;
 use super::whole_file::WholeFile;
+use super::{Kind, Opened};
 use crate::commands::message::sanitize;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::commands::shared::errors::ErrorsView;
+use crate::commands::shared::failures::Failed as MissingPart;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -48,19 +50,49 @@ pub(in crate::commands) async fn errors<E: Serialize>(
     example: fn(FailedId) -> E,
 ) -> Result<Exit> {
     let ((one, many), mut progress) = (opened.kind.noun(), CountProgress::new());
-    let groups = opened.shelf.errors(filter, MAX_GROUPS, |read| progress.set(read, one, many)).await?;
+    let (groups, failed) = grouped(&opened.shelf, filter, |read| progress.set(read, one, many)).await?;
     drop(progress);
     let name = |id: &FailedId| id.task.clone().unwrap_or_else(|| id.id.to_string());
     let view = ErrorsView::of(groups, limit, |id| (name(&id), example(id)));
     view.show(cx, (one, many))?;
-    Ok(Exit::Done)
+    let failed = failed.iter().map(|error| match opened.kind {
+        Kind::Tasks => MissingPart::queue(&opened.of, error),
+        _ => MissingPart::group(&opened.of, error),
+    });
+    MissingPart::end(cx, &Vec::from_iter(failed))
+}
+
+/// Groups the errors of all partitions that can be read, and returns why others cannot.
+pub(in crate::commands) async fn grouped(
+    shelf: &Shelf,
+    filter: &ShelfFilter,
+    mut progress: impl FnMut(u64),
+) -> Result<(ErrorGroups<FailedId>, Vec<millstream::Error>)> {
+    match shelf.errors(filter, MAX_GROUPS, &mut progress).await {
+        Err(error) if error.kind() == ErrorKind::WrongType => {}
+        all => return Ok((all?, Vec::new())),
+    }
+    let (mut groups, mut failed) = (ErrorGroups::new(MAX_GROUPS), Vec::new());
+    for partition in (0..shelf.partitions()).map(Partition) {
+        if filter.partitions.as_ref().is_some_and(|some| !some.contains(&partition)) {
+            continue;
+        }
+        let here = ShelfFilter { partitions: Some(vec![partition]), ..filter.clone() };
+        let before = groups.count();
+        match shelf.errors(&here, MAX_GROUPS, |read| progress(before + read)).await {
+            Ok(some) => groups.merge(some, |it| it),
+            Err(error) if error.kind() == ErrorKind::WrongType => failed.push(error),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((groups, failed))
 }
 
 /// Where an export goes
 #[derive(Args, Debug)]
 pub(in crate::commands) struct ExportTo {
     /// Maximum number, oldest first
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// File to write, which must not exist. Default: stdout
     #[arg(long, short, value_name = "FILE")]

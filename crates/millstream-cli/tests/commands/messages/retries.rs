@@ -167,3 +167,34 @@ async fn a_released_retry_is_handled_at_once() {
     consumer.shutdown().await;
     assert_eq!(cli.json("retries list orders billing")["total"], 0);
 }
+
+#[tokio::test]
+async fn what_is_due_already_is_selected_as_it_is_listed() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 6).await;
+    seed::handled(&mq, 6, &[0, 1, 2]).await;
+    assert_eq!(cli.json("dlq replay orders billing --all --yes")["replayed"], 3);
+    let list = cli.json("retries list orders billing");
+    let (first, partition) = (&list["retries"][0]["id"], &list["retries"][0]["partition"]);
+    assert_eq!(list["retries"].as_array().map(Vec::len), Some(3), "{list}");
+    let some = cli.json("retries list orders billing --partition 0");
+    assert!(some["retries"].as_array().is_some_and(|some| !some.is_empty()), "also with a filter: {some}");
+    assert_eq!(cli.json("retries errors orders billing")["count"], 3);
+    let due = |command: &str, code| {
+        let told = cli.json_with(code, command);
+        assert_eq!((count(&told), &told["missing"]), (Some(0), &json!([])), "{command}: {told}");
+        told["due_already"].as_u64()
+    };
+    assert_eq!(due("retries now orders billing --all --yes", 0), Some(3));
+    assert_eq!(due("retries now orders billing --all --dry-run", 0), Some(3));
+    let named = format!("{} --partition {partition}", first.as_str().expect("an id"));
+    assert_eq!(due(&format!("retries now orders billing {named}"), 0), Some(1));
+    assert_eq!(due("retries kill orders billing --all --yes", 1), Some(3));
+    let ran = cli.run("retries kill orders billing --all --yes");
+    assert!(
+        ran.stderr.starts_with("3 retries are due already: consumers of the group read them next\n"),
+        "{ran:?}"
+    );
+    assert!(ran.stderr.ends_with("error: 3 retries skipped: not waiting any more\n"), "{ran:?}");
+}

@@ -6,7 +6,7 @@ mod question;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use millstream::{DeadLetterConfig, DeadLetterReport, Topic};
@@ -64,9 +64,10 @@ pub(super) struct DlqConsume {
     #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "1h")]
     leave_for: Duration,
     /// Ends after this many letters, including those that are left
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Ends when no letter can be claimed, because all others are claimed or were left
+    /// Ends when no letter can be claimed, because all others are claimed or were left; with exit code 1 if a partition cannot be
+    /// read
     #[arg(long)]
     until_empty: bool,
     #[command(flatten)]
@@ -141,9 +142,6 @@ impl DlqConsume {
                 cx.confirm(&format!("Delete the dead letters of {group} for good as they come?"))?;
             }
         }
-        if self.limit == Some(0) {
-            return Ok(Exit::Done);
-        }
         let (letter_handler, mut ends) = LetterHandler::new(cx.output, choice, self.limit, self.dry.dry_run);
         let letter_handler = Arc::new(letter_handler);
         let stopped = context::stopped();
@@ -183,7 +181,14 @@ impl DlqConsume {
             return Err(error);
         }
         cx.output.note(&summary(report, letter_handler.untouched(), letter_handler.failed()));
-        if matches!(ended, DlqConsumeEnded::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
+        if matches!(ended, DlqConsumeEnded::Stopped) {
+            return self.is_stopped();
+        }
+        if report.unreadable > 0 {
+            let partitions = human::of(report.unreadable, "partition", "partitions");
+            bail!("{partitions} could not be read; `millstream verify` shows the faults");
+        }
+        Ok(Exit::Done)
     }
 
     /// Returns the result of being stopped: success if the command has no end of its own.
