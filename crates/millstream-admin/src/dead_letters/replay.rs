@@ -228,12 +228,7 @@ impl Replayer {
         }
         let mut ways: BTreeMap<(TopicPartition, Option<String>), Vec<DeadLetter>> = BTreeMap::new();
         for letter in &self.batch {
-            let to = match &self.replay.to {
-                ReplayTo::Group => None,
-                ReplayTo::Topic { topic, .. } => Some(topic.as_str()),
-                ReplayTo::Noted => letter.history.replay_to(),
-            };
-            let way = (letter.topic_partition.clone(), to.map(str::to_owned));
+            let way = (letter.topic_partition.clone(), self.way(letter));
             ways.entry(way).or_default().push(letter.clone());
         }
         for ((topic_partition, to), letters) in ways {
@@ -245,10 +240,7 @@ impl Replayer {
                 Some(target) => self.send_elsewhere(&topic_partition, &letters, &target).await?,
                 None => {
                     for letter in &letters {
-                        self.replayed.refuse(
-                            letter,
-                            format!("its note names the topic {to:?}, which does not exist or is ours alone"),
-                        );
+                        self.replayed.refuse(letter, no_target(&to));
                     }
                     let came = Came { done: 0, passed_over: 0, refused: letters.len() };
                     self.progress.tell(&topic_partition, LetterWork::Replay, came);
@@ -264,6 +256,55 @@ impl Replayer {
     #[must_use]
     pub fn has_sent(&self) -> bool {
         !self.sent.is_empty()
+    }
+
+    /// Runs all steps without an effect, as far as it is known what they would do: [`replayed`](Replayed::replayed) counts what can be
+    /// sent in this form. Claims of other callers, and the room in the target, are not looked at.
+    ///
+    /// # Errors
+    /// Transient ones.
+    pub async fn preview(mut self) -> Result<Replayed> {
+        while !self.walk.is_done() {
+            for letter in self.walk.run_once(STEP).await?.into_iter().filter_map(Failed::letter) {
+                let ready = match self.way(&letter) {
+                    None => self.returned(&letter).map(drop),
+                    Some(to) => match self.target(&to).await? {
+                        Some(target) => self.message(&letter, &target).map(drop),
+                        None => Err(no_target(&to)),
+                    },
+                };
+                match ready {
+                    Ok(()) => self.replayed.replayed += 1,
+                    Err(why) => self.replayed.refuse(&letter, why),
+                }
+            }
+        }
+        Ok(self.replayed)
+    }
+
+    /// Returns the topic that a letter is sent to; `None` for its group.
+    fn way(&self, letter: &DeadLetter) -> Option<String> {
+        match &self.replay.to {
+            ReplayTo::Group => None,
+            ReplayTo::Topic { topic, .. } => Some(topic.to_string()),
+            ReplayTo::Noted => letter.history.replay_to().map(str::to_owned),
+        }
+    }
+
+    /// Returns how a letter goes back to its group, or the reason why it cannot.
+    fn returned(&self, letter: &DeadLetter) -> std::result::Result<DeadLetterAction, String> {
+        let edit = &self.replay.edit;
+        // In the retry log a pack is no pack: it would come back as it is, whether its dictionary is there again or not.
+        if let Err(why @ Malformed::UnknownForm(_)) = wire::decode_body(&letter.body, &Limits::NONE)
+            && letter.body.iter().any(|(name, _)| *name == wire::PACK)
+        {
+            return Err(why.to_string());
+        }
+        if edit.is_empty() {
+            return Ok(DeadLetterAction::Replay);
+        }
+        let edited = edit.apply_within(&letter.body, &self.replay.limits);
+        edited.map(DeadLetterAction::ReplayAs).map_err(|why| why.to_string())
     }
 
     /// Deletes the letters that were [sent](Self::has_sent).
@@ -312,24 +353,11 @@ impl Replayer {
 
     /// Sends letters back to their group: one atomic step in the store.
     async fn send_back(&mut self, topic_partition: &TopicPartition, letters: &[DeadLetter]) -> Result<()> {
-        let edit = &self.replay.edit;
         let (mut deeds, mut refused) = (Vec::new(), Vec::new());
         for letter in letters {
-            // In the retry log a pack is no pack: it would come back as it is, whether its dictionary is there again or not.
-            let decoded = wire::decode_body(&letter.body, &Limits::NONE);
-            if let Err(why @ Malformed::UnknownForm(_)) = decoded
-                && letter.body.iter().any(|(name, _)| *name == wire::PACK)
-            {
-                refused.push((letter, why.to_string()));
-                continue;
-            }
-            if edit.is_empty() {
-                deeds.push((letter.id, DeadLetterAction::Replay));
-                continue;
-            }
-            match edit.apply_within(&letter.body, &self.replay.limits) {
-                Ok(body) => deeds.push((letter.id, DeadLetterAction::ReplayAs(body))),
-                Err(why) => refused.push((letter, why.to_string())),
+            match self.returned(letter) {
+                Ok(action) => deeds.push((letter.id, action)),
+                Err(why) => refused.push((letter, why)),
             }
         }
         let role = self.backend.dead_letters()?;
@@ -457,4 +485,8 @@ impl Replayed {
             self.refusals.push(Refusal { topic_partition, id: letter.id, why });
         }
     }
+}
+
+fn no_target(to: &str) -> String {
+    format!("its note names the topic {to:?}, which does not exist or is ours alone")
 }

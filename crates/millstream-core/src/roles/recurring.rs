@@ -7,8 +7,8 @@
 
 use async_trait::async_trait;
 
-use crate::error::Result;
-use crate::schedule::{OnConflict, Place, Placed, ScheduleId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::schedule::{MAX_ID_LEN, OnConflict, Place, Placed, ScheduleId};
 use crate::timestamp::Timestamp;
 use crate::wire::Fields;
 
@@ -17,6 +17,11 @@ pub const MAX_DUE: usize = 100;
 
 /// The most occurrences that one [`Recurring::fire`] schedules.
 pub const MAX_FIRES: usize = 100;
+
+/// Maximum length of a rule, in bytes.
+const MAX_RULE_LEN: usize = 1_024;
+/// Length of the suffix of each occurrence behind the id: `@` and a time.
+const SUFFIX: usize = 21;
 
 /// Recurring schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +37,33 @@ pub struct Recurrence {
     pub next: Option<Timestamp>,
     /// Whether it is paused: a paused schedule is not due.
     pub paused: bool,
+}
+
+impl Recurrence {
+    /// Checks what is stored: an id of at most 235 bytes, since a time follows it in the ids of occurrences, a rule of one line, and
+    /// a message. Backends call this with each [`put`](Recurring::put).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], [`ErrorKind::InvalidConfig`] or [`ErrorKind::Encode`].
+    pub fn check(&self) -> Result<()> {
+        let Self { id, rule, fields, .. } = self;
+        let error = |kind, why: String| Err(Error::new(kind, why));
+        if id.as_str().len() + SUFFIX > MAX_ID_LEN {
+            let most = MAX_ID_LEN - SUFFIX;
+            return error(
+                ErrorKind::InvalidName,
+                format!("schedule id {id} is too long to recur, at most {most} bytes are allowed"),
+            );
+        }
+        if rule.len() > MAX_RULE_LEN || rule.contains(['\n', '\r']) {
+            let why = format!("the rule {rule:?} is not up to {MAX_RULE_LEN} bytes without line breaks");
+            return error(ErrorKind::InvalidConfig, why);
+        }
+        if fields.is_empty() {
+            return error(ErrorKind::Encode, format!("recurring message {id} has no fields"));
+        }
+        Ok(())
+    }
 }
 
 /// Recurring schedules that are due.
@@ -117,4 +149,29 @@ pub trait Recurring: Send + Sync {
         expected: Timestamp,
         next: Option<Timestamp>,
     ) -> Result<Option<usize>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_kept_is_refused() {
+        let recurrence = |len: usize, rule: &str| Recurrence {
+            id: ScheduleId::new("x".repeat(len)).expect("an id"),
+            rule: rule.to_owned(),
+            fields: vec![("payload".into(), "x".into())],
+            next: None,
+            paused: false,
+        };
+        let longest = recurrence(MAX_ID_LEN - SUFFIX, "every 5m");
+        longest.check().expect("fits");
+        ScheduleId::new(format!("{}@{}", longest.id, u64::MAX)).expect("so do those it schedules");
+        let kind = |wrong: &Recurrence| wrong.check().expect_err("wrong").kind();
+        assert_eq!(kind(&recurrence(MAX_ID_LEN - SUFFIX + 1, "every 5m")), ErrorKind::InvalidName);
+        for rule in ["a\nb", &"x".repeat(MAX_RULE_LEN + 1)] {
+            assert_eq!(kind(&recurrence(1, rule)), ErrorKind::InvalidConfig);
+        }
+        assert_eq!(kind(&Recurrence { fields: Vec::new(), ..longest }), ErrorKind::Encode);
+    }
 }

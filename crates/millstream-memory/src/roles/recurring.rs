@@ -2,20 +2,17 @@
 
 use async_trait::async_trait;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, MAX_FIRES, Recurrence, Recurring};
-use millstream_core::schedule::{Due, MAX_ID_LEN, OnConflict, Place, Placed, ScheduleId};
+use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId};
 use millstream_core::{Error, ErrorKind, Result, Timestamp};
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
 
-/// Maximum length of a rule, in bytes.
-const MAX_RULE_LEN: usize = 1_024;
-
 #[async_trait]
 impl Recurring for MemoryBackend {
     async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed> {
         breathe().await;
-        check(recurrence)?;
+        recurrence.check()?;
         let mut state = self.lock();
         let now = self.now();
         let next = recurrence.next.map(|next| now.due(Due::At(next)));
@@ -83,20 +80,4 @@ impl Recurring for MemoryBackend {
         let next = next.map(|next| now.due(Due::At(next)));
         Ok(state.change(place, |timetable| timetable.fire(id, &times, expected, next)).then_some(fires.len()))
     }
-}
-
-fn check(recurrence: &Recurrence) -> Result<()> {
-    let Recurrence { id, rule, fields, .. } = recurrence;
-    let error = |kind, why: &str| Err(Error::new(kind, format!("recurrence {id} {why}")));
-    if fields.is_empty() {
-        return error(ErrorKind::Encode, "needs at least one field");
-    }
-    // The ids of its occurrences are `<id>@<time>`, and a time has up to 20 digits.
-    if id.as_str().len() + 21 > MAX_ID_LEN {
-        return error(ErrorKind::InvalidName, "has an id that leaves no room for a time behind it");
-    }
-    if rule.len() > MAX_RULE_LEN || rule.contains(['\n', '\r']) {
-        return error(ErrorKind::InvalidConfig, "has a rule that is too long, or more than a line");
-    }
-    Ok(())
 }

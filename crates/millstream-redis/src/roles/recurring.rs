@@ -7,7 +7,7 @@ use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, MAX_FIRES, Recurrence, Recurring};
-use millstream_core::schedule::{MAX_ID_LEN, OnConflict, Place, Placed, ScheduleId};
+use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId};
 use millstream_core::sorted::sort;
 use redis::{Pipeline, Value};
 
@@ -18,10 +18,6 @@ use crate::queue::scheduling::{claims, conflict, known, placed, word};
 use crate::scripts::script;
 use crate::stored::item;
 
-/// Maximum length of a rule, in bytes.
-const MAX_RULE: usize = 1_024;
-/// Length of the suffix that each scheduled message adds to the id of its recurrence: `@` and a time.
-const SUFFIX: usize = 21;
 /// Largest time: scores of a sorted set are exact up to 2^53.
 const MAX_MS: u64 = 1 << 52;
 /// Maximum number of items that are read at once, since they may be large.
@@ -34,7 +30,7 @@ impl Recurring for RedisBackend {
     async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed> {
         let Recurrence { id, rule, fields, next, paused } = recurrence;
         let during = |error: Error| error.during(format_args!("put {id} at {place}"));
-        check(id, rule).map_err(during)?;
+        recurrence.check().map_err(during)?;
         let next = time(*next);
         let lead = [rule.as_str(), if *paused { PAUSED } else { RUNNING }, &next];
         let item = item::pack(&lead, fields).map_err(during)?;
@@ -210,40 +206,10 @@ fn time(at: Option<Timestamp>) -> String {
     at.map(|at| at.as_millis().min(MAX_MS).to_string()).unwrap_or_default()
 }
 
-fn check(id: &ScheduleId, rule: &str) -> Result<()> {
-    if id.as_str().len() + SUFFIX > MAX_ID_LEN {
-        let why = format!("schedule id {id} is too long to recur, at most {} bytes are", MAX_ID_LEN - SUFFIX);
-        return Err(Error::new(ErrorKind::InvalidName, why));
-    }
-    if rule.len() > MAX_RULE || rule.contains(['\n', '\r']) {
-        let why = format!("the rule {rule:?} is not up to {MAX_RULE} bytes without line breaks");
-        return Err(Error::new(ErrorKind::InvalidConfig, why));
-    }
-    Ok(())
-}
-
 /// Parses a recurrence. A rule that is not UTF-8 becomes one that no version understands.
 fn recurrence(id: ScheduleId, item: &Bytes) -> Option<Recurrence> {
     let ([rule, paused, next], fields) = item::unpack::<3>(item)?;
     let rule = String::from_utf8_lossy(&rule).into_owned();
     let next = std::str::from_utf8(&next).ok().and_then(|next| next.parse().ok()).map(Timestamp::from_millis);
     Some(Recurrence { id, rule, fields, next, paused: paused == PAUSED })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_be_kept_is_refused() {
-        let id = |len: usize| ScheduleId::new("x".repeat(len)).expect("an id");
-        check(&id(MAX_ID_LEN - SUFFIX), "every 5m").expect("fits");
-        ScheduleId::new(format!("{}@{}", id(MAX_ID_LEN - SUFFIX), u64::MAX))
-            .expect("so do those it schedules");
-        let long = check(&id(MAX_ID_LEN - SUFFIX + 1), "every 5m").expect_err("too long");
-        assert_eq!(long.kind(), ErrorKind::InvalidName);
-        for rule in ["a\nb", &"x".repeat(MAX_RULE + 1)] {
-            assert_eq!(check(&id(1), rule).expect_err("bad").kind(), ErrorKind::InvalidConfig);
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use bytes::Bytes;
 use clap::Args;
 use millstream::admin::{Failed, Replay as Settings, ReplayTo, Replayed, Replayer, Survey};
 use millstream::{Partition, Timestamp, TopicName};
@@ -64,7 +65,7 @@ struct Refused {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct DlqOutcome<V> {
-    /// The number of replayed letters; in a dry run, of those that would be, if all can be sent.
+    /// The number of replayed letters; in a dry run, of those that would be, if no other process has them.
     replayed: u64,
     /// Letters that were gone, or claimed by another process.
     passed_over: u64,
@@ -108,10 +109,14 @@ impl DlqOutcome<Shown<'_>> {
                 "\n{gone} gone after a request without an answer, which has most likely replayed them"
             );
         }
-        for Refused { partition, id, why } in &self.refusals {
-            text += &format!("\n{id} of partition {partition} stays: {why}");
-        }
-        text
+        text + &self.refusals_text()
+    }
+
+    fn refusals_text(&self) -> String {
+        let line = |Refused { partition, id, why }: &Refused| {
+            format!("\n{id} of partition {partition} stays: {why}")
+        };
+        self.refusals.iter().map(line).collect()
     }
 }
 
@@ -149,23 +154,25 @@ impl Replay {
             ..Settings::default()
         };
         let by_hand_of = self.changes(&mut settings, &survey)?;
-        // Checks whether the replay is possible, without an effect.
-        drop(queue.replayer(&filter, settings.clone()).await?);
-        if self.dry.dry_run {
-            let mut outcome = DlqOutcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
-            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(Shown).collect());
-            cx.output.show(&outcome, |_| {
-                format!(
-                    "{letters} would be replayed to {to}\n{}",
-                    table(&survey.sample, Timestamp::default())
-                )
-            })?;
-            self.chosen.missing(cx, Kind::Letters, &missing)?;
-            return Ok(Exit::Done);
+        if by_hand_of.is_some() {
+            // Until there is another one.
+            settings.edit.payload = Some(Bytes::new());
         }
         // Limits the replay to the letters in the prompt, without those that died while it was read or during an
         // edit.
         filter.up_to = Some(survey.ends.clone());
+        // Checks whether the replay is possible, without an effect.
+        let preview = queue.replayer(&filter, settings.clone()).await?;
+        if self.dry.dry_run {
+            let mut outcome = DlqOutcome::of(&preview.preview().await?);
+            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(Shown).collect());
+            cx.output.show(&outcome, |it| {
+                let letters = human::of(it.replayed, "dead letter", "dead letters");
+                let table = table(&survey.sample, Timestamp::default());
+                format!("{letters} would be replayed to {to}{}\n{table}", it.refusals_text())
+            })?;
+            return self.end(cx, &outcome, &missing);
+        }
         if let Some((editor, letter)) = by_hand_of {
             settings.edit.payload = Some(editor.open(letter.facts().body)?);
         }
@@ -185,7 +192,12 @@ impl Replay {
         if !ended? {
             return Err(exit::Interrupted.into());
         }
-        self.chosen.missing(cx, Kind::Letters, &missing)?;
+        self.end(cx, &outcome, &missing)
+    }
+
+    /// Returns the result after everything was shown: what was selected and is not replayed is an error.
+    fn end(&self, cx: &Context, outcome: &DlqOutcome<Shown<'_>>, missing: &[String]) -> Result<Exit> {
+        self.chosen.missing(cx, Kind::Letters, missing)?;
         if outcome.refused > 0 {
             let letters = human::of(outcome.refused, "letter stays: it", "letters stay: they");
             bail!("{letters} cannot be sent unchanged");

@@ -49,6 +49,9 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 /// 1 (with --skip-bad 0). Messages are sent in the order of lines, and the input is read no faster than it is sent. If
 /// the server accepts no more messages, the command ends and prints the line at which to continue. With --dedup-field a
 /// file can be sent again from its beginning: what is stored already is not stored again.
+///
+/// A dry run reads and checks the input, and asks no server: it does not find out whether the topic and a --partition exist, or
+/// what waits under the same id.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream produce orders --key-field customer < orders.ndjson

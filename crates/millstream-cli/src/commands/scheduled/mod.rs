@@ -4,3 +4,4 @@ pub(in crate::commands) mod delayed;
 pub(in crate::commands) mod recurring;
 pub(in crate::commands) mod retries;
 pub(in crate::commands) mod schedule;
+mod when;

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use millstream::Timestamp;
-use millstream::delay::{Missed, Placed, Recur, RecurringEntry, Rule};
+use millstream::crates::core::recurring::Recurrence;
+use millstream::crates::core::{ScheduleId, wire};
+use millstream::delay::{Placed, Recur, RecurringEntry, Rule};
+use millstream::{Timestamp, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::message::content::ContentArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::recurring::{Home, RecurringShown};
+use crate::commands::scheduled::when::ScheduleWhen;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::ids::{self, Words};
@@ -19,7 +22,7 @@ use crate::commands::shelf::view::content;
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage, not_found};
-use crate::{output, parse};
+use crate::output;
 
 /// Manages recurring messages, by a cron pattern or at a fixed rate
 ///
@@ -128,35 +131,6 @@ struct ScheduleAdd {
     content: ContentArgs,
     #[command(flatten)]
     dry: DryRun,
-}
-
-/// The rule
-#[derive(Args, Debug)]
-struct ScheduleWhen {
-    /// Cron pattern: minute, hour, day of the month, month, weekday; optionally with seconds in front
-    #[arg(long, value_name = "PATTERN", conflicts_with = "every", required_unless_present = "every")]
-    cron: Option<String>,
-    /// Time zone of the cron pattern, such as Europe/Zurich
-    #[arg(long, default_value = "UTC", requires = "cron")]
-    zone: String,
-    /// Fixed interval: `10m`; at least 100ms
-    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
-    every: Option<Duration>,
-    /// Policy for missed times: `skip`, `once` (send for the newest one), or `all:N` (for the newest N)
-    #[arg(long, value_parser = missed, default_value = "once", value_name = "WHAT")]
-    missed: Missed,
-    /// Lateness from which a time counts as missed
-    #[arg(long, value_parser = parse::duration, default_value = "60s", value_name = "TIME")]
-    grace: Duration,
-}
-
-fn missed(text: &str) -> Result<Missed, String> {
-    match (text, text.strip_prefix("all:").map(str::parse)) {
-        ("skip", _) => Ok(Missed::Skip),
-        ("once", _) => Ok(Missed::Once),
-        (_, Some(Ok(number))) => Ok(Missed::All(number)),
-        _ => Err(format!("{text:?} is none of skip, once and all:5")),
-    }
 }
 
 /// Number of next due times that `list` and `show` print for each recurring message.
@@ -335,27 +309,6 @@ impl ScheduleNamed {
     }
 }
 
-impl ScheduleWhen {
-    /// Returns the rule. `now` is the time from which an interval is counted.
-    fn rule(&self, now: Timestamp) -> Result<Rule> {
-        let rule = match (&self.cron, self.every) {
-            (Some(pattern), _) => Rule::cron(pattern, &self.zone)?,
-            (None, Some(period)) => Rule::every(period, now)?,
-            (None, None) => return Err(Usage("when is it to recur? --cron or --every says it".into()).into()),
-        };
-        Ok(rule.missed(self.missed)?.grace(self.grace)?)
-    }
-
-    fn of<'a>(&self, recur: Recur<'a, bytes::Bytes>) -> Recur<'a, bytes::Bytes> {
-        let recur = match (&self.cron, self.every) {
-            (Some(pattern), _) => recur.cron(pattern, &self.zone),
-            (None, Some(period)) => recur.every(period),
-            (None, None) => recur,
-        };
-        recur.missed(self.missed).grace(self.grace)
-    }
-}
-
 impl ScheduleAdd {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let envelope = self.content.envelope()?;
@@ -363,6 +316,16 @@ impl ScheduleAdd {
         let now = cx.now().await?;
         let rule = self.when.rule(now)?;
         let outcome = if self.dry.dry_run {
+            // As it would be checked where it is stored.
+            let (id, fields) = (ScheduleId::new(&self.id)?, wire::encode(&envelope));
+            let next = rule.next_after(now);
+            if next.is_none() {
+                return Err(Usage(format!("{id} would never recur: `{rule}` has no time after now")).into());
+            }
+            Recurrence { id, rule: rule.to_string(), fields, next, paused: false }.check()?;
+            if !self.of.queue {
+                self.of.name.parse::<TopicName>()?.check_target()?;
+            }
             None
         } else {
             let recur = self.when.of(home.recur(&self.id)).payload(&envelope.payload);
@@ -477,19 +440,4 @@ async fn next(cx: &Context, of: ScheduleOf, ids: Vec<String>, count: usize) -> R
         output::table(&["time", "id"], rows.into_iter().map(|(_, row)| row))
     })?;
     Failed::end(cx, Listed::failed(&all))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_of_missed_times_has_three_words() {
-        assert_eq!(missed("skip"), Ok(Missed::Skip));
-        assert_eq!(missed("once"), Ok(Missed::Once));
-        assert_eq!(missed("all:5"), Ok(Missed::All(5)));
-        for wrong in ["", "all", "all:", "all:-1", "none"] {
-            assert!(missed(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -68,9 +68,9 @@ impl Outcome {
         }
         failed?;
         if !self.missing.is_empty() {
-            let missing = human::of(self.missing.len() as u64, "id", "ids");
-            let all = self.done.len() + self.missing.len();
-            return Err(not_found(format!("{missing} of {} not found", human::count(all as u64))));
+            let missing = human::count(self.missing.len() as u64);
+            let all = human::of((self.done.len() + self.missing.len()) as u64, "id", "ids");
+            return Err(not_found(format!("{missing} of {all} not found")));
         }
         Ok(Exit::Done)
     }

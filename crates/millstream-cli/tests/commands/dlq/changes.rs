@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use millstream::MessageId;
 use millstream::crates::core::TopicPartition;
 use millstream::crates::core::dead_letters::Claim;
+use millstream::{DeadLetter, MessageId};
 use serde_json::json;
 
 use super::{ids, letter, letters, prepared, put};
@@ -40,7 +40,7 @@ async fn what_an_edit_sets_has_the_limits_of_a_send() {
 
 #[tokio::test]
 async fn a_dry_run_finds_what_the_run_would() {
-    let (cli, _mq) = prepared(4).await;
+    let (cli, mq) = prepared(4).await;
     for dry in ["", " --dry-run"] {
         let missing =
             cli.fails(1, &format!("dlq replay orders billing --all --yes --payload-file none{dry}"));
@@ -53,6 +53,18 @@ async fn a_dry_run_finds_what_the_run_would() {
         assert_eq!(ran.code, 2, "nobody can use an editor here: {ran:?}");
         assert!(ran.stderr.contains("--set-payload or --payload-file sets the payload"), "{ran:?}");
     }
+    // One of them is no message, so it can have no key.
+    let none = DeadLetter { body: vec![("x".into(), "y".into())], ..letter(9) };
+    let id = put(&mq, none).await.to_string();
+    for (dry, to) in [("--dry-run", ""), ("--dry-run", "--to-topic repairs"), ("", "")] {
+        let command = format!("dlq replay orders billing {id} --set-key k {to} {dry} --yes");
+        let told = cli.json_with(1, &command);
+        assert_eq!((&told["replayed"], &told["refused"]), (&json!(0), &json!(1)), "{command}: {told}");
+        let ran = cli.run(&command);
+        assert!(ran.stdout.contains("stays: no payload field"), "{ran:?}");
+        assert!(ran.stderr.contains("1 letter stays: it cannot be sent unchanged"), "{ran:?}");
+    }
+    cli.ok(&format!("dlq purge orders billing {id} --yes"));
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("letters.jsonl");
     let (file, lines) = (path.to_str().expect("text"), cli.ok("dlq export orders billing"));

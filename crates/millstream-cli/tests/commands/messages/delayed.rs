@@ -63,7 +63,7 @@ async fn cancelling_asks_first() {
     assert_eq!(ids(&waiting).await, ["a", "b", "c"], "nothing was done");
     let ran = cli.run("delayed cancel reminders a x b --yes");
     assert_eq!((ran.code, ran.stdout.as_str()), (1, "a: cancelled\nb: cancelled\n"), "{ran:?}");
-    assert_eq!(ran.stderr, "x: it does not wait (any more)\nerror: 1 id of 3 not found\n");
+    assert_eq!(ran.stderr, "x: it does not wait (any more)\nerror: 1 of 3 ids not found\n");
     assert_eq!(ids(&waiting).await, ["c"]);
     assert!(cli.fails(1, "delayed list nothing").contains("nothing"));
 }

@@ -118,7 +118,7 @@ async fn it_is_paused_resumed_sent_and_removed() {
     let gone = cli.run("schedule pause reports pulse");
     assert_eq!(
         (gone.code, gone.stderr.as_str()),
-        (1, "pulse: no such recurring rule\nerror: 1 id of 1 not found\n")
+        (1, "pulse: no such recurring rule\nerror: 1 of 1 id not found\n")
     );
 }
 
@@ -137,4 +137,18 @@ async fn a_delay_queue_has_recurring_tasks() {
     cli.ok("schedule run mails sweep --queue");
     let task = mails.list(None, 10).await.expect("a page").pop().expect("it waits");
     assert_eq!(task.payload().expect("a payload"), "x");
+}
+
+#[tokio::test]
+async fn a_dry_run_refuses_what_could_not_be_added() {
+    let cli = Cli::new();
+    topic(&cli.mq().await, "reports", 1).await;
+    let long = "x".repeat(236);
+    for dry in [&["--dry-run"][..], &[]] {
+        for (id, why) in [("", "schedule id is empty"), (&*long, "is too long to recur, at most 235 bytes")] {
+            let args = ["schedule", "add", "reports", id, "--every", "10m", "--payload", "x"];
+            let refused = cli.fails(1, [&args[..], dry].concat().as_slice());
+            assert!(refused.contains(why), "{dry:?}: {refused}");
+        }
+    }
 }
