@@ -9,7 +9,7 @@ use anyhow::Result;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::future::join_all;
-use millstream::crates::core::QueueName;
+use millstream::crates::core::{Place, QueueName};
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
 use millstream::{DeadLetterRetention, ErrorKind, Timestamp};
 use schemars::JsonSchema;
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::commands::message::content::{ContentArgs, DueArgs};
 use crate::commands::message::{Body, sanitize};
-use crate::commands::scheduled::delayed::Waits;
+use crate::commands::scheduled::delayed::{Waits, first};
 use crate::commands::scheduled::recurring;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::failures::{Failed, Listed};
@@ -69,6 +69,8 @@ enum QueueCommand {
         watch: WatchArgs,
     },
     /// Lists waiting tasks in the order of their due times
+    ///
+    /// A shard that cannot be read is named on stderr, and in `errors` of JSON; the exit code is then 1.
     #[command(after_help = "Examples:
   millstream queue tasks mails --limit 20
   millstream queue tasks mails --json | jq -r '.data.tasks[].id'")]
@@ -172,6 +174,8 @@ struct Tasks {
     total: u64,
     overdue: u64,
     tasks: Vec<Waits>,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
 }
 
 /// The result of scheduling a task.
@@ -328,15 +332,10 @@ async fn counts(cx: &Context, queue: QueueName) -> Result<Exit> {
 
 async fn tasks(cx: &Context, name: QueueName, limit: usize) -> Result<Exit> {
     let queue = recurring::queue(cx, &name).await?;
-    let waiting = queue.count().await?.waiting;
-    let (mut tasks, mut last) = (Vec::new(), None);
-    while tasks.len() < limit {
-        let page = queue.list(last.as_ref(), limit - tasks.len()).await?;
-        tasks.extend(page.iter().map(waits));
-        let Some(end) = page.into_iter().next_back() else { break };
-        last = Some(end);
-    }
-    let tasks = Tasks { queue: name.to_string(), total: waiting.total, overdue: waiting.overdue, tasks };
+    let places: Vec<Place> = queue.settings().iter().map(Place::from).collect();
+    let (waiting, tasks, errors) = first(cx, &places, limit).await?;
+    let (queue, total, overdue) = (name.to_string(), waiting.total, waiting.overdue);
+    let tasks = Tasks { queue, total, overdue, tasks, errors };
     let now = cx.now().await?;
     cx.output.show(&tasks, |it| {
         output::table(&["id", "due", ">in", "key", "payload"], it.tasks.iter().map(|task| task.row(now)))
@@ -345,7 +344,7 @@ async fn tasks(cx: &Context, name: QueueName, limit: usize) -> Result<Exit> {
         let (shown, total) = (human::count(tasks.tasks.len() as u64), human::count(tasks.total));
         cx.output.note(&format!("{shown} of {total}; --limit shows more"));
     }
-    Ok(Exit::Done)
+    Failed::end(cx, &tasks.errors)
 }
 
 fn waits(task: &WaitingTask<Bytes>) -> Waits {

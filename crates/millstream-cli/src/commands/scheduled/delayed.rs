@@ -2,18 +2,25 @@
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use millstream::{DelayedMessage, DelayedMessages, Partition, Timestamp, Topic, TopicName};
+use futures_util::stream::{self, StreamExt};
+use millstream::crates::core::schedule::{Scheduled, Waiting};
+use millstream::crates::core::{Place, wire};
+use millstream::{DelayedMessages, Limits, Partition, Timestamp, Topic, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::commands::message::content::DueArgs;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::schemas::{Table, of};
+use crate::commands::shared::failures::Failed;
 use crate::commands::shared::ids::{self, Words};
 use crate::commands::{DryRun, Running};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output, parse};
+
+/// Number of places that are read at the same time.
+const AT_ONCE: usize = 8;
 
 /// Lists, cancels and reschedules delayed messages
 #[derive(Args, Debug)]
@@ -29,7 +36,8 @@ pub(crate) struct Delayed {
 enum DelayedCommand {
     /// Lists waiting messages in the order of their due times
     ///
-    /// `produce --format json` accepts the messages of the JSON output.
+    /// `produce --format json` accepts the messages of the JSON output. A partition that cannot be read is named on stderr, and in
+    /// `errors` of JSON; the exit code is then 1.
     #[command(after_help = "Examples:
   millstream delayed list reminders --limit 20
   millstream delayed list reminders --json | jq -r '.data.messages[].id'")]
@@ -81,6 +89,8 @@ struct DelayedList {
     /// The number of them that are due, and about to be moved.
     overdue: u64,
     messages: Vec<Waits>,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
 }
 
 /// A message or task that waits.
@@ -111,12 +121,15 @@ impl Waits {
         Self { id, due_text: human::time(due), due, partition: partition.map(|it| it.0), body }
     }
 
-    fn of(message: DelayedMessage) -> Self {
-        let body = match message.envelope {
+    fn of(place: &Place, message: Scheduled) -> Self {
+        let body = match wire::decode_body(&message.fields, &Limits::NONE) {
             Ok(envelope) => Body::Message(envelope),
+            Err(_) if message.fields.is_empty() => {
+                Body::Malformed("its body was deleted".to_owned(), Vec::new())
+            }
             Err(why) => Body::Malformed(why.to_string(), Vec::new()),
         };
-        let partition = Some(message.topic_partition.partition);
+        let partition = if let Place::Partition(tp) = place { Some(tp.partition) } else { None };
         Self::new(message.id.to_string(), message.due, partition, body)
     }
 
@@ -199,17 +212,52 @@ async fn waiting(cx: &Context, topic: &TopicName) -> Result<DelayedMessages> {
     Ok(cx.mq.delayed(&Topic::raw("").named(topic.as_str())).await?)
 }
 
-async fn list(cx: &Context, topic: TopicName, limit: usize) -> Result<Exit> {
-    let waiting = waiting(cx, &topic).await?;
-    let count = waiting.count().await?;
-    let (mut messages, mut last) = (Vec::new(), None);
-    while messages.len() < limit {
-        let page = waiting.list(last.as_ref(), limit - messages.len()).await?;
-        let Some(end) = page.last() else { break };
-        last = Some(end.clone());
-        messages.extend(page.into_iter().map(Waits::of));
+/// Returns the number of what waits at places, the first ones of it, and what could not be read.
+pub(in crate::commands) async fn first(
+    cx: &Context,
+    places: &[Place],
+    limit: usize,
+) -> Result<(Waiting, Vec<Waits>, Vec<Failed>)> {
+    let (mut sum, mut all, mut failed) = (Waiting::default(), Vec::new(), Vec::new());
+    let mut parts =
+        std::pin::pin!(stream::iter(places.iter().map(|place| first_at(cx, place, limit))).buffered(AT_ONCE));
+    let mut places = places.iter();
+    while let (Some(part), Some(place)) = (parts.next().await, places.next()) {
+        match (part, place) {
+            (Ok((waiting, some)), _) => {
+                sum.total += waiting.total;
+                sum.overdue += waiting.overdue;
+                all.extend(some);
+            }
+            (Err(error), _) if error.is_transient() => return Err(error.into()),
+            (Err(error), Place::Partition(tp)) => failed.push(Failed::topic(&tp.topic, &error)),
+            (Err(error), Place::Shard(shard)) => failed.push(Failed::queue(&shard.queue, &error)),
+        }
     }
-    let list = DelayedList { topic: topic.to_string(), total: count.total, overdue: count.overdue, messages };
+    all.sort_by(|one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
+    all.truncate(limit);
+    Ok((sum, all, failed))
+}
+
+async fn first_at(cx: &Context, place: &Place, limit: usize) -> millstream::Result<(Waiting, Vec<Waits>)> {
+    let schedule = cx.mq.backend().schedule();
+    let waiting = schedule.waiting(place).await?;
+    let (mut some, mut after) = (Vec::new(), None);
+    while some.len() < limit {
+        let page = schedule.scheduled(place, after, limit - some.len()).await?;
+        let Some(last) = page.last() else { break };
+        after = Some((last.due, last.id.clone()));
+        some.extend(page.into_iter().map(|it| Waits::of(place, it)));
+    }
+    Ok((waiting, some))
+}
+
+async fn list(cx: &Context, topic: TopicName, limit: usize) -> Result<Exit> {
+    let spec = cx.admin().topic(&topic).await?;
+    let (count, messages, errors) =
+        first(cx, &spec.iter().map(Place::from).collect::<Vec<_>>(), limit).await?;
+    let topic = topic.to_string();
+    let list = DelayedList { topic, total: count.total, overdue: count.overdue, messages, errors };
     let now = cx.now().await?;
     cx.output.show(&list, |list| {
         let rows = list.messages.iter().map(|message| {
@@ -223,5 +271,5 @@ async fn list(cx: &Context, topic: TopicName, limit: usize) -> Result<Exit> {
         let (shown, total) = (list.messages.len() as u64, list.total);
         cx.output.note(&format!("{} of {}; --limit shows more", human::count(shown), human::count(total)));
     }
-    Ok(Exit::Done)
+    Failed::end(cx, &list.errors)
 }

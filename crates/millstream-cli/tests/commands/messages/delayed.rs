@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::support::cli::Cli;
 use crate::support::feed::{fed, payloads, topic};
+use crate::support::server::Server;
 
 /// Messages a, b and c, due in one, two and three hours.
 async fn reminders(cli: &Cli) -> DelayedMessages {
@@ -85,4 +86,28 @@ async fn messages_are_rescheduled_and_due_now() {
     assert_eq!(cli.json("delayed list reminders")["overdue"], 1);
     cli.ok("consume reminders -g g --limit 1 --format payload");
     assert_eq!(payloads(&cli.mq().await, "reminders").await, ["{\"n\": 1}"]);
+}
+
+#[tokio::test]
+async fn a_partition_that_cannot_be_read_hides_no_other() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    topic(&cli.mq().await, "reminders", 2).await;
+    cli.ok("queue create mails --shards 2");
+    for id in 0..8 {
+        fed(&cli, &["produce", "reminders", "--delay", "1h", "--id", &format!("id-{id}")], "x");
+        cli.ok(&format!("queue add mails --payload x --delay 1h --id id-{id}"));
+    }
+    for (key, list, items, total) in [
+        ("streaming:mq:delay:{reminders:p:0}", "delayed list reminders", "messages", 8),
+        ("streaming:mq:delay:{mails:q:0}", "queue tasks mails", "tasks", 8),
+    ] {
+        assert_eq!(cli.json(list)["total"], total);
+        let keys = server.cli(&["KEYS", &format!("*{key}")]);
+        server.cli(&["SET", keys.trim(), "foreign"]);
+        let rest = cli.json_with(1, list);
+        let shown = rest[items].as_array().map(Vec::len).expect("a list") as u64;
+        assert!((1..total).contains(&shown) && rest["total"] == shown, "{rest}");
+        assert!(rest["errors"][0]["error"].as_str().is_some_and(|error| error.contains(key)), "{rest}");
+    }
 }
