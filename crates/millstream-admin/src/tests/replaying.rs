@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::dead_letters::{Grave, PARTITIONS, rejected};
 use crate::{
     Admin, DeadLetterQueue, Edit, Filter, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Replay, ReplayTo,
-    Replayed, ShelfFilter,
+    Replayed, ShelfAction, ShelfFilter,
 };
 
 const HOLD: Duration = Duration::from_secs(30);
@@ -418,4 +418,26 @@ async fn a_target_with_a_bound_gets_no_more_than_it_has_room_for() {
         copies.extend(grave.copies().await);
     }
     assert_eq!((copies.len(), replayer.replayed().replayed), (27, 27));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_changed_before_an_error_is_counted() {
+    let mut partly = 0;
+    for seed in 0..40 {
+        let backend = Backend::from(MemoryBackend::new());
+        let client = Chaos::new(backend.clone(), seed).client();
+        let grave = Grave::over(backend, 30).await;
+        let letters = through(&client, &grave).await;
+        let all = ShelfFilter::default();
+        let mut acting = letters.act(&all, None, ShelfAction::Drop, None).await.expect("begun");
+        // One request for each partition.
+        client.suffer_in(Role::DeadLetters, &Faults::none().refused(0.3));
+        let mut ended = Ok(());
+        while !acting.is_done() && ended.is_ok() {
+            ended = acting.run_once().await.map(drop);
+        }
+        assert_eq!(acting.changed() + grave.count().await, 30, "{ended:?}");
+        partly += u32::from(ended.is_err() && acting.changed() > 0);
+    }
+    assert!(partly > 0, "some requests before an error were done");
 }

@@ -1,6 +1,6 @@
 //! Operations on items that are named by ids, one after the other.
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -38,24 +38,27 @@ pub(crate) async fn each(
     act: impl AsyncFn(&str) -> Result<bool>,
 ) -> Result<Exit> {
     let mut outcome = Outcome { dry_run: dry.dry_run, ..Outcome::default() };
-    let mut failed = Ok(());
+    let mut failed = Vec::new();
     for id in ids {
         match if dry.dry_run { is_there(id).await } else { act(id).await } {
             Ok(true) => outcome.done.push(id.clone()),
             Ok(false) => outcome.missing.push(id.clone()),
             Err(error) => {
-                // The operations done before are still reported.
-                failed = Err(error.context(format!("{id:?}")));
-                break;
+                let lasts = error.downcast_ref::<millstream::Error>().is_some_and(|it| !it.is_transient());
+                failed.push(error.context(format!("{id:?}")));
+                // What is wrong with one place says nothing about the others; an outage does.
+                if !lasts {
+                    break;
+                }
             }
         }
     }
-    outcome.end(cx, words, failed)
+    outcome.end(cx, words, failed, ids.len())
 }
 
 impl Outcome {
     /// Shows the results, and returns how the command ends.
-    fn end(&self, cx: &Context, words: Words, failed: Result<()>) -> Result<Exit> {
+    fn end(&self, cx: &Context, words: Words, mut failed: Vec<Error>, all: usize) -> Result<Exit> {
         cx.output.show(self, |outcome| {
             let verb =
                 if outcome.dry_run { format!("would be {}", words.done) } else { words.done.to_owned() };
@@ -66,7 +69,14 @@ impl Outcome {
         for id in &self.missing {
             cx.output.note(&format!("{}: {}", sanitize::line(id.as_bytes()), words.missing));
         }
-        failed?;
+        let left = all - self.done.len() - self.missing.len() - failed.len();
+        if left > 0 {
+            cx.output.note(&format!("{} not tried", human::of(left as u64, "id", "ids")));
+        }
+        if let Some(last) = failed.pop() {
+            failed.iter().for_each(|error| cx.output.note(&sanitize::text(format!("{error:#}").as_bytes())));
+            return Err(last);
+        }
         if !self.missing.is_empty() {
             let missing = human::count(self.missing.len() as u64);
             let all = human::of((self.done.len() + self.missing.len()) as u64, "id", "ids");

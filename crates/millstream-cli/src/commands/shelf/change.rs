@@ -226,3 +226,26 @@ impl Chosen {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_says_what_it_left() {
+        let told = |kind, count| {
+            let error = millstream::Error::new(kind, "connection refused").into();
+            left(error, count, Kind::Tasks, "").to_string()
+        };
+        assert_eq!(
+            told(ErrorKind::Unavailable, 1),
+            "the server cannot be reached; 1 dead task stays where it is: the same command goes on with it"
+        );
+        assert_eq!(
+            told(ErrorKind::Unconfirmed, 2_000),
+            "the server does not answer; 2,000 dead tasks stay where they are, unless the last request was done: \
+             the same command goes on with them"
+        );
+        assert_eq!(told(ErrorKind::WrongType, 3), "connection refused");
+    }
+}
