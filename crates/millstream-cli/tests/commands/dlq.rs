@@ -352,7 +352,7 @@ async fn an_id_that_two_partitions_have_needs_the_partition() {
     for refused in [
         cli.fails(2, ["dlq", "purge", "orders", "billing", &id, "--yes"]),
         cli.fails(2, ["dlq", "replay", "orders", "billing", &id]),
-        cli.fails(1, ["dlq", "show", "orders", "billing", &id]),
+        cli.fails(2, ["dlq", "show", "orders", "billing", &id]),
     ] {
         assert!(refused.contains("--partition selects one"), "{refused}");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use millstream::admin::{Cursor, Failed, ShelfFilter, ShelfQuery};
 use millstream::{DeadLetter, MessageId, Partition, Timestamp};
@@ -14,7 +14,7 @@ use crate::commands::message::{Body, json, sanitize};
 use crate::commands::shelf::view::{LetterView, Shown, letter_story, table};
 use crate::commands::shelf::{DlqWanted, Kind, Opened};
 use crate::context::Context;
-use crate::exit::{Exit, not_found};
+use crate::exit::{Exit, Usage, not_found};
 use crate::human;
 
 /// Lists dead letters with their errors, oldest first
@@ -137,7 +137,13 @@ impl DlqShow {
                 return Err(not_found(why));
             }
             [Failed::Letter(letter)] => cx.output.show(&LetterView::of(letter), |_| letter_story(letter))?,
-            [..] => bail!("letters of several partitions have the id {}: --partition selects one", self.id),
+            [..] => {
+                let why = format!(
+                    "dead letters of several partitions have the id {}: --partition selects one",
+                    self.id
+                );
+                return Err(Usage(why).into());
+            }
         }
         Ok(Exit::Done)
     }
