@@ -121,7 +121,7 @@ impl Waits {
         Self { id, due_text: human::time(due), due, partition: partition.map(|it| it.0), body }
     }
 
-    fn of(place: &Place, message: Scheduled) -> Self {
+    fn of(place: &Place, message: &Scheduled) -> Self {
         let body = match wire::decode_body(&message.fields, &Limits::NONE) {
             Ok(envelope) => Body::Message(envelope),
             Err(_) if message.fields.is_empty() => {
@@ -247,7 +247,7 @@ async fn first_at(cx: &Context, place: &Place, limit: usize) -> millstream::Resu
         let page = schedule.scheduled(place, after, limit - some.len()).await?;
         let Some(last) = page.last() else { break };
         after = Some((last.due, last.id.clone()));
-        some.extend(page.into_iter().map(|it| Waits::of(place, it)));
+        some.extend(page.iter().map(|it| Waits::of(place, it)));
     }
     Ok((waiting, some))
 }
