@@ -5,6 +5,9 @@ use millstream_core::log::unique_id_of;
 use millstream_core::wire::{self, Field, Fields, HEADER, KEY, PAYLOAD};
 use millstream_core::{Error, ErrorKind, Limits, Result};
 
+/// Headers that say how a payload is encoded: those of our layers, the first of which other programs use too.
+const ENCODINGS: [&str; 3] = ["content-encoding", "encryption-key", "claim-check"];
+
 /// Changes of a message before it is replayed. Unknown fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edit {
@@ -53,7 +56,8 @@ impl Edit {
     /// was may be larger: the limits of the programs that use the topic are not known here.
     ///
     /// # Errors
-    /// [`ErrorKind::TooLarge`] as for a send; [`ErrorKind::Decode`] if the fields are no message.
+    /// [`ErrorKind::TooLarge`] as for a send; [`ErrorKind::Decode`] if the fields are no message; [`ErrorKind::InvalidConfig`] for a
+    /// new payload of a message whose header says how the old one is encoded, unless that header is set or removed, too.
     pub fn apply_within(&self, body: &[Field], limits: &Limits) -> Result<Fields> {
         let fields = self.apply(body);
         let message = wire::decode_body(&fields, &Limits::NONE);
@@ -61,6 +65,13 @@ impl Edit {
         let mut limits = *limits;
         if self.payload.is_none() {
             limits.payload = usize::MAX;
+        } else if let Some(encoding) = ENCODINGS.iter().find(|name| {
+            message.headers.get(name).is_some() && self.set_headers.iter().all(|(set, _)| set != *name)
+        }) {
+            let why = format!(
+                "its header {encoding} says how the old payload is encoded: remove or set that header, too"
+            );
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         if self.key.is_none() {
             limits.key = usize::MAX;
@@ -142,6 +153,23 @@ mod tests {
         set("b").apply_within(&many, &small).expect("it had more before");
         let none = header.apply_within(&[], &small).expect_err("no message");
         assert_eq!(none.kind(), ErrorKind::Decode);
+    }
+
+    #[test]
+    fn a_new_payload_is_not_taken_for_an_encoded_one() {
+        let body = wire::encode(&Envelope::new("frame").with_header("content-encoding", "zstd"));
+        let edit = Edit { payload: Some("{}".into()), ..Edit::default() };
+        let refused = edit.apply_within(&body, &Limits::NONE).expect_err("it would not be decoded");
+        assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
+        assert!(refused.to_string().contains("content-encoding"), "{refused}");
+        let name = "content-encoding".to_owned();
+        for also in [
+            Edit { remove_headers: vec![name.clone()], ..edit.clone() },
+            Edit { set_headers: vec![(name, "gzip".into())], ..edit },
+            Edit { key: Some(None), ..Edit::default() },
+        ] {
+            also.apply_within(&body, &Limits::NONE).expect("it says what the payload is");
+        }
     }
 
     #[test]

@@ -154,10 +154,6 @@ impl Replay {
             ..Settings::default()
         };
         let by_hand_of = self.changes(&mut settings, &survey)?;
-        if by_hand_of.is_some() {
-            // Until there is another one.
-            settings.edit.payload = Some(Bytes::new());
-        }
         // Limits the replay to the letters in the prompt, without those that died while it was read or during an
         // edit.
         filter.up_to = Some(survey.ends.clone());
@@ -218,7 +214,13 @@ impl Replay {
         (settings.edit, settings.limits) = (self.edit.edit()?, self.edit.max_payload.limits());
         match survey.sample.as_slice() {
             _ if !self.edit.edit => Ok(None),
-            [letter] if survey.matched == 1 => Ok(Some((Editor::find()?, letter))),
+            [letter] if survey.matched == 1 => {
+                let editor = Editor::find()?;
+                // Another one is to come: whether it can be is known before it is written.
+                settings.edit.payload = Some(Bytes::new());
+                settings.edit.apply_within(letter.facts().body, &settings.limits)?;
+                Ok(Some((editor, letter)))
+            }
             _ => {
                 let many = human::of(survey.matched, "is", "are");
                 Err(Usage(format!("--edit is for one letter, and {many} selected")).into())

@@ -1,9 +1,10 @@
 //! `millstream queue dead`: tasks that were given up.
 
 use anyhow::{Result, bail};
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use millstream::ErrorKind;
-use millstream::admin::{Failed, ShelfAction, ShelfFilter};
+use millstream::admin::{Edit, Failed, ShelfAction, ShelfFilter};
 use millstream::crates::core::QueueName;
 use millstream::delay::DeadTask;
 use schemars::JsonSchema;
@@ -301,18 +302,22 @@ impl DeadTaskEdit {
         let (opened, task, older) = self.task.newest(cx).await?;
         let mut edit = self.edit.edit()?;
         let editor = if self.edit.edit || edit.is_empty() { Some(Editor::find()?) } else { None };
-        let dry_run = self.dry.dry_run;
-        if let Some(editor) = editor.filter(|_| !dry_run) {
-            edit.payload = Some(editor.open(&task.body)?);
-        }
-        let message = match edit.apply_within(&task.body, &self.edit.max_payload.limits()) {
-            // With another payload it may be one.
-            Err(_) if edit.is_empty() => task.body.clone(),
+        let (dry_run, limits) = (self.dry.dry_run, self.edit.max_payload.limits());
+        let edited = |edit: &Edit| match edit.apply_within(&task.body, &limits) {
             Err(error) if error.kind() == ErrorKind::Decode => {
                 bail!("with these changes the task is no message: {error}; nothing was done")
             }
-            message => message?,
+            message => Ok(message?),
         };
+        if editor.is_some() {
+            // Another one is to come: whether it can be is known before it is written.
+            edit.payload = Some(Bytes::new());
+        }
+        let mut message = edited(&edit)?;
+        if let Some(editor) = editor.filter(|_| !dry_run) {
+            edit.payload = Some(editor.open(&task.body)?);
+            message = edited(&edit)?;
+        }
         let scheduled = match dry_run {
             true => opened.shelf.can_replay(&task).await?,
             false => opened.shelf.replay_task_as(&task, message).await?,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use millstream::crates::core::TopicPartition;
 use millstream::crates::core::dead_letters::Claim;
+use millstream::crates::core::{Envelope, TopicPartition, wire};
 use millstream::{DeadLetter, MessageId};
 use serde_json::json;
 
@@ -36,6 +36,23 @@ async fn what_an_edit_sets_has_the_limits_of_a_send() {
     assert_eq!(cli.json("dlq count orders billing")["count"], 3, "nothing was done");
     let allowed = [&replay[..], &["--payload-file", file, "--max-payload", "2MiB"]].concat();
     assert_eq!(cli.json(allowed.as_slice())["replayed"], 1);
+}
+
+#[tokio::test]
+async fn a_payload_is_not_replaced_under_a_header_that_says_how_it_was_encoded() {
+    let (cli, mq) = prepared(0).await;
+    let body = wire::encode(&Envelope::new("frame").with_header("content-encoding", "zstd"));
+    let id = put(&mq, DeadLetter { body, ..letter(0) }).await.to_string();
+    let replay = format!("dlq replay orders billing {id} --set-payload x");
+    for dry in ["--dry-run", ""] {
+        let told = cli.run(&format!("{replay} {dry}"));
+        assert!(told.code == 1 && told.stdout.contains("remove or set that header, too"), "{told:?}");
+    }
+    // Before it is written by hand.
+    let mut command = cli.command(&["dlq", "replay", "orders", "billing", &id, "--edit"]);
+    let refused = Ran::of(command.env_remove("VISUAL").env("EDITOR", "false"));
+    assert!(refused.code == 1 && refused.stderr.contains("content-encoding"), "{refused:?}");
+    assert_eq!(cli.json(&format!("{replay} --remove-header content-encoding"))["replayed"], 1);
 }
 
 #[tokio::test]
