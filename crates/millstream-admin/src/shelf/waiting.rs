@@ -7,7 +7,9 @@ use futures_util::stream::{self, StreamExt};
 use millstream_core::catalog::PartitionSurvey;
 use millstream_core::inspect::{MAX_PAGE, Parked, Range, Stored, Stream};
 use millstream_core::log::{Receipt, Source};
-use millstream_core::{Error, GroupName, Limits, MessageId, Result, TopicName, TopicPartition, wire};
+use millstream_core::{
+    Error, ErrorKind, GroupName, Limits, MessageId, Result, TopicName, TopicPartition, wire,
+};
 
 use super::store::Of;
 use super::{Failed, Retry, Shelf, ShelfFilter};
@@ -146,8 +148,16 @@ impl Shelf {
         mut take: impl FnMut(Failed) -> bool,
     ) -> Result<()> {
         let Of::Retries(topic, group) = &self.of else { return Ok(()) };
+        // Most partitions have none.
+        let surveys = match self.admin.backend.catalog().survey(topic, group).await {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
+            surveys => surveys?,
+        };
         let mut goes_on = true;
         for lane in self.lanes(filter) {
+            if surveys.get(lane.0 as usize).is_some_and(|survey| survey.due() == Some(0)) {
+                continue;
+            }
             let tp = TopicPartition { topic: topic.name.clone(), partition: lane };
             let take = |retry: Retry| {
                 let retry = Failed::Retry(retry);
