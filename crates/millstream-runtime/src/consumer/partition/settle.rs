@@ -30,12 +30,18 @@ const MAX_BATCH: usize = 500;
 /// The same for messages of packs, of which thousands can be a few entries.
 const MAX_PACKED: usize = 2_000;
 
-/// Shortest time between a settlement and that of a part of a pack, if nothing but its acknowledgements waits. A pack of messages that take
-/// microseconds each is then settled as a whole: the server stores and checks parts, which takes it several times as long.
-const BETWEEN_PARTS: Duration = Duration::from_millis(2);
+/// Shortest time between the beginnings of two requests, if nothing but acknowledgements of a few messages waits. With a thousand messages a
+/// second, which come one by one, five share a request: each is a wake-up of the server and of two tasks here. The first after a pause
+/// goes at once. A pack of messages that take microseconds each is settled as a whole: the server stores and checks parts, which
+/// takes it several times as long.
+const BETWEEN: Duration = Duration::from_millis(5);
+
+/// Number of acknowledgements, but for those of packs, that do not wait for more: a request of as many costs little for each.
+const MANY: usize = 64;
 
 /// The settlements of one partition. At most one request is under way; what is added meanwhile is the next batch. Nothing
-/// waits for a batch to fill: if the process ends, what was handled and is not stored is handled again.
+/// waits for a batch to fill, but acknowledgements for [`BETWEEN`]: if the process ends, what was handled and is not stored is handled
+/// again.
 pub(in crate::consumer) struct Settler {
     context: Arc<Subscription>,
     topic_partition: TopicPartition,
@@ -54,10 +60,10 @@ pub(in crate::consumer) struct Settler {
     in_doubt: bool,
     /// When the next request may be sent, after one that failed.
     not_before: Option<Instant>,
-    /// When the next part of a pack may be sent.
-    next_part: Option<Instant>,
-    /// How many of those that wait are known to be a part of a pack, and nothing else.
-    part: usize,
+    /// When a few acknowledgements may be sent.
+    gathered: Option<Instant>,
+    /// How many of those that wait are known to be acknowledgements that may wait, and how many of these are of no pack.
+    looked_at: (usize, usize),
     request: Slot<Request>,
 }
 
@@ -105,8 +111,8 @@ impl Settler {
             unconfirmed: false,
             in_doubt: false,
             not_before: None,
-            next_part: None,
-            part: 0,
+            gathered: None,
+            looked_at: (0, 0),
             request: Slot::default(),
         }
     }
@@ -156,19 +162,14 @@ impl Settler {
         self.not_before.is_some()
     }
 
-    /// Sends what waits, unless a request is under way. `in_hand` is the number of messages in flight, `frontier` that of the partition.
-    pub(in crate::consumer) fn advance(
-        &mut self,
-        now: Instant,
-        in_hand: usize,
-        frontier: impl FnOnce() -> MessageId,
-    ) {
+    /// Sends what waits, unless a request is under way.
+    pub(in crate::consumer) fn advance(&mut self, now: Instant, in_flight: &InFlight) {
         if self.waiting.is_empty() || !self.request.is_empty() || self.not_before.is_some_and(|at| now < at) {
             return;
         }
         self.not_before = None;
         let taken = match self.lease.entries().cloned() {
-            None => self.take_packs(now, in_hand),
+            None => self.take_gathered(now, in_flight),
             Some(entries) => Some(self.take_confirmed(&entries)),
         };
         let Some((batch, serials)) = taken else { return };
@@ -180,29 +181,36 @@ impl Settler {
             return;
         }
         self.monitor.begin_round(Duration::ZERO);
-        self.request.start(send(self.context.clone(), self.lease.clone(), batch, serials, frontier()));
+        let frontier = in_flight.frontier();
+        self.request.start(send(self.context.clone(), self.lease.clone(), batch, serials, frontier));
     }
 
-    /// Takes what is sent next. `None` if it is a part of a pack whose other messages may end soon.
-    fn take_packs(&mut self, now: Instant, in_hand: usize) -> Option<(Settlements, Serials)> {
-        // Others of the pack may end soon, if there are others.
-        let more = self.waiting.len() < in_hand;
-        if more && self.next_part.is_some_and(|at| now < at) && self.is_part() {
+    /// Takes what is sent next. `None` if it may wait for more.
+    fn take_gathered(&mut self, now: Instant, in_flight: &InFlight) -> Option<(Settlements, Serials)> {
+        // While messages are left that earlier owners held when they ended, what is handled must not seem to be in hand at the next end.
+        let is_cleared = in_flight.is_cleared();
+        if is_cleared && self.gathered.is_some_and(|at| now < at) && self.may_wait(in_flight) {
             return None;
         }
-        let packed = self.waiting.first().is_some_and(|(receipt, _)| receipt.pack.is_some());
-        (self.part, self.next_part) = (0, packed.then(|| now + BETWEEN_PARTS));
+        (self.looked_at, self.gathered) = ((0, 0), Some(now + BETWEEN));
         let rest = self.waiting.split_off(batch_len(&self.waiting));
         Some((std::mem::replace(&mut self.waiting, rest), Serials::new()))
     }
 
-    /// Whether only a part of a pack waits. Each one that waits is looked at once.
-    fn is_part(&mut self) -> bool {
-        let is_part = self.waiting.iter().skip(self.part).all(is_inside);
-        if is_part {
-            self.part = self.waiting.len();
+    /// Whether what waits may wait for more: parts of packs whose other messages may end soon, or a few that are in no pack, if what they take
+    /// up leaves room to read. Each one that waits is looked at once.
+    fn may_wait(&mut self, in_flight: &InFlight) -> bool {
+        let (looked_at, mut single) = self.looked_at;
+        let new = self.waiting.get(looked_at..).unwrap_or_default();
+        if !new.iter().all(is_gathered) {
+            return false;
         }
-        is_part
+        single += new.iter().filter(|(receipt, _)| receipt.pack.is_none()).count();
+        self.looked_at = (self.waiting.len(), single);
+        match single {
+            0 => self.waiting.len() < in_flight.in_hand(),
+            _ => single < MANY && in_flight.is_roomy(),
+        }
     }
 
     /// Takes what may be sent now, in shared mode. What waits for the reader to find its entry again stays; what concerns
@@ -236,7 +244,8 @@ impl Settler {
 
     /// Returns when the next request is to be sent although nothing else happens.
     pub(in crate::consumer) fn wakes(&self) -> Option<Instant> {
-        let not_before = self.not_before.max(self.next_part.filter(|_| self.part == self.waiting.len()));
+        let not_before =
+            self.not_before.max(self.gathered.filter(|_| self.looked_at.0 == self.waiting.len()));
         not_before.filter(|_| self.request.is_empty() && !self.waiting.is_empty())
     }
 
@@ -280,7 +289,7 @@ impl Settler {
         }
         if !left.is_empty() {
             left.append(&mut self.waiting);
-            (self.waiting, self.part) = (left, 0);
+            (self.waiting, self.looked_at) = (left, (0, 0));
         }
         let observer = &*self.context.observer;
         match result {
@@ -399,9 +408,9 @@ fn batch_len(waiting: &Settlements) -> usize {
     end.map_or(waiting.len().min(MAX_BATCH), |end| end + 1)
 }
 
-/// Whether it is an acknowledgement of a message that has others behind it in its pack.
-fn is_inside((receipt, settlement): &(Receipt, Settlement)) -> bool {
-    *settlement == Settlement::Ack && receipt.pack.is_some_and(|pack| pack.behind > 0)
+/// Whether it is an acknowledgement of a message that is in no pack, or has others behind it in its pack.
+fn is_gathered((receipt, settlement): &(Receipt, Settlement)) -> bool {
+    *settlement == Settlement::Ack && receipt.pack.is_none_or(|pack| pack.behind > 0)
 }
 
 fn is_note(settlement: &Settlement) -> bool {
@@ -429,14 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_handler_waits_for_is_no_part_of_a_pack() {
-        let is_part = |waiting: Settlements| waiting.iter().all(is_inside);
+    fn only_acknowledgements_wait_for_more_and_not_those_that_end_a_pack() {
+        let waits = |waiting: Settlements| waiting.iter().all(is_gathered);
         let some = || pack(1, 40).take(39);
         let single = Receipt::new(Source::Log, MessageId::new(9, 0));
-        assert!(is_part(acks(some())));
-        assert!(!is_part(acks(pack(1, 40))) && !is_part(acks(some().chain([single]))));
-        let note = (pack(1, 40).next().expect("one"), Settlement::Hold(Note::default()));
-        assert!(!is_part(acks(some()).into_iter().chain([note]).collect()));
+        assert!(waits(acks(some())) && waits(acks(some().chain([single]))));
+        assert!(!waits(acks(pack(1, 40))));
+        let note = (single, Settlement::Hold(Note::default()));
+        assert!(!waits(acks(some()).into_iter().chain([note]).collect()));
     }
 
     #[test]

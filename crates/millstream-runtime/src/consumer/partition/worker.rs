@@ -10,6 +10,7 @@ use millstream_core::TopicPartition;
 use millstream_core::log::Receipt;
 use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use crate::consumer::context::Subscription;
@@ -25,6 +26,10 @@ use crate::consumer::partition::source::fetch::Fetcher;
 use crate::consumer::partition::source::inbox::Inbox;
 use crate::consumer::partition::source::{self, Source};
 use crate::report::Counts;
+
+/// Number of messages of a page whose handlers begin before the next page is asked for. Their task runs on this thread when ours waits, and
+/// to write a request takes as long as a message needs from the server to here. Of more messages the first are handled while the next come.
+const FEW: usize = 8;
 
 /// Works on one partition, in one task: during one session of its lease, or, in shared mode, on the entries of it that are
 /// pending under our name.
@@ -52,6 +57,8 @@ pub(in crate::consumer) struct PartitionWorker {
     settler: Settler,
     /// Version of the leases of entries that was last looked at.
     version: u64,
+    /// Whether handlers begin before the next request is written.
+    begins: bool,
     /// Messages to give back once no other message of their packs is in flight.
     kept: Vec<Receipt>,
     /// Upkeep of the partition, and the server's clock. They run beside the messages, and end with the session.
@@ -121,6 +128,7 @@ impl PartitionWorker {
             dispatcher: Dispatcher::new(context.clone(), tp.clone(), owned.clone(), at_once),
             settler: Settler::new(context.clone(), tp.clone(), owned.clone(), triggers.clone(), settling),
             version: 0,
+            begins: false,
             kept: Vec::new(),
             background: FuturesUnordered::new(),
             context: context.clone(),
@@ -138,7 +146,11 @@ impl PartitionWorker {
         while !self.is_stopped() {
             self.advance();
             // Lets other tasks of this thread run.
-            consume_budget().await;
+            if std::mem::take(&mut self.begins) {
+                yield_now().await;
+            } else {
+                consume_budget().await;
+            }
             let event = self.next_event().await;
             self.take_in(event).await;
         }
@@ -237,7 +249,7 @@ impl PartitionWorker {
         let now = loop {
             self.dispatcher.advance(&mut self.settler, in_flight);
             let now = Instant::now();
-            self.settler.advance(now, in_flight.in_hand(), || in_flight.frontier());
+            self.settler.advance(now, in_flight);
             // Notes that are not written make room for other messages.
             if !self.settler.has_gone() {
                 break now;
@@ -274,7 +286,10 @@ impl PartitionWorker {
             Event::Dispatched(happened) => self.dispatcher.take_in(happened, &mut self.settler).await,
             Event::Settled(settled) => self.settled(settled),
             Event::Came(came) => match self.source.take_in(came, &mut self.in_flight, &mut self.settler) {
-                source::Progress::Read(read) => self.dispatcher.read(read, &mut self.settler),
+                source::Progress::Read(read) => {
+                    self.begins = read.entries.len() <= FEW;
+                    self.dispatcher.read(read, &mut self.settler);
+                }
                 source::Progress::Nothing => {}
                 source::Progress::Fenced => self.lease.lose(),
             },
@@ -302,7 +317,7 @@ impl PartitionWorker {
             let handlers_ended = killed || self.dispatcher.is_idle();
             let in_flight = &mut self.in_flight;
             let version = lease.version();
-            self.settler.advance(Instant::now(), in_flight.in_hand(), || in_flight.frontier());
+            self.settler.advance(Instant::now(), in_flight);
             if handlers_ended && (self.settler.is_empty() || killed && self.settler.has_failed()) {
                 return;
             }

@@ -235,3 +235,28 @@ async fn deleted_pending_entries_are_told_and_leave_the_list() {
     let stats = bench.backend.catalog().stats(&topic, &group).await.expect("stats");
     assert_eq!(stats[0].pending, 0);
 }
+
+/// Of messages that come one by one, a millisecond after each other: the first is acknowledged at once, five share a request after it. Where
+/// what waits leaves no room to read, nothing waits.
+#[tokio::test(start_paused = true)]
+async fn acknowledgements_that_come_one_by_one_share_a_request() {
+    for (prefetch, requests) in [(512, 2..=5), (1, 10..=10)] {
+        let bench = bench();
+        let seen = Seen::default();
+        let consumer = bench.consumer(NUMBERS, "g").prefetch(prefetch).start({
+            let seen = seen.clone();
+            move |delivery: Delivery<u64>| {
+                note(&seen, &delivery);
+                async {}
+            }
+        });
+        let consumer = consumer.await.expect("started");
+        for n in 1..=10 {
+            produce(&bench, 1).await;
+            until(&seen, n).await;
+        }
+        assert_eq!(consumer.shutdown().await.acked, 10);
+        let sent = bench.told.lines("Settled {");
+        assert!(requests.contains(&sent), "prefetch {prefetch}: {sent} requests");
+    }
+}

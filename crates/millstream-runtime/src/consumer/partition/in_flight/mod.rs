@@ -217,6 +217,11 @@ impl InFlight {
         self.unsettled.len().saturating_sub(self.blocked)
     }
 
+    /// Whether at least half of the room is free: as much as any read waits for.
+    pub(in crate::consumer) fn is_roomy(&self) -> bool {
+        2 * self.in_hand() <= self.capacity
+    }
+
     /// Returns how much is free, and the divisor of the capacity that makes a read worthwhile.
     fn free(&self) -> (usize, usize) {
         // Never so much that handlers which could run have nothing to do.

@@ -16,7 +16,7 @@ use millstream_engine::LoopMonitor;
 const MOST: usize = 100;
 
 /// Pause, in ttls, after a check that finds nothing: a check costs requests, and there is hardly ever anything.
-const SELDOM: u32 = 6;
+const SELDOM: u32 = 18;
 
 /// Claims when the partition is acquired, and again after one ttl, when entries of other consumers are idle long enough;
 /// after that seldom, as long as it finds nothing.
