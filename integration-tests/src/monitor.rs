@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::thread::JoinHandle;
 
 /// Commands of scripts that do not change data.
-const READS: [&str; 17] = [
+const READS: [&str; 18] = [
     "GET",
     "HGET",
     "HMGET",
@@ -17,6 +17,7 @@ const READS: [&str; 17] = [
     "HLEN",
     "HEXISTS",
     "PTTL",
+    "MGET",
     "TIME",
     "XPENDING",
     "XRANGE",
@@ -68,15 +69,26 @@ impl Monitor {
     }
 }
 
+/// What a script does is done under this fence, with this token.
+#[derive(Clone, Debug)]
+struct Row {
+    keys: Vec<String>,
+    fence: String,
+    token: Option<String>,
+}
+
+/// What the name of a gate contains.
+const GATE: &str = ":gate:";
+
 /// Tracks the fences, and compares them with the token of each command.
 #[derive(Debug, Default)]
 pub struct Fencing {
     /// The current token of each fence.
     tokens: HashMap<String, String>,
-    /// The fence and token that a reader opened with, by address.
-    readers: HashMap<String, (String, String)>,
-    /// The running script: caller, fence, and its token if it has one.
-    script: Option<(String, String, Option<String>)>,
+    /// The fence and token that the reader of a gate began with.
+    gates: HashMap<String, (String, String)>,
+    /// The running script: its keys, fence, and token if it has one; of a script for several leases each.
+    script: Vec<Row>,
     /// The number of commands that had an effect.
     pub effects: usize,
     /// The number of calls with the token of a former owner.
@@ -95,32 +107,46 @@ impl Fencing {
                 self.by_script(&command, &words, line);
             }
         } else if ["EVALSHA", "EVAL", "EVALSHA_RO", "EVAL_RO"].contains(&&*command) {
-            self.call(address, &words);
+            self.call(&words);
         } else if command == "XREADGROUP" {
-            let (fence, token) = self.readers.get(address).expect("a reader opens before it reads").clone();
-            self.effect(&fence, &token, line);
+            let gate = words.iter().find(|word| word.contains(GATE)).expect("who reads names a gate");
+            match self.gates.get(gate).cloned() {
+                Some((fence, token)) => self.effect(&fence, &token, line),
+                // The server reads nothing without it.
+                None => self.stale_calls += 1,
+            }
         }
     }
 
     /// Processes the call of a script.
-    fn call(&mut self, address: &str, words: &[String]) {
+    fn call(&mut self, words: &[String]) {
         let count: usize = words[2].parse().expect("a number of keys");
         let (keys, args) = words[3..].split_at(count);
-        let fence = keys.iter().find(|key| key.contains(":fence:"));
-        let token = args
-            .first()
-            .filter(|word| word.split(':').count() == 2 && word.starts_with(|c: char| c.is_ascii_digit()));
-        self.script = fence.map(|fence| (address.to_owned(), fence.clone(), token.cloned()));
-        if let Some((_, fence, Some(token))) = &self.script
-            && self.tokens.get(fence) != Some(token)
-        {
-            self.stale_calls += 1;
-        }
+        let token = |args: &[String]| {
+            let first = args.first()?;
+            let is_token = first.split(':').count() == 2 && first.starts_with(|c: char| c.is_ascii_digit());
+            is_token.then(|| first.clone())
+        };
+        let is_fence = |key: &&String| key.contains(":fence:");
+        // `renew`: lease and fence, token and ttl of each.
+        let size = if keys.iter().filter(is_fence).count() > 1 { 2 } else { keys.len().max(1) };
+        let rows = keys.chunks(size).enumerate().filter_map(|(at, keys)| {
+            let fence = keys.iter().find(is_fence)?.clone();
+            Some(Row { keys: keys.to_vec(), fence, token: token(args.get(at * size..)?) })
+        });
+        self.script = rows.collect();
+        let stale = |row: &&Row| row.token.is_some() && self.tokens.get(&row.fence) != row.token.as_ref();
+        let stale_now = self.script.iter().filter(stale).count();
+        self.stale_calls += stale_now;
     }
 
     /// Processes a command that a script runs.
     fn by_script(&mut self, command: &str, words: &[String], line: &str) {
-        let Some((address, fence, token)) = self.script.clone() else { return };
+        let row = match &self.script[..] {
+            [only] => Some(only),
+            rows => rows.iter().find(|row| words.iter().any(|word| row.keys.contains(word))),
+        };
+        let Some(Row { fence, token, .. }) = row.cloned() else { return };
         if let Some(token) = &token {
             self.effect(&fence, token, line);
         }
@@ -130,8 +156,14 @@ impl Fencing {
             if let Some(token) = field("token") {
                 self.tokens.insert(fence.clone(), token);
             }
-            if let (Some(_), Some(token)) = (field("reader"), token) {
-                self.readers.insert(address, (fence, token));
+        }
+        for gate in words.iter().filter(|word| word.contains(GATE)) {
+            match (command, &token) {
+                ("XGROUP", Some(token)) => {
+                    _ = self.gates.insert(gate.clone(), (fence.clone(), token.clone()))
+                }
+                ("DEL", _) => _ = self.gates.remove(gate),
+                _ => {}
             }
         }
     }
@@ -173,14 +205,16 @@ mod tests {
     const GRANTS: [&str; 4] = [
         r#"1.0 [0 1:1] "EVALSHA" "ab" "2" "n:lease:x" "n:fence:x" "c-1" "nonce" "1000""#,
         r#"1.0 [0 lua] "HSET" "n:fence:x" "owner" "c-1" "token" "7:a" "epoch" "7""#,
-        r#"1.0 [0 1:2] "EVALSHA" "cd" "1" "n:fence:x" "7:a" "word""#,
-        r#"1.0 [0 lua] "HSET" "n:fence:x" "reader" "word""#,
+        r#"1.0 [0 1:2] "EVALSHA" "cd" "3" "n:fence:x" "n:gate:x:" "n:gate:x:word" "7:a" "" "word""#,
+        r#"1.0 [0 lua] "XGROUP" "CREATE" "n:gate:x:word" "g" "$" "MKSTREAM""#,
     ];
     const TAKEN: [&str; 2] = [
-        r#"2.0 [0 2:1] "EVALSHA" "ab" "2" "n:lease:x" "n:fence:x" "c-2" "other" "1000""#,
+        r#"2.0 [0 2:1] "EVALSHA" "ab" "3" "n:lease:x" "n:fence:x" "n:gate:x:word" "c-2" "other" "1000""#,
         r#"2.0 [0 lua] "HSET" "n:fence:x" "token" "8:b" "epoch" "8""#,
     ];
-    const READ: &str = r#"3.0 [0 1:2] "XREADGROUP" "GROUP" "g" "owner" "STREAMS" "s" ">""#;
+    const GONE: &str = r#"2.0 [0 lua] "DEL" "n:lease:x" "n:gate:x:word""#;
+    const READ: &str =
+        r#"3.0 [0 1:2] "XREADGROUP" "GROUP" "g" "owner" "STREAMS" "s" "n:gate:x:word" ">" ">""#;
     const CALL: &str = r#"3.0 [0 1:1] "EVALSHA" "ef" "2" "n:fence:x" "s" "7:a" "g" "log" "1-1""#;
     const LOOK: &str = r#"3.0 [0 lua] "HGET" "n:fence:x" "token""#;
     const ACK: &str = r#"3.0 [0 lua] "XACK" "s" "g" "1-1""#;
@@ -208,6 +242,21 @@ mod tests {
         assert_eq!((refused.stale_calls, refused.violations.len()), (1, 0));
         let accepted = hear(&[&GRANTS, &TAKEN, &[READ, CALL, LOOK, ACK]]);
         assert_eq!((accepted.stale_calls, accepted.violations.len()), (1, 2));
+        let closed = hear(&[&GRANTS, &TAKEN, &[GONE, READ]]);
+        assert_eq!((closed.stale_calls, closed.violations.len()), (1, 0), "the server refuses it");
+    }
+
+    #[test]
+    fn each_lease_of_a_renewal_has_its_own_right() {
+        const RENEW: &str = r#"3.0 [0 1:1] "EVALSHA" "aa" "4" "n:lease:x" "n:fence:x" "n:lease:y" "n:fence:y" "7:a" "9" "8:c" "9""#;
+        const OTHER: &str = r#"0.9 [0 lua] "HSET" "n:fence:y" "token" "8:c""#;
+        const OF_Y: &str = r#"0.9 [0 1:1] "EVALSHA" "ab" "2" "n:lease:y" "n:fence:y" "c-1" "c" "1000""#;
+        let extended = |key: &str| format!(r#"3.0 [0 lua] "PEXPIRE" "n:lease:{key}" "9""#);
+        let (x, y) = (extended("x"), extended("y"));
+        let good = hear(&[&GRANTS, &[OF_Y, OTHER], &TAKEN, &[RENEW, &y]]);
+        assert_eq!((good.stale_calls, good.violations.len()), (1, 0));
+        let bad = hear(&[&GRANTS, &[OF_Y, OTHER], &TAKEN, &[RENEW, &x, &y]]);
+        assert_eq!((bad.stale_calls, bad.violations.len()), (1, 1));
     }
 
     #[test]

@@ -16,7 +16,9 @@ local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if not may_change(fence, mode, who) then
   return fenced()
 end
-local noted = redis.call('HLEN', held) > 0
+-- Both are rare, and most acknowledgements ask for nothing else.
+local more = redis.call('EXISTS', held, settled) > 0
+local noted = more and redis.call('HLEN', held) > 0
 local first, ids = 5, ARGV
 if mode == 'consumer' then
   first, ids = 1, {}
@@ -37,7 +39,7 @@ local acked = redis.call('XACK', stream, group, unpack(ids, first))
 if source == 'retry' then
   redis.call('XDEL', stream, unpack(ids, first))
 end
-if source == 'log' and redis.call('HLEN', settled) > 0 then
+if more and source == 'log' and redis.call('HLEN', settled) > 0 then
   -- Of packs that are gone from the log.
   redis.call('HDEL', settled, unpack(ids, first))
 end

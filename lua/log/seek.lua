@@ -5,17 +5,23 @@
 -- KEYS[4] held HASH notes of pending entries by source and id
 -- KEYS[5] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
 -- KEYS[6] settled HASH by the id of a pending pack: a bit for each message of it that is settled
+-- KEYS[7] gate STREAM of the last reader
 -- ARGV[1] token of the lease
 -- ARGV[2] group that reads
 -- ARGV[3] position above which reading continues: an id, '0' or '$'; one beyond the end of the log is its end
+-- ARGV[4] reader the word of the last reader, or ''
 -- include fence, ids, map
--- returns 1, or the errors FENCED or NOGROUP
-local lease, fence, log, held, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local token, group, position = ARGV[1], ARGV[2], ARGV[3]
+-- returns 1, {'READER', word of the last reader} if it is another one, or the errors FENCED or NOGROUP
+local lease, fence, log, held, packs, settled, gate = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local token, group, position, reader = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_VALUES = 2000
 
 if not is_owner(fence, token) then
   return fenced()
+end
+local other = other_reader(fence, reader)
+if other then
+  return other
 end
 -- Read first: a key of the wrong type, or a missing group, is detected before anything is changed.
 local notes, gone = redis.call('HKEYS', held), {}
@@ -24,8 +30,8 @@ redis.call('HDEL', settled, '')
 -- The token is removed first: even if the rest fails, nothing that was handed out before can be settled. The same ids
 -- are handed out again from here on, and a settlement that is under way would remove them from the pending list. DEL is
 -- never refused: a server that is out of memory then accepts the others too.
-redis.call('DEL', lease)
-redis.call('HSET', fence, 'token', '')
+redis.call('DEL', lease, gate)
+redis.call('HSET', fence, 'token', '', 'reader', '')
 redis.call('XGROUP', 'DESTROY', log, group)
 redis.call('XGROUP', 'CREATE', log, group, '$')
 for _, list in ipairs(position ~= '$' and redis.call('XINFO', 'GROUPS', log) or {}) do

@@ -33,7 +33,7 @@ if token == 'turn' then
 elseif token ~= 'operator' and not is_owner(fence, token) then
   return fenced()
 end
-if redis.call('EXISTS', log) == 0 then
+if redis.call('XLEN', log) == 0 then
   return { 0, 0 }
 end
 -- The id after `id`; for the last id of a millisecond, `id` itself: then one more entry is kept.

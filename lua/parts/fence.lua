@@ -10,3 +10,9 @@ end
 local function fenced(what)
   return redis.error_reply('FENCED ' .. (what or 'lease') .. ' is lost')
 end
+-- A read names the gate of the reader that was begun last, a stream without entries that has the word of the reader in its name: without it nothing is
+-- read. Returns what the caller has to return if another reader was begun last than the one whose gate it was given: it is called again then.
+local function other_reader(fence, reader)
+  local last = redis.call('HGET', fence, 'reader') or ''
+  return last ~= reader and { 'READER', last } or nil
+end

@@ -149,6 +149,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:fence:{}:{group}", Tag(tp)))
     }
 
+    /// Stream without entries: the gate of the reader with this word, which must name it to read.
+    #[must_use]
+    pub fn gate(&self, tp: &TopicPartition, group: &GroupName, reader: &str) -> Key {
+        self.key(format_args!("streaming:mq:gate:{}:{group}:{reader}", Tag(tp)))
+    }
+
     /// Sorted set: parked retries of a group, id by due time in milliseconds.
     #[must_use]
     pub fn retry_due(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -505,6 +511,7 @@ mod tests {
             keys.dead_imports(&tp, &group),
             keys.lease(&tp, &group),
             keys.fence(&tp, &group),
+            keys.gate(&tp, &group, "0123456789abcdef"),
             keys.retry_due(&tp, &group),
             keys.retry_items(&tp, &group),
             keys.held(&tp, &group),
@@ -578,6 +585,7 @@ mod tests {
             "streaming:mq:dlq:import:{orders:p:3}:billing",
             "streaming:mq:lease:{orders:p:3}:billing",
             "streaming:mq:fence:{orders:p:3}:billing",
+            "streaming:mq:gate:{orders:p:3}:billing:0123456789abcdef",
             "streaming:mq:retry:{orders:p:3}:billing",
             "streaming:mq:retry:item:{orders:p:3}:billing",
             "streaming:mq:held:{orders:p:3}:billing",
@@ -673,13 +681,13 @@ mod tests {
             let close = text[open..].find('}')? + open;
             Some(text[open + 1..close].to_owned())
         };
-        for key in &all(&Keys::new())[..15] {
+        for key in &all(&Keys::new())[..16] {
             assert_eq!(tag(key).as_deref(), Some("orders:p:3"), "{key}");
         }
-        for key in &all(&Keys::new())[15..24] {
+        for key in &all(&Keys::new())[16..25] {
             assert_eq!(tag(key).as_deref(), Some("mails:q:1"), "{key}");
         }
-        for key in &all(&Keys::new())[26..31] {
+        for key in &all(&Keys::new())[27..32] {
             assert_eq!(tag(key).as_deref(), Some("lock:s:99"), "{key}");
         }
     }

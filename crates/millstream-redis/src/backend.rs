@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -98,6 +99,8 @@ pub(crate) struct Inner {
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
     pub(crate) node_answers: Arc<NodeAnswers>,
+    /// Whether each lease is renewed by a call of its own, since a server has refused one for several.
+    pub(crate) renewed_alone: AtomicBool,
 }
 
 impl RedisBackend {
@@ -153,6 +156,7 @@ impl RedisBackend {
             messages,
             counted: LagCache::default(),
             node_answers: Arc::default(),
+            renewed_alone: AtomicBool::new(false),
             servers,
             config,
         };

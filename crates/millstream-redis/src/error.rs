@@ -253,10 +253,9 @@ fn known(code: &str) -> Option<ErrorKind> {
         "WRONGTYPE" => ErrorKind::WrongType,
         "OOM" => ErrorKind::Backpressure,
         // Refused before anything was done, and temporary: a fail-over, a start, a full disk, a script of somebody
-        // else, a slot that moves. A NOSCRIPT gets here only if somebody flushes scripts all the time, a READER only if
-        // somebody reads with our lease.
+        // else, a slot that moves. A NOSCRIPT gets here only if somebody flushes scripts all the time.
         "MOVED" | "ASK" | "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY"
-        | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" | "READER" => ErrorKind::Unavailable,
+        | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" => ErrorKind::Unavailable,
         // A server in protected mode says DENIED.
         "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" => ErrorKind::Denied,
         "NOPROTO" => ErrorKind::Unsupported,

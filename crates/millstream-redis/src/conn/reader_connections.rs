@@ -1,8 +1,7 @@
 //! Connections of the readers of partitions: up to a number of them for each node, and two that all other readers share.
 //!
 //! A reader with a connection of its own waits and reads in one request. The others wait for notices of changed keys, and
-//! read by scripts over another one: a round trip more for each message that comes alone, about twice the server's time for
-//! each page, and smaller pages. A reader that has more to read than that takes the next
+//! read over another one: a round trip more for each message that comes alone, and smaller pages. A reader that has more to read than that takes the next
 //! connection that is free; one that waits, or has had its turn, gives its connection back if another one wants it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

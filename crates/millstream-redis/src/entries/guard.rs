@@ -1,12 +1,11 @@
 //! The fenced read: requests of a reader that do nothing if its lease is not the current one any more.
 //!
-//! On a connection of the reader's own, with a WATCH on the fence of its lease, one request is one pipeline: `[XREAD BLOCK] MULTI XREADGROUP… EXEC WATCH HGET`. EXEC does nothing if the fence
-//! changed since the WATCH of the request before, and the HGET of that request had returned our token. So an owner
-//! reads nothing if another one took over while it was paused or blocked in the XREAD. The server runs the commands
-//! behind the XREAD as soon as it returns, so a wait costs no further round trip.
+//! Each `XREADGROUP` names, before the log or the retry log, the *gate* of its reader: a stream that has the group and no entries. The
+//! server reads nothing at all unless every stream that a command names has the group. A grant to another owner, a release and a
+//! later reader of the same lease remove the gate, so an owner that was paused, or whose request was blocked meanwhile, reads nothing.
 //!
-//! A reader without a connection of its own (see `reader_connections.rs`) waits for notices of changed keys and calls the
-//! script `read`, which looks at the fence itself.
+//! On a connection of the reader's own a request is `[XREAD BLOCK] XREADGROUP…`: the server runs the commands behind the XREAD as soon as it returns, so a
+//! wait costs no further round trip. A reader without one (see `reader_connections.rs`) waits for notices of changed keys, and sends the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use millstream_core::name::GroupName;
 use millstream_core::sorted::SortedMap;
 use millstream_core::wire;
 use millstream_packing::{Dictionary, dictionary_of};
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, ServerError, Value};
 
 use crate::backend::{CONSUMER, Inner};
 use crate::conn::replies::cursor::Cursor;
@@ -29,9 +28,10 @@ use crate::conn::replies::resp::Head;
 use crate::conn::request::{Digits, Request};
 use crate::conn::waits::changes::Change;
 use crate::entries::reader_line::ReaderLine;
-use crate::entries::stream_read::{Above, Answer, Page, Position, StreamRead, Woke};
+use crate::entries::stream_read::{Above, Answer, Position, Read, StreamRead, Woke, together};
 use crate::entries::weight::{Weight, add_weight, weight};
-use crate::error::{fenced, unexpected};
+use crate::error::fenced;
+use crate::scripts::gate::{READERS, other_reader};
 use crate::stored::settled::Bits;
 use crate::stored::{note, settled};
 
@@ -47,10 +47,11 @@ pub(crate) struct Guard {
     streams: [Key; 2],
     wake: Key,
     fence: Key,
+    gate: Key,
     held: Key,
     settled: Key,
     line: ReaderLine,
-    /// The word with which this reader was begun.
+    /// The word with which this reader was begun, which is in the name of its gate.
     word: String,
     /// Bytes of the last page, and the time it took.
     weight: (usize, Duration),
@@ -63,6 +64,7 @@ impl Guard {
             streams: [inner.keys.log(tp), inner.keys.retry_log(tp, group)],
             wake: inner.keys.wake(&tp.clone().into()),
             fence: inner.keys.fence(tp, group),
+            gate: inner.keys.gate(tp, group, ""),
             held: inner.keys.held(tp, group),
             settled: inner.keys.settled(tp, group),
             group: group.clone(),
@@ -113,37 +115,36 @@ impl Guard {
         self.begin().await
     }
 
-    /// Aborts the requests that an earlier reader of this lease may still have on the server, and watches the fence if the
-    /// connection is its own.
+    /// Begins: from then on the requests that an earlier reader of this lease may still have on the server read nothing.
     async fn begin(&mut self) -> Result<(Position, Weight)> {
-        let watching = !self.line.is_sharing();
         self.line.begin().await?;
-        self.word = format!("{:016x}", fastrand::u64(..));
-        let mut pipe = Pipeline::with_capacity(8);
-        let script = &self.inner.scripts.open_reader;
-        // `open_reader` changes the fence: that aborts a blocked request that the server may still hold for a cut
-        // connection of this lease, and the word is not that of a script that is still under way. Our WATCH comes behind
-        // the change, so our own first transaction is not aborted.
-        pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &self.word]));
-        self.add_position(&mut pipe);
-        add_weight(&mut pipe, &self.streams[0]);
-        if watching {
-            // The connection may have watched the fence of another reader.
-            pipe.cmd("UNWATCH");
-            self.add_watch(&mut pipe);
+        let on_fence = |error: Error, fence: &Key| error.during(format_args!("open {fence}"));
+        for _ in 0..READERS {
+            let (tp, group) = self.lease.partition()?;
+            let word = format!("{:016x}", fastrand::u64(..));
+            let next = self.inner.keys.gate(tp, group, &word);
+            let mut pipe = Pipeline::with_capacity(5);
+            let script = &self.inner.scripts.open_reader;
+            let args = [self.lease.token.as_str(), &self.word, &word, self.group.as_str()];
+            pipe.add_command(script.eval([&self.fence, &self.gate, &next], &args));
+            self.add_position(&mut pipe);
+            add_weight(&mut pipe, &self.streams[0]);
+            let [opened, log, retry_log, length, bytes] =
+                reply::tuple(Value::Array(self.line.send(&pipe).await?))?;
+            let opened =
+                reply::ok(opened).map_err(|error| on_fence(fenced(error, &self.lease), &self.fence))?;
+            if let Some(last) = other_reader(&opened) {
+                self.gate = self.inner.keys.gate(tp, group, &last);
+                self.word = last;
+                continue;
+            }
+            (self.gate, self.word) = (next, word);
+            let weight = weight(length, bytes);
+            self.line.large =
+                weight.bytes.checked_div(weight.entries).is_some_and(|mean| mean >= LARGE as u64);
+            return Ok((self.read_position([log, retry_log])?, weight));
         }
-        let mut answers = self.line.send(&pipe).await?;
-        let watched = answers.split_off(5);
-        let [opened, log, retry_log, length, bytes] = reply::tuple(Value::Array(answers))?;
-        let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
-        reply::ok(opened).map_err(on_fence)?;
-        if watching {
-            let [_, watch, token] = reply::tuple(Value::Array(watched))?;
-            self.check_token(reply::ok(watch).map(drop), token)?;
-        }
-        let weight = weight(length, bytes);
-        self.line.large = weight.bytes.checked_div(weight.entries).is_some_and(|mean| mean >= LARGE as u64);
-        Ok((self.read_position([log, retry_log])?, weight))
+        Err(on_fence(Error::new(ErrorKind::Unavailable, "other readers begin all the time"), &self.fence))
     }
 
     /// Returns whether a stream still has an entry with this id and digest.
@@ -167,7 +168,7 @@ impl Guard {
         self.read_position(reply::tuple(Value::Array(answers))?)
     }
 
-    /// Reads if the fence is untouched. With `above`, first checks for a new head of the schedule, or waits up to
+    /// Reads if no other reader has begun, and the lease is still ours. With `above`, first checks for a new head of the schedule, or waits up to
     /// `block` for a head or an entry of either stream.
     pub(crate) async fn read(
         &mut self,
@@ -178,49 +179,42 @@ impl Guard {
         if self.is_sharing() {
             return self.read_sharing(asks, above, block).await;
         }
-        let request = std::mem::take(&mut self.line.request);
-        self.line.request = self.read_request(request, asks, above, block);
+        let mut request = std::mem::take(&mut self.line.request);
+        request.clear();
+        if let Some(above) = above {
+            self.add_wait(&mut request, above, block);
+        }
+        for asks in together(asks) {
+            self.words(asks, |words| request.add(words));
+        }
+        let of_pending = asks.iter().any(|ask| ask.after.is_some());
+        if of_pending {
+            request.add(&[b"HLEN", self.held.as_str().as_bytes()]);
+        }
+        self.line.request = request;
         self.line.exchange(block.unwrap_or_default()).await?;
         self.weight = self.line.socket()?.weight();
 
         let mut replies = self.line.socket()?.replies();
         let woke = if above.is_some() { self.woke(replies.next()?)? } else { Woke::default() };
-        replies.next()?.ok()?;
-        // Each command inside MULTI is answered with QUEUED, or with the error for which the server refused it.
-        let mut refused = None;
-        for ask in asks {
-            for _ in 0..ask.commands() {
-                let queued = replies.next()?.ok();
-                refused = refused.or(queued.err().map(|error| (ask.stream, error)));
+        let mut read = Read::new(asks);
+        for asks in together(asks) {
+            let mut answer = replies.next()?;
+            let deliveries = if of_pending { Some(replies.next()?.value()?) } else { None };
+            if matches!(answer.clone().head()?, Head::Error(line) if self.is_gate_gone(line)) {
+                read.gone = true;
+                continue;
+            }
+            let on = |error| self.on_all(asks, error);
+            for (key, entries) in answer.streams().map_err(on)? {
+                read.add(self.stream_of(key), entries);
+            }
+            if let Some(deliveries) = deliveries {
+                read.pages[0].deliveries = reply::deliveries(deliveries).map_err(on)?;
             }
         }
-        let (mut done, watch, token) = (replies.next()?, replies.next()?, replies.next()?.value()?);
-        let of_pending = asks.iter().any(|ask| ask.after.is_some());
-        let noted = of_pending
-            && reply::count(replies.next()?.value()?)
-                .map_err(|error| error.during(format_args!("read {}", self.held)))?
-                > 0;
-        if let Some((stream, error)) = refused {
-            // A refused command made EXEC abort, so nothing was read. Only a server that is out of memory has a way
-            // round.
-            if error.kind() != ErrorKind::Backpressure {
-                return Err(self.on(stream, error));
-            }
-            self.check_token(watch.ok(), token)?;
-            let pages = self.read_by_script(asks, Pipeline::new()).await?.map(|(pages, _)| pages);
-            return Ok(Answer { woke, pages, noted });
-        }
-        // Judge the token before nil: the HGET ran behind EXEC. Nil with our own token means that the lease is still
-        // ours, and only the fence was touched.
-        let count = done.array()?;
-        self.check_token(watch.ok(), token)?;
-        let Some(count) = count else { return Ok(Answer { woke, pages: None, noted }) };
-        let asked: usize = asks.iter().map(|ask| ask.commands()).sum();
-        if count != asked {
-            return Err(unexpected(format_args!("{count} replies to {asked} commands")));
-        }
-        let pages = asks.iter().map(|ask| self.page(ask, &mut done));
-        Ok(Answer { woke, pages: Some(pages.collect::<Result<_>>()?), noted })
+        let noted = if of_pending { Some(replies.next()?.value()?) } else { None };
+        self.answer(read, woke, noted).await
     }
 
     /// The same without a connection of its own.
@@ -243,88 +237,110 @@ impl Guard {
                 );
             }
         }
-        let mut extra = Pipeline::with_capacity(2);
+        let mut pipe = Pipeline::with_capacity(2 * asks.len() + 2);
+        for asks in together(asks) {
+            self.words(asks, |words| {
+                let mut cmd = Cmd::new();
+                words.iter().for_each(|word| _ = cmd.arg(word));
+                pipe.add_command(cmd);
+            });
+        }
         if let Some(above) = above {
-            extra.cmd("XREAD").arg("COUNT").arg(1).arg("STREAMS");
-            extra.arg(self.wake.as_str()).arg(above.wake.to_string());
+            pipe.cmd("XREAD").arg("COUNT").arg(1).arg("STREAMS");
+            pipe.arg(self.wake.as_str()).arg(above.wake.to_string());
         }
         let of_pending = asks.iter().any(|ask| ask.after.is_some());
         if of_pending {
-            extra.cmd("HLEN").arg(self.held.as_str());
+            pipe.cmd("HLEN").arg(self.held.as_str());
         }
-        let Some((pages, extra)) = self.read_by_script(asks, extra).await? else {
-            return Ok(Answer { woke, pages: None, noted: false });
-        };
-        let mut extra = extra.into_iter();
+        let mut answers = self.line.send(&pipe).await?.into_iter();
+        let mut next = || answers.next().unwrap_or_default();
+        let mut read = Read::new(asks);
+        for asks in together(asks) {
+            let answer = next();
+            let deliveries = of_pending.then(&mut next);
+            let gone =
+                |error: &ServerError| error.details().is_some_and(|line| self.is_gate_gone(line.as_bytes()));
+            if matches!(&answer, Value::ServerError(error) if gone(error)) {
+                read.gone = true;
+                continue;
+            }
+            let on = |error| self.on_all(asks, error);
+            for (key, entries) in reply::streams(answer).map_err(on)? {
+                read.add(self.stream_of(&key), entries);
+            }
+            if let Some(deliveries) = deliveries {
+                read.pages[0].deliveries = reply::deliveries(deliveries).map_err(on)?;
+            }
+        }
         if above.is_some() {
-            let found = extra.next().map_or_else(|| Ok(Vec::new()), reply::streams);
+            let found = reply::streams(next());
             let found = found.map_err(|error| error.during(format_args!("read {}", self.wake)))?;
             let head = self.found(found.iter().map(|(key, entries)| (&**key, &**entries)));
             woke.wake = head.wake.or(woke.wake);
         }
-        let noted = of_pending
-            && reply::count(extra.next().unwrap_or_default())
-                .map_err(|error| error.during(format_args!("read {}", self.held)))?
-                > 0;
-        let bodies = pages.iter().flat_map(|page| &page.entries);
+        let noted = of_pending.then(next);
+        let bodies = read.pages.iter().flat_map(|page| &page.entries);
         let bytes = bodies.filter_map(|(_, fields)| fields.as_ref()).flatten();
         let bytes: usize = bytes.map(|(name, value)| name.len() + value.len()).sum();
         self.weight = (bytes, Duration::ZERO);
         if bytes > 0 {
             self.line.large = bytes >= LARGE;
         }
-        Ok(Answer { woke, pages: Some(pages), noted })
+        self.answer(read, woke, noted).await
     }
 
-    fn read_request(
-        &self,
-        mut request: Request,
-        asks: &[StreamRead],
-        above: Option<Above>,
-        block: Option<Duration>,
-    ) -> Request {
-        request.clear();
-        let [log, retry_log] = [self.stream(0), self.stream(1)];
-        let wake = self.wake.as_str().as_bytes();
-        if let Some(above) = above {
-            let [above_log, above_retry_log] = above.streams.map(Digits::id);
-            let above_wake = Digits::id(above.wake);
-            let above_wake = above_wake.as_bytes();
-            if let Some(block) = block {
-                let ms = Digits::number(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));
-                let (ms, ids) = (ms.as_bytes(), [above_log.as_bytes(), above_retry_log.as_bytes()]);
-                let look: [&[u8]; 5] = [b"XREAD", b"COUNT", b"1", b"BLOCK", ms];
-                let streams = [b"STREAMS", log, retry_log, wake, ids[0], ids[1], above_wake];
-                request.add(&[&look[..], &streams[..]].concat());
-            } else {
-                request.add(&[b"XREAD", b"COUNT", b"1", b"STREAMS", wake, above_wake]);
-            }
+    /// Makes an answer of what was read. Without the gate nothing was: begins anew, which fails if the lease is not ours any more.
+    async fn answer(&mut self, read: Read<'_>, woke: Woke, noted: Option<Value>) -> Result<Answer> {
+        let held = |error: Error| error.during(format_args!("read {}", self.held));
+        let noted = match noted {
+            Some(count) => reply::count(count).map_err(held)? > 0,
+            None => false,
+        };
+        if read.gone {
+            self.begin().await?;
+            return Ok(Answer { woke, pages: None, noted });
         }
-        request.add(&[b"MULTI"]);
-        for ask in asks {
-            self.add_read(&mut request, ask);
-        }
-        request.add(&[b"EXEC"]);
-        let fence = self.fence.as_str().as_bytes();
-        request.add(&[b"WATCH", fence]);
-        request.add(&[b"HGET", fence, b"token"]);
-        if asks.iter().any(|ask| ask.after.is_some()) {
-            request.add(&[b"HLEN", self.held.as_str().as_bytes()]);
-        }
-        request
+        Ok(Answer { woke, pages: Some(read.pages), noted })
     }
 
-    fn add_read(&self, request: &mut Request, ask: &StreamRead) {
-        let (stream, group) = (self.stream(ask.stream), self.group.as_str().as_bytes());
+    /// Makes the words of the commands that read one stream, or new entries of both.
+    fn words(&self, asks: &[StreamRead], mut add: impl FnMut(&[&[u8]])) {
+        let Some(ask) = asks.first() else { return };
+        // The gate first: the server names the first stream that has no group, and whoever has lost the lease restores none.
+        let (group, gate) = (self.group.as_str().as_bytes(), self.gate.as_str().as_bytes());
         let (count, consumer) = (Digits::number(ask.count as u64), CONSUMER.as_bytes());
-        let count = count.as_bytes();
+        let (count, stream) = (count.as_bytes(), self.stream(ask.stream));
+        let read: [&[u8]; 7] = [b"XREADGROUP", b"GROUP", group, consumer, b"COUNT", count, b"STREAMS"];
+        if let Some(other) = asks.get(1) {
+            let of: [&[u8]; 6] = [gate, stream, self.stream(other.stream), b">", b">", b">"];
+            return add(&[&read[..], &of[..]].concat());
+        }
         let after = ask.after.map(Digits::id);
-        let after = after.as_ref().map_or(&b">"[..], Digits::as_bytes);
-        request.add(&[b"XREADGROUP", b"GROUP", group, consumer, b"COUNT", count, b"STREAMS", stream, after]);
+        let from = after.as_ref().map_or(&b">"[..], Digits::as_bytes);
+        let of: [&[u8]; 4] = [gate, stream, b">", from];
+        add(&[&read[..], &of[..]].concat());
         if let Some(after) = ask.after {
             let after = Digits::behind(after);
-            request.add(&[b"XPENDING", stream, group, after.as_bytes(), b"+", count, consumer]);
+            add(&[b"XPENDING", stream, group, after.as_bytes(), b"+", count, consumer]);
         }
+    }
+
+    /// Adds a wait for entries and heads, or a look for a head.
+    fn add_wait(&self, request: &mut Request, above: Above, block: Option<Duration>) {
+        let [log, retry_log] = [self.stream(0), self.stream(1)];
+        let wake = self.wake.as_str().as_bytes();
+        let [above_log, above_retry_log] = above.streams.map(Digits::id);
+        let above_wake = Digits::id(above.wake);
+        let above_wake = above_wake.as_bytes();
+        let Some(block) = block else {
+            return request.add(&[b"XREAD", b"COUNT", b"1", b"STREAMS", wake, above_wake]);
+        };
+        let ms = Digits::number(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));
+        let (ms, ids) = (ms.as_bytes(), [above_log.as_bytes(), above_retry_log.as_bytes()]);
+        let look: [&[u8]; 5] = [b"XREAD", b"COUNT", b"1", b"BLOCK", ms];
+        let streams = [b"STREAMS", log, retry_log, wake, ids[0], ids[1], above_wake];
+        request.add(&[&look[..], &streams[..]].concat());
     }
 
     /// Reads the notes of entries of one stream, one result per id. A value that is no note of ours is logged and
@@ -339,7 +355,10 @@ impl Guard {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("HGET").arg(self.fence.as_str()).arg("token");
         let token = self.line.send(&pipe).await?.pop().unwrap_or_default();
-        self.check_token(Ok(()), token)
+        match reply::maybe_bytes(token).map_err(|error| error.during(format_args!("read {}", self.fence)))? {
+            Some(token) if token == self.lease.token.as_str() => Ok(()),
+            _ => Err(self.lease.fenced()),
+        }
     }
 
     /// Reads what is settled of packs of the log, one result per id.
@@ -370,52 +389,6 @@ impl Guard {
         let (tp, _) = self.lease.partition()?;
         let needed = of_log.filter_map(|entry| dictionary_of(&entry.fields)).collect();
         self.inner.dictionaries_for(&tp.topic, needed).await
-    }
-
-    /// Reads with a script, and returns the replies to other commands too. A server that is out of memory refuses every
-    /// command inside MULTI, also those that would free memory, so consumers could never drain it. It accepts the script,
-    /// which costs twice as much.
-    ///
-    /// Returns `None` if another reader of the lease had begun, and begins anew.
-    async fn read_by_script(
-        &mut self,
-        asks: &[StreamRead],
-        others: Pipeline,
-    ) -> Result<Option<(Vec<Page>, Vec<Value>)>> {
-        let mut pipe = Pipeline::with_capacity(asks.len() + others.len());
-        for ask in asks {
-            let count = ask.count.to_string();
-            let after = ask.after.map_or_else(|| ">".to_owned(), |id| id.to_string());
-            let args = [self.lease.token.as_str(), self.group.as_str(), CONSUMER, &count, &after, &self.word];
-            pipe.add_command(self.inner.scripts.read.eval([&self.fence, &self.streams[ask.stream]], &args));
-        }
-        others.cmd_iter().for_each(|cmd| _ = pipe.add_command(cmd.clone()));
-        let mut answers = self.line.send(&pipe).await?;
-        let anew = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "READER");
-        if answers.iter().any(anew) {
-            self.begin().await?;
-            return Ok(None);
-        }
-        let others = answers.split_off(asks.len());
-        let pages = asks.iter().zip(answers).map(|(ask, answer)| {
-            let on = |error| self.on(ask.stream, fenced(error, &self.lease));
-            let [entries, deliveries] = reply::ok(answer).and_then(reply::tuple).map_err(on)?;
-            let streams = reply::streams(entries).map_err(on)?;
-            let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
-            Ok(Page { entries, deliveries: reply::deliveries(deliveries).map_err(on)? })
-        });
-        Ok(Some((pages.collect::<Result<_>>()?, others)))
-    }
-
-    fn page(&self, ask: &StreamRead, done: &mut Cursor<'_>) -> Result<Page> {
-        let on = |error| self.on(ask.stream, error);
-        let streams = done.streams().map_err(on)?;
-        let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
-        let deliveries = match ask.after {
-            Some(_) => done.value().and_then(reply::deliveries).map_err(on)?,
-            None => Vec::new(),
-        };
-        Ok(Page { entries, deliveries })
     }
 
     /// Reads what ended the wait. A fail-over or a deleted key ends it too, with an error that has no meaning for the
@@ -459,22 +432,27 @@ impl Guard {
         Ok(Position { delivered })
     }
 
-    fn add_watch(&self, pipe: &mut Pipeline) {
-        pipe.cmd("WATCH").arg(self.fence.as_str());
-        pipe.cmd("HGET").arg(self.fence.as_str()).arg("token");
+    /// Whether an error says that the gate is gone.
+    fn is_gate_gone(&self, line: &[u8]) -> bool {
+        // `No such key '<key>' or consumer group '<group>' in XREADGROUP with GROUP option`.
+        let gate = self.gate.as_str().as_bytes();
+        line.windows(gate.len()).any(|part| part == gate)
     }
 
-    fn check_token(&self, watch: Result<()>, token: Value) -> Result<()> {
-        let on_fence = |error: Error| error.during(format_args!("watch {}", self.fence));
-        watch.map_err(on_fence)?;
-        match reply::maybe_bytes(token).map_err(on_fence)? {
-            Some(token) if token == self.lease.token.as_str() => Ok(()),
-            _ => Err(self.lease.fenced()),
+    fn on_all(&self, asks: &[StreamRead], error: Error) -> Error {
+        let [log, retry_log] = &self.streams;
+        match asks {
+            [ask] => self.on(ask.stream, error),
+            _ => self.during(format_args!("read {log} and {retry_log}"), error),
         }
     }
 
     fn on(&self, stream: usize, error: Error) -> Error {
-        let error = error.during(format_args!("read {}", self.streams[stream]));
+        self.during(format_args!("read {}", self.streams[stream]), error)
+    }
+
+    fn during(&self, what: std::fmt::Arguments<'_>, error: Error) -> Error {
+        let error = error.during(what);
         match self.lease.partition() {
             Ok((topic_partition, _)) => error.at(topic_partition),
             Err(_) => error,
@@ -483,5 +461,10 @@ impl Guard {
 
     fn stream(&self, stream: usize) -> &[u8] {
         self.streams[stream].as_str().as_bytes()
+    }
+
+    /// Returns the index of a stream; `None` for the gate.
+    fn stream_of(&self, key: &[u8]) -> Option<usize> {
+        self.streams.iter().position(|stream| key == stream.as_str().as_bytes())
     }
 }

@@ -208,15 +208,15 @@ impl StreamReader {
         self.handed = self.newest[0].map_or(self.handed, |(id, _)| id.max(self.handed));
     }
 
-    /// Starts over after an aborted transaction: the fence was touched and the lease is still ours, so another reader
-    /// of it began or the group was moved.
+    /// Starts over after a read without the gate: the lease is still ours, so another reader of it has begun, or somebody has
+    /// removed the gate.
     async fn touched(&mut self) -> Result<Option<Fetched>> {
         let position = self.guard.position().await?;
         self.start_over(position).await?;
         Ok(None)
     }
 
-    /// Reads one page of pending entries. Returns `None` if there is none, or if the fence was touched.
+    /// Reads one page of pending entries. Returns `None` if there is none, or if another reader has begun.
     async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
         let ask = StreamRead { stream, count: max, after: Some(after) };
         let answer = self.guard.read(&[ask], None, None).await?;
@@ -254,9 +254,9 @@ impl StreamReader {
         Ok(Some(fetched))
     }
 
-    /// Reads new entries, after waiting up to `block`. Returns `None` if the fence was touched.
+    /// Reads new entries, after waiting up to `block`. Returns `None` if another reader has begun.
     async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
-        let asks = self.plan(max);
+        let asks = self.plan(max, block.is_some());
         let read = self.new_entries_of(asks, block).await?;
         if max == 1 && read.is_some() {
             self.turn = 1 - self.turn;
@@ -300,21 +300,27 @@ impl StreamReader {
         }
         let (bytes, took) = self.guard.weight();
         self.pages.came(entries, bytes, took);
-        let mut astray = false;
+        let mut astray = Vec::new();
         for (stream, id) in answer.woke.streams {
             if !asks.iter().any(|ask| ask.stream == stream) {
                 self.backlog[stream] = true;
             } else if !read[stream] {
                 // The wait ended for an entry that the group was handed already, or that is gone by now.
                 self.tail[stream] = self.tail[stream].max(id);
-                astray = true;
+                astray.push((stream, id));
             }
         }
-        if astray {
+        if !astray.is_empty() {
             // The group was moved forward, so ask for its position: otherwise every entry on the way would end one
             // wait each.
-            for (tail, position) in self.tail.iter_mut().zip(self.guard.position().await?.delivered) {
+            let Position { delivered } = self.guard.position().await?;
+            for (tail, position) in self.tail.iter_mut().zip(delivered) {
                 *tail = position.max(*tail);
+            }
+            if astray.iter().any(|(stream, id)| *id <= delivered[*stream]) {
+                // Or somebody has read it for the group whose gate outlived the fence, which was removed by hand: it is
+                // pending.
+                self.stage = ReadStage::Pending(0, MessageId::ZERO);
             }
         }
         Ok(Some(fetched))
@@ -413,9 +419,12 @@ impl StreamReader {
 
     /// Plans the next read: how many entries to take from each stream. The sum is `max`, and the retry log gets a
     /// quarter of it. A stream that was empty in the last answer while the other one was not gets a single entry,
-    /// which is enough to notice that it has more.
-    fn plan(&self, max: usize) -> Vec<StreamRead> {
+    /// which is enough to notice that it has more. Behind a wait little is there as a rule: half of each is one command.
+    fn plan(&self, max: usize, waits: bool) -> Vec<StreamRead> {
         let ask = |stream, count| StreamRead { stream, count, after: None };
+        if waits && max > 1 {
+            return vec![ask(0, max / 2), ask(1, max / 2)];
+        }
         if max > 1 {
             let retries = match self.empty {
                 [false, true] => 1,

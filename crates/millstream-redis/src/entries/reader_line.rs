@@ -29,9 +29,9 @@ enum Way {
     /// Not at all: it has to be opened first. Also while a request is under way, so that a dropped future drops the
     /// connection too.
     Closed,
-    /// Over a connection of its own, which can watch a key.
+    /// Over a connection of its own, on which it can wait.
     Own(Box<Own>),
-    /// Over a connection that others use too, by scripts.
+    /// Over a connection that others use too.
     Sharing(Sharing),
 }
 

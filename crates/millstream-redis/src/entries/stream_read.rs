@@ -13,10 +13,31 @@ pub(crate) struct StreamRead {
     pub(crate) after: Option<MessageId>,
 }
 
-impl StreamRead {
-    /// Returns the number of commands that this request takes in a transaction.
-    pub(crate) fn commands(self) -> usize {
-        1 + usize::from(self.after.is_some())
+/// Returns the requests by commands: one reads as many new entries of one stream as of the other.
+pub(crate) fn together(asks: &[StreamRead]) -> impl Iterator<Item = &[StreamRead]> {
+    let even = asks.iter().all(|ask| ask.after.is_none() && ask.count == asks[0].count);
+    asks.chunks(if even { 2 } else { 1 })
+}
+
+/// What commands have read for these requests.
+pub(crate) struct Read<'a> {
+    asks: &'a [StreamRead],
+    pub(crate) pages: Vec<Page>,
+    /// Whether a command has read nothing, since the gate is gone.
+    pub(crate) gone: bool,
+}
+
+impl<'a> Read<'a> {
+    pub(crate) fn new(asks: &'a [StreamRead]) -> Self {
+        Self { asks, pages: asks.iter().map(|_| Page::default()).collect(), gone: false }
+    }
+
+    /// Adds the entries of a stream.
+    pub(crate) fn add(&mut self, stream: Option<usize>, entries: Vec<RawEntry>) {
+        let page = self.asks.iter().zip(&mut self.pages).find(|(ask, _)| Some(ask.stream) == stream);
+        if let Some((_, page)) = page {
+            page.entries = entries;
+        }
     }
 }
 
@@ -54,7 +75,7 @@ pub(crate) struct Woke {
 /// Result of a request.
 pub(crate) struct Answer {
     pub(crate) woke: Woke,
-    /// One page per request; `None` if the fence had been touched and nothing was done.
+    /// One page per request; `None` if another reader had begun, and this one has begun anew.
     pub(crate) pages: Option<Vec<Page>>,
     /// Whether pending entries have notes. Only requested together with pending entries, otherwise false.
     pub(crate) noted: bool,

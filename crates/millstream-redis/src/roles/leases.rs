@@ -1,5 +1,6 @@
 //! The leases role: scripts over the lease key, which expires, and the fence, which does not.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,7 +9,9 @@ use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource, renewal_timeout};
+use millstream_core::name::GroupName;
 use millstream_core::sorted::sort_by;
+use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
@@ -17,6 +20,7 @@ use crate::conn::cluster::together::together;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::{fenced, no_answer, unexpected};
+use crate::scripts::gate::closing_gate;
 use crate::scripts::script;
 
 /// Adds the partition of the resource that an error concerns.
@@ -30,12 +34,19 @@ fn of(resource: &Resource, error: Error) -> Error {
 impl Inner {
     /// Returns the keys of a resource's lease and fence.
     fn lease_keys(&self, resource: &Resource) -> Result<[Key; 2]> {
-        match resource {
-            Resource::Partition { topic_partition, group } => {
-                Ok([self.keys.lease(topic_partition, group), self.keys.fence(topic_partition, group)])
-            }
-            other => Err(Error::new(ErrorKind::Unsupported, format!("no key is known for {other}"))),
-        }
+        let (tp, group) = place(resource)?;
+        Ok([self.keys.lease(tp, group), self.keys.fence(tp, group)])
+    }
+}
+
+/// Number of leases that a call renews: it takes the server less than a millisecond.
+const RENEWED_AT_ONCE: usize = 250;
+
+/// Returns the partition and group of a resource.
+fn place(resource: &Resource) -> Result<(&TopicPartition, &GroupName)> {
+    match resource {
+        Resource::Partition { topic_partition, group } => Ok((topic_partition, group)),
+        other => Err(Error::new(ErrorKind::Unsupported, format!("no key is known for {other}"))),
     }
 }
 
@@ -55,10 +66,12 @@ impl Leases for RedisBackend {
         continuity: &Continuity,
     ) -> Result<Acquired> {
         let [lease, fence] = self.inner.lease_keys(resource)?;
-        let call = self.inner.scripts.acquire.call([&lease, &fence]);
-        let continuity = self.inner.continuity_of(&fence, continuity);
-        let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(continuity.to_string());
-        let answer = script::run_one(&self.inner.leases, call).await;
+        let continuity = self.inner.continuity_of(&fence, continuity).to_string();
+        let call = |gate: &Key, reader: &str| {
+            let call = self.inner.scripts.acquire.call([&lease, &fence, gate]);
+            call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).args([&continuity, reader])
+        };
+        let answer = closing_gate(&self.inner.keys, &self.inner.leases, place(resource)?, call).await;
         let acquired = answer.and_then(|answer| acquired(resource, nonce, ttl, answer));
         // A damaged fence makes the reply invalid: the error then names the partition too.
         acquired.map_err(|error| of(resource, error.during(format_args!("acquire {resource}"))))
@@ -77,19 +90,27 @@ impl Leases for RedisBackend {
         let ttl = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
         let limit = ttl.map_or(Duration::MAX, |ttl| renewal_timeout(ttl) * 3 / 4);
         let request = async |positions: &Vec<usize>| {
-            let calls = positions.iter().map(|at| {
-                let ([key, fence], lease) = (&keys[*at], &leases[*at]);
-                let call = self.inner.scripts.renew.call([key, fence]);
-                call.arg(lease.token.as_str()).arg(ttl_ms(lease.ttl))
-            });
-            let answers = timeout(limit, script::run(&self.inner.leases, calls.collect())).await;
-            answers.unwrap_or_else(|_| vec![Err(no_answer(limit)); positions.len()])
+            let of = |at: &usize| (&keys[*at], &leases[*at]);
+            let renewals = async {
+                let at_once = self.inner.renewed_at_once();
+                let all: Vec<_> = positions.iter().map(of).collect();
+                let renewed = self.renew_some(&all, at_once).await;
+                let sharded = |result: &Result<()>| matches!(result, Err(error) if is_of_slots(error));
+                if at_once > 1 && renewed.iter().any(sharded) {
+                    // Several servers behind one address: each lease has a slot of its own there.
+                    self.inner.renewed_alone.store(true, Ordering::Relaxed);
+                    return self.renew_some(&all, 1).await;
+                }
+                renewed
+            };
+            let answers = timeout(limit, renewals).await;
+            answers.unwrap_or_else(|_| positions.iter().map(|_| Err(no_answer(limit))).collect())
         };
         let requests = servers.iter().map(|positions| request(positions).boxed()).collect();
         let answers = servers.iter().flatten().zip(together(requests).await.into_iter().flatten());
         let mut renewed: Vec<(usize, Result<()>)> = answers
             .map(|(at, answer)| match (answer, &leases[*at]) {
-                (Ok(_), _) => (*at, Ok(())),
+                (Ok(()), _) => (*at, Ok(())),
                 (Err(error), lease) if error.kind() == ErrorKind::Fenced => (*at, Err(lease.fenced())),
                 (Err(error), lease) => (*at, Err(of(&lease.resource, error.during("renew leases")))),
             })
@@ -100,10 +121,12 @@ impl Leases for RedisBackend {
 
     async fn release(&self, lease: &Lease) -> Result<()> {
         let [key, fence] = self.inner.lease_keys(&lease.resource)?;
-        let call = self.inner.scripts.release.call([&key, &fence]).arg(lease.token.as_str());
-        let ends: Vec<_> = lease.ends.iter().map(u64::to_string).collect();
-        let call = call.arg(ends.join(" "));
-        let answer = script::run_one(&self.inner.leases, call).await;
+        let ends = lease.ends.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+        let call = |gate: &Key, reader: &str| {
+            let call = self.inner.scripts.release.call([&key, &fence, gate]);
+            call.args([lease.token.as_str(), &ends, reader])
+        };
+        let answer = closing_gate(&self.inner.keys, &self.inner.leases, place(&lease.resource)?, call).await;
         answer.map(drop).map_err(|error| fenced(error, lease))
     }
 
@@ -137,6 +160,63 @@ impl Leases for RedisBackend {
         }
         let (owner, epoch) = (reply::text(owner)?, epoch(stored)?);
         Ok(Some(Holder::new(owner, epoch, Duration::from_millis(pttl))))
+    }
+}
+
+/// Whether a server refuses a call since its keys are of several slots.
+fn is_of_slots(error: &Error) -> bool {
+    error.to_string().to_ascii_lowercase().contains("crossslot")
+}
+
+impl Inner {
+    /// Returns how many leases a call renews. On a cluster each has a slot of its own.
+    fn renewed_at_once(&self) -> usize {
+        let alone = self.servers.cluster().is_some() || self.renewed_alone.load(Ordering::Relaxed);
+        if alone { 1 } else { RENEWED_AT_ONCE }
+    }
+}
+
+impl RedisBackend {
+    async fn renew_some(&self, all: &[(&[Key; 2], &Lease)], at_once: usize) -> Vec<Result<()>> {
+        let calls = all.chunks(at_once).map(|some| {
+            let rows: Vec<[Key; 2]> = some.iter().map(|(keys, _)| (*keys).clone()).collect();
+            let mut call = self.inner.scripts.renew.call_with_rows([], &rows);
+            for (_, lease) in some {
+                call.push(lease.token.as_str());
+                call.push(ttl_ms(lease.ttl));
+            }
+            call
+        });
+        let answers = script::run(&self.inner.leases, calls.collect()).await;
+        answers
+            .into_iter()
+            .zip(all.chunks(at_once))
+            .flat_map(|(answer, some)| renewed(answer, some.len()))
+            .collect()
+    }
+}
+
+/// Parses the reply of a call of the script `renew`: one result for each of its leases.
+fn renewed(answer: Result<Value>, leases: usize) -> Vec<Result<()>> {
+    let answers = answer.and_then(reply::array).and_then(|answers| match answers.len() == leases {
+        true => Ok(answers),
+        false => Err(unexpected(format_args!("{} answers for {leases} leases", answers.len()))),
+    });
+    let one = |answer: Value| match answer {
+        Value::Int(_) => Ok(()),
+        text => {
+            let text = reply::text(text)?;
+            let kind = match text.split(' ').next() {
+                Some("FENCED") => ErrorKind::Fenced,
+                Some("WRONGTYPE" | "-WRONGTYPE") => ErrorKind::WrongType,
+                _ => ErrorKind::Protocol,
+            };
+            Err(Error::new(kind, text))
+        }
+    };
+    match answers {
+        Ok(answers) => answers.into_iter().map(one).collect(),
+        Err(error) => vec![Err(error); leases],
     }
 }
 

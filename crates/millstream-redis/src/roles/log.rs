@@ -27,7 +27,7 @@ use crate::conn::replies::reply;
 use crate::entries::reader::StreamReader;
 use crate::error::{fenced, unexpected};
 use crate::roles::catalog::position;
-use crate::scripts::script;
+use crate::scripts::gate::closing_gate;
 
 pub(crate) use settling::Right;
 
@@ -66,9 +66,12 @@ impl Log for RedisBackend {
         let (held, log) = (keys.lease(tp, group), keys.log(tp));
         let of_group = [keys.fence(tp, group), keys.held(tp, group), keys.settled(tp, group)];
         let [fence, notes, settled] = &of_group;
-        let call = self.inner.scripts.seek.call([&held, fence, &log, notes, &keys.packs(tp), settled]);
-        let call = call.args([lease.token.as_str(), group.as_str(), &position(start)?]);
-        let answer = script::run_one(&self.inner.messages, call).await;
+        let (packs, position) = (keys.packs(tp), position(start)?);
+        let call = |gate: &Key, reader: &str| {
+            let call = self.inner.scripts.seek.call([&held, fence, &log, notes, &packs, settled, gate]);
+            call.args([lease.token.as_str(), group.as_str(), &position, reader])
+        };
+        let answer = closing_gate(keys, &self.inner.messages, (tp, group), call).await;
         answer.map(drop).map_err(|error| fenced(error, lease))
     }
 

@@ -1,5 +1,6 @@
-//! Scripts: calls by hash, their arguments (times, retentions), and the keys of a wrong type that they met.
+//! Scripts: calls by hash, those that name a gate, their arguments (times, retentions), and the keys of a wrong type that they met.
 
+pub(crate) mod gate;
 pub(crate) mod retention;
 pub(crate) mod script;
 pub(crate) mod times;

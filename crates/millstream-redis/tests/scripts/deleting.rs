@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, REMEMBERED, Start};
+use millstream_core::error::ErrorKind;
 use millstream_core::keys::{Key, Keys};
 use millstream_core::leases::Lease;
 use millstream_core::log::{Append, Log};
@@ -206,6 +207,35 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
         keys.group_state(&spec.name, &group),
     ];
     all.iter().map(ToString::to_string).collect()
+}
+
+/// The gate of a reader has a name that only the fence knows: it goes with it.
+#[tokio::test]
+async fn no_gate_outlives_its_group_or_topic() {
+    let mut bench = Bench::private(&[]).await;
+    for of_topic in [false, true] {
+        let flights = spec("flights", 1);
+        bench.backend.create_topic(&flights).await.expect("created");
+        bench.backend.create_group(&flights, &group("billing"), Start::Earliest).await.expect("created");
+        let tp = TopicPartition::new(flights.name.clone(), 0);
+        let lease = grant(&bench.backend, &tp, &group("billing"), "first").await;
+        let mut reader = bench.backend.reader(&lease).await.expect("a reader");
+        fetch(&mut reader, 10).await;
+        assert_eq!(bench.cmd("KEYS *:gate:*").await.as_sequence().map_or(0, <[_]>::len), 1);
+        if of_topic {
+            assert!(bench.backend.delete_topic(&flights.name).await.expect("deleted"));
+        } else {
+            assert!(bench.backend.delete_group(&flights.name, &group("billing")).await.expect("deleted"));
+        }
+        assert_eq!(bench.cmd("KEYS *:gate:*").await.as_sequence().map_or(1, <[_]>::len), 0, "{of_topic}");
+        let refused = reader.fetch(10, Duration::ZERO).await.expect_err("deleted");
+        assert_eq!(refused.kind(), ErrorKind::Fenced);
+        assert_eq!(
+            bench.cmd("KEYS *:gate:*").await.as_sequence().map_or(1, <[_]>::len),
+            0,
+            "{of_topic}: none comes back"
+        );
+    }
 }
 
 #[tokio::test]

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use millstream_core::error::ErrorKind;
 use millstream_core::leases::{Acquired, Leases};
+use millstream_core::topic::TopicPartition;
+use millstream_redis::RedisConfig;
 
-use crate::server::{Bench, TTL, grant};
+use crate::server::{Bench, Server, TTL, grant};
 
 #[tokio::test]
 async fn a_held_lease_is_not_given_and_the_same_request_gets_the_same_lease() {
@@ -91,6 +93,68 @@ async fn a_renewal_revives_what_nobody_took_and_nothing_else() {
     bench.backend.release(&next).await.expect("released");
     let error = bench.backend.renew(&[next]).await.remove(0).expect_err("released");
     assert_eq!(error.kind(), ErrorKind::Fenced, "a released token is good for nothing");
+}
+
+/// One call renews many: each has its own answer, also where the keys of one hold something else.
+#[tokio::test]
+async fn leases_are_renewed_together_and_one_at_fault_costs_the_others_nothing() {
+    let mut bench = Bench::private(&[]).await;
+    let mut leases = Vec::new();
+    for number in 0..600 {
+        let tp = TopicPartition::new(bench.tp.topic.clone(), 100 + number);
+        leases.push((grant(&bench.backend, &tp, &bench.group, "first").await, tp));
+    }
+    let keys = |bench: &Bench, at: usize| {
+        let (_, tp) = &leases[at];
+        (bench.keys.lease(tp, &bench.group), bench.keys.fence(tp, &bench.group))
+    };
+    let (gone, _) = keys(&bench, 7);
+    let (foreign, _) = keys(&bench, 11);
+    let (expired, no_fence) = keys(&bench, 300);
+    for spoil in [
+        format!("DEL {gone}"),
+        format!("DEL {foreign}"),
+        format!("RPUSH {foreign} x"),
+        format!("DEL {expired}"),
+        format!("DEL {no_fence}"),
+        format!("SET {no_fence} x"),
+    ] {
+        bench.cmd(&spoil).await;
+    }
+    bench.backend.release(&leases[599].0).await.expect("released");
+    // From here on the server knows the script.
+    bench.backend.renew(&[leases[0].0.clone()]).await.remove(0).expect("renewed");
+    bench.cmd("CONFIG RESETSTAT").await;
+    let all: Vec<_> = leases.iter().map(|(lease, _)| lease.clone()).collect();
+    let renewed = bench.backend.renew(&all).await;
+    assert_eq!(renewed.len(), 600);
+    let failed =
+        renewed.iter().enumerate().filter_map(|(at, result)| Some((at, result.as_ref().err()?.kind())));
+    let expected = [(11, ErrorKind::WrongType), (300, ErrorKind::WrongType), (599, ErrorKind::Fenced)];
+    assert_eq!(failed.collect::<Vec<_>>(), expected);
+    assert!(bench.int(&format!("PTTL {gone}")).await > 20_000, "revived");
+    assert_eq!(bench.int(&format!("LLEN {foreign}")).await, 1, "it stays");
+    let stats: String = redis::from_redis_value(bench.cmd("INFO commandstats").await).expect("text");
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).expect("calls");
+    assert!(calls.starts_with("3,"), "at most 250 each: {calls}");
+}
+
+/// Several servers behind one address that is no cluster's: such a service refuses a call whose keys are of several slots.
+#[tokio::test]
+async fn where_a_call_may_have_one_slot_each_lease_is_renewed_alone() {
+    let server = Server::start(&["--cluster-enabled", "yes"]);
+    server.takes_all_slots().await;
+    let bench = Bench::at(RedisConfig::new(server.url()), Some(server)).await;
+    let mut leases = Vec::new();
+    for number in 0..5 {
+        let tp = TopicPartition::new(bench.tp.topic.clone(), 100 + number);
+        leases.push(grant(&bench.backend, &tp, &bench.group, "first").await);
+    }
+    for _ in 0..2 {
+        for renewed in bench.backend.renew(&leases).await {
+            renewed.expect("renewed");
+        }
+    }
 }
 
 #[tokio::test]

@@ -135,6 +135,66 @@ async fn what_is_pending_comes_first_in_pages_with_its_deliveries() {
     assert_eq!(fetch(&mut second, 1).await.entries[0].deliveries, 3);
 }
 
+/// Nobody removes the gate of a reader whose fence is lost. What it takes then would stay pending until the next owner.
+#[tokio::test]
+async fn what_is_taken_through_a_gate_that_outlived_its_fence_is_found() {
+    let mut bench = Bench::new().await;
+    let mut first = bench.reader().await;
+    fetch(&mut first, 10).await;
+    let word: String =
+        redis::from_redis_value(bench.cmd(&format!("HGET {} reader", bench.fence())).await).expect("a word");
+    bench.cmd(&format!("DEL {}", bench.fence())).await;
+    let next = bench.take_over().await;
+    let mut reader = bench.backend.reader(&next).await.expect("a reader");
+    assert!(fetch(&mut reader, 10).await.entries.is_empty());
+    let gate = bench.keys.gate(&bench.tp, &bench.group, &word);
+    let (log, group) = (bench.log(), bench.group.clone());
+    let taking = async {
+        sleep(Duration::from_millis(50)).await;
+        let mut pipe = redis::pipe();
+        pipe.atomic().cmd("XADD").arg(&[log.as_str(), "*", "payload", "x"]).ignore();
+        let read = pipe.cmd("XREADGROUP").arg(&["GROUP", group.as_str(), "owner", "STREAMS"]);
+        read.arg(&[log.as_str(), gate.as_str(), ">", ">"]).ignore();
+        pipe.exec_async(&mut bench.raw).await.expect("taken");
+    };
+    let (fetched, ()) = tokio::join!(timeout(LONG, reader.fetch(10, LONG)), taking);
+    let fetched = fetched.expect("in time").expect("fetched");
+    assert_eq!((fetched.pending, fetched.entries.len()), (true, 1));
+}
+
+/// Somebody removes the gate, or puts something else there: the reader begins anew, and nothing is lost.
+#[tokio::test]
+async fn a_gate_that_somebody_removed_is_made_anew() {
+    let mut bench = Bench::private(&[]).await;
+    let mut reader = bench.reader().await;
+    fetch(&mut reader, 10).await;
+    for spoil in ["DEL", "SET"] {
+        let word: String =
+            redis::from_redis_value(bench.cmd(&format!("HGET {} reader", bench.fence())).await)
+                .expect("a word");
+        let gate = bench.keys.gate(&bench.tp, &bench.group, &word);
+        bench.cmd(&format!("DEL {gate}")).await;
+        if spoil == "SET" {
+            bench.cmd(&format!("SET {gate} x")).await;
+        }
+        let id = bench.append(message("x")).await;
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            match reader.fetch(10, Duration::ZERO).await {
+                Ok(fetched) => found.extend(ids(&fetched)),
+                Err(error) => assert_eq!((spoil, error.kind()), ("SET", ErrorKind::WrongType)),
+            }
+        }
+        assert!(found.contains(&id), "{spoil}: {found:?}");
+        let gates: Vec<String> = redis::from_redis_value(bench.cmd("KEYS *:gate:*").await).expect("keys");
+        let word: String =
+            redis::from_redis_value(bench.cmd(&format!("HGET {} reader", bench.fence())).await)
+                .expect("a word");
+        let new = bench.keys.gate(&bench.tp, &bench.group, &word);
+        assert_eq!(gates, [new.to_string()], "{spoil}: one gate, that of the reader of now");
+    }
+}
+
 #[tokio::test]
 async fn a_stale_owner_reads_nothing_also_while_it_waits() {
     let mut bench = Bench::new().await;

@@ -29,6 +29,23 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Makes it the only node of a cluster.
+    pub(crate) async fn takes_all_slots(&self) {
+        let mut raw = raw_connection(&self.url()).await;
+        redis::cmd("CLUSTER")
+            .arg(&["ADDSLOTSRANGE", "0", "16383"])
+            .exec_async(&mut raw)
+            .await
+            .expect("slots");
+        for _ in 0..500 {
+            let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut raw).await.expect("info");
+            if info.contains("cluster_state:ok") {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     pub(crate) fn start(extra: &[&str]) -> Self {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

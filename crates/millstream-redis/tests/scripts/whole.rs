@@ -98,38 +98,10 @@ async fn on_a_plain_server() {
 #[tokio::test]
 async fn with_every_key_checked_on_a_node_of_a_cluster() {
     let server = Server::start(&["--cluster-enabled", "yes"]);
-    let mut raw = crate::server::raw_connection(&server.url()).await;
-    redis::cmd("CLUSTER").arg(&["ADDSLOTSRANGE", "0", "16383"]).exec_async(&mut raw).await.expect("slots");
-    for _ in 0..500 {
-        let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut raw).await.expect("info");
-        if info.contains("cluster_state:ok") {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    server.takes_all_slots().await;
     let config = RedisConfig::new(server.url()).with_strict_scripts(true);
     let mut bench = Bench::at(config, Some(server)).await;
     life(&mut bench).await;
-
-    // The one script that runs out of memory only, where a strict one would be refused.
-    let (fence, log) = (bench.fence(), bench.log());
-    let lease = grant(&bench.backend, &bench.tp, &bench.group, "next").await;
-    let begun: () = redis::cmd("HSET")
-        .arg(fence.as_str())
-        .arg(&["reader", "word"])
-        .query_async(&mut bench.raw)
-        .await
-        .expect("a reader");
-    assert_eq!(begun, ());
-    for after in [">", "0-0"] {
-        let mut read = redis::cmd("EVAL");
-        read.arg(format!("#!lua\n{}", millstream_lua::READ.text()))
-            .arg(2)
-            .arg(fence.as_str())
-            .arg(log.as_str());
-        read.arg(&[lease.token.as_str(), "billing", "owner", "10", after, "word"]);
-        read.exec_async(&mut bench.raw).await.expect("read");
-    }
 }
 
 #[tokio::test]

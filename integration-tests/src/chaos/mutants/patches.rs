@@ -78,11 +78,15 @@ const RETRY_TO_SHARED_LOG: &[Patch] = &[(
 )];
 
 const RENEW_AFTER_RELEASE: &[Patch] = &[
-    (&millstream_lua::RENEW, "if not held and is_owner(fence, token) then", "if not held then"),
+    (
+        &millstream_lua::RENEW,
+        "elseif not found and token ~= '' and last == token then",
+        "elseif not found then",
+    ),
     (
         &millstream_lua::RENEW,
         "redis.call('SET', lease, token, 'PX', ttl_ms)\n",
-        "redis.call('SET', lease, token, 'PX', ttl_ms)\n  redis.call('HSET', fence, 'token', token)\n",
+        "redis.call('SET', lease, token, 'PX', ttl_ms)\n      redis.call('HSET', fence, 'token', token)\n",
     ),
     (
         &millstream_lua::RENEW_LOCK,

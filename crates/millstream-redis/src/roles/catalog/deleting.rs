@@ -16,6 +16,8 @@ use super::groups::GroupStage;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
+use crate::scripts::gate::{READERS, gate_of, other_reader};
+use crate::scripts::script;
 
 /// Maximum number of keys of one UNLINK, which frees their values in the background.
 const KEYS: usize = 100;
@@ -25,8 +27,8 @@ const PENDING: u64 = 5_000;
 /// Number of pending entries that are removed at once.
 const PAGE: usize = 1_000;
 
-/// Returns all keys of a group in a partition, apart from the group on the log.
-fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 11] {
+/// Returns all keys of a group in a partition, apart from the group on the log, and from those that show who owns it.
+fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
     [
         keys.held(tp, group),
         keys.settled(tp, group),
@@ -37,14 +39,7 @@ fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 11] 
         keys.dead_letters(tp, group),
         keys.dead_claims(tp, group),
         keys.dead_imports(tp, group),
-        keys.lease(tp, group),
-        keys.fence(tp, group),
     ]
-}
-
-/// Returns the keys that show who owns a partition.
-fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
-    [keys.lease(tp, group), keys.fence(tp, group)]
 }
 
 /// Returns all keys that a partition has for all groups, the log last.
@@ -130,6 +125,41 @@ impl RedisBackend {
         Ok(Deletion::read(self.inner.one(mark, &pipe).await?)?.as_ref() == Some(deletion))
     }
 
+    /// Takes these partitions from those who own them: from then on nobody reads or settles anything. Returns `false` if another caller has
+    /// completed this deletion.
+    async fn disown(
+        &self,
+        all: Vec<(&TopicPartition, &GroupName)>,
+        mark: &Key,
+        deletion: &Deletion,
+    ) -> Result<bool> {
+        let keys = &self.inner.keys;
+        // With the word of the reader that was begun last, which only the fence knows.
+        let mut left: Vec<_> = all.into_iter().map(|(tp, group)| (tp, group, String::new())).collect();
+        for _ in 0..READERS {
+            if left.is_empty() {
+                return Ok(true);
+            }
+            if !self.is_under_way(mark, deletion).await? {
+                return Ok(false);
+            }
+            let calls = left.iter().map(|(tp, group, reader)| {
+                let (lease, fence) = (keys.lease(tp, group), keys.fence(tp, group));
+                let gate = gate_of(keys, (tp, group), &lease, reader);
+                self.inner.scripts.disown.call([&lease, &fence, &gate]).arg(reader)
+            });
+            let answers = script::run(&self.inner.pool, calls.collect()).await;
+            let mut again = Vec::new();
+            for ((tp, group, _), answer) in left.into_iter().zip(answers) {
+                if let Some(last) = other_reader(&answer?) {
+                    again.push((tp, group, last));
+                }
+            }
+            left = again;
+        }
+        Err(Error::new(ErrorKind::Unavailable, "readers begin all the time in what is to be deleted"))
+    }
+
     /// Removes all keys in the slots of a topic's partitions, and returns the groups that were there; `None` if
     /// another caller has completed this deletion.
     async fn take_partitions(
@@ -149,15 +179,9 @@ impl RedisBackend {
         self.wake_members(name, &groups).await?;
         // The leases go first: from then on no owner can settle anything.
         for chunk in all.chunks(CHUNK) {
-            let mut pipe = Pipeline::new();
-            for tp in chunk {
-                let leases = groups.iter().flat_map(|group| lease_keys(keys, tp, group));
-                unlink(&mut pipe, &leases.collect::<Vec<_>>());
-            }
-            if !self.is_under_way(&mark, deletion).await? {
+            if !self.disown(of_all(chunk, &groups), &mark, deletion).await? {
                 return Ok(None);
             }
-            self.all_done(&pipe, name).await?;
         }
         for chunk in all.chunks(CHUNK) {
             let mut pipe = Pipeline::new();
@@ -169,6 +193,10 @@ impl RedisBackend {
                 return Ok(None);
             }
             self.all_done(&pipe, name).await?;
+            // Of owners that came back meanwhile.
+            if !self.disown(of_all(chunk, &groups), &mark, deletion).await? {
+                return Ok(None);
+            }
         }
         Ok(Some(groups))
     }
@@ -243,15 +271,10 @@ impl RedisBackend {
         let mark = keys.group_state(topic, group);
         // The leases go first: from then on no owner can settle anything.
         for chunk in all.chunks(CHUNK) {
-            let mut pipe = Pipeline::with_capacity(chunk.len());
-            for tp in chunk {
-                unlink(&mut pipe, &lease_keys(keys, tp, group));
-            }
-            if !self.is_under_way(&mark, &deletion).await? {
-                // Another caller has completed this deletion, or deleted the topic.
+            // Or another caller has completed this deletion, or deleted the topic.
+            if !self.disown(chunk.iter().map(|tp| (tp, group)).collect(), &mark, &deletion).await? {
                 return Ok(known);
             }
-            self.all_done(&pipe, topic).await?;
         }
         for chunk in all.chunks(CHUNK) {
             for (tp, look) in chunk.iter().zip(self.look_at(chunk).await?) {
@@ -277,6 +300,10 @@ impl RedisBackend {
                 let no_log = at % 2 == 0 && is_no_key(&answer);
                 let gone = if no_log { 0 } else { reply::int(answer).map_err(on)? };
                 known |= at % 2 == 0 && gone == 1;
+            }
+            // Of owners that came back meanwhile.
+            if !self.disown(chunk.iter().map(|tp| (tp, group)).collect(), &mark, &deletion).await? {
+                return Ok(known);
             }
         }
         let stage = if known { GroupStage::End } else { GroupStage::Never };
@@ -325,6 +352,14 @@ impl RedisBackend {
         }
         Ok(())
     }
+}
+
+/// Returns each group in each partition.
+fn of_all<'a>(
+    partitions: &'a [TopicPartition],
+    groups: &'a SortedSet<GroupName>,
+) -> Vec<(&'a TopicPartition, &'a GroupName)> {
+    partitions.iter().flat_map(|tp| groups.iter().map(move |group| (tp, group))).collect()
 }
 
 fn unlink(pipe: &mut Pipeline, keys: &[Key]) {

@@ -119,7 +119,7 @@ async fn a_busy_reader_gets_the_connection_of_an_idle_one() {
     let mut all = 0;
     timeout(LONG, async {
         // It blocks in XREAD as long as the idle one has it.
-        while commands(&mut bench).await.as_deref() != Some("hget") {
+        while commands(&mut bench).await.as_deref() != Some("xreadgroup") {
             append(&bench, &leases[1], 50).await;
             all += 50;
             assert!(!fetch(&mut busy, 10).await.entries.is_empty());
@@ -163,11 +163,13 @@ async fn a_call_of_an_earlier_reader_reads_nothing() {
     let mut next = bench.reader().await;
     assert!(fetch(&mut next, 10).await.entries.is_empty());
     bench.append_many(3).await;
-    let mut late = redis::cmd("EVAL");
-    late.arg(&*millstream_lua::READ.text()).arg(2).arg(bench.fence().as_str()).arg(bench.log().as_str());
-    late.arg(&[bench.lease.token.as_str(), bench.group.as_str(), "owner", "10", ">", &word]);
+    let mut late = redis::cmd("XREADGROUP");
+    late.arg(&["GROUP", bench.group.as_str(), "owner", "COUNT", "10", "STREAMS"]);
+    late.arg(bench.log().as_str())
+        .arg(bench.keys.gate(&bench.tp, &bench.group, &word).as_str())
+        .arg(&[">", ">"]);
     let answer: redis::RedisResult<Value> = late.query_async(&mut bench.raw).await;
-    assert_eq!(answer.expect_err("refused").code(), Some("READER"));
+    assert_eq!(answer.expect_err("refused").code(), Some("NOGROUP"));
     assert_eq!(fetch(&mut next, 10).await.entries.len(), 3);
     // One that is not given up begins anew, and has everything that is not settled.
     assert_eq!(fetch(&mut reader, 10).await.entries.len(), 3);
