@@ -160,9 +160,11 @@ impl Fencing {
         for gate in words.iter().filter(|word| word.contains(GATE)) {
             match (command, &token) {
                 ("XGROUP", Some(token)) => {
-                    _ = self.gates.insert(gate.clone(), (fence.clone(), token.clone()))
+                    self.gates.insert(gate.clone(), (fence.clone(), token.clone()));
                 }
-                ("DEL", _) => _ = self.gates.remove(gate),
+                ("DEL", _) => {
+                    self.gates.remove(gate);
+                }
                 _ => {}
             }
         }

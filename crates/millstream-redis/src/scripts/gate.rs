@@ -9,7 +9,7 @@ use redis::Value;
 use crate::conn::connection::Line;
 use crate::scripts::script::{self, Call};
 
-/// Number of times that a script is told of another last reader before that is an error.
+/// Maximum number of calls in a row that meet a reader which has just begun.
 pub(crate) const READERS: usize = 8;
 
 /// Makes the call of a script that closes the gate of the last reader. The script names that reader if it is not the one whose gate the

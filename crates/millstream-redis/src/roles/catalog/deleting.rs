@@ -125,8 +125,7 @@ impl RedisBackend {
         Ok(Deletion::read(self.inner.one(mark, &pipe).await?)?.as_ref() == Some(deletion))
     }
 
-    /// Takes these partitions from those who own them: from then on nobody reads or settles anything. Returns `false` if another caller has
-    /// completed this deletion.
+    /// Takes these partitions from their owners: these read and settle no more. Returns `false` if another caller has completed this deletion.
     async fn disown(
         &self,
         all: Vec<(&TopicPartition, &GroupName)>,

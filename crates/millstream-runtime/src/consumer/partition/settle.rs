@@ -187,7 +187,7 @@ impl Settler {
 
     /// Takes what is sent next. `None` if it may wait for more.
     fn take_gathered(&mut self, now: Instant, in_flight: &InFlight) -> Option<(Settlements, Serials)> {
-        // While messages are left that earlier owners held when they ended, what is handled must not seem to be in hand at the next end.
+        // A message whose acknowledgement waits would be a poison candidate at the next crash: none waits while candidates are left.
         let is_cleared = in_flight.is_cleared();
         if is_cleared && self.gathered.is_some_and(|at| now < at) && self.may_wait(in_flight) {
             return None;
