@@ -76,8 +76,8 @@ fn nothing_shipped_is_unfinished_or_unwraps() {
     none(&offenders, "Return an error, or state the invariant with `expect(\"…\")`:");
 }
 
-/// The compiler quotes the line of a bound that a function does not meet. So it has the cure for one whose arguments are parts of a
-/// message, which is told by its `State` if that was forgotten.
+/// The compiler quotes the line of a bound that a function does not meet. So that line names `with_state`: a handler with arguments that
+/// is passed without it does not meet the bound.
 #[test]
 fn the_bound_of_a_handler_names_with_state() {
     let handlers = shipped_files().filter(|(path, _)| {
