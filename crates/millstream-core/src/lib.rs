@@ -49,7 +49,7 @@ pub use dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetterRetention,
 pub use delivered::Delivered;
 pub use envelope::{Envelope, Headers, Limits};
 pub use error::{BoxError, Error, ErrorKind, Result};
-pub use error_groups::{ErrorGroup, ErrorGroups};
+pub use error_groups::{ErrorGroup, ErrorGroups, ErrorTimes};
 pub use event::{Event, Observer};
 pub use fingerprint::Fingerprint;
 pub use health::{Health, HealthCheck};

@@ -15,6 +15,8 @@ pub struct ShelfFilter {
     pub partitions: Option<Vec<Partition>>,
     /// [Ids](Facts::id). Default: all.
     pub ids: Option<Vec<MessageId>>,
+    /// Single items, each by its partition and its id. Default: all.
+    pub picked: Option<BTreeSet<(Partition, MessageId)>>,
     /// Ids of tasks. Default: all.
     pub tasks: Option<BTreeSet<String>>,
     /// Id of the message in its partition's log.
@@ -72,6 +74,7 @@ impl ShelfFilter {
         self.has(it.partition)
             && !self.is_behind(it)
             && self.ids.as_ref().is_none_or(|some| some.contains(&it.id))
+            && self.picked.as_ref().is_none_or(|some| some.contains(&(it.partition, it.id)))
             && self.tasks.as_ref().is_none_or(is_named)
             && self.message.id.is_none_or(|id| id == it.id)
             && self.origin.is_none_or(|id| id == it.origin)
@@ -86,6 +89,7 @@ impl ShelfFilter {
     /// Returns whether items of a partition can match.
     pub(super) fn has(&self, partition: Partition) -> bool {
         self.partitions.as_ref().is_none_or(|some| some.contains(&partition))
+            && self.picked.as_ref().is_none_or(|some| some.iter().any(|(of, _)| *of == partition))
     }
 
     /// Returns whether an item, and so every later one of its partition, does not match.
@@ -111,7 +115,8 @@ impl ShelfFilter {
         if let Some(time) = self.before {
             range.before = range.before.min(MessageId::new(time.as_millis(), 0));
         }
-        let ids = self.ids.iter().flatten().chain(&self.message.id);
+        let picked = self.picked.iter().flatten().map(|(_, id)| id);
+        let ids = self.ids.iter().flatten().chain(&self.message.id).chain(picked);
         if let Some(first) = ids.clone().min() {
             range.after = range.after.max(first.previous());
         }

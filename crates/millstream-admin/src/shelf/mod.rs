@@ -4,6 +4,7 @@
 mod acting;
 mod failed;
 mod filter;
+pub(crate) mod locate;
 pub(crate) mod progress;
 pub(crate) mod store;
 mod trim;

@@ -25,6 +25,59 @@ pub struct ErrorGroup<E> {
     pub last: Timestamp,
     /// The latest error.
     pub example: E,
+    /// Their times.
+    pub times: ErrorTimes,
+}
+
+/// Numbers of errors over time, in bounded memory: the longer the time, the coarser.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorTimes {
+    /// Width of a bucket, in milliseconds.
+    width: u64,
+    /// Number of errors by the number of the bucket.
+    counts: BTreeMap<u64, u64>,
+}
+
+/// Width of a bucket at first, and maximum number of buckets.
+const WIDTH: u64 = 1_000;
+const BUCKETS: usize = 128;
+
+impl ErrorTimes {
+    fn new() -> Self {
+        Self { width: WIDTH, counts: BTreeMap::new() }
+    }
+
+    fn add(&mut self, at: Timestamp, number: u64) {
+        *self.counts.entry(at.as_millis() / self.width).or_default() += number;
+        while self.counts.len() > BUCKETS {
+            self.width *= 2;
+            for (at, number) in std::mem::take(&mut self.counts) {
+                *self.counts.entry(at / 2).or_default() += number;
+            }
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        for (at, number) in &other.counts {
+            self.add(Timestamp::from_millis(at * other.width), *number);
+        }
+    }
+
+    /// Returns the numbers in `parts` equal parts of the time from `from` to `to`; what is outside counts to the first or the last.
+    #[must_use]
+    pub fn spread(&self, from: Timestamp, to: Timestamp, parts: usize) -> Vec<u64> {
+        let mut numbers = vec![0; parts];
+        let span = to.as_millis().saturating_sub(from.as_millis()).max(1);
+        for (at, number) in &self.counts {
+            // The middle of the bucket.
+            let ms = (at * self.width + self.width / 2).saturating_sub(from.as_millis()).min(span);
+            let part = (u128::from(ms) * parts as u128 / u128::from(span)) as usize;
+            if let Some(sum) = numbers.get_mut(part.min(parts.saturating_sub(1))) {
+                *sum += number;
+            }
+        }
+        numbers
+    }
 }
 
 /// Counts errors by their fingerprints.
@@ -64,6 +117,7 @@ impl<E> ErrorGroups<E> {
         match self.groups.get_mut(&fingerprint) {
             Some(group) => {
                 group.count += 1;
+                group.times.add(at, 1);
                 group.first = group.first.min(at);
                 if at >= group.last {
                     (group.last, group.example) = (at, example);
@@ -71,7 +125,10 @@ impl<E> ErrorGroups<E> {
             }
             None if is_full => self.others += 1,
             None => {
-                let group = ErrorGroup { fingerprint, pattern, count: 1, first: at, last: at, example };
+                let mut times = ErrorTimes::new();
+                times.add(at, 1);
+                let group =
+                    ErrorGroup { fingerprint, pattern, count: 1, first: at, last: at, example, times };
                 self.groups.insert(fingerprint, group);
             }
         }
@@ -85,6 +142,7 @@ impl<E> ErrorGroups<E> {
             match self.groups.get_mut(&fingerprint) {
                 Some(group) => {
                     group.count += new.count;
+                    group.times.merge(&new.times);
                     group.first = group.first.min(new.first);
                     if new.last >= group.last {
                         (group.last, group.example) = (new.last, example(new.example));
@@ -92,8 +150,9 @@ impl<E> ErrorGroups<E> {
                 }
                 None if is_full => self.others += new.count,
                 None => {
-                    let ErrorGroup { fingerprint, pattern, count, first, last, example: of } = new;
-                    let group = ErrorGroup { fingerprint, pattern, count, first, last, example: example(of) };
+                    let ErrorGroup { fingerprint, pattern, count, first, last, example: of, times } = new;
+                    let example = example(of);
+                    let group = ErrorGroup { fingerprint, pattern, count, first, last, example, times };
                     self.groups.insert(fingerprint, group);
                 }
             }
@@ -127,6 +186,19 @@ mod tests {
 
     fn at(ms: u64) -> Timestamp {
         Timestamp::from_millis(ms)
+    }
+
+    #[test]
+    fn times_are_spread_however_long_they_are() {
+        let mut groups = ErrorGroups::new(1);
+        let hour = 3_600_000;
+        (0..1_000).for_each(|minute| groups.add("refused", at(hour + minute * 60_000), ()));
+        let times = groups.into_groups().remove(0).times;
+        assert!(times.counts.len() <= BUCKETS);
+        let quarters = times.spread(at(hour), at(hour + 1_000 * 60_000), 4);
+        assert_eq!(quarters.iter().sum::<u64>(), 1_000);
+        assert!(quarters.iter().all(|number| (240..=260).contains(number)), "{quarters:?}");
+        assert_eq!(times.spread(at(0), at(1), 2), [0, 1_000], "all are later");
     }
 
     #[test]
