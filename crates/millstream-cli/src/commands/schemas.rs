@@ -14,8 +14,8 @@ use crate::commands::scheduled::{delayed, retries, schedule};
 #[cfg(feature = "top")]
 use crate::commands::top;
 use crate::commands::{
-    consume, dlq, doctor, generate, group, lag, lock, memory, owners, pending, produce, queue, tail, topic,
-    verify,
+    consume, dlq, doctor, generate, group, lag, lock, memory, message, owners, pending, produce, queue, tail,
+    topic, verify,
 };
 use crate::envelope::{self, ErrorView};
 
@@ -38,6 +38,7 @@ const TABLES: &[Table] = &[
     owners::DATA,
     pending::DATA,
     retries::DATA,
+    message::find::DATA,
     memory::DATA,
     dlq::DATA,
     verify::DATA,

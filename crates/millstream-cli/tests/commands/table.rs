@@ -64,6 +64,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("retries errors", "orders waiting", Looks),
     ("retries now", "orders waiting --all", Asks),
     ("retries kill", "orders waiting --all", Asks),
+    ("find", "LETTER", Looks),
     ("memory", "", Looks),
     ("dlq list", "orders billing", Looks),
     ("dlq show", "orders billing LETTER", Looks),

@@ -1,6 +1,7 @@
 //! A message as commands show and read it: shared by `tail`, `consume`, `delayed` and `produce`.
 
 pub(crate) mod content;
+pub(crate) mod find;
 pub(crate) mod format;
 pub(crate) mod json;
 pub(crate) mod sanitize;
