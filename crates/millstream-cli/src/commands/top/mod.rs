@@ -58,7 +58,7 @@ impl Top {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let sampler = Sampler::new(cx.mq.clone(), self.interval);
         if self.once {
-            return once(sampler, self.interval, cx).await;
+            return once(sampler.unlimited(), self.interval, cx).await;
         }
         if cx.output.is_json() {
             return Err(Usage("--json needs --once: a screen is for people".to_owned()).into());

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millstream::admin::{GroupStats, Owners, PendingPage, Server, Totals};
+use millstream::crates::core::QueueName;
 use millstream::crates::core::catalog::PartitionSurvey;
-use millstream::{DeadLetter, GroupName, MessageId, TopicName, TopicSpec};
+use millstream::delay::TaskCounts;
+use millstream::{DeadLetter, GroupName, MessageId, Timestamp, TopicName, TopicSpec};
 
 /// Window of the rates, or the span of two rounds if that is longer.
 const WINDOW: Duration = Duration::from_secs(5);
@@ -51,6 +53,27 @@ pub(crate) struct TopicSample {
     pub(crate) logs: Vec<PartitionSurvey>,
 }
 
+/// A recurring entry of a topic or a delay queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TopSchedule {
+    pub(crate) of: String,
+    pub(crate) id: String,
+    /// The next due time, unless it is paused or over.
+    pub(crate) next: Option<Timestamp>,
+    pub(crate) paused: bool,
+}
+
+/// What is beside the topics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Others {
+    /// Delay queues, those with the most overdue tasks first.
+    pub(crate) queues: Vec<(QueueName, TaskCounts)>,
+    /// Recurring entries, the next ones first.
+    pub(crate) schedules: Vec<TopSchedule>,
+    /// The time when they were read, by the server's clock.
+    pub(crate) now: Timestamp,
+}
+
 /// The details of the focused group.
 #[derive(Clone, Debug)]
 pub(crate) struct Detail {
@@ -87,6 +110,7 @@ pub(crate) struct Round {
     /// Dead letters that are new since the previous round, newest first for each partition.
     pub(crate) letters: Vec<DeadLetter>,
     pub(crate) servers: Option<Vec<Server>>,
+    pub(crate) others: Option<Others>,
     pub(crate) detail: Option<Detail>,
     pub(crate) problems: Vec<Problem>,
 }
@@ -99,6 +123,7 @@ pub(crate) struct Model {
     names: BTreeSet<TopicName>,
     pub(crate) detail: Option<Detail>,
     pub(crate) servers: Vec<Server>,
+    pub(crate) others: Others,
     /// Dead letters, newest first.
     pub(crate) letters: VecDeque<DeadLetter>,
     /// Failed queries, newest first.
@@ -203,6 +228,9 @@ impl Model {
         self.letters(round.letters);
         if let Some(servers) = round.servers {
             self.servers = servers;
+        }
+        if let Some(others) = round.others {
+            self.others = others;
         }
         self.detail = match round.detail {
             // Earlier messages of the same group are kept until new ones are read.

@@ -9,7 +9,9 @@ use crate::commands::top::model::{Model, TopGroupView, TopTopicView};
 /// The sort order of topics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TopSort {
+    /// Those that need attention first.
     #[default]
+    Urgency,
     Name,
     Produced,
     Consumed,
@@ -22,7 +24,8 @@ pub(crate) enum TopSort {
 }
 
 impl TopSort {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
+        Self::Urgency,
         Self::Name,
         Self::Produced,
         Self::Consumed,
@@ -43,6 +46,7 @@ impl TopSort {
     /// Returns its displayed name.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
+            Self::Urgency => "urgency",
             Self::Name => "name",
             Self::Produced => "in/s",
             Self::Consumed => "out/s",
@@ -65,6 +69,7 @@ impl TopSort {
         // Rates are compared in thousandths, since floating-point numbers have no total order.
         let rate = |it: Option<f64>| it.map(|rate| (rate * 1e3) as u64);
         let by = |topic: &TopTopicView<'_>| match self {
+            Self::Urgency => Some(urgency(topic)),
             Self::Name => None,
             Self::Produced => rate(topic.produced),
             Self::Consumed => most(topic, |group| rate(group.consumed)),
@@ -77,6 +82,26 @@ impl TopSort {
         };
         (Reverse(by(a)), &a.topic.name).cmp(&(Reverse(by(b)), &b.topic.name))
     }
+}
+
+/// Returns how urgent a topic is, by the worst of its groups: first that nobody handles its messages or something is unknown, then
+/// what an operator should look at, then the age of the oldest message.
+fn urgency(topic: &TopTopicView<'_>) -> u64 {
+    const LEVEL: u64 = 1 << 48;
+    let of_group = |group: &TopGroupView<'_>| {
+        let totals = group.totals;
+        let is_stopped = group.members == Some(0) && group.backlog_at_least > 0;
+        let is_unknown = totals.length.is_none() || group.members.is_none();
+        let free = group.owned.is_some_and(|owned| owned < group.partitions.len()) && group.members > Some(0);
+        let level = match () {
+            () if is_stopped || is_unknown => 2,
+            () if totals.dead != Some(0) || group.paused || free => 1,
+            () => 0,
+        };
+        level * LEVEL + totals.oldest.map_or(0, crate::human::ms).min(LEVEL - 1)
+    };
+    let overdue = if topic.overdue == Some(0) { 0 } else { LEVEL };
+    topic.groups.iter().map(of_group).max().unwrap_or_default().max(overdue)
 }
 
 /// The subject of a line: a topic, or one of its groups.

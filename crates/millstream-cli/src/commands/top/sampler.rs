@@ -1,24 +1,31 @@
 //! Samples the server in rounds of a bounded size, so that the screen does not put load on it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt};
-use millstream::admin::{PendingQuery, Range};
+use millstream::admin::{PendingQuery, Range, TopicSurvey};
+use millstream::crates::core::Limits;
+use millstream::delay::{DelayQueue, RecurringEntry, RecurringMessages};
 use millstream::{
-    DeadLetter, Error, ErrorKind, GroupName, Millstream, Partition, PartitionStats, Result, TopicName,
+    DeadLetter, Error, ErrorKind, GroupName, Millstream, Partition, PartitionStats, Result, Topic, TopicName,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::commands::shared::AT_ONCE;
-use crate::commands::top::model::{Detail, Focus, Order, Problem, Round, TopicSample};
+use crate::commands::top::model::{Detail, Focus, Order, Others, Problem, Round, TopSchedule, TopicSample};
 
 /// Approximate number of commands after which a round starts no further topic; the next round continues with it.
 const COMMANDS: u64 = 2_000;
 
 /// Number of commands that a topic is taken to need before its first sample: one group and four partitions.
 const UNKNOWN: u64 = 50;
+
+/// Number of topics that are read together, so that a request carries many commands.
+const TOGETHER: usize = 64;
+
+/// Maximum number of delay queues, and of topics, whose schedules are read.
+const OTHERS: usize = 50;
 
 /// Maximum number of partitions whose dead letters are read in a round, and of letters of each.
 const LETTER_LISTS: usize = 16;
@@ -42,6 +49,8 @@ pub(crate) struct Sampler {
     mq: Millstream,
     started: Instant,
     interval: Duration,
+    /// Approximate number of commands of a round.
+    commands: u64,
     /// The number of commands that a topic took in its last sample.
     costs: BTreeMap<TopicName, u64>,
     /// The last topic of the previous round.
@@ -58,7 +67,12 @@ impl Sampler {
     pub(crate) fn new(mq: Millstream, interval: Duration) -> Self {
         let (costs, dead) = (BTreeMap::new(), BTreeMap::new());
         let (last, unseen, server) = (None, BTreeSet::new(), None);
-        Self { mq, started: Instant::now(), interval, costs, last, unseen, dead, server }
+        Self { mq, started: Instant::now(), interval, commands: COMMANDS, costs, last, unseen, dead, server }
+    }
+
+    /// Samples all topics in one round, for a state that is printed once.
+    pub(crate) fn unlimited(self) -> Self {
+        Self { commands: u64::MAX, ..self }
     }
 
     /// Samples in a loop until the receiver is dropped. A change of the focus is sampled immediately.
@@ -156,32 +170,34 @@ impl Sampler {
         let chosen = self.choose(&order(&names, focused, self.last.as_ref()), focused);
         round.names = Some(names);
         round.detail = self.detail(focus).await?;
-        let (mq, started) = (&self.mq.clone(), self.started);
-        let samples = stream::iter(chosen.clone())
-            .map(|name| async move { (topic(mq, started, &name).await, name) })
-            .buffer_unordered(AT_ONCE);
-        let mut samples = std::pin::pin!(samples);
         let mut sampled = Vec::new();
-        while let Some((sample, name)) = samples.next().await {
-            let cost = match sample {
-                Ok((sample, problems)) => {
-                    let cost = cost_of(&sample);
-                    round.topics.push(sample);
-                    round.problems.extend(problems);
-                    cost
-                }
-                // The topic was deleted since the list was made.
-                Err(error) if error.kind() == ErrorKind::NotFound => 1,
-                Err(error) if error.is_transient() => {
-                    return Err(problem(&format!("topic {name}"), Some(&name), &error));
-                }
-                Err(error) => {
-                    round.problems.push(problem(&format!("topic {name}"), Some(&name), &error));
-                    round.unreadable.push(name.clone());
-                    1
-                }
-            };
-            sampled.push((name, cost));
+        for some in chosen.chunks(TOGETHER) {
+            let surveys = self.mq.admin().surveys(some).await;
+            for (name, survey) in some.iter().zip(surveys) {
+                let sample = match survey {
+                    Ok(survey) => self.sample(name, survey).await,
+                    Err(error) => Err(error),
+                };
+                let cost = match sample {
+                    Ok((sample, problems)) => {
+                        let cost = cost_of(&sample);
+                        round.topics.push(sample);
+                        round.problems.extend(problems);
+                        cost
+                    }
+                    // The topic was deleted since the list was made.
+                    Err(error) if error.kind() == ErrorKind::NotFound => 1,
+                    Err(error) if error.is_transient() => {
+                        return Err(problem(&format!("topic {name}"), Some(name), &error));
+                    }
+                    Err(error) => {
+                        round.problems.push(problem(&format!("topic {name}"), Some(name), &error));
+                        round.unreadable.push(name.clone());
+                        1
+                    }
+                };
+                sampled.push((name.clone(), cost));
+            }
         }
         for (name, cost) in sampled {
             self.unseen.remove(&name);
@@ -192,6 +208,11 @@ impl Sampler {
         if self.server.is_none_or(|at| at.elapsed() >= SERVER) {
             let servers = self.mq.admin().servers().await;
             round.servers = Some(servers.map_err(|error| problem("the server", None, &error))?);
+            let others = self.others(&round.topics).await;
+            match others {
+                Ok(others) => round.others = Some(others),
+                Err(error) => round.problems.push(problem("delay queues and schedules", None, &error)),
+            }
             self.server = Some(Instant::now());
         }
         Ok(())
@@ -207,7 +228,7 @@ impl Sampler {
             }
             let before = sent;
             sent += self.costs.get(*name).copied().unwrap_or(UNKNOWN);
-            before == 0 || sent <= COMMANDS
+            before == 0 || sent <= self.commands
         };
         order.iter().take_while(fits).cloned().collect()
     }
@@ -292,42 +313,76 @@ impl Sampler {
         letters.truncate(SHOWN);
         Ok(letters)
     }
-}
 
-/// Samples a topic. What cannot be read of it is unknown in the sample, and a problem.
-async fn topic(mq: &Millstream, started: Instant, name: &TopicName) -> Result<(TopicSample, Vec<Problem>)> {
-    let survey = mq.admin().survey(name).await?;
-    let mut problems = Vec::new();
-    let waiting = survey
-        .delayed
-        .inspect_err(|error| problems.push(problem(&format!("topic {name}"), Some(name), error)));
-    if let Some(error) = &survey.unlisted {
-        problems.push(problem(&format!("the groups of {name}"), Some(name), error));
-    }
-    let mut groups = Vec::new();
-    for (group, stats) in survey.groups {
-        let doing = format!("group {group} of {name}");
-        match stats {
-            Ok(stats) => {
-                problems.extend(stats.reasons().map(|reason| Problem {
-                    doing: format!("ask for {doing}"),
-                    topic: Some(name.clone()),
-                    error: reason.to_owned(),
-                    transient: false,
-                }));
-                groups.push(stats);
-            }
-            Err(error) => problems.push(problem(&doing, Some(name), &error)),
+    /// Makes the sample of a topic. What cannot be read of it is unknown in the sample, and a problem.
+    async fn sample(&self, name: &TopicName, survey: TopicSurvey) -> Result<(TopicSample, Vec<Problem>)> {
+        let mut problems = Vec::new();
+        let waiting = survey
+            .delayed
+            .inspect_err(|error| problems.push(problem(&format!("topic {name}"), Some(name), error)));
+        if let Some(error) = &survey.unlisted {
+            problems.push(problem(&format!("the groups of {name}"), Some(name), error));
         }
+        let mut groups = Vec::new();
+        for (group, stats) in survey.groups {
+            let doing = format!("group {group} of {name}");
+            match stats {
+                Ok(stats) => {
+                    problems.extend(stats.reasons().map(|reason| Problem {
+                        doing: format!("ask for {doing}"),
+                        topic: Some(name.clone()),
+                        error: reason.to_owned(),
+                        transient: false,
+                    }));
+                    groups.push(stats);
+                }
+                Err(error) => problems.push(problem(&doing, Some(name), &error)),
+            }
+        }
+        let logs = match groups.first() {
+            Some(group) => group.partitions.clone(),
+            // No group reads the topic. The catalog returns the logs even for a group that does not exist.
+            None => self.mq.backend().catalog().survey(&survey.topic, &GroupName::new("top")?).await?,
+        };
+        let (delayed, overdue) =
+            (waiting.as_ref().ok().map(|it| it.total), waiting.ok().map(|it| it.overdue));
+        let at = self.started.elapsed();
+        Ok((TopicSample { at, topic: survey.topic, delayed, overdue, groups, logs }, problems))
     }
-    let logs = match groups.first() {
-        Some(group) => group.partitions.clone(),
-        // No group reads the topic. The catalog returns the logs even for a group that does not exist.
-        None => mq.backend().catalog().survey(&survey.topic, &GroupName::new("top")?).await?,
-    };
-    let (delayed, overdue) = (waiting.as_ref().ok().map(|it| it.total), waiting.ok().map(|it| it.overdue));
-    let at = started.elapsed();
-    Ok((TopicSample { at, topic: survey.topic, delayed, overdue, groups, logs }, problems))
+
+    /// Reads the delay queues, and the recurring entries of these and of some topics.
+    async fn others(&self, topics: &[TopicSample]) -> Result<Others> {
+        let backend = self.mq.backend();
+        let mut others = Others { now: backend.schedule().now().await?, ..Others::default() };
+        let mut add = |of: &str, entries: Vec<RecurringEntry>| {
+            others.schedules.extend(entries.into_iter().map(|it| TopSchedule {
+                of: of.to_owned(),
+                id: it.id.to_string(),
+                next: it.next,
+                paused: it.paused,
+            }));
+        };
+        let names = match backend.tasks() {
+            Ok(tasks) => tasks.queues().await?,
+            Err(_) => Vec::new(),
+        };
+        for name in names.into_iter().take(OTHERS) {
+            let spec = backend.tasks()?.queue(&name).await?;
+            let queue =
+                DelayQueue::raw(name.as_str()).shards(spec.shards).limits(Limits::NONE).open(backend).await?;
+            others.queues.push((name.clone(), queue.count().await?));
+            add(name.as_str(), queue.recurring_list().await?);
+        }
+        for topic in topics.iter().take(OTHERS) {
+            let codec = Topic::raw("").codec();
+            let recurring =
+                RecurringMessages::<bytes::Bytes>::new(backend.clone(), topic.topic.clone(), codec);
+            add(topic.topic.name.as_str(), recurring.list().await?);
+        }
+        others.queues.sort_by_key(|(_, counts)| Reverse((counts.waiting.overdue, counts.dead)));
+        others.schedules.sort_by_key(|it| (it.next.is_none(), it.next));
+        Ok(others)
+    }
 }
 
 fn problem(of: &str, topic: Option<&TopicName>, error: &Error) -> Problem {

@@ -162,7 +162,7 @@ fn lines_are_sorted_with_their_groups_and_filtered() {
     assert_eq!(shown(TopSort::Lag, false, "Z"), ["b", ".z"]);
     assert_eq!(shown(TopSort::Lag, false, "none"), [""; 0]);
     let mut sort = TopSort::Name;
-    for _ in 0..9 {
+    for _ in 0..10 {
         sort = sort.next();
     }
     assert_eq!(sort, TopSort::Name, "all of them have their turn");
@@ -187,7 +187,33 @@ fn what_is_unknown_is_sorted_before_what_is_known() {
     damaged.groups[0].totals = Totals::default();
     let busy = sample(0, "a", vec![standing("y", vec![partition(0, 900, 900)])]);
     model.take(round(0, vec![damaged, busy]));
-    for sort in [TopSort::Pending, TopSort::Dead] {
+    for sort in [TopSort::Urgency, TopSort::Pending, TopSort::Dead] {
         assert_eq!(lines(&model, sort, false, "")[0].place().topic, name("b"), "{sort:?}");
     }
+}
+
+#[test]
+fn what_needs_attention_is_sorted_first() {
+    let mut model = Model::default();
+    let of = |name: &str, change: fn(&mut GroupStats)| {
+        let mut group = standing("x", vec![partition(0, 9, 9)]);
+        group.totals.oldest = Some(Duration::from_secs(1));
+        change(&mut group);
+        sample(0, name, vec![group])
+    };
+    let topics = vec![
+        of("a-fine", |_| {}),
+        of("b-old", |group| group.totals.oldest = Some(Duration::from_secs(900))),
+        of("c-dead", |group| group.totals.dead = Some(1)),
+        of("d-stopped", |group| (group.members, group.owned) = (Some(0), Some(0))),
+    ];
+    model.take(round(0, topics));
+    let lines = lines(&model, TopSort::default(), false, "");
+    let names: Vec<String> = lines
+        .iter()
+        .map(|it| it.place())
+        .filter(|it| it.group.is_none())
+        .map(|it| it.topic.to_string())
+        .collect();
+    assert_eq!(names, ["d-stopped", "c-dead", "b-old", "a-fine"]);
 }

@@ -122,7 +122,7 @@ fn the_first_group_is_looked_at_where_none_is_chosen() {
 fn a_filter_is_typed_kept_and_taken_back() {
     let (model, mut state) = (known(), State::default());
     press(&mut state, &model, "/qs\u{8}\u{8}bill");
-    assert_eq!((state.filter.as_str(), state.typing, state.sort), ("bill", true, TopSort::Name));
+    assert_eq!((state.filter.as_str(), state.typing, state.sort), ("bill", true, TopSort::Urgency));
     assert_eq!(state.lines(&model).len(), 3, "the topic and its groups");
     press(&mut state, &model, "\n");
     assert_eq!((state.filter.as_str(), state.typing), ("bill", false));
@@ -160,13 +160,13 @@ fn a_group_is_paused_after_a_yes_and_after_nothing_else() {
 fn the_other_keys_do_what_the_help_says() {
     let (model, mut state) = (known(), State::default());
     press(&mut state, &model, "s");
-    assert_eq!(state.sort, TopSort::Produced);
+    assert_eq!(state.sort, TopSort::Name);
     press(&mut state, &model, "S ");
     assert!(state.reversed && state.frozen);
     press(&mut state, &model, " ?");
     assert!(!state.frozen && state.help);
     assert_eq!(press(&mut state, &model, "s"), Effect::Nothing);
-    assert!(!state.help && state.sort == TopSort::Produced, "the first key only closes the help");
+    assert!(!state.help && state.sort == TopSort::Name, "the first key only closes the help");
     assert_eq!(press(&mut state, &model, "?q"), Effect::Quit);
     assert_eq!(press(&mut State::default(), &model, "q"), Effect::Quit);
     let control = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL);

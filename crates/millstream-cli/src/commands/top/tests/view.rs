@@ -11,7 +11,7 @@ use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
 use super::*;
-use crate::commands::top::model::Model;
+use crate::commands::top::model::{Model, Others, TopSchedule};
 use crate::commands::top::plain;
 use crate::commands::top::state::State;
 use crate::commands::top::view::{Theme, TopShown};
@@ -242,4 +242,32 @@ fn without_a_screen_it_is_a_table_or_json() {
     assert_eq!(group["backlog_at_least"], 20_007 + 12 + 4, "lag, pending, retrying");
     assert_eq!((&group["oldest_ms"], &group["dead"]), (&200_000.into(), &2.into()));
     assert_eq!(json["topics"][0]["produced_per_second"], 5_000.0);
+}
+
+#[test]
+fn delay_queues_and_schedules_have_a_line_if_there_are_some() {
+    let mut model = known();
+    let head = |model: &Model| text(model, &State::default(), (120, 30))[2].clone();
+    assert!(head(&model).starts_with("─ Topics"), "{}", head(&model));
+    let now = millstream::Timestamp::from_millis(1_700_000_000_000);
+    let mut counts = millstream::delay::TaskCounts::default();
+    (counts.waiting.total, counts.waiting.overdue, counts.dead) = (12, 3, 2);
+    let late = now.saturating_sub(Duration::from_secs(7_200));
+    let schedule =
+        |id: &str, next| TopSchedule { of: "mails".into(), id: id.into(), next: Some(next), paused: false };
+    model.others = Others {
+        queues: vec![("thumbs".parse().expect("a name"), counts)],
+        schedules: vec![schedule("daily", late)],
+        now,
+    };
+    let expected =
+        " queues 1  waiting 12  overdue 3 (thumbs 3)  dead tasks 2  schedules 1  next daily late by 2h00m";
+    assert_eq!(head(&model), expected);
+    let printed = plain::text(&model);
+    assert!(
+        printed.contains("QUEUE") && printed.contains("thumbs") && printed.contains("late by 2h00m"),
+        "{printed}"
+    );
+    model.others.schedules = vec![schedule("digest", now.saturating_add(Duration::from_secs(200)))];
+    assert!(head(&model).ends_with("next digest in 3m20s"), "{}", head(&model));
 }

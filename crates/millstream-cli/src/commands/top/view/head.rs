@@ -1,11 +1,15 @@
 //! The two lines at the top: the server, and the sums over all topics.
 
+use std::time::Duration;
+
+use millstream::Timestamp;
 use millstream::admin::Server;
+use millstream::delay::TaskCounts;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 
-use crate::commands::top::model::{TopTopicView, rates};
+use crate::commands::top::model::{Others, TopSchedule, TopTopicView, rates};
 use crate::commands::top::rows;
 use crate::commands::top::text;
 use crate::commands::top::view::ThemeLook;
@@ -13,6 +17,9 @@ use crate::commands::top::view::TopShown;
 use crate::human;
 
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Time after which an occurrence that has not fired is late.
+const LATE: Duration = Duration::from_secs(60);
 
 /// Length of a curve, if there is space.
 const CURVE: usize = 16;
@@ -72,7 +79,8 @@ impl Sums {
 
 impl TopShown<'_> {
     pub(super) fn head(self, frame: &mut Frame<'_>, area: Rect) {
-        let [first, second] = Layout::vertical([Constraint::Length(1); 2]).areas(area);
+        let lines = [Constraint::Length(1), Constraint::Length(1), Constraint::Fill(1)];
+        let [first, second, third] = Layout::vertical(lines).areas(area);
         let name = Span::styled(" millstream top ", self.theme.style(ThemeLook::Title));
         let state = self.state_of_things();
         let width = u16::try_from(state.width()).unwrap_or(u16::MAX);
@@ -81,6 +89,46 @@ impl TopShown<'_> {
         frame.render_widget(Line::from_iter([name, server]), left);
         frame.render_widget(state, right);
         frame.render_widget(self.sums(usize::from(second.width)), second);
+        if let Some(others) = self.others() {
+            frame.render_widget(others, third);
+        }
+    }
+
+    /// Returns the line of delay queues and schedules, if there are some.
+    pub(super) fn others(&self) -> Option<Line<'static>> {
+        let Others { queues, schedules, now } = &self.model.others;
+        let mut spans = Vec::new();
+        let mut add = |name: &str, value: String, look| {
+            spans.push(Span::styled(format!(" {name} "), self.theme.style(ThemeLook::Faint)));
+            spans.push(Span::styled(format!("{value} "), self.theme.style(look)));
+        };
+        if let Some((worst, counts)) = queues.first() {
+            let sum = |of: fn(&TaskCounts) -> u64| queues.iter().map(|(_, counts)| of(counts)).sum::<u64>();
+            add("queues", human::count(queues.len() as u64), ThemeLook::Plain);
+            add("waiting", human::count(sum(|it| it.waiting.total)), ThemeLook::Plain);
+            match sum(|it| it.waiting.overdue) {
+                0 => {}
+                overdue => {
+                    let most = human::count(counts.waiting.overdue);
+                    add(
+                        "overdue",
+                        format!("{} ({worst} {most})", human::count(overdue)),
+                        ThemeLook::Doubtful,
+                    );
+                }
+            }
+            match sum(|it| it.dead) {
+                0 => {}
+                dead => add("dead tasks", human::count(dead), ThemeLook::Bad),
+            }
+        }
+        if let Some(first) = schedules.first() {
+            let late = first.next.is_some_and(|next| now.saturating_duration_since(next) > LATE);
+            let look = if late { ThemeLook::Bad } else { ThemeLook::Plain };
+            add("schedules", human::count(schedules.len() as u64), ThemeLook::Plain);
+            add("next", format!("{} {}", text::clean(&first.id), due(first, *now)), look);
+        }
+        (!spans.is_empty()).then(|| Line::from_iter(spans))
     }
 
     /// Returns the state of the sampling: frozen, without a reply, or the duration of the last round.
@@ -150,6 +198,23 @@ impl TopShown<'_> {
     }
 }
 
+/// Says when a schedule fires next: `in 3m20s`, `late by 2h`, `paused`.
+pub(crate) fn due(it: &TopSchedule, now: Timestamp) -> String {
+    match it.next {
+        _ if it.paused => "paused".to_owned(),
+        None => "never again".to_owned(),
+        Some(next) => {
+            let late = now.saturating_duration_since(next);
+            let left = next.saturating_duration_since(now);
+            if late > LATE {
+                format!("late by {}", text::age(late))
+            } else {
+                format!("in {}", text::age(left))
+            }
+        }
+    }
+}
+
 /// Describes the servers: sums of what they use, and the worst of the rest.
 fn described(servers: &[Server]) -> String {
     let there: Vec<_> = servers.iter().filter(|server| server.away.is_none()).collect();
@@ -187,8 +252,6 @@ fn curve(values: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

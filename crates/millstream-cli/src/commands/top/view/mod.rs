@@ -17,6 +17,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use crate::commands::top::model::Model;
 use crate::commands::top::state::{State, TopPage};
 
+pub(crate) use head::due;
 pub(crate) use topics::table;
 
 const KEYS: [(&str, &str); 12] = [
@@ -56,7 +57,8 @@ pub(crate) struct TopShown<'a> {
 impl TopShown<'_> {
     /// Draws the screen, at any size.
     pub(crate) fn draw(self, frame: &mut Frame<'_>) {
-        let all = Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]);
+        let head = if self.others().is_some() { 3 } else { 2 };
+        let all = Layout::vertical([Constraint::Length(head), Constraint::Fill(1), Constraint::Length(1)]);
         let [head, body, foot] = all.areas(frame.area());
         self.head(frame, head);
         match &self.state.page {
