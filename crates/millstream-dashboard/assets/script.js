@@ -1,17 +1,30 @@
-// Refetches a live page and swaps the parts that have changed; shows times in the local zone; copies payloads.
+// Refetches a live page and swaps the parts that have changed; shows times as ages, in UTC or in the local zone; copies payloads.
 // Everything else works without it.
 "use strict";
 (() => {
   const EVERY = 2500, LONGEST = 30000;
   const main = document.getElementById("main");
   const tools = document.querySelector(".tools");
+  // The clock of the server, by which ages are.
+  const skew = Date.parse(main.dataset.now) - Date.now();
   const said = document.querySelector("[data-said]");
   const age = document.querySelector("[data-age]");
   const pause = document.querySelector("[data-pause]");
   const zone = document.querySelector("[data-zone]");
-  let local = false, paused = false, failed = 0, timer = 0, running = null;
+  const MODES = ["ago", "UTC", "local"];
+  let mode = "ago", paused = false, failed = 0, timer = 0, running = null, kept_back = false;
 
   // A browser may refuse storage; then the choice lasts as long as the page.
+  // Like `format::ago` of the server.
+  const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const ago = (date) => {
+    const ms = Date.now() + skew - date.getTime(), seconds = Math.floor(Math.abs(ms) / 1000);
+    const [unit, name] = UNITS.find(([unit]) => seconds >= unit) ?? [1, "s"];
+    const number = Math.floor(seconds / unit);
+    if (!seconds) return "now";
+    if (name === "d" && number > 60) return date.toISOString().slice(0, 10);
+    return ms < 0 ? `in ${number} ${name}` : `${number} ${name} ago`;
+  };
   const kept = { get: () => { try { return localStorage.getItem("millstream-zone"); } catch { return null; } },
     set: (value) => { try { localStorage.setItem("millstream-zone", value); } catch { /* see above */ } } };
 
@@ -24,11 +37,14 @@
   };
   const times = (within) => {
     for (const time of within.querySelectorAll("time")) {
-      const exact = time.getAttribute("datetime");
-      time.textContent = local ? shown(new Date(exact)) : exact.replace("T", " ").replace("Z", " UTC");
+      const date = new Date(time.getAttribute("datetime"));
+      const utc = time.getAttribute("datetime").replace("T", " ").replace("Z", " UTC");
+      const text = mode === "ago" ? ago(date) : mode === "local" ? shown(date) : utc;
+      if (time.textContent !== text) time.textContent = text;
+      time.title = mode === "ago" ? `${utc}\n${shown(date)}` : ago(date);
     }
   };
-  const show = () => { zone.textContent = local ? "Times: local" : "Times: UTC"; times(document); };
+  const show = () => { zone.textContent = `Times: ${mode}`; times(document); };
 
   const copies = (within) => {
     for (const button of within.querySelectorAll("[data-copy]")) {
@@ -55,7 +71,7 @@
     if (active && main.contains(active) && active.matches("input, select, textarea")) return true;
     const selection = document.getSelection();
     if (selection && !selection.isCollapsed && main.contains(selection.anchorNode)) return true;
-    return [...main.querySelectorAll("input:not([type=hidden]), textarea")].some((it) => it.value !== it.defaultValue);
+    return [...main.querySelectorAll("input:not([type=hidden]), textarea")].some((it) => it.value !== it.defaultValue || it.checked !== it.defaultChecked);
   };
   // Where the focus is, in a form that survives a swap: rows may change their order.
   const stops = (part) => [...part.querySelectorAll("a, button, summary, [tabindex]")];
@@ -68,6 +84,20 @@
     const all = stops(part);
     const it = all[at] && name(all[at]) === wanted ? all[at] : all.find((it) => name(it) === wanted) ?? all[at];
     it?.focus({ preventScroll: true });
+  };
+  // Rows stay where they are while the pointer is over their table: their values change, and new ones come when it has left.
+  const row = (it) => it.querySelector("a")?.getAttribute("href") ?? it.cells[0]?.textContent;
+  const held = (old, part) => {
+    if (!old.querySelector(".wide:hover")) return false;
+    const [now, next] = [old, part].map((it) => [...it.querySelectorAll("tbody tr")]);
+    if (now.length === next.length && now.every((it, at) => row(it) === row(next[at]))) return false;
+    const fresh = new Map(next.map((it) => [row(it), it]));
+    for (const it of now) {
+      const other = fresh.get(row(it));
+      if (other && other.innerHTML !== it.innerHTML) it.replaceChildren(...other.cloneNode(true).childNodes);
+    }
+    kept_back = true;
+    return true;
   };
   const swap = (fresh) => {
     if (fresh.querySelectorAll("[data-part]").length !== main.querySelectorAll("[data-part]").length) {
@@ -82,7 +112,7 @@
       times(part); copies(part);
       const folded = old.querySelectorAll("details");
       part.querySelectorAll("details").forEach((it, at) => { it.open = folded[at]?.open ?? it.open; });
-      if (old.innerHTML === part.innerHTML) continue;
+      if (old.innerHTML === part.innerHTML || held(old, part)) continue;
       const focus = place(old);
       const scrolled = [...old.querySelectorAll(".wide")].map((it) => it.scrollLeft);
       old.replaceChildren(...part.childNodes);
@@ -106,7 +136,13 @@
       if (!answer.ok) throw new Error(String(answer.status));
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.getElementById("main");
-      if (!busy() && !paused) swap(fresh);
+      if (!busy() && !paused) {
+        swap(fresh);
+        // The worst of its states is in the title and the icon.
+        document.title = page.title;
+        const icon = (it) => it.querySelector("link[rel=icon]");
+        if (icon(document).href !== icon(page).href) icon(document).href = icon(page).href;
+      }
       if (!fresh.hasAttribute("data-live")) main.removeAttribute("data-live");
       failed = 0;
       age.textContent = "";
@@ -121,11 +157,15 @@
     }
   };
 
-  local = kept.get() === "local";
+  mode = MODES.includes(kept.get()) ? kept.get() : "ago";
   tools.hidden = false;
   show();
   copies(document);
-  zone.addEventListener("click", () => { local = !local; kept.set(local ? "local" : "utc"); show(); });
+  zone.addEventListener("click", () => { mode = MODES[(MODES.indexOf(mode) + 1) % MODES.length]; kept.set(mode); show(); });
+  setInterval(() => { if (mode === "ago" && !document.hidden && !busy()) times(main); }, 10000);
+  main.addEventListener("pointerout", (event) => {
+    if (kept_back && !event.relatedTarget?.closest?.(".wide")) { kept_back = false; refresh(); }
+  });
   pause?.addEventListener("click", () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));

@@ -26,7 +26,7 @@ pub(crate) struct App {
     pub(crate) at_most: Permission,
     pub(crate) redact: Redact,
     pub(crate) origins: Vec<String>,
-    pub(crate) reading: Reading,
+    pub(crate) reading: Arc<Reading>,
     pub(crate) audit: Arc<Audit>,
     pub(crate) actions: Actions,
     pub(crate) verifications: Verifications,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::request::Parts;
@@ -33,6 +34,7 @@ pub fn dashboard(mq: Millstream) -> Dashboard {
         redact,
         origins: Vec::new(),
         audit_topic: TopicName::new(audit::TOPIC).ok(),
+        late_after: Duration::from_secs(300),
     }
 }
 
@@ -45,6 +47,7 @@ pub struct Dashboard {
     redact: Redact,
     origins: Vec<String>,
     audit_topic: Option<TopicName>,
+    late_after: Duration,
 }
 
 /// Route of the dashboard, for tests and documents.
@@ -116,13 +119,20 @@ impl Dashboard {
         Ok(Self { audit_topic, ..self })
     }
 
+    /// Sets the age of the oldest message of a group from which on the group is shown as one that is behind. Default: 5 minutes, as
+    /// the alert `MillstreamMessageTooOld`.
+    pub fn late_after(self, age: Duration) -> Self {
+        Self { late_after: age, ..self }
+    }
+
     /// Makes a router, to be served or nested in one of the host. Links are relative, so it may be under any prefix.
     ///
     /// Actions run on the tokio runtime of the host, and end with it.
     pub fn router(self) -> Router {
-        let Self { mq, auth, at_most, redact, origins, audit_topic } = self;
+        let Self { mq, auth, at_most, redact, origins, audit_topic, late_after } = self;
         let audit = Arc::new(Audit::new(&mq, audit_topic));
-        let (reading, actions) = (Reading::new(&mq, &audit), Actions::new(audit.clone()));
+        let reading = Arc::new(Reading::new(&mq, &audit, late_after));
+        let actions = Actions::new(audit.clone());
         let (log_ins, verifications) = (LogIns::default(), Verifications::default());
         let app = App { mq, auth, log_ins, at_most, redact, origins, reading, audit, actions, verifications };
         routing::router(&Arc::new(app))

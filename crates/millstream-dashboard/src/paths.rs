@@ -1,6 +1,7 @@
 //! Paths of routes, with placeholders. Links are made from them.
 
 pub(crate) const OVERVIEW: &str = "/overview";
+pub(crate) const FIND: &str = "/find";
 pub(crate) const TOPIC_CREATE: &str = "/create-topic";
 pub(crate) const TOPIC: &str = "/topics/{topic}";
 pub(crate) const TOPIC_MEMORY: &str = "/topics/{topic}/memory";

@@ -56,8 +56,11 @@ pub(crate) struct Dashboard {
     /// Records actions on stderr only
     #[arg(long, conflicts_with = "audit_topic")]
     no_audit_topic: bool,
+    /// Age of the oldest message of a group from which on the group is shown as one that is behind
+    #[arg(long, value_parser = crate::parse::reads, value_name = "TIME", default_value = "5m")]
+    late_after: std::time::Duration,
     /// Prints all paths with the right that each needs, and ends
-    #[arg(long, conflicts_with_all = ["address", "users", "read_only", "redact", "origin", "audit_topic", "no_audit_topic"])]
+    #[arg(long, conflicts_with_all = ["address", "users", "read_only", "redact", "origin", "audit_topic", "no_audit_topic", "late_after"])]
     routes: bool,
 }
 
@@ -149,6 +152,7 @@ impl Dashboard {
             dashboard = dashboard.at_most(Permission::Read);
         }
         dashboard = dashboard.audit_topic((!self.no_audit_topic).then_some(self.audit_topic))?;
+        dashboard = dashboard.late_after(self.late_after);
         dashboard = self.origin.into_iter().fold(dashboard, millstream_dashboard::Dashboard::origin);
         let rules = self.redact;
         dashboard = dashboard.redact(move |origin| {

@@ -73,12 +73,12 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
             Cell::buttons(buttons),
         ]);
     }
+    page.push(Part::Table(table));
     let fields = vec![
         Field::new("id", "Id", cx.query.raw("id").unwrap_or_default()),
         Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }),
     ];
     page.push(Part::Form(Form::filter("Find", here, fields)));
-    page.push(Part::Table(table));
     if let Some(id) = cx.query.raw("id").filter(|id| !id.is_empty())
         && cx.may(&topic, Permission::Operate)
     {

@@ -1,6 +1,7 @@
 //! A group: its lag, its members and owners, and its pause.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use millstream::admin::{OwnedPartition, Owners, Standing};
 use millstream::crates::core::leases::Holder;
@@ -19,14 +20,14 @@ use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
 use crate::view::chart::Chart;
-use crate::view::form::Form;
+use crate::view::form::{Button, Form};
 use crate::view::format;
 use crate::view::href::Href;
 use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
 
-/// Maximum number of partitions and of members of a page.
-const SHOWN: usize = 512;
+/// Number of partitions and of members of a page.
+const SHOWN: usize = 128;
 
 fn missing(topic: &TopicName, group: &GroupName) -> Failure {
     Failure::missing(format!("group {group} of topic {topic} does not exist"))
@@ -45,27 +46,28 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     for reason in group.stats.reasons().chain(owners.reasons()) {
         page.push(Part::notice(Tone::Bad, reason));
     }
-    page.push(Part::facts("", facts(&topic, &snapshot, group)));
-    // Above the tables, which have hundreds of rows.
-    let (href, mut links) = (|path| group_href(path, &topic, &name), Vec::new());
+    let (href, mut actions) = (|path| group_href(path, &topic, &name), Cell::default());
     if cx.may(&topic, Permission::Operate) {
         if group.stats.paused.is_some() {
-            page.push(Part::Form(resume_form(href(paths::RESUME))));
+            actions.buttons.push(Button::new("Resume", name.as_str(), href(paths::RESUME)));
         } else {
-            links.push(("Pause the group…".into(), href(paths::PAUSE)));
+            actions.links.push(("Pause the group…".into(), href(paths::PAUSE)));
         }
     }
-    links.push(("Download the positions".into(), href(paths::POSITIONS)));
     if cx.may(&topic, Permission::Admin) {
-        links.push(("Move the group to another position…".into(), href(paths::RESET)));
+        actions.links.push(("Move the group to another position…".into(), href(paths::RESET)));
     }
-    page.push(Part::Links(links));
+    actions.links.push(("Download the positions".into(), href(paths::POSITIONS)));
+    page.actions = actions;
+    page.push(Part::Tiles(tiles(&topic, &snapshot, group)));
+    page.push(Part::facts("", facts(&topic, &snapshot, group)));
     page.push(Part::Table(partitions(&topic, group, &owners)));
-    page.push(Part::Table(members(&owners)));
+    page.push(Part::Table(members(&topic, &name, &owners)));
     Ok(page)
 }
 
-fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static str, Cell)> {
+/// How far it is behind, and how it goes on.
+fn tiles(topic: &TopicName, snapshot: &Arc<Snapshot>, group: &Group) -> Vec<(&'static str, Cell)> {
     let (stats, totals) = (&group.stats, &group.stats.totals);
     let history = |figure| snapshot.history(&stats.group, figure);
     let href = |path| group_href(path, topic, &stats.group);
@@ -74,18 +76,24 @@ fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static
         chart: Chart::of("consumed per second", &history(|it| it.consumed)),
         ..Cell::text(format!("{}/s", format::rate(group.rates.consumed)))
     };
-    let mut facts = vec![
+    vec![
         ("Backlog", backlog),
-        ("Oldest message not settled", Cell::duration_or_none(totals.oldest)),
-        ("Behind since", Cell::time_or_none(totals.oldest.map(|age| snapshot.at.saturating_sub(age)))),
+        ("Oldest not settled", overview::oldest(group)),
         ("Consumed", consumed),
-        ("Produced", Cell::text(format!("{}/s", format::rate(group.rates.produced)))),
-        ("Catches up in", overview::catch_up(group)),
-        ("Not read yet", Cell::text(format::at_least(totals.lag, totals.lag_at_least))),
-        ("Pending", Cell::known(totals.pending).to(href(paths::PENDING))),
-        ("Waiting for a retry", Cell::known(totals.retrying).to(href(paths::RETRIES))),
+        ("Caught up", overview::catch_up(group)),
+        ("Retrying", Cell::known(totals.retrying).to(href(paths::RETRIES))),
         ("Dead letters", Cell::alarm(totals.dead, Tone::Warn).to(href(paths::DEAD))),
         ("Members", Cell::known(stats.members.map(|members| members as u64))),
+    ]
+}
+
+fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static str, Cell)> {
+    let (stats, totals) = (&group.stats, &group.stats.totals);
+    let mut facts = vec![
+        ("Behind since", Cell::time_or_none(totals.oldest.map(|age| snapshot.at.saturating_sub(age)))),
+        ("Produced", Cell::text(format!("{}/s", format::rate(group.rates.produced)))),
+        ("Not read yet", Cell::text(format::at_least(totals.lag, totals.lag_at_least))),
+        ("Pending", Cell::known(totals.pending).to(group_href(paths::PENDING, topic, &stats.group))),
         ("Paused since", stats.paused.map_or_else(|| Cell::text("not paused"), Cell::time)),
         ("Figures of", Cell::time(snapshot.at)),
     ];
@@ -126,13 +134,18 @@ pub(crate) async fn confirm_pause(cx: Context) -> Result<Page, Failure> {
 
 fn standing(partition: &OwnedPartition) -> Cell {
     match partition.standing {
-        Standing::Settled => Cell::toned("owned", Tone::Good),
-        Standing::Moving => Cell::toned("is about to move", Tone::Warn),
-        Standing::Waiting => Cell::toned("assigned, without an owner", Tone::Warn),
-        Standing::Unassigned => Cell::toned("owned, not assigned", Tone::Warn),
-        Standing::Idle => Cell::toned("no consumer", Tone::Dim),
-        Standing::Unknown => Cell::toned("unknown", Tone::Bad),
+        Standing::Settled => Cell::chip("owned", Tone::Good),
+        Standing::Moving => Cell::chip("is about to move", Tone::Warn),
+        Standing::Waiting => Cell::chip("assigned, without an owner", Tone::Warn),
+        Standing::Unassigned => Cell::chip("owned, not assigned", Tone::Warn),
+        Standing::Idle => Cell::chip("no consumer", Tone::Dim),
+        Standing::Unknown => Cell::chip("unknown", Tone::Bad),
     }
+}
+
+/// Link to what a member has been handed out.
+fn of_member(topic: &TopicName, group: &GroupName, member: &str) -> Href {
+    group_href(paths::PENDING, topic, group).with("limit", 500).with("find", member)
 }
 
 fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
@@ -140,67 +153,73 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
     let titles = [
         ">Partition",
         "Owner",
-        "Owned since",
         "State",
         ">Not read yet",
-        ">Oldest not settled",
+        ">Oldest",
         ">Pending",
         ">Retrying",
         ">Dead",
-        "Lease ends in",
-        ">Epoch",
+        "Since",
+        "Lease",
     ];
-    let table = Table::new("Partitions", &titles, "This topic has no partition.");
-    let count = group.stats.partitions.len();
-    let table = table.rows(group.stats.partitions.iter().take(SHOWN).map(|survey| {
+    let table = Table::new("Who owns what", &titles, "This topic has no partition.").paged(SHOWN);
+    table.rows(group.stats.partitions.iter().map(|survey| {
         let stats = &survey.stats;
         let owned = by_number.get(&stats.partition);
         let holder = owned.and_then(|it| it.ownership.holder.as_ref());
         let lag = format::at_least(stats.lag, stats.lag_at_least);
         let of = |path| group_href(path, topic, &group.stats.group).with("partition", stats.partition.0);
+        let owner = |holder: &Holder| {
+            let owner =
+                Cell::link(holder.owner.as_str(), of_member(topic, &group.stats.group, &holder.owner));
+            Cell { mono: true, ..owner }
+        };
+        let lease = |holder: &Holder| {
+            let (epoch, ends) = (holder.epoch, format::duration(holder.expires_in));
+            Cell::text(format!("epoch {epoch}, ends in {ends}"))
+        };
         vec![
             Cell::text(stats.partition.0.to_string()),
-            holder.map_or_else(Cell::none, |holder| Cell::mono(holder.owner.as_str())),
-            Cell::time_or_none(holder.and_then(Holder::since)),
+            holder.map_or_else(Cell::none, owner),
             owned.map_or_else(Cell::none, |it| standing(it)),
             Cell::toned(lag, if stats.lag == Some(0) { Tone::Dim } else { Tone::Plain }),
             Cell::duration_or_none(stats.oldest),
             Cell::known(survey.pending()),
-            Cell::known(survey.retrying()),
+            Cell::known(survey.retrying()).to(of(paths::RETRIES)),
             Cell::alarm(survey.dead(), Tone::Warn).to(of(paths::DEAD_LIST)),
-            holder.map_or_else(Cell::none, |holder| Cell::duration(holder.expires_in)),
-            holder.map_or_else(Cell::none, |holder| Cell::text(holder.epoch.to_string())),
+            Cell::time_or_none(holder.and_then(Holder::since)),
+            holder.map_or_else(Cell::none, lease),
         ]
-    }));
-    if count > SHOWN {
-        table.note(format!("The first {SHOWN} of {}", format::count(count as u64)))
-    } else {
-        table
-    }
+    }))
 }
 
-fn members(owners: &Owners) -> Table {
+fn members(topic: &TopicName, group: &GroupName, owners: &Owners) -> Table {
     let by_owner = owners.by_owner();
-    let titles = ["Member", ">Partitions", "Which", "Last heartbeat", "State"];
-    let table = Table::new("Members", &titles, "No consumer of this group runs.");
-    table.rows(owners.roster.members.iter().take(SHOWN).map(|member| {
-        let owned = by_owner.get(&member.id.to_string()).map(Vec::as_slice).unwrap_or_default();
+    let titles = ["Member", "State", ">Partitions", "Which", "Last heartbeat"];
+    let table =
+        Table::new("Members", &titles, "No consumer of this group runs.").named("members").paged(SHOWN);
+    table.rows(owners.roster.members.iter().map(|member| {
+        let name = member.id.to_string();
+        let owned = by_owner.get(&name).map(Vec::as_slice).unwrap_or_default();
         let mut which: Vec<String> = owned.iter().take(24).map(|it| it.0.to_string()).collect();
         if owned.len() > which.len() {
             which.push("…".into());
         }
         let ago = owners.roster.last_heartbeats.get(&member.id);
         let state = if owners.roster.is_overdue(member) {
-            Cell::toned("its heartbeats ran out", Tone::Bad)
+            Cell::chip("its heartbeats ran out", Tone::Bad)
         } else {
-            Cell::toned("alive", Tone::Good)
+            Cell::chip("alive", Tone::Good)
         };
         vec![
-            Cell::mono(member.id.to_string()),
+            Cell { mono: true, ..Cell::link(name.as_str(), of_member(topic, group, &name)) },
+            state,
             Cell::count(owned.len() as u64),
             Cell::text(which.join(" ")),
-            ago.map_or_else(Cell::none, |ago| Cell::text(format!("{} ago", format::duration(*ago)))),
-            state,
+            ago.map_or_else(Cell::none, |ago| Cell {
+                rank: Some(ago.as_secs_f64()),
+                ..Cell::text(format!("{} ago", format::duration(*ago)))
+            }),
         ]
     }))
 }

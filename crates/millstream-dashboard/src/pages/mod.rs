@@ -3,6 +3,7 @@
 pub(crate) mod actions;
 pub(crate) mod audit;
 pub(crate) mod delayed;
+pub(crate) mod find;
 pub(crate) mod group;
 pub(crate) mod locks;
 pub(crate) mod messages;
@@ -99,10 +100,10 @@ const NAMED: usize = 2;
 
 /// Words for the state of something, and how it stands out. Its page has what does not fit.
 pub(crate) fn state(concerns: &[Concern], page: Href) -> Cell {
-    let Some(worst) = concerns.first() else { return Cell::toned("ok", Tone::Good) };
-    let named: Vec<&str> = concerns.iter().take(NAMED).map(|concern| concern.text.as_str()).collect();
-    let cell = Cell::toned(named.join("; "), worst.tone);
-    match concerns.len() - named.len() {
+    let Some(worst) = concerns.first() else { return Cell::chip("ok", Tone::Good) };
+    let chips = concerns.iter().take(NAMED).map(|it| (Text::line(&it.text), it.tone)).collect();
+    let cell = Cell { rank: Some(f64::from(worst.tone as u8)), ..Cell::chips(chips) };
+    match concerns.len().saturating_sub(NAMED) {
         0 => cell,
         more => cell.and_links(vec![(format!("and {more} more").into(), page)]),
     }
@@ -113,7 +114,7 @@ pub(crate) fn content(envelope: Result<Envelope, impl Display>, hidden: &Redacti
     match envelope.map(|envelope| hidden.apply(envelope)) {
         Ok(Envelope { key, payload, .. }) => {
             let key = key.map_or_else(Cell::none, |key| Cell::mono(Text::of_bytes(&key)));
-            [key, Cell::mono(Text::of_bytes(&payload))]
+            [key, Cell { mono: true, ..Cell::line(Text::of_bytes(&payload)) }]
         }
         Err(why) => [Cell::none(), Cell::toned(format!("no message: {why}"), Tone::Bad)],
     }
@@ -147,8 +148,9 @@ mod tests {
         ];
         let page = || Href::of(paths::TOPIC, &["orders"]);
         let of = |count: usize| state(&all[..count], page());
-        assert_eq!((of(0).text.as_str(), of(0).tone), ("ok", Tone::Good));
-        assert_eq!((of(2).text.as_str(), of(2).tone), ("no consumer runs; 2 dead letters", Tone::Bad));
+        assert_eq!(of(0).chips, [("ok".into(), Tone::Good)]);
+        let two = [("no consumer runs".into(), Tone::Bad), ("2 dead letters".into(), Tone::Warn)];
+        assert_eq!((of(2).worst(), of(2).chips), (Tone::Bad, two.to_vec()));
         assert!(of(2).links.is_empty());
         assert_eq!(of(3).links, [("and 1 more".into(), page())]);
     }

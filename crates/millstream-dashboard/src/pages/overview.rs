@@ -1,137 +1,186 @@
-//! All topics and groups at a glance.
+//! All topics, groups and delay queues at a glance.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream::admin::{CatchUp, diagnose};
+use millstream::crates::core::QueueName;
 use millstream::{Error, TopicName};
 
-use super::{group_href, state, topic_href};
+use super::{group_href, queues, state, topic_href};
 use crate::access::Permission;
 use crate::failure::Failure;
 use crate::paths;
 use crate::reading::health;
+use crate::reading::sampler::{self, Known, KnownQueue, Sample};
 use crate::reading::snapshots::{Group, Snapshot};
 use crate::request::context::Context;
 use crate::view::cell::{Cell, Tone};
-use crate::view::chart::Chart;
-use crate::view::form::{Field, Form};
+use crate::view::chart::{Chart, Lines};
 use crate::view::format;
 use crate::view::href::Href;
+use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
 
-/// Number of topics of a page.
-const SHOWN: u64 = 25;
-/// Number of topics up to which all are read, to have those that need attention on the first page.
-const ORDERED: u64 = 100;
+/// Number of groups, topics and queues of a page.
+const SHOWN: usize = 25;
+/// Number of topics up to which a look reads all of them. Of more, it shows what was read in the background.
+const ALL: usize = 100;
 
-/// A topic as it was read.
-type Read = (TopicName, Result<Arc<Snapshot>, Error>);
+/// Columns of a table of groups.
+const GROUPS: [&str; 11] = [
+    "Group",
+    "Topic",
+    "State",
+    ">Backlog",
+    "Trend",
+    ">Oldest",
+    ">Consumed/s",
+    "Caught up",
+    ">Retrying",
+    ">Dead",
+    ">Members",
+];
 
-/// Returns what is on a page.
-fn on_page<T>(all: Vec<T>, number: u64) -> Vec<T> {
-    all.into_iter().skip(((number - 1) * SHOWN) as usize).take(SHOWN as usize).collect()
+/// Makes an empty table of groups, with or without their topics.
+pub(crate) fn groups_table(with_topics: bool, empty: &str) -> Table {
+    let titles: Vec<&str> = GROUPS.into_iter().filter(|it| with_topics || *it != "Topic").collect();
+    Table::new("Groups", &titles, empty).paged(SHOWN)
 }
 
-/// Reads the topics of a page: those first that need attention, otherwise in the order of their names.
-async fn topics_of(cx: &Context, names: Vec<TopicName>, number: u64) -> Vec<Read> {
-    let is_ordered = names.len() as u64 <= ORDERED;
-    let asked = if is_ordered { names } else { on_page(names, number) };
-    let mut read: Vec<Read> = cx.app.reading.topics_of(&asked).await.into_iter().collect();
-    read.sort_by_key(|(_, snapshot)| {
-        // One that cannot be read may have anything.
-        Reverse(snapshot.as_ref().map_or(Tone::Bad as u8, |it| health::urgency(&health::of_topic(it))))
-    });
-    if is_ordered { on_page(read, number) } else { read }
-}
-
-/// Shows a page of the topics, with their groups.
-pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
-    let find = cx.query.text("find")?.unwrap_or_default().to_owned();
-    let all = cx.app.reading.topics().await?;
-    let wanted = |name: &&TopicName| cx.may(name, Permission::Read) && name.as_str().contains(&find);
-    let names: Vec<TopicName> = all.iter().filter(wanted).cloned().collect();
-    let pages = (names.len() as u64).div_ceil(SHOWN).max(1);
-    let number = cx.query.clamped("page", 1..=pages, 1);
-    let total = names.len() as u64;
-    let read = topics_of(&cx, names, number).await;
-
-    let mut page = Page::new("Overview").live();
-    let mut facts = facts(&cx, total).await;
-    // Topics with many partitions are read less often than others.
-    if let Some(oldest) = read.iter().filter_map(|(_, it)| it.as_ref().ok()).map(|it| it.at).min() {
-        facts.push(("Figures since", Cell::time(oldest)));
+/// Returns the state of topics: read now, or in the background if there are many.
+async fn read(cx: &Context, names: &[TopicName]) -> BTreeMap<TopicName, Known> {
+    if names.len() <= ALL {
+        return cx.app.reading.topics_of(names).await;
     }
-    page.push(Part::facts("", facts));
-    let mut topics = Table::new(
-        "Topics",
-        &["Topic", "State", ">Partitions", ">Entries", ">Produced/s", ">Delayed", ">Groups"],
-        if find.is_empty() {
-            "There is no topic yet.".to_owned()
-        } else {
-            format!("No topic contains “{find}”.")
-        },
-    );
-    let mut groups = Table::new(
-        "Groups",
-        &[
-            "Group",
-            "Topic",
-            "State",
-            ">Backlog",
-            "Trend",
-            ">Oldest not settled",
-            ">Consumed/s",
-            "Caught up",
-            ">Retrying",
-            ">Dead",
-            ">Members",
-        ],
-        "No group reads these topics.",
-    );
-    let mut of_groups = Vec::new();
+    let mut known = cx.app.reading.sampler.topics();
+    known.retain(|name, _| names.binary_search(name).is_ok());
+    known
+}
+
+/// Shows groups, topics and queues, each with those first that need attention.
+pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
+    let all = cx.app.reading.topics().await?;
+    let names: Vec<TopicName> = all.iter().filter(|name| cx.may(name, Permission::Read)).cloned().collect();
+    let read = read(&cx, &names).await;
+    let (mut of_groups, mut of_topics) = (Vec::new(), Vec::new());
     for (name, snapshot) in &read {
         match snapshot {
             Ok(snapshot) => {
-                topics.rows.push(topic_row(name, snapshot));
-                of_groups.extend(snapshot.groups.values().map(|group| (name, snapshot, group)));
+                let concerns = health::of_topic(snapshot);
+                of_topics.push((health::urgency(&concerns), topic_row(name, snapshot, &concerns)));
+                of_groups
+                    .extend(snapshot.groups.values().map(|group| (urgency(group), name, snapshot, group)));
             }
-            Err(error) => {
-                let mut row = vec![
-                    Cell::link(name.as_str(), topic_href(name)),
-                    Cell::toned(error.to_string(), Tone::Bad),
-                ];
-                row.resize_with(topics.columns.len(), Cell::none);
-                topics.rows.push(row);
-            }
+            Err(error) => of_topics.push((Tone::Bad as u8, unread_row(name, error))),
         }
     }
-    of_groups.sort_by_key(|(name, _, group)| (Reverse(health::urgency(&health::of_group(group))), *name));
-    groups.rows =
-        of_groups.into_iter().map(|(name, snapshot, group)| group_row(name, snapshot, group)).collect();
-    if pages > 1 {
-        let order = if total > ORDERED { ". Pages are in the order of names" } else { "" };
-        topics = topics.note(format!("Page {number} of {pages}{order}"));
-        let of = |number: u64| Href::of(paths::OVERVIEW, &[]).with("find", &find).with("page", number);
-        if number > 1 {
-            topics = topics.link("Previous", of(number - 1));
-        }
-        if number < pages {
-            topics = topics.link("Next", of(number + 1));
-        }
-    }
+    of_groups.sort_by_key(|(urgency, name, ..)| (Reverse(*urgency), *name));
+    of_topics.sort_by_key(|(urgency, _)| Reverse(*urgency));
+    let queues = if cx.access.allows(Permission::Read) { queues::all(&cx).await? } else { BTreeMap::new() };
+
+    let mut page = Page::new("Overview").live();
     if cx.access.allows(Permission::Admin) {
-        topics = topics.link("Create a topic…", Href::of(paths::TOPIC_CREATE, &[]));
+        page.actions = Cell::links(vec![("Create a topic…".into(), Href::of(paths::TOPIC_CREATE, &[]))]);
     }
-    if pages > 1 || !find.is_empty() {
-        let field = Field::new("find", "Name contains", find);
-        page.push(Part::Form(Form::filter("Find topics", Href::of(paths::OVERVIEW, &[]), vec![field])));
+    if read.len() < names.len() {
+        let (read, all) = (format::count(read.len() as u64), format::count(names.len() as u64));
+        page.push(Part::notice(Tone::Plain, format!("{read} of {all} topics were read so far.")));
     }
-    Ok(page.table(topics).table(groups))
+    let is_all = names.len() == all.len();
+    let snapshots = || read.values().filter_map(|it| it.as_deref().ok());
+    page.push(Part::Tiles(tiles(&cx, snapshots, &queues, is_all)));
+    let samples = cx.app.reading.sampler.samples();
+    // They are sums over all topics.
+    if is_all && samples.len() > 1 {
+        page.push(Part::Lines(hour(&samples)));
+    }
+    page.push(Part::facts("", facts(&cx, names.len() as u64, snapshots).await));
+    let groups = groups_table(
+        true,
+        if names.is_empty() { "There is no topic yet." } else { "No group reads these topics." },
+    );
+    let rows = of_groups.iter().map(|(_, name, snapshot, group)| group_row(name, snapshot, group));
+    page.push(Part::Table(groups.rows(rows)));
+    if !queues.is_empty() {
+        page.push(Part::Table(queues::table(&queues).named("queues").paged(SHOWN)));
+    }
+    let titles = ["Topic", "State", ">Partitions", ">Entries", ">Produced/s", ">Delayed", ">Groups"];
+    let topics = Table::new("Topics", &titles, "There is no topic yet.").named("topics").paged(SHOWN);
+    Ok(page.table(topics.rows(of_topics.into_iter().map(|(_, row)| row))))
 }
 
-async fn facts(cx: &Context, topics: u64) -> Vec<(&'static str, Cell)> {
+/// Returns how urgent a group is: by the worst of its concerns, then by the age of what it has not settled.
+pub(crate) fn urgency(group: &Group) -> (u8, Duration) {
+    (health::urgency(&health::of_group(group)), group.stats.totals.oldest.unwrap_or_default())
+}
+
+fn tiles<'a, I: Iterator<Item = &'a Snapshot>>(
+    cx: &Context,
+    snapshots: impl Fn() -> I,
+    queues: &BTreeMap<QueueName, KnownQueue>,
+    is_all: bool,
+) -> Vec<(&'static str, Cell)> {
+    let groups = || snapshots().flat_map(|it| it.groups.values());
+    let now = Sample::of(snapshots());
+    let samples = if is_all { cx.app.reading.sampler.samples() } else { Vec::new() };
+    let trend = |what: &str, of: fn(&Sample) -> Option<f64>| {
+        Chart::of(what, &samples.iter().map(of).collect::<Vec<_>>())
+    };
+    let of_queues = |of: fn(&millstream::delay::TaskCounts) -> u64| {
+        queues.values().flatten().map(|(_, counts)| of(counts)).sum::<u64>()
+    };
+    let oldest = groups().filter_map(|it| it.stats.totals.oldest).max();
+    let is_late = groups().any(health::is_late);
+    let dead = groups().filter_map(|it| it.stats.totals.dead).sum::<u64>() + of_queues(|it| it.dead);
+    let overdue = snapshots().filter_map(|it| it.delayed).map(|it| it.overdue).sum::<u64>();
+    let overdue = overdue + of_queues(|it| it.waiting.overdue);
+    let members: u64 = groups().filter_map(|it| it.stats.members).sum::<usize>() as u64;
+    let figure = |number: Option<f64>| number.unwrap_or_default() as u64;
+    let rate = now.failed.unwrap_or_default();
+    vec![
+        ("Backlog", Cell { chart: trend("backlog", |it| it.backlog), ..Cell::count(figure(now.backlog)) }),
+        (
+            "Oldest not settled",
+            Cell { tone: if is_late { Tone::Warn } else { Tone::Plain }, ..Cell::duration_or_none(oldest) },
+        ),
+        (
+            "Failing/s",
+            Cell {
+                chart: trend("newly failing", |it| it.failed),
+                ..Cell::toned(format::rate(now.failed), if rate > 0.0 { Tone::Warn } else { Tone::Dim })
+            },
+        ),
+        ("Dead", Cell { chart: trend("dead", |it| it.dead), ..Cell::alarm(Some(dead), Tone::Warn) }),
+        ("Overdue", Cell::alarm(Some(overdue), Tone::Warn)),
+        ("Members", Cell::count(members)),
+    ]
+}
+
+/// Draws the last hour.
+fn hour(samples: &[Sample]) -> Lines {
+    let line = |name, of: fn(&Sample) -> Option<f64>| (name, samples.iter().map(of).collect::<Vec<_>>());
+    let lines = [
+        line("produced", |it| it.produced),
+        line("handled", |it| it.handled),
+        line("failed", |it| it.failed),
+    ];
+    let rate = |it: Option<f64>| format!("{}/s", format::rate(it));
+    Lines::of("Messages per second in the last hour", "1 h ago to now", sampler::SAMPLES, &lines, rate)
+}
+
+async fn facts<'a, I: Iterator<Item = &'a Snapshot>>(
+    cx: &Context,
+    topics: u64,
+    snapshots: impl Fn() -> I,
+) -> Vec<(&'static str, Cell)> {
     let mut facts = vec![("Topics", Cell::count(topics))];
+    // Topics with many partitions are read less often than others.
+    if let Some(oldest) = snapshots().map(|it| it.at).min() {
+        facts.push(("Figures since", Cell::time(oldest)));
+    }
     if cx.access.allows(Permission::Read) {
         let server = match cx.app.reading.servers().await {
             Ok(servers) => {
@@ -150,10 +199,10 @@ async fn facts(cx: &Context, topics: u64) -> Vec<(&'static str, Cell)> {
     facts
 }
 
-fn topic_row(name: &TopicName, snapshot: &Snapshot) -> Vec<Cell> {
+fn topic_row(name: &TopicName, snapshot: &Snapshot, concerns: &[health::Concern]) -> Vec<Cell> {
     vec![
         Cell::link(name.as_str(), topic_href(name)),
-        state(&health::of_topic(snapshot), topic_href(name)),
+        state(concerns, topic_href(name)),
         Cell::count(u64::from(snapshot.topic.partitions)),
         Cell::known(snapshot.length()),
         Cell::text(format::rate(snapshot.produced())),
@@ -162,13 +211,23 @@ fn topic_row(name: &TopicName, snapshot: &Snapshot) -> Vec<Cell> {
     ]
 }
 
+/// Row of a topic that cannot be read.
+fn unread_row(name: &TopicName, error: &Error) -> Vec<Cell> {
+    let why = Cell::chip(Text::short(&error.to_string()), Tone::Bad);
+    let mut row = vec![Cell::link(name.as_str(), topic_href(name)), why];
+    row.resize_with(7, || Cell::known(None));
+    row
+}
+
 /// Words for the time until a group has caught up.
 pub(crate) fn catch_up(group: &Group) -> Cell {
     match group.rates.catch_up(group.stats.backlog()) {
         None => Cell::toned("?", Tone::Dim),
-        Some(CatchUp::Done) => Cell::toned("yes", Tone::Good),
-        Some(CatchUp::In(time)) => Cell::text(format!("in {}", format::duration(time))),
-        Some(CatchUp::Never) => Cell::toned("not at this rate", Tone::Warn),
+        Some(CatchUp::Done) => Cell { rank: Some(0.0), ..Cell::toned("yes", Tone::Good) },
+        Some(CatchUp::In(time)) => {
+            Cell { rank: Some(time.as_secs_f64()), ..Cell::text(format!("in {}", format::duration(time))) }
+        }
+        Some(CatchUp::Never) => Cell { rank: Some(f64::MAX), ..Cell::toned("not at this rate", Tone::Warn) },
     }
 }
 
@@ -179,8 +238,14 @@ pub(crate) fn backlog(group: &Group) -> Cell {
     Cell::toned(format::at_least(known, least), tone)
 }
 
+/// Age of the oldest message that a group has not settled.
+pub(crate) fn oldest(group: &Group) -> Cell {
+    let tone = if health::is_late(group) { Tone::Warn } else { Tone::Plain };
+    Cell { tone, ..Cell::duration_or_none(group.stats.totals.oldest) }
+}
+
 /// Row of a group in a table of groups.
-pub(crate) fn group_row(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<Cell> {
+pub(crate) fn group_row(topic: &TopicName, snapshot: &Arc<Snapshot>, group: &Group) -> Vec<Cell> {
     let (stats, totals) = (&group.stats, &group.stats.totals);
     let trend = snapshot.history(&stats.group, |it| it.backlog);
     vec![
@@ -189,7 +254,7 @@ pub(crate) fn group_row(topic: &TopicName, snapshot: &Snapshot, group: &Group) -
         state(&health::of_group(group), group_href(paths::GROUP, topic, &stats.group)),
         backlog(group),
         Cell::chart(Chart::of("backlog", &trend)),
-        Cell::duration_or_none(totals.oldest),
+        oldest(group),
         Cell::text(format::rate(group.rates.consumed)),
         catch_up(group),
         Cell::known(totals.retrying).to(group_href(paths::RETRIES, topic, &stats.group)),

@@ -1,8 +1,10 @@
 //! Recurring messages: their rules and next times.
 
+use std::time::{Duration, SystemTime};
+
 use bytes::Bytes;
-use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages, Rule};
-use millstream::{Topic, TopicName};
+use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages};
+use millstream::{Timestamp, Topic, TopicName};
 
 use super::queues::{self, queue_page};
 use super::{content, topic_page};
@@ -24,6 +26,8 @@ use millstream::crates::core::{Limits, wire};
 
 /// Maximum number of rules of a page.
 const SHOWN: usize = 200;
+/// Time after which an occurrence that has not fired is late.
+const LATE: Duration = Duration::from_secs(60);
 /// Maximum number of topics and queues whose rules the page of all of them reads.
 const PLACES: usize = 50;
 
@@ -80,19 +84,79 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     Ok(page.table(rules(&entries, may.then_some(&change), &hidden)))
 }
 
+/// Says when it fires next, or why it does not.
+fn next(entry: &RecurringEntry) -> Cell {
+    let Some(next) = entry.next.filter(|_| !entry.paused) else {
+        let (text, tone) = if entry.paused { ("paused", Tone::Warn) } else { ("never again", Tone::Dim) };
+        return Cell { rank: Some(f64::MAX), ..Cell::chip(text, tone) };
+    };
+    let late = Timestamp::from(SystemTime::now()).saturating_duration_since(next);
+    if late < LATE {
+        return Cell::time(next);
+    }
+    let late = Cell::chip(format!("late by {}", format::duration(late)), Tone::Bad);
+    Cell { rank: Some(next.as_millis() as f64), ..late }
+}
+
+/// Returns a rule in words: `every 10 min`, `daily at 09:00, Europe/Zurich (0 9 * * *)`. One that a later version has written stays
+/// as it is stored.
+fn words(rule: &str) -> String {
+    let mut parts = rule.split(' ');
+    match (parts.next(), parts.next()) {
+        (Some("every"), Some(period)) => {
+            let period = period.parse().map(|ms| format::duration(Duration::from_millis(ms)));
+            period.map_or_else(|_| rule.to_owned(), |period| format!("every {period}"))
+        }
+        (Some("cron"), Some(zone)) => {
+            // The policy for missed times may have words of its own; the pattern is at the end.
+            let rest: Vec<&str> = parts.collect();
+            let is_field =
+                |it: &&&str| it.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '*' | '?'));
+            let fields = rest.iter().rev().take(6).rev().skip_while(|it| !is_field(it)).copied();
+            let fields: Vec<&str> = fields.collect();
+            let pattern = &fields[fields.len().saturating_sub(5)..];
+            match cron_words(pattern) {
+                Some(words) if fields.len() == 5 => format!("{words}, {zone} ({})", pattern.join(" ")),
+                _ => format!("{} ({zone})", fields.join(" ")),
+            }
+        }
+        _ => rule.to_owned(),
+    }
+}
+
+fn cron_words(pattern: &[&str]) -> Option<String> {
+    const DAYS: [&str; 8] =
+        ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+    let [minute, hour, day, month, weekday] = pattern else { return None };
+    let number = |text: &str| text.parse::<usize>().ok();
+    match (number(minute), number(hour), *day, *month, *weekday) {
+        (Some(minute), Some(hour), day, "*", weekday) => {
+            let at = format!("at {hour:02}:{minute:02}");
+            match (day, weekday) {
+                ("*", "*") => Some(format!("daily {at}")),
+                ("*", "1-5") => Some(format!("Monday to Friday {at}")),
+                ("*", weekday) => Some(format!("every {} {at}", DAYS.get(number(weekday)?)?)),
+                (day, "*") => Some(format!("on day {} of the month {at}", number(day)?)),
+                _ => None,
+            }
+        }
+        (Some(minute), None, "*", "*", "*") if *hour == "*" => Some(format!("hourly at :{minute:02}")),
+        (None, None, "*", "*", "*") if *hour == "*" => match minute.strip_prefix("*/") {
+            Some(step) => Some(format!("every {} min", number(step)?)),
+            None => (*minute == "*").then(|| "every minute".to_owned()),
+        },
+        _ => None,
+    }
+}
+
 fn rules(entries: &[RecurringEntry], change: Option<&Href>, hidden: &Redaction) -> Table {
-    let titles = ["Id", "Rule", "Next", "Then", "State", "Key", "Payload", ""];
+    let titles = ["Id", "When", "Next", "Key", "Payload", ""];
     let mut table = Table::new("Recurring messages", &titles, "No message recurs here.");
     if entries.len() > SHOWN {
         table = table.note(format!("The first {SHOWN} of {}", format::count(entries.len() as u64)));
     }
     table.rows(entries.iter().take(SHOWN).map(|entry| {
         let id = entry.id.to_string();
-        // A rule that a later version has written is shown as it is stored.
-        let rule: Option<Rule> = entry.rule.parse().ok();
-        let then = entry.next.zip(rule).and_then(|(next, rule)| rule.next_after(next));
-        let state =
-            if entry.paused { Cell::toned("paused", Tone::Warn) } else { Cell::toned("active", Tone::Good) };
         let [key, payload] = content(wire::decode_body(&entry.message, &Limits::NONE), hidden);
         let button = |label: &'static str, word: &str, href: &Href| {
             Button::new(label, id.as_str(), href.clone()).with("id", id.as_str()).with("change", word)
@@ -104,10 +168,8 @@ fn rules(entries: &[RecurringEntry], change: Option<&Href>, hidden: &Redaction) 
         });
         vec![
             Cell::mono(Text::short(&id)),
-            Cell::mono(Text::short(&entry.rule)),
-            Cell::time_or_none(entry.next),
-            Cell::time_or_none(then),
-            state,
+            Cell::text(Text::short(&words(&entry.rule))),
+            next(entry),
             key,
             payload,
             Cell::buttons(buttons.collect()),
@@ -148,19 +210,16 @@ pub(crate) async fn all(cx: Context) -> Result<Page, Failure> {
         let why = format!("Only the first {PLACES} topics and queues: the others have a page of their own.");
         page.push(Part::notice(Tone::Warn, why));
     }
-    let titles = ["Next", "Id", "Of", "", "Rule", "State"];
+    let titles = ["Id", "When", "Next", "Of", ""];
     let mut table = Table::new("Recurring messages, the next ones first", &titles, "No message recurs.");
-    table.columns[3].title = "Kind".into();
+    table.columns[4].title = "Kind".into();
     Ok(page.table(table.rows(rows.into_iter().take(SHOWN).map(|(home, kind, entry)| {
-        let state =
-            if entry.paused { Cell::toned("paused", Tone::Warn) } else { Cell::toned("active", Tone::Good) };
         vec![
-            Cell::time_or_none(entry.next),
             Cell::mono(Text::short(entry.id.as_str())),
+            Cell::text(Text::short(&words(&entry.rule))),
+            next(&entry),
             home,
             Cell::text(kind),
-            Cell::mono(Text::short(&entry.rule)),
-            state,
         ]
     }))))
 }
@@ -188,4 +247,26 @@ pub(crate) async fn change(cx: Context, params: Params) -> Result<Href, Failure>
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn rules_are_words() {
+        for (rule, expected) in [
+            ("every 600000 anchor 1700000000000 skip", "every 10 min"),
+            ("cron Europe/Zurich once 0 9 * * *", "daily at 09:00, Europe/Zurich (0 9 * * *)"),
+            ("cron UTC once 30 7 * * 1", "every Monday at 07:30, UTC (30 7 * * 1)"),
+            ("cron UTC all:5 grace:1000 30 7 * * 1-5", "Monday to Friday at 07:30, UTC (30 7 * * 1-5)"),
+            ("cron UTC skip */10 * * * *", "every 10 min, UTC (*/10 * * * *)"),
+            ("cron UTC once 15 * * * *", "hourly at :15, UTC (15 * * * *)"),
+            ("cron UTC once 0 6 1 * *", "on day 1 of the month at 06:00, UTC (0 6 1 * *)"),
+            ("cron UTC once 0 6 1 1 *", "0 6 1 1 * (UTC)"),
+            ("whenever it suits", "whenever it suits"),
+        ] {
+            assert_eq!(words(rule), expected, "{rule}");
+        }
+    }
 }

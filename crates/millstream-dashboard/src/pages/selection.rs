@@ -16,8 +16,20 @@ use crate::view::form::{Field, Form};
 use crate::view::href::Href;
 
 /// Names of the parameters of a filter.
-const NAMES: [&str; 9] =
-    ["partition", "reason", "fingerprint", "error", "key", "header", "payload", "from", "until"];
+const NAMES: [&str; 10] =
+    ["partition", "reason", "fingerprint", "error", "key", "header", "payload", "from", "until", PICK];
+/// Items that were checked in a list, each as `partition:id`: the only parameter that may be there several times.
+pub(crate) const PICK: &str = "pick";
+
+/// Returns the value of a parameter of a filter, if it is not empty.
+fn value(params: &Params, name: &str) -> Option<String> {
+    if name != PICK {
+        return params.raw(name).filter(|it| !it.is_empty()).map(str::to_owned);
+    }
+    let all: Vec<&str> =
+        params.pairs().filter(|(of, it)| *of == PICK && !it.is_empty()).map(|(_, it)| it).collect();
+    (!all.is_empty()).then(|| all.join(","))
+}
 
 /// Returns the fields of a filter with their values.
 pub(crate) fn fields(params: &Params, hidden: &Redaction, reasons: bool) -> Vec<Field> {
@@ -48,7 +60,7 @@ pub(crate) fn fields(params: &Params, hidden: &Redaction, reasons: bool) -> Vec<
 /// Adds the parameters of a filter to a link.
 pub(crate) fn link(mut href: Href, params: &Params) -> Href {
     for name in NAMES {
-        if let Some(value) = params.raw(name).filter(|value| !value.is_empty()) {
+        if let Some(value) = value(params, name) {
             href = href.with(name, value);
         }
     }
@@ -58,7 +70,7 @@ pub(crate) fn link(mut href: Href, params: &Params) -> Href {
 /// Adds the parameters of a filter to a form.
 pub(crate) fn hide(mut form: Form, params: &Params) -> Form {
     for name in NAMES {
-        if let Some(value) = params.raw(name).filter(|value| !value.is_empty()) {
+        if let Some(value) = value(params, name) {
             form = form.hide(name, value);
         }
     }
@@ -67,8 +79,7 @@ pub(crate) fn hide(mut form: Form, params: &Params) -> Form {
 
 /// Returns the parameters of a filter as they are, to tell filters apart.
 pub(crate) fn key(params: &Params) -> FilterKey {
-    let value = |name: &'static str| Some((name, params.raw(name).filter(|it| !it.is_empty())?.to_owned()));
-    NAMES.into_iter().chain(["id"]).filter_map(value).collect()
+    NAMES.into_iter().chain(["id"]).filter_map(|name| Some((name, value(params, name)?))).collect()
 }
 
 /// Returns the conditions that select what an action is about, for the audit log. Times are absolute there.
@@ -78,10 +89,10 @@ pub(crate) fn key(params: &Params) -> FilterKey {
 pub(crate) fn conditions(params: &Params) -> Result<Vec<(&'static str, String)>, Failure> {
     let mut found = Vec::new();
     for name in NAMES.into_iter().chain(["id", "ends"]) {
-        let Some(value) = params.raw(name).filter(|value| !value.is_empty()) else { continue };
+        let Some(value) = value(params, name) else { continue };
         let value = match name {
             "from" | "until" => when(params, name)?.map_or_else(String::new, |time| time.to_string()),
-            _ => value.to_owned(),
+            _ => value,
         };
         // The newest letter of each partition: those that died later are not part of it.
         found.push((if name == "ends" { "up_to" } else { name }, value));
@@ -155,6 +166,7 @@ pub(crate) fn filter(params: &Params, hidden: &Redaction) -> Result<ShelfFilter,
     Ok(ShelfFilter {
         partitions: params.parsed("partition")?.map(|partition| vec![Partition(partition)]),
         ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),
+        picked: value(params, PICK).map(|text| read_pairs(&text)).transpose()?,
         undecodable_error: hidden.undecodable_error(),
         reason: params.text("reason")?.map(Reason::parse),
         error: params.text("error")?.map(str::to_owned),
@@ -176,6 +188,10 @@ pub(crate) fn write_ends(ends: &BTreeMap<Partition, MessageId>) -> String {
 /// # Errors
 /// A text that `write_ends` does not write.
 pub(crate) fn read_ends(text: &str) -> Result<BTreeMap<Partition, MessageId>, Failure> {
+    read_pairs(text)
+}
+
+fn read_pairs<C: FromIterator<(Partition, MessageId)>>(text: &str) -> Result<C, Failure> {
     let end = |end: &str| {
         let (partition, id) = end.split_once(':')?;
         Some((Partition(partition.parse().ok()?), id.parse().ok()?))
@@ -229,6 +245,17 @@ mod tests {
         assert_eq!(read_ends("0:5-1,7:9-0").expect("ends"), ends);
         assert!(read_ends("0:5-1,x").is_err());
         assert!(read_ends("").expect("none").is_empty());
+    }
+
+    #[test]
+    fn those_that_are_checked_are_all_passed_on() {
+        let pick = |value: &str| (PICK.to_owned(), value.to_owned());
+        let params = Params::new(vec![pick("0:5-1"), pick(""), pick("7:9-0")]);
+        assert_eq!(link(Href::default(), &params).path(), "?pick=0%3A5-1%2C7%3A9-0");
+        let picked = filter(&params, &Redaction::none()).expect("valid").picked.expect("two");
+        let expected = [(Partition(0), MessageId::new(5, 1)), (Partition(7), MessageId::new(9, 0))];
+        assert!(picked.into_iter().eq(expected));
+        assert!(filter(&Params::new(vec![pick("5-1")]), &Redaction::none()).is_err());
     }
 
     #[test]

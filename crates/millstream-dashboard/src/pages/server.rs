@@ -32,36 +32,61 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let reports = diagnose(&servers);
     let mut page = Page::new("Redis").live();
     let (tone_of_all, text) = summary(&reports);
-    page.push(Part::facts(
-        "",
-        vec![("Doctor", Cell::toned(text, tone_of_all)), ("Servers", Cell::count(servers.len() as u64))],
-    ));
-    let titles = ["Level", "Subject", "Server", "Found", "Advice"];
+    let mut facts = vec![("Doctor", Cell::chip(text, tone_of_all))];
+    if servers.len() > 1 {
+        facts.push(("Servers", Cell::count(servers.len() as u64)));
+    }
+    page.push(Part::facts("", facts));
+    // Of one server, its name would be an empty column.
+    let with_nodes = reports.iter().any(|report| report.node.is_some());
+    let titles: Vec<&str> = ["Level", "Subject", "Server", "Found", "Advice"]
+        .into_iter()
+        .filter(|it| with_nodes || *it != "Server")
+        .collect();
     page.push(Part::Table(Table::new("What the doctor finds", &titles, "Nothing was reported.").rows(
         reports.iter().map(|report| {
-            vec![
-                Cell::toned(report.level.to_string(), tone(report.level)),
+            let mut row = vec![
+                Cell::chip(report.level.to_string(), tone(report.level)),
                 Cell::text(report.subject.as_str()),
-                report.node.as_deref().map_or_else(Cell::none, Cell::mono),
-                Cell::text(report.found.as_str()),
-                if report.advice.is_empty() { Cell::none() } else { Cell::text(report.advice.as_str()) },
-            ]
+            ];
+            if with_nodes {
+                row.push(report.node.as_deref().map_or_else(Cell::none, Cell::mono));
+            }
+            row.push(Cell::text(report.found.as_str()));
+            row.push(if report.advice.is_empty() {
+                Cell::none()
+            } else {
+                Cell::text(report.advice.as_str())
+            });
+            row
         }),
     )));
-    let titles = [
-        "Server",
-        "Version",
-        "Role",
-        ">Memory",
-        ">Limit",
-        ">Evicted",
-        ">Clients",
-        ">Round trip",
-        ">Up for",
-        "Saved",
-    ];
-    Ok(page.table(Table::new("Servers", &titles, "No server answers.").rows(servers.iter().map(server))))
+    if let [one] = &servers[..] {
+        let known = TITLES.into_iter().map(|title| title.trim_start_matches('>')).zip(server(one));
+        page.push(Part::facts(
+            "Server",
+            known
+                .filter(|(_, cell)| !cell.class().contains("none"))
+                .skip(usize::from(one.address.is_none()))
+                .collect(),
+        ));
+        return Ok(page);
+    }
+    Ok(page.table(Table::new("Servers", &TITLES, "No server answers.").rows(servers.iter().map(server))))
 }
+
+const TITLES: [&str; 10] = [
+    "Server",
+    "Version",
+    "Role",
+    ">Memory",
+    ">Limit",
+    ">Evicted",
+    ">Clients",
+    ">Round trip",
+    ">Up for",
+    "Saved",
+];
 
 fn server(server: &Server) -> Vec<Cell> {
     let or_unknown =
@@ -76,7 +101,7 @@ fn server(server: &Server) -> Vec<Cell> {
         Cell::text(format!("{} {version}", server.kind)),
         or_unknown(&server.role),
         server.used_memory.map_or_else(|| Cell::known(None), Cell::bytes),
-        server.max_memory.map_or_else(|| Cell::text("none"), Cell::bytes),
+        server.max_memory.filter(|bytes| *bytes > 0).map_or_else(|| Cell::text("none"), Cell::bytes),
         Cell::alarm(server.evicted, Tone::Bad),
         server.clients.map_or_else(
             || Cell::known(None),

@@ -1,5 +1,7 @@
 //! A topic: its partitions, its groups, and the memory that it takes.
 
+use std::cmp::Reverse;
+
 use millstream::TopicName;
 use millstream::admin::{Memory, ServerMemory, Size};
 
@@ -16,55 +18,41 @@ use crate::view::format;
 use crate::view::href::Href;
 use crate::view::{Page, Part, Table};
 
-/// Maximum number of partitions of a page.
-const PARTITIONS: u64 = 256;
+/// Number of partitions of a page.
+const PARTITIONS: usize = 128;
 
 /// Shows the state of a topic.
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let topic = cx.topic()?;
     let snapshot = cx.app.reading.topic(&topic).await?;
     let mut page = topic_page(format!("Topic {topic}"), &topic, paths::TOPIC).live();
-    for concern in health::of_topic(&snapshot) {
+    // Those of groups are in their table.
+    let of_group = |text: &str| snapshot.groups.keys().any(|name| text.starts_with(&format!("{name}: ")));
+    for concern in health::of_topic(&snapshot).into_iter().filter(|it| !of_group(&it.text)) {
         page.push(Part::notice(concern.tone, concern.text));
     }
     for reason in &snapshot.unreadable {
         page.push(Part::notice(Tone::Bad, reason.as_str()));
     }
-    page.push(Part::facts("", facts(&topic, &snapshot)));
     if cx.may(&topic, Permission::Admin) && !topic.is_audit() {
         let to = |path| Href::of(path, &[topic.as_str()]);
-        page.push(Part::Links(vec![
+        page.actions = Cell::links(vec![
             ("Change settings or add partitions…".into(), to(paths::TOPIC_ALTER)),
             ("Delete the topic…".into(), to(paths::TOPIC_DELETE)),
-        ]));
+        ]);
     }
-    let mut groups = Table::new(
-        "Groups",
-        &[
-            "Group",
-            "Topic",
-            "State",
-            ">Backlog",
-            "Trend",
-            ">Oldest not settled",
-            ">Consumed/s",
-            "Caught up",
-            ">Retrying",
-            ">Dead",
-            ">Members",
-        ],
-        "No group reads this topic.",
-    );
-    groups.columns.remove(1);
-    groups.rows =
-        snapshot.groups.values().map(|group| overview::group_row(&topic, &snapshot, group)).collect();
+    page.push(Part::Tiles(tiles(&topic, &snapshot)));
+    let mut groups = overview::groups_table(false, "No group reads this topic.");
+    let mut all: Vec<_> = snapshot.groups.values().collect();
+    all.sort_by_key(|group| Reverse(overview::urgency(group)));
+    groups.rows = all.into_iter().map(|group| overview::group_row(&topic, &snapshot, group)).collect();
     groups.rows.iter_mut().for_each(|row| drop(row.remove(1)));
     page.push(Part::Table(groups));
-    Ok(page.table(partitions(&cx, &topic, &snapshot)))
+    page.push(Part::facts("Settings", settings(&snapshot)));
+    Ok(page.table(partitions(&topic, &snapshot)))
 }
 
-fn facts(topic: &TopicName, snapshot: &Snapshot) -> Vec<(&'static str, Cell)> {
-    let spec = &snapshot.topic;
+fn tiles(topic: &TopicName, snapshot: &Snapshot) -> Vec<(&'static str, Cell)> {
     let produced = snapshot.groups.keys().next().map(|group| snapshot.history(group, |it| it.produced));
     let trend = Chart::of("produced per second", &produced.unwrap_or_default());
     let rate = Cell { chart: trend, ..Cell::text(format!("{}/s", format::rate(snapshot.produced()))) };
@@ -79,34 +67,33 @@ fn facts(topic: &TopicName, snapshot: &Snapshot) -> Vec<(&'static str, Cell)> {
         ("Entries", Cell::known(snapshot.length())),
         ("Produced", rate),
         ("Delayed", delayed.to(Href::of(paths::DELAYED, &[topic.as_str()]))),
-        ("Partitions", Cell::count(u64::from(spec.partitions))),
+        ("Partitions", Cell::count(u64::from(snapshot.topic.partitions))),
+        ("Groups", Cell::count(snapshot.groups.len() as u64)),
+    ]
+}
+
+fn settings(snapshot: &Snapshot) -> Vec<(&'static str, Cell)> {
+    let spec = &snapshot.topic;
+    let bound = |bound| format!("{} entries in a partition", format::count(bound));
+    vec![
         ("Entries are kept", Cell::text(format::retention(spec.retention))),
-        (
-            "Producers hold back at",
-            spec.max_length.map_or_else(
-                || Cell::text("no bound"),
-                |bound| Cell::text(format!("{} entries in a partition", format::count(bound))),
-            ),
-        ),
+        ("Producers hold back at", Cell::text(spec.max_length.map_or_else(|| "no bound".to_owned(), bound))),
         ("Dead letters are kept", Cell::text(format::dead_letter_retention(spec.dead_letter_retention))),
+        ("Messages are packed", Cell::text(format::packing(spec.packing.as_ref()))),
         ("Figures of", Cell::time(snapshot.at)),
     ]
 }
 
-fn partitions(cx: &Context, topic: &TopicName, snapshot: &Snapshot) -> Table {
-    let count = snapshot.logs.len() as u64;
-    let pages = count.div_ceil(PARTITIONS).max(1);
-    let number = cx.query.clamped("page", 1..=pages, 1);
-    let first = ((number - 1) * PARTITIONS) as usize;
-    let mut table = Table::new("Partitions", &[">Partition", ">Entries"], "This topic has no partition.");
+fn partitions(topic: &TopicName, snapshot: &Snapshot) -> Table {
+    let mut table = Table::new("Partitions", &[">Partition", ">Entries"], "This topic has no partition.")
+        .named("partitions");
+    table.paged = PARTITIONS;
     // The backlog of each group, for as many groups as fit beside each other.
     let groups: Vec<_> = snapshot.groups.values().take(6).collect();
     table.rows = snapshot
         .logs
         .iter()
         .enumerate()
-        .skip(first)
-        .take(PARTITIONS as usize)
         .map(|(at, log)| {
             let messages = Href::of(paths::MESSAGES, &[topic.as_str()]).with("partition", at);
             vec![Cell::link(at.to_string(), messages), Cell::known(log.length())]
@@ -131,7 +118,7 @@ fn partitions(cx: &Context, topic: &TopicName, snapshot: &Snapshot) -> Table {
         })
         .collect();
     for group in &groups {
-        table.column(format!("Backlog of {}", group.stats.group));
+        table.column(&format!(">Backlog of {}", group.stats.group));
     }
     for group in &groups {
         let href = super::group_href(paths::GROUP, topic, &group.stats.group);
@@ -139,16 +126,6 @@ fn partitions(cx: &Context, topic: &TopicName, snapshot: &Snapshot) -> Table {
     }
     if snapshot.groups.len() > groups.len() {
         table = table.note(format!("The backlogs of the first {} groups", groups.len()));
-    }
-    if pages > 1 {
-        table = table.note(format!("Page {number} of {pages}"));
-        let of = |number: u64| Href::of(paths::TOPIC, &[topic.as_str()]).with("page", number);
-        if number > 1 {
-            table = table.link("Previous", of(number - 1));
-        }
-        if number < pages {
-            table = table.link("Next", of(number + 1));
-        }
     }
     table
 }
@@ -168,14 +145,16 @@ pub(crate) async fn memory(cx: Context) -> Result<Page, Failure> {
         memory.structures.iter().map(|(structure, size)| (structure.as_str().replace('_', " "), size));
     page.push(Part::Table(sizes(Table::new("By structure", &titles, "Nothing is stored."), structures)));
     let groups = memory.groups.iter().map(|(group, size)| (group.to_string(), size));
-    page.push(Part::Table(sizes(Table::new("By group", &titles, "No group has data of its own."), groups)));
+    page.push(Part::Table(sizes(
+        Table::new("By group", &titles, "No group has data of its own.").named("groups"),
+        groups,
+    )));
     let mut largest: Vec<_> = memory.partitions.iter().collect();
-    largest.sort_by_key(|(_, size)| std::cmp::Reverse(size.bytes));
-    largest.truncate(PARTITIONS as usize);
+    largest.sort_by_key(|(_, size)| Reverse(size.bytes));
     let partitions =
         largest.into_iter().map(|(partition, size)| (format!("partition {}", partition.0), size));
-    Ok(page
-        .table(sizes(Table::new("By partition, largest first", &titles, "Nothing is stored."), partitions)))
+    let by_partition = Table::new("By partition, largest first", &titles, "Nothing is stored.");
+    Ok(page.table(sizes(by_partition.named("partitions").paged(PARTITIONS), partitions)))
 }
 
 fn memory_facts(memory: &Memory, server: ServerMemory) -> Vec<(&'static str, Cell)> {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 const REST: u32 = 9;
 /// Longest time for which a value is used.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Maximum number of values that are kept.
+/// Maximum number of values that are kept, unless a cache says otherwise.
 const KEPT: usize = 2_000;
 /// Time after which a value that nobody asks for is dropped, if there are too many.
 const UNUSED: Duration = Duration::from_secs(60);
@@ -48,13 +48,19 @@ type Slot<V, E> = Arc<tokio::sync::Mutex<Option<Read<V, E>>>>;
 pub(crate) struct Cached<K, V, E = Error> {
     age: Duration,
     keeps_errors: bool,
+    kept: usize,
     slots: Mutex<HashMap<K, Slot<V, E>>>,
 }
 
 impl<K: Clone + Eq + Hash, V, E: Clone> Cached<K, V, E> {
     /// Creates a cache whose values are used for this time, or longer if they take long to read.
     pub(crate) fn new(age: Duration) -> Self {
-        Self { age, keeps_errors: true, slots: Mutex::default() }
+        Self { age, keeps_errors: true, kept: KEPT, slots: Mutex::default() }
+    }
+
+    /// Keeps so many values.
+    pub(crate) fn keeping(self, kept: usize) -> Self {
+        Self { kept, ..self }
     }
 
     /// Does not keep errors: what fails reads values that keep theirs.
@@ -157,16 +163,16 @@ impl<K: Clone + Eq + Hash, V, E: Clone> Cached<K, V, E> {
 
     fn slot(&self, key: &K) -> Slot<V, E> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if slots.len() >= KEPT {
+        if slots.len() >= self.kept {
             // A slot that is locked is in use.
             let read_at = |slot: &Slot<V, E>| slot.try_lock().ok().map(|it| it.as_ref().map(|it| it.at));
             let is_used = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < UNUSED);
             slots.retain(|_, slot| read_at(slot).is_none_or(|at| is_used(&at)));
-            if slots.len() >= KEPT {
+            if slots.len() >= self.kept {
                 // Many keys in a short time, as of a reader who varies a filter: the oldest quarter goes.
                 let mut times: Vec<_> = slots.values().filter_map(read_at).collect();
                 times.sort_unstable();
-                let until = times.get(KEPT / 4).copied().flatten();
+                let until = times.get(self.kept / 4).copied().flatten();
                 slots.retain(|_, slot| read_at(slot).is_none_or(|at| at > until));
             }
         }

@@ -29,6 +29,9 @@ pub(crate) fn of_group(group: &Group) -> Vec<Concern> {
     if stats.members == Some(0) && backlog > 0 {
         found.push(concern(Tone::Bad, "no consumer runs"));
     }
+    if let Some(age) = stats.totals.oldest.filter(|_| group.late) {
+        found.push(concern(Tone::Warn, format!("{} behind", format::largest(age))));
+    }
     if let Some((members, owned)) = stats.members.zip(stats.owned)
         && members > 0
         && owned < stats.partitions.len()
@@ -53,6 +56,11 @@ pub(crate) fn of_group(group: &Group) -> Vec<Concern> {
     }
     found.sort_by_key(|concern| std::cmp::Reverse(concern.tone as u8));
     found
+}
+
+/// Returns whether a group is further behind than it may be.
+pub(crate) fn is_late(group: &Group) -> bool {
+    group.late
 }
 
 /// Returns how urgent concerns are: the larger, the more.
@@ -98,7 +106,13 @@ mod tests {
         change(&mut stats, &mut partition);
         stats.partitions = vec![PartitionSurvey::new(partition)];
         stats.totals = Totals::of(&stats.partitions);
-        Group { stats, rates: Rates::default(), pauser: Pauser::User("ann".to_owned()) }
+        Group {
+            stats,
+            rates: Rates::default(),
+            failing: None,
+            late: false,
+            pauser: Pauser::User("ann".to_owned()),
+        }
     }
 
     fn texts(group: &Group) -> Vec<String> {

@@ -4,6 +4,7 @@ pub(crate) mod budget;
 pub(crate) mod cached;
 pub(crate) mod counts;
 pub(crate) mod health;
+pub(crate) mod sampler;
 pub(crate) mod snapshots;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server, ShelfFilter};
-use millstream::crates::core::QueueName;
+use millstream::crates::core::{Limits, QueueName};
+use millstream::delay::{DelayQueue, TaskCounts};
 use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName};
 
 use crate::access::Access;
@@ -22,6 +24,7 @@ use crate::view::Page;
 use budget::Budget;
 use cached::Cached;
 use counts::{FilterKey, LetterCount, LetterCounts};
+use sampler::Sampler;
 use snapshots::{Snapshot, Snapshots};
 
 /// Age of what changes all the time.
@@ -30,6 +33,8 @@ const LIVE: Duration = Duration::from_secs(2);
 const SLOW: Duration = Duration::from_secs(10);
 /// Commands for the owners of a group, beside those of its partitions.
 const OF_OWNERS: u64 = 6;
+/// Maximum number of topics whose last state is kept.
+const TOPICS: usize = 20_000;
 /// Number of entries of the audit log that are read together.
 const AUDITED: usize = 200;
 /// Time after which the rates of a group that nobody looks at are forgotten.
@@ -54,16 +59,19 @@ pub(crate) struct Reading {
     /// Number of changes by users of this process: pages from before one are not shown after it.
     changes: AtomicU64,
     budget: Arc<Budget>,
+    /// What was read in the background.
+    pub(crate) sampler: Sampler,
+    tasks: Cached<QueueName, (u32, TaskCounts)>,
 }
 
 impl Reading {
-    pub(crate) fn new(mq: &Millstream, audit: &Arc<Audit>) -> Self {
+    pub(crate) fn new(mq: &Millstream, audit: &Arc<Audit>, late_after: Duration) -> Self {
         let budget = Arc::<Budget>::default();
         Self {
             mq: mq.clone(),
-            reader: Snapshots::new(mq, audit),
+            reader: Snapshots::new(mq, audit, late_after),
             topics: Cached::new(LIVE),
-            snapshots: Cached::new(LIVE),
+            snapshots: Cached::new(LIVE).keeping(TOPICS),
             owners: Cached::new(LIVE),
             counts: LetterCounts::new(budget.clone()),
             queues: Cached::new(LIVE),
@@ -74,6 +82,8 @@ impl Reading {
             pages: Cached::new(LIVE).without_errors(),
             changes: AtomicU64::new(0),
             budget,
+            sampler: Sampler::default(),
+            tasks: Cached::new(LIVE),
         }
     }
 
@@ -97,7 +107,58 @@ impl Reading {
     ) -> BTreeMap<TopicName, Result<Arc<Snapshot>, Error>> {
         self.reader.forget(UNUSED);
         let pace = |it: &Snapshot| Some(self.budget.charge(&it.topic.name, it.commands()));
-        self.snapshots.get_many(names, pace, async |asked| self.reader.read(asked).await).await
+        let read = async |asked: Vec<(TopicName, Option<Arc<Snapshot>>)>| {
+            // Its curves begin with what was read in the background.
+            let asked = asked.into_iter().map(|(name, last)| {
+                let last = last.or_else(|| self.sampler.topic(&name));
+                (name, last)
+            });
+            self.reader.read(asked.collect()).await
+        };
+        let read = self.snapshots.get_many(names, pace, read).await;
+        self.sampler.keep(&read);
+        read
+    }
+
+    /// Lists the topics for the background, and reads the delay queues.
+    async fn all_topics(&self) -> Result<Vec<TopicName>, Error> {
+        let names = self.mq.admin().topics().await?;
+        self.sampler.retain(&names);
+        let mut queues = BTreeMap::new();
+        if let Ok(tasks) = self.mq.backend().tasks() {
+            for name in tasks.queues().await? {
+                let known = self.count_tasks(&name).await;
+                queues.insert(name, known);
+            }
+        }
+        self.sampler.keep_queues(queues);
+        Ok(names)
+    }
+
+    /// Reads topics for the background, and returns the number of commands. Pages still read by themselves when they are first
+    /// looked at; both together cost no more than the commands of a topic allow.
+    async fn in_background(&self, names: &[TopicName]) -> u64 {
+        let asked: Vec<_> = names.iter().map(|name| (name.clone(), self.sampler.topic(name))).collect();
+        let read = self.reader.read(asked).await;
+        let read = names.iter().cloned().zip(read.into_iter().map(|it| it.map(Arc::new))).collect();
+        self.sampler.keep(&read);
+        let commands = read.values().flatten().map(|it: &Arc<Snapshot>| {
+            self.budget.charge(&it.topic.name, it.commands());
+            it.commands()
+        });
+        commands.sum()
+    }
+
+    /// Counts the tasks of a delay queue.
+    pub(crate) async fn queue(&self, name: &QueueName) -> Result<Arc<(u32, TaskCounts)>, Error> {
+        self.tasks.get(name, async || self.count_tasks(name).await).await
+    }
+
+    async fn count_tasks(&self, name: &QueueName) -> Result<(u32, TaskCounts), Error> {
+        let backend = self.mq.backend();
+        let spec = backend.tasks()?.queue(name).await?;
+        let queue = DelayQueue::raw(name.as_str()).shards(spec.shards).limits(Limits::NONE);
+        Ok((spec.shards, queue.open(backend).await?.count().await?))
     }
 
     /// Reads a topic that has this group. One that was created since the last reading is found.

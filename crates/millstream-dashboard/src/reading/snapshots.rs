@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use millstream::admin::{GroupStats, RateMeter, Rates, TopicSurvey};
 use millstream::crates::core::catalog::PartitionSurvey;
@@ -33,6 +33,10 @@ const OWNERS_EVERY: u64 = 8;
 pub(crate) struct Group {
     pub(crate) stats: GroupStats,
     pub(crate) rates: Rates,
+    /// Messages per second that newly wait for a retry or died; those that came back meanwhile count against it.
+    pub(crate) failing: Option<f64>,
+    /// Whether its oldest message waits for longer than it may.
+    pub(crate) late: bool,
     /// Who has paused it, if it is paused.
     pub(crate) pauser: Pauser,
 }
@@ -104,16 +108,27 @@ impl Snapshot {
 pub(crate) struct Snapshots {
     mq: Millstream,
     audit: Arc<Audit>,
+    /// Age of the oldest message from which on a group is late.
+    late_after: Duration,
     started: Instant,
     meter: Mutex<RateMeter>,
+}
+
+/// Returns how many messages per second newly wait for a retry or died since a reading.
+fn failing(at: Timestamp, before: &GroupStats, now: &GroupStats) -> Option<f64> {
+    let failed = |it: &GroupStats| Some(it.totals.dead? + it.totals.retrying?);
+    let time =
+        Timestamp::from(SystemTime::now()).as_millis().checked_sub(at.as_millis()).filter(|ms| *ms > 0)?;
+    Some(failed(now)?.saturating_sub(failed(before)?) as f64 * 1_000.0 / time as f64)
 }
 
 /// A topic to read, with the reading before.
 type Asked = (TopicName, Option<Arc<Snapshot>>);
 
 impl Snapshots {
-    pub(crate) fn new(mq: &Millstream, audit: &Arc<Audit>) -> Self {
-        Self { mq: mq.clone(), audit: audit.clone(), started: Instant::now(), meter: Mutex::default() }
+    pub(crate) fn new(mq: &Millstream, audit: &Arc<Audit>, late_after: Duration) -> Self {
+        let meter = Mutex::default();
+        Self { mq: mq.clone(), audit: audit.clone(), late_after, started: Instant::now(), meter }
     }
 
     /// Reads topics together. What cannot be read of one is unknown in its result.
@@ -178,9 +193,11 @@ impl Snapshots {
                         readings.pop_front();
                     }
                     history.insert(name.clone(), readings);
-                    let last = last.and_then(|last| last.groups.get(&name));
-                    let pauser = self.pauser(&survey.topic.name, &stats, last).await;
-                    groups.insert(name, Group { stats, rates, pauser });
+                    let before = last.and_then(|last| Some((last.at, last.groups.get(&name)?)));
+                    let failing = before.and_then(|(at, group)| failing(at, &group.stats, &stats));
+                    let pauser = self.pauser(&survey.topic.name, &stats, before.map(|it| it.1)).await;
+                    let late = stats.totals.oldest.is_some_and(|age| age > self.late_after);
+                    groups.insert(name, Group { stats, rates, failing, late, pauser });
                 }
                 Err(error) => unreadable.push(error.to_string()),
             }

@@ -121,6 +121,11 @@ impl Context {
             user: Text::short(self.access.user()),
             may: self.access.words(),
             nav: self.nav.clone(),
+            wanted: if self.route == paths::FIND {
+                self.query.raw("q").unwrap_or_default().to_owned()
+            } else {
+                String::new()
+            },
         }
     }
 

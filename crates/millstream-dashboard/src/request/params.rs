@@ -22,6 +22,11 @@ impl Params {
         self.0.is_empty()
     }
 
+    /// Returns all names and values as they were sent, in their order.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// Returns all values as they were sent, in their order.
     pub(crate) fn values(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(_, value)| value.as_str())

@@ -20,6 +20,7 @@ use axum::routing::{MethodRouter, get, post};
 use crate::access::Permission;
 use crate::app::App;
 use crate::failure::Failure;
+use crate::reading::sampler;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::Page;
@@ -69,6 +70,14 @@ type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 type Reader<T> = Arc<dyn Fn(Context) -> Answer<T> + Send + Sync>;
 type Changer = Arc<dyn Fn(Context, Params) -> Answer<Href> + Send + Sync>;
 
+/// Makes a page, with its tables in the order that a query has.
+async fn arranged(handler: &Reader<Page>, cx: Context, query: &Params) -> Result<Page, Failure> {
+    let here = cx.here();
+    let mut page = handler(cx).await?;
+    page.arrange(&query.pairs().collect::<Vec<_>>(), &here);
+    Ok(page)
+}
+
 /// Makes the handler of a page.
 pub(crate) fn page<F, Fut>(handler: F) -> MethodRouter<Arc<App>>
 where
@@ -80,10 +89,12 @@ where
 
 fn page_of(handler: Reader<Page>) -> MethodRouter<Arc<App>> {
     get(move |cx: Context| async move {
-        let shown = match cx.once_for_all(|| handler(cx.clone())).await {
+        sampler::begin(&cx.app.reading, true);
+        let shown = match cx.once_for_all(|| arranged(&handler, cx.clone(), &cx.query)).await {
             Err(failure) if failure.status.is_client_error() && !cx.query.is_empty() => {
                 // Of a page that exists, the form for another query.
-                let page = handler(cx.with_query(Params::default())).await.ok();
+                let none = Params::default();
+                let page = arranged(&handler, cx.with_query(none.clone()), &none).await.ok();
                 let page = page.and_then(|page| refused::query(&cx, page, &failure));
                 page.map(Arc::new).ok_or(failure)
             }
@@ -143,7 +154,7 @@ fn change_of(page: Reader<Page>, handler: Changer) -> MethodRouter<Arc<App>> {
             Err(failure) => failure,
         };
         // The page as it was, for the same selection: that is part of what was sent.
-        let again = page(cx.with_query(sent.clone())).await;
+        let again = arranged(&page, cx.with_query(sent.clone()), &Params::default()).await;
         cx.show(again.map(|page| Arc::new(refused::change(&cx, page, &failure, &sent))).map_err(|_| failure))
     })
 }
@@ -176,6 +187,7 @@ async fn secured(mut response: Response) -> Response {
 
 /// Makes the router of all routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
+    sampler::begin(&app.reading, false);
     let mut router = Router::new();
     for route in table::ROUTES {
         let guarded = (route.make)().layer(from_fn_with_state((app.clone(), route), guard::guard));

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::request::context::Context;
 use crate::request::params::Params;
-use crate::view::cell::Tone;
+use crate::view::cell::{Cell, Tone};
 use crate::view::{Page, Part};
 
 /// What a change that was refused begins with: the page says it once, and not beside the field.
@@ -29,6 +29,7 @@ pub(crate) fn change(cx: &Context, mut page: Page, failure: &Failure, sent: &Par
 pub(crate) fn query(cx: &Context, mut page: Page, failure: &Failure) -> Option<Page> {
     let sent = &cx.query;
     // Nothing else of the page is about what was asked for.
+    page.actions = Cell::default();
     page.parts.retain_mut(|part| match part {
         Part::Form(form) if !form.changes => {
             let is_it = match &failure.field {

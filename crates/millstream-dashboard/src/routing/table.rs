@@ -45,6 +45,7 @@ pub(crate) static ROUTES: &[Route] = &[
     read("/", Scope::Any, || get(pages::root)),
     read("/assets/{name}", Scope::Open, || get(assets::serve)),
     live(0, listed("Overview", OVERVIEW, Scope::Any, || page(pages::overview::show))),
+    read(FIND, Scope::Any, || page(pages::find::show)),
     confirmation(TOPIC_CREATE, Admin, Scope::General, || page(pages::topics::form)),
     post(TOPIC_CREATE, Admin, Scope::General, || change_on(pages::topics::form, pages::topics::create)),
     live(0, read(TOPIC, Scope::Topic, || page(pages::topic::show))),

@@ -11,7 +11,7 @@ use super::href::Href;
 use super::text::Text;
 
 /// How a value stands out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tone {
     /// As usual.
     #[default]
@@ -44,11 +44,19 @@ pub(crate) struct Cell {
     pub(crate) text: Text,
     pub(crate) tone: Tone,
     pub(crate) href: Option<Href>,
-    /// A time, which the script also shows in the local zone.
-    pub(crate) time: Option<String>,
+    /// A time, which is shown as one that is so long ago; the text is the exact one.
+    pub(crate) time: Option<Timestamp>,
+    /// Place among other cells of a column, unless its text is that.
+    pub(crate) rank: Option<f64>,
+    /// Words beside each other that stand out, each in a frame.
+    pub(crate) chips: Vec<(Text, Tone)>,
     /// Whether every character counts: an id, a key, a payload.
     pub(crate) mono: bool,
+    /// Whether it takes one line of a table, however long it is.
+    pub(crate) line: bool,
     pub(crate) chart: Option<Chart>,
+    /// Of the first cell of a row: the value that is sent if the row is checked.
+    pub(crate) pick: Option<String>,
     pub(crate) buttons: Vec<Button>,
     /// Further links, after the text.
     pub(crate) links: Vec<(Text, Href)>,
@@ -70,6 +78,11 @@ impl Cell {
 
     pub(crate) fn mono(text: impl Into<Text>) -> Self {
         Self { text: text.into(), mono: true, ..Self::default() }
+    }
+
+    /// The beginning of a text, on one line.
+    pub(crate) fn line(text: impl Into<Text>) -> Self {
+        Self { text: text.into(), line: true, ..Self::default() }
     }
 
     pub(crate) fn link(text: impl Into<Text>, href: Href) -> Self {
@@ -99,7 +112,7 @@ impl Cell {
     }
 
     pub(crate) fn duration(time: Duration) -> Self {
-        Self::text(format::duration(time))
+        Self { rank: Some(time.as_secs_f64()), ..Self::text(format::duration(time)) }
     }
 
     pub(crate) fn duration_or_none(time: Option<Duration>) -> Self {
@@ -107,12 +120,12 @@ impl Cell {
     }
 
     pub(crate) fn bytes(number: u64) -> Self {
-        Self::text(format::bytes(number))
+        Self { rank: Some(number as f64), ..Self::text(format::bytes(number)) }
     }
 
-    /// A time in UTC, with milliseconds.
     pub(crate) fn time(time: Timestamp) -> Self {
-        Self { text: format::time(time).into(), time: Some(time.to_string()), ..Self::default() }
+        let rank = Some(time.as_millis() as f64);
+        Self { text: format::time(time).into(), time: Some(time), rank, ..Self::default() }
     }
 
     pub(crate) fn time_or_none(time: Option<Timestamp>) -> Self {
@@ -127,6 +140,16 @@ impl Cell {
         Self { buttons, ..Self::default() }
     }
 
+    /// Words that stand out.
+    pub(crate) fn chips(chips: Vec<(Text, Tone)>) -> Self {
+        let rank = chips.iter().map(|(_, tone)| f64::from(*tone as u8)).reduce(f64::max);
+        Self { chips, rank, ..Self::default() }
+    }
+
+    pub(crate) fn chip(text: impl Into<Text>, tone: Tone) -> Self {
+        Self::chips(vec![(text.into(), tone)])
+    }
+
     pub(crate) fn to(self, href: Href) -> Self {
         Self { href: Some(href), ..self }
     }
@@ -135,9 +158,37 @@ impl Cell {
         Self { links, ..self }
     }
 
+    /// Returns how its value stands out, also in its chips.
+    pub(crate) fn worst(&self) -> Tone {
+        self.chips.iter().map(|(_, tone)| *tone).fold(self.tone, Tone::max)
+    }
+
+    /// Returns its place among other cells of a column: unknown values after all others, and texts after numbers.
+    pub(crate) fn place(&self) -> (u8, f64, String) {
+        let text = self.all_text();
+        let number = || text.trim_start_matches("≥ ").trim_end_matches("/s").replace(',', "").parse().ok();
+        match self.rank.or_else(number) {
+            Some(rank) => (0, rank, text),
+            None => (if matches!(&*text, "?" | "–" | "") { 2 } else { 1 }, 0.0, text),
+        }
+    }
+
+    /// Returns all that is shown of it, in lower case.
+    pub(crate) fn all_text(&self) -> String {
+        let parts = std::iter::once(&self.text).chain(self.chips.iter().map(|(text, _)| text));
+        let parts = parts.chain(self.links.iter().map(|(text, _)| text));
+        parts.map(|it| it.to_string().to_lowercase()).collect::<Vec<_>>().join(" ").trim().to_owned()
+    }
+
     /// Classes of the element.
     pub(crate) fn class(&self) -> String {
-        let mono = if self.mono { "mono" } else { "" };
-        [self.tone.class(), mono].iter().filter(|it| !it.is_empty()).copied().collect::<Vec<_>>().join(" ")
+        let class = |is: bool, class| if is { class } else { "" };
+        let none = self.tone == Tone::Dim && self.text.to_string() == "–";
+        [self.tone.class(), class(self.mono, "mono"), class(self.line, "line"), class(none, "none")]
+            .iter()
+            .filter(|it| !it.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 }

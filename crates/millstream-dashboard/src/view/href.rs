@@ -62,6 +62,13 @@ impl Href {
         if up.is_empty() { format!("./{}", self.0) } else { up + &self.0 }
     }
 
+    /// Returns whether it leads to a change by which something is lost.
+    pub(crate) fn loses(&self) -> bool {
+        let path = self.0.split('?').next().unwrap_or_default();
+        let last = path.rsplit('/').next().unwrap_or_default();
+        matches!(last, "purge" | "kill" | "delete" | "cancel" | "release") && path.contains('/')
+    }
+
     pub(crate) fn path(&self) -> &str {
         &self.0
     }

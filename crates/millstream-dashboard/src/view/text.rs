@@ -28,8 +28,21 @@ fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
+/// Number of marks that may stand on one letter: as many as languages use.
+const MARKS: usize = 4;
+
+/// Returns whether a character is drawn on the one before it.
+fn is_mark(c: char) -> bool {
+    matches!(c, '\u{300}'..='\u{36f}' | '\u{483}'..='\u{489}' | '\u{591}'..='\u{5bd}' | '\u{610}'..='\u{61a}' | '\u{64b}'..='\u{65f}')
+        || matches!(c, '\u{6d6}'..='\u{6ed}' | '\u{e31}' | '\u{e34}'..='\u{e3a}' | '\u{e47}'..='\u{e4e}' | '\u{eb1}' | '\u{eb4}'..='\u{ece}')
+        || matches!(c, '\u{f71}'..='\u{f84}' | '\u{f8d}'..='\u{fbc}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}')
+        || matches!(c, '\u{20d0}'..='\u{20ff}' | '\u{302a}'..='\u{302f}' | '\u{3099}' | '\u{309a}' | '\u{fe00}'..='\u{fe0f}' | '\u{fe20}'..='\u{fe2f}')
+}
+
 fn push(out: &mut String, c: char, keep: &[char]) {
-    if is_hidden(c) && !keep.contains(&c) {
+    // A pile of marks would be drawn over the lines above and below.
+    let is_piled = || is_mark(c) && out.chars().rev().take(MARKS).filter(|it| is_mark(*it)).count() == MARKS;
+    if (is_hidden(c) && !keep.contains(&c)) || is_piled() {
         // Writing to a string does not fail.
         let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
     } else {
@@ -122,6 +135,9 @@ mod tests {
         assert_eq!(Text::block("a\n\tb\r").as_str(), "a\n\tb\\u{d}");
         assert_eq!(Text::line("zero\u{200b}width").as_str(), "zero\\u{200b}width");
         assert_eq!(Text::line("grüße 水 🦀").as_str(), "grüße 水 🦀");
+        assert_eq!(Text::line("ệ กี่ क्षि").as_str(), "ệ กี่ क्षि", "marks of languages");
+        let piled = Text::line(&format!("a{}b", "\u{301}".repeat(9)));
+        assert_eq!(piled.as_str(), "a\u{301}\u{301}\u{301}\u{301}\\u{301}\u{301}\u{301}\u{301}\u{301}b");
     }
 
     #[test]

@@ -31,7 +31,7 @@ async fn a_group_is_paused_and_resumed() {
     assert!(page.contains("group pause") && page.contains("ann"), "{page}");
     let state = scene.mq.admin().group_state(&topic, &group).await.expect("its state");
     assert!(state.paused.is_some());
-    assert!(scene.get(BILLING).await.body.contains("Resume the group"));
+    assert!(scene.get(BILLING).await.body.contains(">Resume</button>"));
     scene.ended(scene.post(&format!("{BILLING}/resume"), &[]).await).await;
     let state = scene.mq.admin().group_state(&topic, &group).await.expect("its state");
     assert_eq!(state.paused, None);

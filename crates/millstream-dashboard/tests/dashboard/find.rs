@@ -53,6 +53,20 @@ impl<'a> Walk<'a> {
         self.open(resolve(&self.path, &unescape(link))).await;
     }
 
+    /// Searches, by the field that every page has.
+    async fn search(&mut self, text: &str) {
+        assert!(self.page.contains("aria-label=\"Find an id or a key\""), "{}", self.page);
+        self.steps += 1;
+        self.open(format!("/find?q={text}")).await;
+    }
+
+    /// Fills a field of the filter of a page, and presses its button.
+    async fn filter(&mut self, name: &str, text: &str) {
+        assert!(self.page.contains(&format!("<input name=\"{name}\"")), "{name}: {}", self.page);
+        self.steps += 1;
+        self.open(format!("{}?{name}={text}", self.path.split('?').next().unwrap_or_default())).await;
+    }
+
     /// Fills fields, which are named by their labels, and presses the button of their form. Then it waits for the action.
     async fn press(&mut self, button: &str, fields: &[(&str, &str)]) {
         let forms = self.page.split("<form method=\"post\" action=\"").skip(1);
@@ -145,6 +159,102 @@ async fn why_a_message_failed() {
 }
 
 #[tokio::test]
+async fn why_the_message_with_an_id_failed() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    die(&scene, "failing", 8).await;
+    // By the id that it had in its log, and by that of its letter.
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.search("5-0").await;
+    let place = walk.page.split("<tr").find(|row| row.contains("dead letters")).expect("a place").to_owned();
+    assert!(place.contains(">failing</a>") && place.contains("no such customer"), "{place}");
+    let letter = place.split(r#"class="mono""#).nth(1).and_then(|it| it.split("<a ").nth(1)).expect("a link");
+    let letter = letter.split('>').nth(1).and_then(|it| it.split('<').next()).expect("an id").to_owned();
+    walk.link(&letter).await;
+    assert!(walk.page.contains("no such customer") && walk.page.contains("message 4"), "{}", walk.page);
+    assert_eq!(walk.steps, 2);
+    walk.search(&letter).await;
+    assert!(walk.page.contains("dead letters"), "{}", walk.page);
+    walk.search("18-0").await;
+    assert!(walk.page.contains("It was found nowhere."), "{}", walk.page);
+    walk.search("failing").await;
+    walk.link("failing of orders").await;
+    assert!(walk.page.contains("<h1>Group failing</h1>"), "{}", walk.page);
+}
+
+#[tokio::test]
+async fn why_the_message_with_a_payload_failed() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    die(&scene, "failing", 50).await;
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.in_row(">failing<", Some("50")).await;
+    walk.link("All letters").await;
+    walk.filter("payload", "message%2048").await;
+    walk.in_row("message 48", None).await;
+    assert_eq!(walk.steps, 4);
+    assert!(walk.page.contains("no such customer") && walk.page.contains("message 48"), "{}", walk.page);
+    // The letters beside it are those that match.
+    assert!(!walk.page.contains("older →") && !walk.page.contains("← newer"), "{}", walk.page);
+}
+
+#[tokio::test]
+async fn letters_lead_to_the_ones_beside_them() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    die(&scene, "failing", 8).await;
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.in_row(">failing<", Some("8")).await;
+    walk.link("All letters").await;
+    let first = walk.page.split("class=\"mono\"").nth(1).and_then(|it| it.split("<a ").nth(1));
+    let first = first.and_then(|it| it.split('>').nth(1)?.split('<').next()).expect("an id").to_owned();
+    walk.link(&first).await;
+    let mut seen = 1;
+    while walk.page.contains("older →") {
+        walk.link("older →").await;
+        seen += 1;
+        assert!(seen <= 8 && walk.page.contains("← newer"), "{}", walk.page);
+    }
+    assert_eq!(seen, 8, "each once");
+}
+
+#[tokio::test]
+async fn what_runs_in_the_next_hour() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    let topic = Topic::<u64>::new("reports");
+    scene.mq.producer(topic.clone()).await.expect("a topic");
+    let recurring = scene.mq.recurring(&topic).await.expect("the topic");
+    let every = std::time::Duration::from_secs(600);
+    recurring.id("digest").every(every).payload(&1).await.expect("it recurs");
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.link("Schedules").await;
+    let row = walk.page.split("<tr").find(|row| row.contains("digest")).expect("a row");
+    assert!(row.contains("every 10 min") && row.contains(">in ") && row.contains("title=\"20"), "{row}");
+    assert_eq!(walk.steps, 1);
+}
+
+#[tokio::test]
+async fn which_message_is_held_for_long_and_by_whom() {
+    let scene = Scene::new(|| Access::read("ann")).await;
+    let topic = || Topic::<u64>::new("jobs").partitions(2);
+    let producer = scene.mq.producer(topic()).await.expect("a topic");
+    let never = async |_: Delivery<u64>| std::future::pending::<Outcome>().await;
+    let consumer = scene.mq.consumer(topic(), "slow").start(never).await.expect("a consumer");
+    let ids = [producer.send(&1).await.expect("sent").id, producer.send(&2).await.expect("sent").id];
+    let held = async || {
+        let (jobs, slow) = ("jobs".parse().expect("a name"), "slow".parse().expect("a name"));
+        let stats = scene.mq.admin().group_stats(&jobs, &slow).await;
+        stats.expect("stats").totals.pending == Some(2)
+    };
+    eventually("both are handed out", held).await;
+    let mut walk = Walk::from_overview(&scene).await;
+    walk.link("slow").await;
+    walk.link("Pending").await;
+    walk.link("Idle").await;
+    let first = walk.page.split("<tbody").nth(1).and_then(|it| it.split("<tr").nth(1)).expect("a row");
+    assert!(ids.iter().any(|id| first.contains(&id.to_string())), "{first}");
+    assert_eq!(walk.steps, 3);
+    drop(consumer);
+}
+
+#[tokio::test]
 async fn which_group_is_behind_and_since_when() {
     let scene = Scene::new(|| Access::read("ann")).await;
     let (topic, later) = ("orders".parse().expect("a name"), "later".parse().expect("a name"));
@@ -180,9 +290,9 @@ async fn who_owns_a_partition() {
         for link in links {
             walk.link(link).await;
         }
-        let partitions = walk.page.find("<h2>Partitions</h2>").expect("the partitions");
+        let partitions = walk.page.find("<h2>Who owns what</h2>").expect("the partitions");
         let row = walk.page[partitions..].split("<tr").nth(3).expect("the row of partition 1");
-        assert!(row.contains(">1</td>") && row.contains(">owned</td>"), "{row}");
+        assert!(row.contains(">1</td>") && row.contains(">owned</span>"), "{row}");
     }
     consumer.shutdown().await;
 }
@@ -222,7 +332,8 @@ async fn how_to_pause_a_group() {
     for (button, steps, expected) in [("Pause", 3, true), ("Resume", 2, false)] {
         let mut walk = Walk::from_overview(&scene).await;
         walk.link("billing").await;
-        let (way, partitions) = (walk.page.find(" the group"), walk.page.find("<h2>Partitions</h2>"));
+        let way = walk.page.find("Pause the group").or(walk.page.find(">Resume</button>"));
+        let (way, partitions) = (way, walk.page.find("<h2>Who owns what</h2>"));
         assert!(way.is_some() && way < partitions, "above the rows of all partitions");
         if expected {
             walk.link("Pause the group…").await;
@@ -267,6 +378,6 @@ async fn what_needs_attention_comes_first() {
     assert_eq!(topics[..5], ["m-stopped", "orders", "y-paused", "a-00", "a-01"]);
     assert_eq!(listed(&first, "Groups"), ["work", "waiting", "billing", "work"]);
     assert!(first.contains("paused since 20") && !first.contains("(+"), "{first}");
-    let second = listed(&scene.get("/overview?page=2").await.body, "Topics");
+    let second = listed(&scene.get("/overview?topics-page=2").await.body, "Topics");
     assert_eq!((second.len(), second[0].as_str(), second[7].as_str()), (8, "a-22", "a-29"));
 }

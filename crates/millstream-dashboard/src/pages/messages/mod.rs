@@ -54,7 +54,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let here = Href::of(paths::MESSAGES, &[topic.as_str()]);
     let mut page = topic_page(format!("Messages of {topic}"), &topic, paths::MESSAGES);
     let titles = ["Message", "Time", ">Partition", "Key", "Payload"];
-    let mut table = Table::new("Messages", &titles, "No message matches.");
+    // The form above selects from all of them.
+    let mut table = Table { filters: false, ..Table::new("Messages", &titles, "No message matches.") };
     if is_search {
         let looked = format::count(found.looked_at);
         table = table.note(format!("{} of {looked} examined", found.messages.len()));

@@ -1,9 +1,12 @@
 //! Delay queues and their tasks.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt};
 use millstream::crates::core::{Limits, QueueName};
-use millstream::delay::{DelayQueue, TaskCounts};
+use millstream::delay::DelayQueue;
 
 use super::content;
 use crate::access::Permission;
@@ -12,6 +15,7 @@ use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::pages::messages::story;
 use crate::paths;
+use crate::reading::sampler::KnownQueue;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
@@ -22,7 +26,9 @@ use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
 
 /// Number of queues of a page.
-const SHOWN: u64 = 50;
+const SHOWN: usize = 50;
+/// Number of queues up to which a look counts all of them. Of more, it shows what was counted in the background.
+const COUNTED: usize = 100;
 /// Number of queues that are read at the same time.
 const AT_ONCE: usize = 8;
 
@@ -49,41 +55,66 @@ pub(crate) fn queue_page(title: impl Into<Text>, queue: &QueueName, path: &'stat
     page
 }
 
+/// Makes the table of queues, those first that need attention.
+pub(crate) fn table(queues: &BTreeMap<QueueName, KnownQueue>) -> Table {
+    let titles = ["Queue", "State", ">Waiting", ">Overdue", ">Claimed", ">Dead", ">Shards"];
+    let mut rows: Vec<_> = queues.iter().map(|(name, known)| row(name, known)).collect();
+    rows.sort_by_key(|(tone, _)| Reverse(*tone));
+    Table::new("Delay queues", &titles, "There is no delay queue.").rows(rows.into_iter().map(|(_, row)| row))
+}
+
+fn row(name: &QueueName, known: &KnownQueue) -> (Tone, Vec<Cell>) {
+    let link = Cell::link(name.as_str(), queue_href(paths::QUEUE, name));
+    let (shards, counts) = match known {
+        Ok(known) => known,
+        Err(error) => {
+            let mut row = vec![link, Cell::chip(Text::short(&error.to_string()), Tone::Bad)];
+            row.resize_with(7, || Cell::known(None));
+            return (Tone::Bad, row);
+        }
+    };
+    let mut chips = Vec::new();
+    let mut add = |is: bool, text: String| {
+        if is {
+            chips.push((Text::from(text), Tone::Warn));
+        }
+    };
+    add(counts.paused.is_some(), "paused".to_owned());
+    add(counts.waiting.overdue > 0, format!("{} overdue", format::count(counts.waiting.overdue)));
+    add(counts.expired > 0, format::of(counts.expired, "claim ran out", "claims ran out"));
+    add(counts.dead > 0, format!("{} dead", format::count(counts.dead)));
+    let tone = if chips.is_empty() { Tone::Plain } else { Tone::Warn };
+    let state = if chips.is_empty() { Cell::chip("ok", Tone::Good) } else { Cell::chips(chips) };
+    let row = vec![
+        link,
+        state,
+        Cell::count(counts.waiting.total),
+        Cell::alarm(Some(counts.waiting.overdue), Tone::Warn),
+        Cell::count(counts.claimed),
+        Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, name)),
+        Cell::count(u64::from(*shards)),
+    ];
+    (tone, row)
+}
+
+/// Returns all delay queues as they are: those of a page are counted now, if there are not too many.
+pub(crate) async fn all(cx: &Context) -> Result<BTreeMap<QueueName, KnownQueue>, Failure> {
+    let names = cx.app.reading.queues().await?;
+    let mut known = cx.app.reading.sampler.queues();
+    known.retain(|name, _| names.binary_search(name).is_ok());
+    if names.len() <= COUNTED {
+        let counted = stream::iter(names.iter().cloned()).map(|name| async move {
+            let counted = cx.app.reading.queue(&name).await.map(|it| *it);
+            (name, counted)
+        });
+        known = counted.buffered(AT_ONCE).collect().await;
+    }
+    Ok(known)
+}
+
 /// Shows all queues.
 pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
-    let all = cx.app.reading.queues().await?;
-    let pages = (all.len() as u64).div_ceil(SHOWN).max(1);
-    let number = cx.query.clamped("page", 1..=pages, 1);
-    let shown = all.iter().skip(((number - 1) * SHOWN) as usize).take(SHOWN as usize);
-    let counted = stream::iter(shown.cloned()).map(|name| {
-        let cx = &cx;
-        async move {
-            let queue = open(cx, &name).await?;
-            Ok::<_, Failure>((name, queue.shards(), queue.count().await?))
-        }
-    });
-    let counted: Vec<(QueueName, u32, TaskCounts)> = counted.buffered(AT_ONCE).try_collect().await?;
-    let titles =
-        ["Queue", ">Waiting", ">Overdue", ">Claimed", ">Claims that ran out", ">Dead", ">Shards", "State"];
-    let mut table = Table::new("Delay queues", &titles, "There is no delay queue.");
-    table.rows = counted
-        .into_iter()
-        .map(|(name, shards, counts)| {
-            vec![
-                Cell::link(name.as_str(), queue_href(paths::QUEUE, &name)),
-                Cell::count(counts.waiting.total),
-                Cell::alarm(Some(counts.waiting.overdue), Tone::Warn),
-                Cell::count(counts.claimed),
-                Cell::alarm(Some(counts.expired), Tone::Warn),
-                Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name)),
-                Cell::count(u64::from(shards)),
-                counts.paused.map_or_else(Cell::none, |_| Cell::toned("paused", Tone::Warn)),
-            ]
-        })
-        .collect();
-    if number < pages {
-        table = table.link("Next", Href::of(paths::QUEUES, &[]).with("page", number + 1));
-    }
+    let table = table(&all(&cx).await?).paged(SHOWN);
     Ok(Page::new("Delay queues").live().table(table))
 }
 
@@ -98,28 +129,20 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     if let Some(since) = counts.paused {
         page.push(Part::notice(Tone::Warn, format!("The queue is paused since {since}: no task is begun.")));
     }
-    let mut facts = Vec::new();
     if cx.access.allows(Permission::Operate) {
         let (label, path) = match counts.paused {
-            None => ("pause", paths::QUEUE_PAUSE),
-            Some(_) => ("resume", paths::QUEUE_RESUME),
+            None => ("Pause", paths::QUEUE_PAUSE),
+            Some(_) => ("Resume", paths::QUEUE_RESUME),
         };
-        let button = Button::new(label, name.as_str(), queue_href(path, &name));
-        facts.push(("Actions", Cell::buttons(vec![button])));
+        page.actions = Cell::buttons(vec![Button::new(label, name.as_str(), queue_href(path, &name))]);
     }
-    facts.extend([
+    page.push(Part::Tiles(vec![
         ("Waiting", Cell::count(counts.waiting.total)),
         ("Overdue", Cell::alarm(Some(counts.waiting.overdue), Tone::Warn)),
         ("Claimed by workers", Cell::count(counts.claimed)),
         ("Claims that ran out", Cell::alarm(Some(counts.expired), Tone::Warn)),
         ("Dead", Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, &name))),
-        ("Shards", Cell::count(u64::from(queue.shards()))),
-        (
-            "Dead tasks are kept",
-            Cell::text(format::dead_letter_retention(queue.settings().dead_letter_retention)),
-        ),
-    ]);
-    page.push(Part::facts("", facts));
+    ]));
     let tasks = queue.list(None, limit as usize).await?;
     let mut table =
         Table::new("Waiting, the next ones first", &["Id", "Due", "Key", "Payload", ""], "No task waits.");
@@ -146,11 +169,16 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
             ]
         })
         .collect();
+    page.push(Part::Table(table));
     let limit = Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 });
     page.push(Part::Form(Form::filter("Number of tasks", queue_href(paths::QUEUE, &name), vec![limit])));
     let id = Field::new("id", "Id", "").required();
     page.push(Part::Form(Form::filter("Find a task", queue_href(paths::TASK, &name), vec![id])));
-    Ok(page.table(table))
+    let kept = format::dead_letter_retention(queue.settings().dead_letter_retention);
+    let settings =
+        vec![("Shards", Cell::count(u64::from(queue.shards()))), ("Dead tasks are kept", Cell::text(kept))];
+    page.push(Part::facts("Settings", settings));
+    Ok(page)
 }
 
 /// Shows a task that waits.

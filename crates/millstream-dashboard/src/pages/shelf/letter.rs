@@ -1,15 +1,19 @@
 //! One dead letter: why it died, its content, and the edit before a replay.
 
+use std::cmp::Reverse;
+use std::time::Duration;
+
 use bytes::Bytes;
-use millstream::DeadLetter;
-use millstream::admin::{Edit, Failed, Replay, ShelfFilter};
+use millstream::admin::{Edit, Failed, Replay, ShelfFilter, ShelfQuery};
 use millstream::crates::core::{Fingerprint, Limits};
+use millstream::{DeadLetter, MessageId, Partition};
 
 use super::{Kind, Place, letter_href, message, open_letters};
 use crate::access::Permission;
 use crate::actions::{Order, shelf};
 use crate::failure::Failure;
 use crate::pages::messages::story;
+use crate::pages::selection;
 use crate::paths;
 use crate::request::context::Context;
 use crate::request::params::Params;
@@ -19,6 +23,9 @@ use crate::view::href::Href;
 use crate::view::text::Text;
 use crate::view::{Page, Part};
 
+/// Number of letters that are read to find the one beside another, and maximum number that is examined for it.
+const BESIDE: usize = 200;
+const LOOKS: u64 = 1_000;
 /// Longest payload that can be edited in a form.
 const EDITABLE: usize = 256 << 10;
 
@@ -54,37 +61,72 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     page = page.crumb("Dead letters", place.href(paths::DEAD));
     let fingerprint = Fingerprint::of(&letter.error);
     let same = place.href(paths::DEAD_LIST).with("fingerprint", fingerprint);
+    let mut actions = Cell::default();
+    if place.may(&cx, Permission::Operate) {
+        let button = Button::new("Replay", id.as_str(), place.href(paths::DEAD_REPLAY));
+        let button = button.with("id", id.as_str()).with("partition", partition.to_string());
+        let ends = format!("{partition}:{id}");
+        actions.buttons.push(button.with("expected", "1").with("confirm", "1").with("ends", ends));
+    }
+    let [newer, older] = beside(&cx, &place, &letter).await?;
+    let step = |text: &str, to: Option<(Partition, MessageId)>| {
+        let (partition, id) = to?;
+        let href = letter_href(paths::LETTER, &topic, &group, partition.0, &id.to_string());
+        Some((Text::from(text), selection::link(href, &cx.query)))
+    };
+    actions.links.extend(step("← newer", newer).into_iter().chain(step("older →", older)));
+    if place.may(&cx, Permission::Admin) {
+        let edit = letter_href(paths::LETTER_EDIT, &topic, &group, partition.0, &id);
+        let purge = place.href(paths::DEAD_PURGE).with("id", &id).with("partition", partition);
+        actions.links.extend([("Edit and replay…".into(), edit), ("Purge…".into(), purge)]);
+    }
+    page.actions = actions;
+    page.push(Part::Code { title: "Error".to_owned(), text: Text::block(&letter.error) });
     page.push(Part::facts(
         "",
         vec![
-            ("Error", Cell::toned(Text::line(&letter.error), Tone::Bad)),
-            ("Letters with this error", Cell::link("list them", same)),
-            ("Fingerprint", Cell::mono(fingerprint.to_string())),
-            ("Reason", Cell::text(letter.reason.as_str())),
-            ("Attempts", Cell::count(u64::from(letter.attempts))),
             ("Died", Cell::time(letter.id.timestamp())),
-            ("Partition", Cell::text(partition.to_string())),
+            ("Attempts", Cell::count(u64::from(letter.attempts))),
+            ("Reason", Cell::text(letter.reason.as_str())),
             ("Message", message(&topic, partition, letter.origin)),
+            ("Partition", Cell::text(partition.to_string())),
+            ("Letters with this error", Cell::link("list them", same)),
         ],
     ));
     page.push(Part::Table(story::attempts(&letter.history)));
     story::content(&mut page, letter.envelope(&Limits::NONE), &place.hidden);
-    let mut cell = Cell::default();
-    if place.may(&cx, Permission::Operate) {
-        let button = Button::new("replay", id.as_str(), place.href(paths::DEAD_REPLAY));
-        let button = button.with("id", id.as_str()).with("partition", partition.to_string());
-        let ends = format!("{partition}:{id}");
-        cell = Cell::buttons(vec![button.with("expected", "1").with("confirm", "1").with("ends", ends)]);
-    }
-    if place.may(&cx, Permission::Admin) {
-        let edit = letter_href(paths::LETTER_EDIT, &topic, &group, partition.0, &id);
-        let purge = place.href(paths::DEAD_PURGE).with("id", &id).with("partition", partition);
-        cell = cell.and_links(vec![("edit and replay…".into(), edit), ("purge…".into(), purge)]);
-    }
-    if place.may(&cx, Permission::Operate) {
-        page.push(Part::facts("Actions", vec![("This letter", cell)]));
-    }
     Ok(page)
+}
+
+/// Returns the letters beside this one in the list that the query selects: the newer and the older one.
+async fn beside(
+    cx: &Context,
+    place: &Place,
+    letter: &DeadLetter,
+) -> Result<[Option<(Partition, MessageId)>; 2], Failure> {
+    // The order of the list: the newest first, those of the same time by partition.
+    let listed = |(partition, id): &(Partition, MessageId)| (Reverse(*id), *partition);
+    let (at, shelf) = ((letter.topic_partition.partition, letter.id), place.open(cx).await?);
+    let mut found = [None, None];
+    for (newest_first, found) in [false, true].into_iter().zip(&mut found) {
+        let mut filter = place.filter(&cx.query)?;
+        let time = letter.id.timestamp();
+        if newest_first {
+            filter.before = Some(time.saturating_add(Duration::from_millis(1)));
+        } else {
+            filter.from = Some(time);
+        }
+        // Those of the same millisecond are among them.
+        let query = ShelfQuery { filter, newest_first, limit: BESIDE, looks: LOOKS, ..ShelfQuery::default() };
+        let items = shelf.page(&query).await?.items;
+        let all = items.iter().map(|it| (it.facts().partition, it.facts().id));
+        *found = if newest_first {
+            all.filter(|it| listed(it) > listed(&at)).min_by_key(listed)
+        } else {
+            all.filter(|it| listed(it) < listed(&at)).max_by_key(listed)
+        };
+    }
+    Ok(found)
 }
 
 /// Shows the form for an edit.

@@ -6,6 +6,7 @@ use millstream::admin::{ShelfFilter, ShelfQuery};
 use tokio::time::Instant;
 
 use super::{Kind, Place};
+use crate::access::Permission;
 use crate::failure::Failure;
 use crate::pages::selection;
 use crate::paths;
@@ -15,7 +16,7 @@ use crate::view::cell::{Cell, Tone};
 use crate::view::form::{Field, Form, Input};
 use crate::view::format;
 use crate::view::href::Href;
-use crate::view::{Page, Part, Table};
+use crate::view::{Page, Part, Pick, Table};
 
 /// Time after which no further letters are examined for a page of the list.
 const BUDGET: Duration = Duration::from_millis(40);
@@ -46,12 +47,13 @@ pub(crate) async fn errors(cx: Context) -> Result<Page, Failure> {
             ("Counted", counted(&count, total)),
         ],
     ));
-    table = table.note(if count.is_complete {
+    let about = if count.is_complete {
         "Numbers, ids, times and quoted words in an error do not make it another error.".to_owned()
     } else {
         let newest = format::of(count.looked_at, "letter", "letters");
         format!("Of the newest {newest}. Older ones are not counted yet.")
-    });
+    };
+    table = table.note(about);
     if others > 0 {
         let letters = format::of(others, "letter has", "letters have");
         let text = format!("{letters} further errors, which are not counted apart.");
@@ -108,6 +110,23 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let here = place.href(paths::DEAD_LIST);
     let mut page = place.page(format!("Dead letters of {}", place.name()), paths::DEAD_LIST);
     let mut table = place.table("Letters, the newest first", &found, "No letter matches.");
+    for row in &mut table.rows {
+        // The letters beside it are those of this list.
+        row[0].href = row[0].href.take().map(|href| selection::link(href, &cx.query));
+    }
+    let pick = |path| place.href(path);
+    let buttons = [
+        ("Replay…", pick(paths::DEAD_REPLAY), false, Permission::Operate),
+        ("Purge…", pick(paths::DEAD_PURGE), true, Permission::Admin),
+    ];
+    let buttons = buttons.into_iter().filter(|it| place.may(&cx, it.3)).map(|it| (it.0, it.1, it.2));
+    let buttons: Vec<_> = buttons.collect();
+    if !buttons.is_empty() {
+        for (row, it) in table.rows.iter_mut().zip(&found) {
+            row[0].pick = Some(format!("{}:{}", it.facts().partition, it.facts().id));
+        }
+        table.pick = Some(Pick { name: selection::PICK, buttons });
+    }
     table = table.note(format!("{} shown, {} examined", found.len(), format::count(walk.looked_at())));
     if let Some(next) = walk.cursor() {
         table = table.link(

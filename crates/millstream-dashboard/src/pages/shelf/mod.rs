@@ -11,6 +11,7 @@ pub(crate) mod tasks;
 use millstream::admin::{Failed, FailedId, Shelf, ShelfFilter};
 use millstream::crates::core::{ErrorGroups, Limits, QueueName};
 use millstream::{DeadLetterQueue, GroupName, MessageId, Partition, TopicName};
+use tokio::time::{Duration, Instant};
 
 use super::queues::{queue_href, queue_page};
 use super::{content, group_href, group_page, selection};
@@ -22,10 +23,22 @@ use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::Cell;
+use crate::view::chart::Chart;
 use crate::view::format::count;
 use crate::view::href::Href;
 use crate::view::text::Text;
 use crate::view::{Page, Table};
+
+/// Number of bars of the curve of an error.
+const BARS: usize = 24;
+/// Number of items and of errors of a page.
+const PAGE: usize = 50;
+/// Maximum number of errors that are counted apart.
+const GROUPS: usize = 200;
+/// Number of items that are read between two looks at the clock.
+const STEP: usize = 500;
+/// Shortest beginning of all errors that is shown once.
+const FOLDED: usize = 16;
 
 /// Kind of what failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,19 +175,52 @@ impl Place {
         empty: &'static str,
     ) -> Table {
         let [list, ..] = self.paths();
-        let rows = errors.into_groups().into_iter().map(|error| {
+        let groups = errors.into_groups();
+        let (first, last) = (groups.iter().map(|it| it.first).min(), groups.iter().map(|it| it.last).max());
+        let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
+        let patterns: Vec<&str> = groups.iter().map(|it| &*it.pattern).collect();
+        let folded = common(&patterns);
+        let note = begin(&patterns, folded);
+        let rows = groups.iter().map(|error| {
+            let numbers = error.times.spread(first, last, BARS);
+            let pattern =
+                if folded > 0 { format!("… {}", &error.pattern[folded..]) } else { error.pattern.clone() };
             let with = |href: Href| href.with("fingerprint", error.fingerprint);
             vec![
                 Cell::text(format!("{}{}", if is_complete { "" } else { "≥ " }, count(error.count))),
-                Cell::link(Text::short(&error.pattern), with(self.href(list))),
+                Cell::link(Text::short(&pattern), with(self.href(list))),
+                Cell::chart(Some(Chart::bars(&format!("{} over time", self.noun().1), &numbers))),
                 Cell::time(error.first),
                 Cell::time(error.last),
                 self.link(&error.example),
                 Cell::links(self.actions(cx, None, with)),
             ]
         });
-        let titles = [">Number", "Error", "First", "Last", "The newest", ""];
-        Table::new("By error, the most frequent first", &titles, empty).rows(rows)
+        let titles = [">Number", "Error", "When", "First", "Last", "The newest", ""];
+        let table =
+            Table::new("By error, the most frequent first", &titles, empty).rows(rows).named("errors");
+        Table { note, paged: PAGE, ..table }
+    }
+
+    /// Examines what matches for a time, and returns it by error, the first of it, and whether that is all.
+    async fn by_error(
+        &self,
+        cx: &Context,
+        filter: &ShelfFilter,
+        (most, budget): (u64, Duration),
+    ) -> Result<(ErrorGroups<FailedId>, Vec<Failed>, bool), Failure> {
+        let (began, mut groups, mut first) = (Instant::now(), ErrorGroups::new(GROUPS), Vec::new());
+        let mut walk = self.open(cx).await?.walk(filter, None).await?;
+        while !walk.is_done() && walk.looked_at() < most && began.elapsed() < budget {
+            for item in walk.run_once(STEP).await? {
+                let facts = item.facts();
+                groups.add(facts.error, facts.at, facts.named());
+                if first.len() < PAGE {
+                    first.push(item);
+                }
+            }
+        }
+        Ok((groups, first, walk.is_done()))
     }
 
     /// Returns a cell that names an item.
@@ -197,23 +243,48 @@ impl Place {
             Kind::Retries => ("Message", "Due", ">Next attempt"),
             Kind::Tasks => ("Task", "Died", ">Attempts"),
         };
+        let has_reasons = self.kind != Kind::Retries;
         let titles = [id, at, ">Partition", "Reason", attempts, "Error", "Key", "Payload"];
+        let titles: Vec<&str> = titles.into_iter().filter(|it| has_reasons || *it != "Reason").collect();
+        let errors: Vec<&str> = items.iter().map(|it| it.facts().error).collect();
+        let folded = common(&errors);
         let rows = items.iter().map(|it| {
             let it = it.facts();
             let [key, payload] = content(it.envelope(&Limits::NONE), &self.hidden);
-            vec![
-                self.link(&it.named()),
-                Cell::time(it.at),
-                Cell::text(it.partition.to_string()),
-                it.reason.map_or_else(Cell::none, |reason| Cell::text(reason.as_str())),
-                Cell::count(u64::from(it.attempts)),
-                Cell::text(Text::short(it.error)),
-                key,
-                payload,
-            ]
+            let error = if folded > 0 { format!("… {}", &it.error[folded..]) } else { it.error.to_owned() };
+            let mut row =
+                vec![self.link(&it.named()), Cell::time(it.at), Cell::text(it.partition.to_string())];
+            if has_reasons {
+                row.push(it.reason.map_or_else(Cell::none, |reason| Cell::text(reason.as_str())));
+            }
+            row.extend([Cell::count(u64::from(it.attempts)), Cell::line(Text::short(&error)), key, payload]);
+            row
         });
-        Table::new(title, &titles, empty).rows(rows)
+        let note = begin(&errors, folded);
+        // A form above selects from all of them.
+        Table { note, filters: false, ..Table::new(title, &titles, empty).rows(rows) }
     }
+}
+
+/// Returns the length of what all errors begin with, up to the end of a word, if it is long enough to be folded.
+fn common(errors: &[&str]) -> usize {
+    let [first, rest @ ..] = errors else { return 0 };
+    let same = |other: &&str| {
+        first
+            .char_indices()
+            .zip(other.chars())
+            .find(|((_, a), b)| a != b)
+            .map_or(first.len().min(other.len()), |((at, _), _)| at)
+    };
+    let length = rest.iter().map(same).min().unwrap_or_default();
+    let end = first[..length].rfind([' ', ':', '/']).map_or(0, |at| at + 1);
+    if end >= FOLDED { end } else { 0 }
+}
+
+/// Says what all errors begin with, if that is folded.
+fn begin(errors: &[&str], folded: usize) -> Option<Text> {
+    let common = errors.first().filter(|_| folded > 0)?[..folded].trim_end();
+    Some(Text::short(&format!("All errors begin with “{common}”")))
 }
 
 /// Returns a cell that names a message.
@@ -231,4 +302,19 @@ async fn open_letters(cx: &Context) -> Result<DeadLetterQueue, Failure> {
 
 fn letter_href(path: &str, topic: &TopicName, group: &GroupName, partition: u32, id: &str) -> Href {
     Href::of(path, &[topic.as_str(), group.as_str(), &partition.to_string(), id])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::common;
+
+    #[test]
+    fn what_all_errors_begin_with_is_folded() {
+        let errors = ["handler: reserve stock: no such item", "handler: reserve stock: no warehouse"];
+        assert_eq!(&errors[0][common(&errors)..], "such item");
+        assert_eq!(common(&["timed out", "timed up"]), 0, "too short");
+        assert_eq!(common(&["one error alone, of some length"]), 0);
+        assert_eq!(common(&[]), 0);
+        assert_eq!(common(&["größere Störung: ä", "größere Störung: ö"]), "größere Störung: ".len());
+    }
 }

@@ -1,6 +1,7 @@
 //! Messages that wait for a retry.
 
 use millstream::admin::Failed;
+use tokio::time::Duration;
 
 use super::{Kind, Place};
 use crate::access::Permission;
@@ -11,7 +12,11 @@ use crate::request::context::Context;
 use crate::view::cell::{Cell, Tone};
 use crate::view::form::{Button, Field, Form, Input};
 use crate::view::format;
-use crate::view::{Column, Page, Part};
+use crate::view::{Page, Part};
+
+/// Maximum number of retries that are examined for their errors, and the time for it.
+const LOOKS: u64 = 5_000;
+const BUDGET: Duration = Duration::from_millis(40);
 
 /// Shows retries that wait, the next ones first.
 pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
@@ -34,9 +39,12 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     } else {
         items = shelf.first(&filter, limit).await?;
     }
+    let (groups, _, is_all) = place.by_error(&cx, &filter, (LOOKS, BUDGET)).await?;
+    let mut errors = place.errors(&cx, groups, is_all, "Nothing waits for a retry.");
+    errors.links = place.actions(&cx, Some(" all that match"), |href| selection::link(href, &cx.query));
     let title = "Waiting for a retry, the next ones first";
     let mut table = place.table(title, &items, "Nothing waits for a retry.").note(note);
-    table.columns.push(Column { title: "".into(), number: false });
+    table.column("");
     let may = place.may(&cx, Permission::Operate);
     for (at, (row, it)) in table.rows.iter_mut().zip(&items).enumerate() {
         let (it, is_ready) = (it.facts(), ready.get(at) == Some(&true));
@@ -51,9 +59,9 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         }
         row.push(Cell::buttons(buttons));
     }
-    table.links = place.actions(&cx, Some(" all that match"), |href| selection::link(href, &cx.query));
     let mut fields = selection::fields(&cx.query, &place.hidden, false);
     fields.push(Field::new("limit", "Number", limit.to_string()).input(Input::Number { min: 1, max: 200 }));
+    page.push(Part::Table(errors));
     page.push(Part::Form(Form::filter("Filter", place.href(paths::RETRIES), fields).folding()));
     Ok(page.table(table))
 }

@@ -98,13 +98,18 @@ async fn a_refresh_keeps_what_is_unfolded_and_the_focus_on_its_topic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_follow_the_zone() {
+async fn times_are_ages_or_follow_the_zone() {
     let site = Site::start().await;
     super::place::fill(&site.mq).await;
     let mut tab = Tab::open().await;
     tab.call("Emulation.setTimezoneOverride", json!({"timezoneId": "Asia/Kolkata"})).await;
     tab.go(&site.url("/topics/orders/messages")).await;
     let first = "document.querySelector('main time').textContent";
+    let ago = tab.eval(first).await;
+    assert!(ago.as_str().is_some_and(|it| it.ends_with(" ago") || it == "now"), "{ago}");
+    let title = tab.eval("document.querySelector('main time').title").await;
+    assert!(title.as_str().is_some_and(|it| it.contains(" UTC") && it.contains(" +05:30")), "{title}");
+    tab.eval("document.querySelector('[data-zone]').click()").await;
     let utc = tab.eval(first).await;
     assert!(utc.as_str().expect("text").ends_with(" UTC"), "{utc}");
     tab.eval("document.querySelector('[data-zone]').click()").await;

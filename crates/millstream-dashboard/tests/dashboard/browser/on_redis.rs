@@ -1,5 +1,7 @@
 //! All cases over a queue on a server.
 
+#[path = "calls.rs"]
+mod calls;
 #[path = "live.rs"]
 mod live;
 #[path = "pages.rs"]

@@ -120,8 +120,8 @@ async fn a_refused_form_is_accessible_and_keeps_what_was_typed() {
     let mut problems = Vec::new();
     // A change and a query.
     for (path, field, value, button) in [
-        (format!("{billing}/dead/replay"), "rate", "fast", "form[method=post] button"),
-        (format!("{billing}/dead/list"), "from", "yesterday", "form[method=get] button"),
+        (format!("{billing}/dead/replay"), "rate", "fast", "main form[method=post] button"),
+        (format!("{billing}/dead/list"), "from", "yesterday", "main form[method=get] button"),
     ] {
         tab.go(&site.url(&path)).await;
         tab.eval("document.querySelectorAll('details').forEach((it) => { it.open = true; })").await;
