@@ -160,7 +160,8 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
         ">Retrying",
         ">Dead",
         "Since",
-        "Lease",
+        ">Lease left",
+        ">Epoch",
     ];
     let table = Table::new("Who owns what", &titles, "This topic has no partition.").paged(SHOWN);
     table.rows(group.stats.partitions.iter().map(|survey| {
@@ -174,10 +175,6 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
                 Cell::link(holder.owner.as_str(), of_member(topic, &group.stats.group, &holder.owner));
             Cell { mono: true, ..owner }
         };
-        let lease = |holder: &Holder| {
-            let (epoch, ends) = (holder.epoch, format::duration(holder.expires_in));
-            Cell::text(format!("epoch {epoch}, ends in {ends}"))
-        };
         vec![
             Cell::text(stats.partition.0.to_string()),
             holder.map_or_else(Cell::none, owner),
@@ -188,7 +185,8 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
             Cell::known(survey.retrying()).to(of(paths::RETRIES)),
             Cell::alarm(survey.dead(), Tone::Warn).to(of(paths::DEAD_LIST)),
             Cell::time_or_none(holder.and_then(Holder::since)),
-            holder.map_or_else(Cell::none, lease),
+            holder.map_or_else(Cell::none, |holder| Cell::duration(holder.expires_in)),
+            holder.map_or_else(Cell::none, |holder| Cell::text(holder.epoch.to_string())),
         ]
     }))
 }
