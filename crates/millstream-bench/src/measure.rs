@@ -25,6 +25,9 @@ pub(crate) enum Figure {
     IdleCommands,
     FirstRequests,
     FirstCommands,
+    ClientShare,
+    RedisShare,
+    Connections,
     Bytes,
     Elapsed,
     AllClientCpu,
@@ -48,6 +51,9 @@ impl Figure {
             Self::IdleCommands => "commands_per_s_per_partition",
             Self::FirstRequests => "first_requests_per_s_per_partition",
             Self::FirstCommands => "first_commands_per_s_per_partition",
+            Self::ClientShare => "client_cpu_percent",
+            Self::RedisShare => "redis_cpu_percent",
+            Self::Connections => "connections",
             Self::Bytes => "bytes_per_message",
             Self::Elapsed => "elapsed_ms",
             Self::AllClientCpu => "client_cpu_ms",
@@ -71,6 +77,9 @@ impl Figure {
             Self::IdleCommands => "commands/s per owned partition (those of scripts too)",
             Self::FirstRequests => "requests/s per owned partition at first",
             Self::FirstCommands => "commands/s per owned partition at first",
+            Self::ClientShare => "client CPU, % of a core",
+            Self::RedisShare => "Redis CPU, % of a core",
+            Self::Connections => "connections",
             Self::Bytes => "bytes/message",
             Self::Elapsed => "time, ms",
             Self::AllClientCpu => "client CPU, ms",
@@ -164,7 +173,8 @@ impl Stage {
     }
 
     /// Measures the requests and commands that the server receives while idle, per second and owned partition:
-    /// separately for `settle`, since consumers send more of them at first, and for `lasts` after it.
+    /// separately for `settle`, since consumers send more of them at first, and for `lasts` after it; then, for `lasts`
+    /// once more, the CPU of both sides and the connections.
     pub(crate) async fn idle(&self, settle: Duration, lasts: Duration, partitions: u32) -> Result<Measured> {
         let requests = Requests::watch(&self.url).await?;
         let mut figures = Vec::new();
@@ -182,6 +192,17 @@ impl Stage {
             let commands = self.probe.count().await?.commands - counted.commands - self.probe.own();
             figures.splice(0..0, [(each[0], asked / per), (each[1], commands / per)]);
         }
+        // `MONITOR` costs both sides more than what it shows.
+        drop(requests);
+        let (counted, client, began) = (self.probe.count().await?, client_cpu(), Instant::now());
+        tokio::time::sleep(lasts).await;
+        let (took, client) = (began.elapsed().as_secs_f64(), client_cpu().saturating_sub(client));
+        let now = self.probe.count().await?;
+        figures.extend([
+            (Figure::ClientShare, 100.0 * client.as_secs_f64() / took),
+            (Figure::RedisShare, 100.0 * (now.cpu - counted.cpu) / took),
+            (Figure::Connections, now.connections),
+        ]);
         Ok(Measured { figures })
     }
 

@@ -115,7 +115,9 @@ impl Case {
             Self::Retry(it) => format!("retry after {} ms, {} parked", it.delay, it.parked),
             Self::Takeover(it) => format!("takeover, leases of {} ms", it.lease),
             Self::Idle(it) => {
-                format!("idle, {}, {}", several(it.groups, "group"), several(it.members, "member"))
+                let topics =
+                    if it.topics > 1 { format!("{}, ", several(it.topics, "topic")) } else { String::new() };
+                format!("idle, {topics}{}, {}", several(it.groups, "group"), several(it.members, "member"))
             }
             Self::Memory(_, Place::Waiting) => "memory, waiting message".to_owned(),
             Self::Memory(_, Place::Parked) => "memory, parked retry".to_owned(),

@@ -200,6 +200,9 @@ pub(crate) struct E2e {
     /// Seconds for which a run sends.
     #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
     pub(crate) seconds: Duration,
+    /// Prints after each run where the messages spent their time: all of them, and the slowest. It costs some of it.
+    #[arg(long)]
+    pub(crate) explain: bool,
 }
 
 #[derive(Args, Debug)]
@@ -270,18 +273,29 @@ pub(crate) struct Idle {
     pub(crate) common: Common,
     #[command(flatten)]
     pub(crate) spread: Spread,
+    /// Number of such topics, each with its own consumers.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand())]
+    pub(crate) topics: u32,
     /// Number of groups that wait at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand())]
     pub(crate) groups: u32,
-    /// Number of consumers in each group, each with its own connections, like separate processes.
+    /// Number of consumers in each group, each with its own connections, like separate processes. Those of several topics
+    /// share them.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand())]
     pub(crate) members: u32,
     /// Seconds to wait first. They are shown separately, since consumers send more requests in the first minute.
     #[arg(long, value_name = "S", default_value = "60", value_parser = seconds_or_none)]
     pub(crate) settle: Duration,
-    /// Seconds to measure after that.
+    /// Seconds to count requests after that; then the CPU is measured for as long.
     #[arg(long, value_name = "S", default_value = "60", value_parser = seconds)]
     pub(crate) seconds: Duration,
+}
+
+impl Idle {
+    /// Returns how many partitions are owned: those of each topic once for each group.
+    pub(crate) fn waits(&self) -> u32 {
+        self.spread.partitions * self.groups * self.topics
+    }
 }
 
 /// The place in which a message waits.

@@ -15,7 +15,7 @@ const SETTLED: Duration = Duration::from_secs(6);
 /// Waits, and counts the requests in the meantime.
 pub(crate) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
     let mut readers = Vec::new();
-    for key in keys(&stage.namespace, of.spread.partitions) {
+    for key in keys(&stage.namespace, of.spread.partitions * of.topics) {
         for group in (0..of.groups).map(|group| format!("g{group}")) {
             let mut connection = connect(&stage.url).await?;
             create_group(&mut connection, &key, &group).await?;
@@ -32,7 +32,7 @@ pub(crate) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
         }
     }
     let settle = of.settle.min(SETTLED);
-    let measured = stage.idle(settle, of.seconds, of.spread.partitions * of.groups).await?;
+    let measured = stage.idle(settle, of.seconds, of.waits()).await?;
     for reader in readers {
         anyhow::ensure!(!reader.is_finished(), "a reader ended: {:?}", reader.await);
         reader.abort();

@@ -25,6 +25,8 @@ pub(crate) struct Counted {
     pub(crate) commands: f64,
     /// Memory in use at present, in bytes.
     pub(crate) memory: f64,
+    /// Connections of clients at present, with those of the bench that count.
+    pub(crate) connections: f64,
 }
 
 impl Probe {
@@ -41,6 +43,9 @@ impl Probe {
         let slots: Vec<_> = cmd("CLUSTER").arg("SLOTS").query_async(&mut any).await?;
         let mut primaries = Vec::new();
         for (host, port) in primaries_of(&slots)? {
+            // A node that has met no other one does not know its own address.
+            let host =
+                if host.is_empty() { first.rsplit_once(':').map_or(first, |(host, _)| host) } else { &host };
             primaries
                 .push(connect_within(&format!("redis://{login}{host}:{port}"), Some(REPLY_TIMEOUT)).await?);
         }
@@ -49,7 +54,7 @@ impl Probe {
 
     /// The number of its own commands between the counts of two calls of [`count`](Self::count).
     pub(crate) fn own(&self) -> f64 {
-        3.0 * self.0.len() as f64
+        4.0 * self.0.len() as f64
     }
 
     pub(crate) async fn count(&self) -> Result<Counted> {
@@ -58,9 +63,11 @@ impl Probe {
             let cpu = info(node, "cpu").await?;
             let stats = info(node, "stats").await?;
             let memory = info(node, "memory").await?;
+            let clients = info(node, "clients").await?;
             sum.cpu += number(&cpu, "used_cpu_user")? + number(&cpu, "used_cpu_sys")?;
             sum.commands += number(&stats, "total_commands_processed")?;
             sum.memory += number(&memory, "used_memory")?;
+            sum.connections += number(&clients, "connected_clients")?;
         }
         Ok(sum)
     }

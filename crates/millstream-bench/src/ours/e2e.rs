@@ -6,8 +6,9 @@ use std::time::Instant;
 use anyhow::Result;
 use bytes::Bytes;
 use hdrhistogram::{Histogram, RecordError};
-use millstream::{Delivery, Producer};
+use millstream::{Delivery, Millstream, Producer};
 
+use super::explain::{Hop, Hops};
 use super::{GROUP, topic, until_acked, until_owned};
 use crate::args::E2e;
 use crate::measure::{Measured, Stage};
@@ -38,14 +39,21 @@ impl Latencies {
 
 /// Runs one producer and one consumer.
 pub(crate) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> {
-    let mq = stage.connect().await?;
+    let mut mq = stage.connect().await?;
     let topic = topic(of.spread, false);
-    let producer = mq.producer(topic.clone()).await?;
     let pacer = Pacer::new(rate, of.seconds);
     let (latencies, clock) = (Latencies::new()?, pacer.clock());
+    let hops = of.explain.then(|| Hops::new(clock));
+    if let Some(hops) = &hops {
+        mq = Millstream::over(hops.over(mq.backend()));
+    }
+    let producer = mq.producer(topic.clone()).await?;
     let consumer = mq.consumer(topic, GROUP).start({
-        let latencies = latencies.clone();
+        let (latencies, hops) = (latencies.clone(), hops.clone());
         move |delivery: Delivery<Bytes>| {
+            if let Some(hops) = &hops {
+                hops.pass(Hop::Handled, &delivery.payload);
+            }
             let recorded = latencies.record(clock.since(clock.now(), &delivery.payload));
             async move { recorded }
         }
@@ -55,9 +63,13 @@ pub(crate) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> 
     let meter = stage.meter().await?;
     // In turn, as the baseline.
     let partitions = u64::from(of.spread.partitions);
-    let send = move |n, payload| {
-        let (producer, partition) = (producer.clone(), (n % partitions) as u32);
+    let called = hops.clone();
+    let send = move |n, payload: Bytes| {
+        let (producer, partition, called) = (producer.clone(), (n % partitions) as u32, called.clone());
         async move {
+            if let Some(called) = called {
+                called.pass(Hop::Called, &payload);
+            }
             producer.send(&payload).partition(partition).await?;
             Ok(())
         }
@@ -66,6 +78,9 @@ pub(crate) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> 
     until_acked(&consumer, total).await?;
     let measured = meter.stop(total).await?.with_latency(&latencies.get());
     consumer.shutdown().await;
+    if let Some(hops) = hops {
+        eprint!("\n{}", hops.table());
+    }
     Ok(measured)
 }
 

@@ -3,6 +3,7 @@
 mod consume;
 mod delay;
 mod e2e;
+mod explain;
 mod idle;
 mod memory;
 mod operate;
