@@ -52,9 +52,10 @@ cargo xtask test --matrix [--row name] [filter]
                            user with few rights, and print a table; or the rows whose name contains this one
 cargo xtask check          formatting, clippy, few features, documentation: all without warnings; the public API is
                            that of docs/api; no count of weigh is over its limit
-cargo xtask weigh [filter] [--times]
+cargo xtask weigh [filter] [--times] [--instructions]
                            count crates and test binaries beside the limits of crates/xtask/budget.txt; with --times
-                           also build what users build, from nothing, which takes many minutes
+                           also build what users build, from nothing, which takes many minutes; with --instructions
+                           count with valgrind what a message costs the runtime
 cargo xtask api            accept the present public API: rewrite docs/api
 cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey

@@ -46,7 +46,7 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{counts, times};
+    use super::super::{counts, instructions, times};
     use super::{Budget, Limit};
 
     #[test]
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn each_limit_is_that_of_a_weight() {
-        let names: Vec<_> = counts::names().chain(times::names()).collect();
+        let names: Vec<_> = counts::names().chain(times::names()).chain(instructions::names()).collect();
         for limit in Budget::read().unwrap().0 {
             assert!(names.contains(&limit.name), "{} limits nothing", limit.name);
         }

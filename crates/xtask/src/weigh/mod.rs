@@ -3,6 +3,7 @@
 
 mod budget;
 mod counts;
+mod instructions;
 mod programs;
 mod times;
 
@@ -36,12 +37,13 @@ impl Weight {
     }
 }
 
-/// Weighs what needs no build; with `--times` builds instead. Only weights whose name contains the filter.
+/// Weighs what needs no build; with `--times` and `--instructions` builds too. Only weights whose name contains the filter.
 pub(crate) fn run(args: &[&str]) -> Result<()> {
-    let (mut filter, mut with_times) = ("", false);
+    let (mut filter, mut with_times, mut with_instructions) = ("", false, false);
     for arg in args {
         match *arg {
             "--times" => with_times = true,
+            "--instructions" => with_instructions = true,
             _ if arg.starts_with('-') => bail!("unknown option of `cargo xtask weigh`: {arg}"),
             _ if !filter.is_empty() => bail!("more than one filter: {arg}"),
             _ => filter = arg,
@@ -51,6 +53,9 @@ pub(crate) fn run(args: &[&str]) -> Result<()> {
     let mut weights = counts::all(filter)?;
     if with_times {
         weights.extend(times::all(filter)?);
+    }
+    if with_instructions {
+        weights.extend(instructions::all(filter)?);
     }
     ensure!(!weights.is_empty(), "no weight has {filter:?} in its name");
     println!("\n{}", table(&weights, &budget));

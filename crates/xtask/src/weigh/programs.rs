@@ -12,9 +12,9 @@ pub(super) struct Program {
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     /// Dependencies in the workspace: a package, and options of the dependency.
-    ours: &'static [(&'static str, &'static str)],
+    pub(super) ours: &'static [(&'static str, &'static str)],
     /// Lines of the manifest for the others.
-    others: &'static str,
+    pub(super) others: &'static str,
 }
 
 /// What a first program needs, as the tutorial has it; the parts that can be used alone.

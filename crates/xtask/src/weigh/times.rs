@@ -108,7 +108,7 @@ fn name_of(step: &Step) -> Option<String> {
 
 /// What a call of cargo took.
 #[derive(Debug, PartialEq)]
-struct Cost {
+pub(super) struct Cost {
     /// Seconds of all its processes, user and system.
     cpu: f64,
     /// How many crates it compiled.
@@ -166,7 +166,7 @@ fn changed(source: &str) -> String {
 }
 
 /// Runs cargo as a user would, whose environment has no settings of builds. The shell adds up what its children took.
-fn cargo(args: &[&str], manifest: &Path, to: &Path) -> Result<Cost> {
+pub(super) fn cargo(args: &[&str], manifest: &Path, to: &Path) -> Result<Cost> {
     let (manifest, to) = (manifest.display().to_string(), to.display().to_string());
     let all = [args, &["--manifest-path", &manifest, "--target-dir", &to]].concat();
     let script = "cargo \"$@\"; code=$?; times; exit $code";
