@@ -196,11 +196,11 @@ pub(crate) fn nextest_config() -> String {
     format!("xtask:{}", root().join("crates/xtask/nextest.toml").display())
 }
 
-/// Four threads for each core, of which `nextest.toml` gives a test two, or one if it only waits: most tests wait most of the
+/// Five threads for each core, of which `nextest.toml` gives a test two, or one if it only waits: most tests wait most of the
 /// time, together they need about a quarter of two cores if two run at a time. A value of `--test-threads`.
 pub(crate) fn nextest_threads() -> String {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    (4 * cores).to_string()
+    (5 * cores).to_string()
 }
 
 /// Adds up the results that `cargo test` prints for every binary, or nextest once.

@@ -210,7 +210,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Line>> {
     sink.write(What::Audit { findings });
     sink.write(usage::of(&deployment, &processes));
     wrong.extend(processes.end(|role| role != Role::Store).err().unwrap_or_default());
-    wrong.iter().for_each(|name| sink.write(What::Disobeyed(format!("{name} did not end well"))));
+    wrong.into_iter().for_each(|what| sink.write(What::Disobeyed(what)));
     phase(Phase::Ended);
     drop(processes);
     Ok(std::mem::take(&mut read(&plan.history())?.lines))

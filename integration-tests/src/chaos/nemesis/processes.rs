@@ -56,7 +56,7 @@ impl Processes {
     /// Asks all processes of a role to shut down, and waits until they have.
     ///
     /// # Errors
-    /// The names of those that did not end well.
+    /// Those that did not end well, each with how.
     pub fn end(&mut self, is_meant: impl Fn(Role) -> bool) -> Result<(), Vec<String>> {
         let meant = self.all.values_mut().filter(|managed| is_meant(managed.setup.role));
         let mut ending: Vec<(String, Process)> = meant
@@ -67,8 +67,12 @@ impl Processes {
             })
             .collect();
         let wrong = ending.iter_mut().filter_map(|(name, process)| {
-            let well = wait(process, crate::HANG);
-            (!well).then(|| name.clone())
+            let how = match wait(process, crate::HANG) {
+                Some(true) => return None,
+                Some(false) => "it failed".to_owned(),
+                None => format!("it still ran after {:?}", crate::HANG),
+            };
+            Some(format!("{name} did not end well: {how}"))
         });
         let wrong: Vec<String> = wrong.collect();
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
@@ -182,8 +186,7 @@ impl Managed {
             Kind::Leave => {
                 let fault = log.begins(kind, &name, Scope::Leaving(pid));
                 process.terminate();
-                let ended = wait(process, crate::HANG);
-                if !ended {
+                if wait(process, crate::HANG) != Some(true) {
                     process.kill();
                     gone(sink, pid);
                     sink.write(What::Disobeyed(format!("{name} did not shut down in good order")));
@@ -203,14 +206,15 @@ impl Managed {
 }
 
 /// Waits until a process has ended by itself. Returns whether it did, and well.
-fn wait(process: &mut Process, limit: Duration) -> bool {
+/// Waits until a process has ended, and returns whether it ended well; `None` if it has not within the limit.
+fn wait(process: &mut Process, limit: Duration) -> Option<bool> {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(well) = process.has_ended() {
-            return well;
+            return Some(well);
         }
         if Instant::now() >= deadline {
-            return false;
+            return None;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
