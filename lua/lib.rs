@@ -438,8 +438,8 @@ script!(
 script!(
     /// Records the heartbeat of a member, drops dead members, and returns the member's assignment.
     HEARTBEAT, "members", "heartbeat", [CLOCK, IDENTITY, CONTINUITY],
-    ["members", "member", "assignment", "changes", "meta", "state"],
-    ["id", "incarnation", "ttl_ms", "wishes", "joining", "reborn", "continuity"]
+    ["members...", "member...", "assignment...", "changes...", "meta...", "state..."],
+    ["id...", "incarnation...", "ttl_ms...", "wishes...", "joining...", "reborn...", "continuity..."]
 );
 script!(
     /// Removes a member from its group, unless another instance has its id by now.

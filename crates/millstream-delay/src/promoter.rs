@@ -164,6 +164,10 @@ impl Upkeep for Promoter {
     }
 
     fn sleep(&self, time: Duration) -> Option<millstream_core::upkeep::Sleep> {
+        // Nothing is known to be due by then, or after one more look.
+        if time >= self.config.longest_sleep / 32 * 31 {
+            return None;
+        }
         let (sleep, deadline) = (self.sleep, Instant::now() + time.min(LONGEST_SLEEP));
         Some(Box::pin(async move { sleep.until(deadline).await }))
     }

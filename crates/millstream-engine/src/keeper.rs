@@ -162,7 +162,7 @@ impl Keeper {
             next = match kept {
                 Ok(Kept::Renewed) => {
                     monitor.succeeded(observer);
-                    asked + self.period()
+                    self.clock.aligned(asked + self.period(), self.period())
                 }
                 Ok(Kept::Nothing) => {
                     if !monitor.had_nothing_to_do(rights.witness(), observer) {

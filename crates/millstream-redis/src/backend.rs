@@ -12,6 +12,7 @@ use millstream_core::capability::Capability;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
+use millstream_core::leases::Lease;
 use millstream_core::log::Source;
 use millstream_core::name::GroupName;
 use millstream_core::sorted::SortedMap;
@@ -38,6 +39,7 @@ use crate::conn::waits::changes::Changes;
 use crate::conn::waits::waiters::Waiters;
 use crate::error::unexpected;
 use crate::risks::{self, Risk};
+use crate::scripts::gather::{Beat, Gather};
 use crate::scripts::script::Scripts;
 use crate::snapshots::lag_cache::LagCache;
 
@@ -99,8 +101,12 @@ pub(crate) struct Inner {
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
     pub(crate) node_answers: Arc<NodeAnswers>,
-    /// Whether each lease is renewed by a call of its own, since a server has refused one for several.
-    pub(crate) renewed_alone: AtomicBool,
+    /// Whether each lease and each heartbeat has a call of its own, since a server has refused one for several.
+    pub(crate) sent_alone: AtomicBool,
+    /// Heartbeats that are sent together.
+    pub(crate) beats: Gather<Beat, Result<Value>>,
+    /// Leases that are renewed together.
+    pub(crate) renewals: Gather<Vec<Lease>, Vec<Result<()>>>,
 }
 
 impl RedisBackend {
@@ -156,7 +162,9 @@ impl RedisBackend {
             messages,
             counted: LagCache::default(),
             node_answers: Arc::default(),
-            renewed_alone: AtomicBool::new(false),
+            sent_alone: AtomicBool::new(false),
+            beats: Gather::default(),
+            renewals: Gather::default(),
             servers,
             config,
         };

@@ -69,7 +69,7 @@ pub struct RedisConfig {
     pub pool_size: usize,
     /// Maximum number of connections of a process to one node for reading owned partitions. The readers of further
     /// partitions (all of them with 0) share one more connection, on which they wait for notices of changed keys, and read in small pages;
-    /// those that have more to read take turns with connections of their own. Default: 64.
+    /// those that have more to read take turns with connections of their own, after five seconds at the latest. Default: 64.
     pub max_reader_connections: usize,
     /// Reaction to a server that may lose messages: no persistence, eviction, replicas that are not waited for.
     /// Default: warnings.

@@ -204,6 +204,14 @@ pub(crate) fn no_answer(limit: Duration) -> Error {
     Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}"))
 }
 
+/// Returns the error of a request whose task ended abnormally.
+pub(crate) fn never_sent() -> Error {
+    Error::new(
+        ErrorKind::Unconfirmed,
+        "the task that sends ended abnormally, the request may or may not have been done",
+    )
+}
+
 /// Returns the error of a request that changes nothing, such as a read or a question to a Sentinel. If its answer is missing, it is
 /// not in doubt whether something was done: the caller can send again.
 pub(crate) fn unchanged(error: Error) -> Error {

@@ -159,6 +159,11 @@ impl<L: Line + 'static> OnThread<L> {
 }
 
 impl<L: Send + Sync + 'static> OnThread<L> {
+    /// Starts a task on the thread.
+    pub(crate) fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.thread.spawn(task);
+    }
+
     /// Runs a request on the thread.
     pub(crate) async fn run<T: Send + 'static, F>(&self, request: impl FnOnce(Arc<L>) -> F) -> Result<T>
     where

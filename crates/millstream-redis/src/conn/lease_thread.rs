@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -34,6 +35,13 @@ impl LeaseThread {
             let why = format!("no answer came, the request may or may not have been done: {error}");
             Err(Error::new(ErrorKind::Unconfirmed, why))
         })
+    }
+
+    /// Starts a task on the thread. It is dropped where no thread can be started.
+    pub(crate) fn spawn(&self, task: BoxFuture<'static, ()>) {
+        if let Ok(runtime) = self.runtime() {
+            runtime.spawn(task);
+        }
     }
 
     fn runtime(&self) -> Result<Handle> {

@@ -20,8 +20,10 @@ use crate::conn::socket::Socket;
 /// or two, which does not count in this time.
 const TURN: Duration = Duration::from_secs(2);
 /// Longest wait of a reader with a connection of its own while there are readers without one: then it looks whether one
-/// of them wants it.
-pub(crate) const SHORT_WAIT: Duration = Duration::from_secs(1);
+/// of them wants it. The shorter one counts while one of them has wanted it lately.
+const SHORT_WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// How long a wish is a reason for short waits.
+const LATELY: Duration = Duration::from_secs(10);
 /// Time for which a wish counts. A reader that still has more to read repeats it with each page.
 const WISH: Duration = Duration::from_secs(2);
 
@@ -118,15 +120,25 @@ impl ReaderConnections {
     }
 
     fn is_wanted(&self) -> bool {
+        self.was_wanted_within(WISH)
+    }
+
+    fn was_wanted_within(&self, time: Duration) -> bool {
         let wanted = self.wanted.load(Ordering::Relaxed);
-        wanted > 0 && u128::from(self.now() - wanted.min(self.now())) < WISH.as_millis()
+        wanted > 0 && u128::from(self.now() - wanted.min(self.now())) < time.as_millis()
     }
 }
 
 impl Own {
     /// Whether there are readers without a connection.
-    pub(crate) fn is_crowded(&self) -> bool {
+    fn is_crowded(&self) -> bool {
         self.node.sharing.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns how long a wait may last, if it is shorter than others since there are readers without a connection.
+    pub(crate) fn short_wait(&self) -> Option<Duration> {
+        let (wanted, otherwise) = SHORT_WAITS;
+        self.is_crowded().then(|| if self.node.was_wanted_within(LATELY) { wanted } else { otherwise })
     }
 
     /// Whether another reader should have the connection now. `busy` tells whether its reader has more to read.

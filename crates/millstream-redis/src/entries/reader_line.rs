@@ -9,7 +9,7 @@ use millstream_core::keys::Key;
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::conn::reader_connections::{Own, SHORT_WAIT, Sharing};
+use crate::conn::reader_connections::{Own, Sharing};
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
 
@@ -52,7 +52,7 @@ impl ReaderLine {
     /// Returns how long a wait may last at once.
     pub(crate) fn max_wait(&self) -> Duration {
         match &self.way {
-            Way::Own(own) if own.is_crowded() => SHORT_WAIT,
+            Way::Own(own) => own.short_wait().unwrap_or(MAX_WAIT),
             _ => MAX_WAIT,
         }
     }

@@ -19,7 +19,7 @@ use crate::backend::{Inner, RedisBackend};
 use crate::conn::cluster::together::together;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
-use crate::error::{fenced, no_answer, unexpected};
+use crate::error::{fenced, never_sent, no_answer, unexpected};
 use crate::scripts::gate::closing_gate;
 use crate::scripts::script;
 
@@ -78,45 +78,21 @@ impl Leases for RedisBackend {
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
-        let keys: Result<Vec<_>> =
-            leases.iter().map(|lease| self.inner.lease_keys(&lease.resource)).collect();
-        let keys = match keys {
-            Ok(keys) => keys,
-            Err(error) => return vec![Err(error); leases.len()],
+        if self.inner.at_once(RENEWED_AT_ONCE) == 1 {
+            // A node that does not answer must not delay the renewals at other nodes.
+            return self.renew_all(leases).await;
+        }
+        let backend = self.clone();
+        let send = move |all: Vec<Vec<Lease>>| {
+            async move {
+                let mut renewed = backend.renew_all(&all.concat()).await.into_iter();
+                all.iter().map(|leases| renewed.by_ref().take(leases.len()).collect()).collect()
+            }
+            .boxed()
         };
-        let servers = self.inner.by_server(keys.iter().map(|[_, fence]| fence));
-        // A node that does not answer must not cost the leases at other nodes: their answers are known only when this call
-        // returns, and the caller waits no longer than this.
-        let ttl = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
-        let limit = ttl.map_or(Duration::MAX, |ttl| renewal_timeout(ttl) * 3 / 4);
-        let request = async |positions: &Vec<usize>| {
-            let of = |at: &usize| (&keys[*at], &leases[*at]);
-            let renewals = async {
-                let at_once = self.inner.renewed_at_once();
-                let all: Vec<_> = positions.iter().map(of).collect();
-                let renewed = self.renew_some(&all, at_once).await;
-                let sharded = |result: &Result<()>| matches!(result, Err(error) if is_of_slots(error));
-                if at_once > 1 && renewed.iter().any(sharded) {
-                    // Several servers behind one address: each lease has a slot of its own there.
-                    self.inner.renewed_alone.store(true, Ordering::Relaxed);
-                    return self.renew_some(&all, 1).await;
-                }
-                renewed
-            };
-            let answers = timeout(limit, renewals).await;
-            answers.unwrap_or_else(|_| positions.iter().map(|_| Err(no_answer(limit))).collect())
-        };
-        let requests = servers.iter().map(|positions| request(positions).boxed()).collect();
-        let answers = servers.iter().flatten().zip(together(requests).await.into_iter().flatten());
-        let mut renewed: Vec<(usize, Result<()>)> = answers
-            .map(|(at, answer)| match (answer, &leases[*at]) {
-                (Ok(()), _) => (*at, Ok(())),
-                (Err(error), lease) if error.kind() == ErrorKind::Fenced => (*at, Err(lease.fenced())),
-                (Err(error), lease) => (*at, Err(of(&lease.resource, error.during("renew leases")))),
-            })
-            .collect();
-        sort_by(&mut renewed, |(one, _), (other, _)| one.cmp(other));
-        renewed.into_iter().map(|(_, renewed)| renewed).collect()
+        let spawn = |task| self.inner.leases.spawn(task);
+        let renewed = self.inner.renewals.ask(leases.to_vec(), spawn, send).await;
+        renewed.unwrap_or_else(|| vec![Err(never_sent()); leases.len()])
     }
 
     async fn release(&self, lease: &Lease) -> Result<()> {
@@ -163,20 +139,73 @@ impl Leases for RedisBackend {
     }
 }
 
-/// Whether a server refuses a call since its keys are of several slots.
+/// Whether a server refuses a call since its keys are of several slots. Names have no spaces, so no key looks like it.
 fn is_of_slots(error: &Error) -> bool {
-    error.to_string().to_ascii_lowercase().contains("crossslot")
+    let text = error.to_string().to_ascii_lowercase();
+    ["same slot", "crossslot keys", "crossslot: keys"].iter().any(|words| text.contains(words))
 }
 
 impl Inner {
-    /// Returns how many leases a call renews. On a cluster each has a slot of its own.
-    fn renewed_at_once(&self) -> usize {
-        let alone = self.servers.cluster().is_some() || self.renewed_alone.load(Ordering::Relaxed);
-        if alone { 1 } else { RENEWED_AT_ONCE }
+    /// Returns how many leases or heartbeats a call has: `most`, but on a cluster each has a slot of its own.
+    pub(crate) fn at_once(&self, most: usize) -> usize {
+        let alone = self.servers.cluster().is_some() || self.sent_alone.load(Ordering::Relaxed);
+        if alone { 1 } else { most }
+    }
+
+    /// Whether a call with several leases or heartbeats is refused for what may not concern each of them, so that each is to be
+    /// sent alone: the right to one of the keys, or keys of several slots, where several servers are behind one address. Then all
+    /// further ones are.
+    pub(crate) fn is_for_alone(&self, error: &Error) -> bool {
+        let of_slots = is_of_slots(error);
+        if of_slots {
+            self.sent_alone.store(true, Ordering::Relaxed);
+        }
+        of_slots || error.kind() == ErrorKind::Denied
     }
 }
 
 impl RedisBackend {
+    async fn renew_all(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        let keys: Result<Vec<_>> =
+            leases.iter().map(|lease| self.inner.lease_keys(&lease.resource)).collect();
+        let keys = match keys {
+            Ok(keys) => keys,
+            Err(error) => return vec![Err(error); leases.len()],
+        };
+        let servers = self.inner.by_server(keys.iter().map(|[_, fence]| fence));
+        // A node that does not answer must not cost the leases at other nodes: their answers are known only when this call
+        // returns, and the caller waits no longer than this.
+        let ttl = leases.iter().map(|lease| lease.ttl).min().filter(|_| servers.len() > 1);
+        let limit = ttl.map_or(Duration::MAX, |ttl| renewal_timeout(ttl) * 3 / 4);
+        let request = async |positions: &Vec<usize>| {
+            let of = |at: &usize| (&keys[*at], &leases[*at]);
+            let renewals = async {
+                let at_once = self.inner.at_once(RENEWED_AT_ONCE);
+                let all: Vec<_> = positions.iter().map(of).collect();
+                let renewed = self.renew_some(&all, at_once).await;
+                let alone =
+                    |result: &Result<()>| result.as_ref().is_err_and(|error| self.inner.is_for_alone(error));
+                if at_once > 1 && renewed.iter().any(alone) {
+                    return self.renew_some(&all, 1).await;
+                }
+                renewed
+            };
+            let answers = timeout(limit, renewals).await;
+            answers.unwrap_or_else(|_| positions.iter().map(|_| Err(no_answer(limit))).collect())
+        };
+        let requests = servers.iter().map(|positions| request(positions).boxed()).collect();
+        let answers = servers.iter().flatten().zip(together(requests).await.into_iter().flatten());
+        let mut renewed: Vec<(usize, Result<()>)> = answers
+            .map(|(at, answer)| match (answer, &leases[*at]) {
+                (Ok(()), _) => (*at, Ok(())),
+                (Err(error), lease) if error.kind() == ErrorKind::Fenced => (*at, Err(lease.fenced())),
+                (Err(error), lease) => (*at, Err(of(&lease.resource, error.during("renew leases")))),
+            })
+            .collect();
+        sort_by(&mut renewed, |(one, _), (other, _)| one.cmp(other));
+        renewed.into_iter().map(|(_, renewed)| renewed).collect()
+    }
+
     async fn renew_some(&self, all: &[(&[Key; 2], &Lease)], at_once: usize) -> Vec<Result<()>> {
         let calls = all.chunks(at_once).map(|some| {
             let rows: Vec<[Key; 2]> = some.iter().map(|(keys, _)| (*keys).clone()).collect();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
@@ -17,9 +18,10 @@ use redis::Value;
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::replies::reply;
 use crate::conn::waits::changes::Change;
-use crate::error::unexpected;
+use crate::error::{never_sent, unexpected};
 use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
+use crate::scripts::gather::Beat;
 use crate::scripts::script;
 use crate::stored::ranges;
 
@@ -40,16 +42,21 @@ impl Members for RedisBackend {
         joining: bool,
     ) -> Result<HeartbeatReply> {
         let keys = GroupKeys::new(&self.inner, topic, group);
-        let (ttl, wishes) = (ttl_ms(member.ttl), wishes(member)?);
-        let script = &self.inner.scripts.heartbeat;
-        let GroupKeys { members, member: said, assignment, changes, meta, state } = &keys;
-        let call = script.call([members, said, assignment, changes, meta, state]);
-        let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
-        let call = call.arg(u8::from(joining));
-        let call = call.arg(member.generation.map(|generation| generation.to_string()).unwrap_or_default());
-        let call = call.arg(member.continuity.to_string());
+        let GroupKeys { members, member: said, assignment, changes, meta, state } = keys;
+        let beat = Beat {
+            keys: [members, said, assignment, changes, meta, state],
+            args: [
+                member.id.as_str().to_owned(),
+                incarnation(member)?.to_owned(),
+                ttl_ms(member.ttl).to_string(),
+                wishes(member)?,
+                u8::from(joining).to_string(),
+                member.generation.map(|generation| generation.to_string()).unwrap_or_default(),
+                member.continuity.to_string(),
+            ],
+        };
         self.inner.ask_nodes(&member.continuity);
-        let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
+        let answer = self.inner.beat(beat).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
                 let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
                 Error::new(ErrorKind::Fenced, what)
@@ -107,6 +114,60 @@ impl Members for RedisBackend {
     async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
         let changes = self.inner.keys.changes(topic, group);
         Ok(Box::new(StreamWatch { inner: self.inner.clone(), changes }))
+    }
+}
+
+/// Number of heartbeats in a call: it takes the server about a millisecond.
+const BEATS_AT_ONCE: usize = 32;
+
+impl Inner {
+    async fn beat(self: &Arc<Self>, beat: Beat) -> Result<Value> {
+        if self.at_once(BEATS_AT_ONCE) == 1 {
+            // A node that does not answer must not delay the heartbeats at other nodes.
+            return script::run_one(&self.leases, self.beat_call(&[&beat])).await;
+        }
+        let inner = self.clone();
+        let send = move |all: Vec<Beat>| async move { inner.beat_all(&all).await }.boxed();
+        let spawn = |task| self.leases.spawn(task);
+        self.beats.ask(beat, spawn, send).await.unwrap_or_else(|| Err(never_sent()))
+    }
+
+    fn beat_call(&self, beats: &[&Beat]) -> script::Call<'_> {
+        let rows: Vec<[Key; 6]> = beats.iter().map(|beat| beat.keys.clone()).collect();
+        let mut call = self.scripts.heartbeat.call_with_rows([], &rows);
+        beats.iter().flat_map(|beat| &beat.args).for_each(|arg| call.push(arg));
+        call
+    }
+
+    /// Sends heartbeats in one pipeline. Those that failed are sent once more, each alone, for the server's own errors.
+    async fn beat_all(&self, all: &[Beat]) -> Vec<Result<Value>> {
+        let all: Vec<&Beat> = all.iter().collect();
+        let calls = all.chunks(BEATS_AT_ONCE).map(|some| self.beat_call(some)).collect();
+        let together = script::run(&self.leases, calls).await;
+        let mut answers = Vec::with_capacity(all.len());
+        let mut again = Vec::new();
+        for (some, answer) in all.chunks(BEATS_AT_ONCE).zip(together) {
+            let one = some.len() == 1;
+            match answer.and_then(reply::array) {
+                Ok(values) if one => answers.push(Ok(Value::Array(values))),
+                Ok(values) if values.len() == some.len() => answers.extend(values.into_iter().map(Ok)),
+                Err(error) if one || !self.is_for_alone(&error) => {
+                    answers.extend(some.iter().map(|_| Err(error.clone())));
+                }
+                // A text is no answer.
+                Ok(_) | Err(_) => answers.extend(some.iter().map(|_| Ok(Value::Nil))),
+            }
+        }
+        for (at, answer) in answers.iter().enumerate() {
+            if matches!(answer, Ok(value) if !matches!(value, Value::Array(_))) {
+                again.push(at);
+            }
+        }
+        let calls = again.iter().map(|at| self.beat_call(&[all[*at]])).collect();
+        for (at, answer) in again.iter().zip(script::run(&self.leases, calls).await) {
+            answers[*at] = answer;
+        }
+        answers
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use integration_tests::fixture::raw_connection;
 use integration_tests::history::figure;
 use integration_tests::{eventually, server::Server};
@@ -10,8 +12,12 @@ use millstream::{
     Concurrency, Delivery, GroupName, Millstream, Packing, Record, Retention, Start, Topic, TopicChange,
     TopicName,
 };
-use millstream_core::TopicPartition;
+use millstream_core::catalog::Catalog;
 use millstream_core::keys::Keys;
+use millstream_core::leases::{Acquired, Leases, Resource};
+use millstream_core::members::{Member, Members};
+use millstream_core::{Continuity, ErrorKind, TopicPartition, TopicSpec};
+use millstream_redis::{RedisBackend, RedisConfig};
 
 const GROUPS: usize = 10_000;
 const JOBS: Topic<u64> = Topic::new("jobs").partitions(1);
@@ -182,4 +188,85 @@ async fn a_thousand_groups_of_a_packed_topic_have_each_what_is_theirs() {
     let expected = (0..1_000).map(|n| if at_work.contains(&n) { 0 } else { owed(n) });
     assert_eq!(lags().await, expected.collect::<Vec<_>>());
     assert_eq!(server.cli(&["XLEN", &log]), entries, "the others need all of it");
+}
+
+/// A process that works for many groups sends their heartbeats in few calls, and so it renews their leases: one that is refused
+/// costs the others nothing, and says what one that comes alone says.
+#[tokio::test]
+async fn heartbeats_and_renewals_of_many_groups_are_few_calls_with_an_answer_for_each() {
+    const MANY: usize = 70;
+    const TTL: Duration = Duration::from_secs(60);
+    let server = Server::start();
+    let backend = RedisBackend::connect(RedisConfig::new(server.url())).await.expect("connected");
+    let topic = TopicSpec::new("jobs".parse().expect("a name"), 1).expect("a topic");
+    let (name, keys) = (topic.name.clone(), Keys::new());
+    backend.create_topic(&topic).await.expect("created");
+    let groups: Vec<GroupName> = (0..MANY).map(|n| format!("g{n}").parse().expect("a name")).collect();
+    let member = |incarnation: &str| {
+        Member::new("m".parse().expect("a name"), incarnation, TTL).with_continuity(Continuity::assured())
+    };
+    let beat = async |joining: bool| {
+        let (member, all) = (member("one"), groups.iter());
+        let all = all.map(|group| {
+            let (backend, name, group, member) =
+                (backend.clone(), name.clone(), group.clone(), member.clone());
+            // As those of different consumers.
+            tokio::spawn(async move { backend.heartbeat(&name, &group, &member, joining).await })
+        });
+        join_all(all).await.into_iter().map(|beat| beat.expect("no panic")).collect::<Vec<_>>()
+    };
+    for joined in beat(true).await {
+        assert_eq!(joined.expect("joined").members, 1);
+    }
+    let before = cost(&server, "evalsha").0;
+    assert!(beat(false).await.iter().all(Result::is_ok));
+    let calls = cost(&server, "evalsha").0 - before;
+    assert!(calls <= 3 * (MANY / 32 + 1) as u64, "{calls} calls for {MANY} heartbeats");
+
+    // Another instance has the id, it is not in the group, a key is of another program, the group was deleted.
+    backend.heartbeat(&name, &groups[1], &member("two"), true).await.expect("joined");
+    backend.leave(&name, &groups[2], &member("one")).await.expect("left");
+    let foreign = keys.changes(&name, &groups[3]);
+    server.cli(&["SET", foreign.as_str(), "of somebody else"]);
+    server.cli(&["HSET", keys.group_state(&name, &groups[4]).as_str(), "deleted", "1"]);
+    let answers = beat(false).await;
+    for (n, answer) in answers.iter().enumerate() {
+        let kind = answer.as_ref().err().map(millstream::Error::kind);
+        let expected = match n {
+            1 => Some(ErrorKind::Fenced),
+            2 => Some(ErrorKind::NotMember),
+            3 => Some(ErrorKind::WrongType),
+            4 => Some(ErrorKind::Deleted),
+            _ => None,
+        };
+        assert_eq!(kind, expected, "{n}: {answer:?}");
+    }
+    let named = answers[3].as_ref().expect_err("a wrong type").to_string();
+    assert!(named.contains(foreign.as_str()), "{named}");
+
+    let grant = |group: &GroupName| {
+        let resource = Resource::partition(TopicPartition::new(name.clone(), 0), group.clone());
+        let backend = backend.clone();
+        async move {
+            let acquired = backend.acquire(&resource, "m", "nonce", TTL, &Continuity::assured()).await;
+            let Acquired::Granted(lease) = acquired.expect("an answer") else { panic!("held") };
+            lease
+        }
+    };
+    let leases = join_all(groups.iter().map(grant)).await;
+    server.cli(&["DEL", keys.lease(&TopicPartition::new(name.clone(), 0), &groups[5]).as_str()]);
+    let other = Resource::partition(TopicPartition::new(name.clone(), 0), groups[5].clone());
+    backend.acquire(&other, "other", "another", TTL, &Continuity::assured()).await.expect("granted");
+    let before = cost(&server, "evalsha").0;
+    let renewals = leases.iter().map(|lease| {
+        let (backend, lease) = (backend.clone(), lease.clone());
+        tokio::spawn(async move { backend.renew(&[lease]).await })
+    });
+    for (n, renewed) in join_all(renewals).await.into_iter().enumerate() {
+        let renewed = renewed.expect("no panic").pop().expect("one answer");
+        let kind = renewed.err().map(|error| error.kind());
+        assert_eq!(kind, (n == 5).then_some(ErrorKind::Fenced), "{n}");
+    }
+    let calls = cost(&server, "evalsha").0 - before;
+    assert!(calls <= 3, "{calls} calls for {MANY} renewals");
 }

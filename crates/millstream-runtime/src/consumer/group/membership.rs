@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::members::{HeartbeatReply, Member, Version, Watch};
+use millstream_core::members::{HeartbeatReply, Member, Revision, Version};
 use millstream_core::sorted::SortedSet;
 use millstream_core::suspension::ServerTime;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::consumer::Sharing;
 use crate::consumer::context::Subscription;
@@ -23,8 +25,8 @@ const QUIET: Duration = Duration::from_millis(100);
 const RESTLESS: Duration = Duration::from_secs(1);
 /// Maximum random delay of members that do the same thing, so that large groups do not send all requests at once.
 const WIDEST_SPREAD: Duration = Duration::from_millis(250);
-/// How long before the next heartbeat a watch ends: a server releases waiting clients up to 100 ms late.
-const WATCH_MARGIN: Duration = Duration::from_millis(250);
+/// Longest wait for a change, after which its connection is looked at again.
+const LONGEST_WATCH: Duration = Duration::from_secs(60);
 /// Minimum pause between two heartbeats.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum time to keep working after we announced that we leave, until our partitions are assigned to others.
@@ -62,7 +64,10 @@ pub(in crate::consumer) struct Membership {
     /// The largest number of partitions that the topic had.
     partitions: u32,
     unassigned: Option<Unassigned>,
-    watch: Option<Box<dyn Watch>>,
+    /// The wait for a change after this one.
+    watch: Option<(Revision, AbortOnDropHandle<Result<bool>>)>,
+    /// How long the next wait lasts.
+    watch_for: Duration,
     beating: LoopMonitor,
     assigning: LoopMonitor,
     watching: LoopMonitor,
@@ -100,6 +105,7 @@ impl Membership {
             partitions: context.topic.partitions,
             unassigned: None,
             watch: None,
+            watch_for: LONGEST_WATCH,
             beating: context.monitor("heartbeat"),
             assigning: context.monitor("assign"),
             watching: context.monitor("watch"),
@@ -285,8 +291,10 @@ impl Membership {
     /// Returns the pause to the next heartbeat if nothing happens: a third of the ttl, or when the first member may be
     /// dropped.
     fn regular(&self, pulse: &HeartbeatReply) -> Duration {
-        // A tenth is jitter, so that members that joined together do not stay in step.
-        let regular = self.context.period().mul_f64(0.9 + 0.1 * fastrand::f64());
+        // A tenth is jitter, so that members that joined together do not stay in step. Those of this process may.
+        let (now, period) = (Instant::now(), self.context.period());
+        let due = self.context.lease_clock.aligned(now + period.mul_f64(0.9 + 0.1 * fastrand::f64()), period);
+        let regular = due.saturating_duration_since(now);
         let death = pulse
             .next_expiry
             .saturating_add(Duration::from_millis(1))
@@ -315,41 +323,57 @@ impl Membership {
         let until = Instant::now() + pause.max(SHORTEST_PAUSE);
         tokio::select! {
             biased;
-            // A watch that ends by itself does so before: what is under way may wait for a connection.
             () = sleep_until(until) => {}
-            () = self.changed(until) => {}
+            () = self.changed() => {}
         }
     }
 
-    async fn changed(&mut self, until: Instant) {
+    /// Waits until the group changes. What is dropped before goes on at the next call.
+    async fn changed(&mut self) {
         let Some((seen, members)) = self.pulse.as_ref().map(|pulse| (pulse.revision, pulse.members)) else {
             return std::future::pending().await;
         };
         loop {
-            match self.watched(seen, until).await {
-                Ok(()) => break,
+            match self.watched(seen).await {
+                Ok(changed) => {
+                    self.watch_for = LONGEST_WATCH;
+                    self.watching.succeeded(&*self.context.observer);
+                    if changed {
+                        break;
+                    }
+                }
                 Err(error) => {
-                    self.watch = None;
+                    // A short one shows soon that the next connection works.
+                    self.watch_for = self.context.period();
                     sleep(self.watching.failed(&error, &*self.context.observer)).await;
                 }
             }
         }
-        self.watching.succeeded(&*self.context.observer);
         sleep(SHORTEST_PAUSE + spread(members, 1)).await;
     }
 
-    async fn watched(&mut self, seen: millstream_core::members::Revision, until: Instant) -> Result<()> {
-        let watch = match &mut self.watch {
-            Some(watch) => watch,
-            none => {
-                let (topic, group) = (&self.context.topic.name, &self.context.group);
-                none.insert(self.context.backend.members().watch(topic, group).await?)
-            }
-        };
-        // The watch ends by itself before the heartbeat: if it were dropped while waiting, it would need a new connection
-        // every time.
-        let left = until.saturating_duration_since(Instant::now());
-        watch.changed(seen, left - WATCH_MARGIN.min(left / 4)).await
+    /// Waits for a change after `seen`. Returns whether there may be one, or the time of the watch is over.
+    ///
+    /// A wait lasts over many heartbeats: each new one costs a request. It is a task, since what it waits with may be a lock or
+    /// a place in a queue of others, who must not wait while this loop does something else.
+    async fn watched(&mut self, seen: Revision) -> Result<bool> {
+        if self.watch.as_ref().is_none_or(|(since, _)| *since != seen) {
+            let (members, began, wait) =
+                (self.context.backend.members().clone(), Instant::now(), self.watch_for);
+            let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
+            let waiting = async move {
+                members.watch(&topic, &group).await?.changed(seen, wait).await?;
+                Ok(began.elapsed() < wait)
+            };
+            self.watch = Some((seen, AbortOnDropHandle::new(tokio::spawn(waiting.boxed()))));
+        }
+        let Some((_, waiting)) = &mut self.watch else { return Ok(true) };
+        let ended = waiting.await;
+        self.watch = None;
+        ended.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::Unavailable, "the wait for a change ended abnormally")
+                .with_source(error))
+        })
     }
 
     fn fenced(&self, error: &Error) {
@@ -391,7 +415,7 @@ impl Membership {
             if roster.living().next().is_none() || roster.assigned == Some(roster.version) {
                 return Ok(());
             }
-            self.watched(roster.revision, Instant::now() + LONGEST_LEAVE).await?;
+            self.watched(roster.revision).await?;
         }
     }
 }

@@ -70,7 +70,7 @@ pub(in crate::consumer) async fn run(context: &Subscription, guard: &LeaseGuard,
                 let until = started + after;
                 match keeper.upkeep.sleep(until.saturating_duration_since(Instant::now())) {
                     Some(sleep) => sleep.await,
-                    None => sleep_until(until).await,
+                    None => sleep_until(context.lease_clock.aligned(until, after)).await,
                 }
             };
             tokio::select! {
