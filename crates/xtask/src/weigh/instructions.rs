@@ -12,10 +12,7 @@ const PROGRAM: Program = Program {
     name: "instructions",
     source: include_str!("../../weigh/instructions.rs"),
     ours: &[("millstream", ", default-features = false")],
-    others: concat!(
-        "bytes = \"1\"\n",
-        "tokio = { version = \"1\", features = [\"macros\", \"rt\"] }\n",
-    ),
+    others: concat!("bytes = \"1\"\n", "tokio = { version = \"1\", features = [\"macros\", \"rt\"] }\n",),
 };
 
 /// A send; and a send with what follows: the read, the dispatch, a handler that does nothing, the settlement.
