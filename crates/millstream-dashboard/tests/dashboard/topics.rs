@@ -55,6 +55,29 @@ async fn a_topic_is_created_once_and_with_valid_settings() {
 }
 
 #[tokio::test]
+async fn a_packed_topic_is_created_and_changed() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let fields = [
+        ("name", "metrics"),
+        ("partitions", "1"),
+        ("retention", "consumed"),
+        ("packing", "none:2:100:65536"),
+    ];
+    scene.ended(scene.post("/create-topic", &fields).await).await;
+    let page = scene.get("/topics/metrics").await.body;
+    assert!(page.contains("2 to 100 together, up to 64.0 KiB, compression none"), "{page}");
+    let path = "/topics/metrics/alter";
+    let preview = scene.get(&format!("{path}?retention=consumed&packing=none%3A4%3A100%3A65536")).await.body;
+    assert!(preview.contains("4 to 100 together"), "{preview}");
+    let change = [("retention", "consumed"), ("packing", "none:4:100:65536"), ("confirm", "metrics")];
+    scene.ended(scene.post(path, &change).await).await;
+    let packing = scene.mq.admin().topic(&name("metrics")).await.expect("it is there").packing;
+    assert_eq!(packing.map(|it| it.least()), Some(4));
+    // One that is not packed cannot become so, and its form does not ask.
+    assert!(!scene.get("/topics/orders/alter").await.body.contains("name=\"packing\""));
+}
+
+#[tokio::test]
 async fn settings_are_changed_after_a_preview() {
     let scene = Scene::new(|| Access::admin("ann")).await;
     let path = "/topics/orders/alter";

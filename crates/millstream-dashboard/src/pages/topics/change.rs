@@ -26,7 +26,7 @@ pub(crate) async fn preview(cx: Context) -> Result<Page, Failure> {
     let settings = if is_asked { Settings::of(&cx.query)? } else { Settings::from(&spec) };
     let here = Href::of(paths::TOPIC_ALTER, &[topic.as_str()]);
     let mut page = topic_page(format!("Change {topic}"), &topic, paths::TOPIC_ALTER);
-    let mut ask = Form::filter("Settings", here.clone(), settings.fields());
+    let mut ask = Form::filter("Settings", here.clone(), settings.fields(false));
     ask.submit = "Preview".to_owned();
     page.push(Part::Form(ask));
     if is_asked {
@@ -65,6 +65,11 @@ fn effect(page: &mut Page, before: &TopicSpec, after: &TopicSpec) {
             "Dead letters are kept",
             format::dead_letter_retention(before.dead_letter_retention),
             format::dead_letter_retention(after.dead_letter_retention),
+        ),
+        (
+            "Messages are packed",
+            format::packing(before.packing.as_ref()),
+            format::packing(after.packing.as_ref()),
         ),
     ];
     let table = Table::new("Effect", &["Setting", "Now", "Then"], "Nothing changes.");

@@ -46,7 +46,7 @@ pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
     let number = partitions("1".to_owned(), 1)
         .hint("As many consumers of a group can work at the same time. The number can grow, not shrink.");
     let mut fields = vec![name.required(), number];
-    fields.extend(Settings::default().fields());
+    fields.extend(Settings::default().fields(true));
     let form = Form::action("Settings", Href::of(paths::TOPIC_CREATE, &[]), fields, "Create the topic");
     let page = Page::new("Create a topic").crumb("Topics", Href::of(paths::OVERVIEW, &[]));
     Ok(page.with(Part::Form(form)))

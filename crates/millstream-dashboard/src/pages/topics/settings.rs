@@ -1,6 +1,7 @@
 //! Settings of a topic as fields of a form.
 
 use millstream::admin::human::{exact, span};
+use millstream::crates::core::packing::Packing;
 use millstream::{DeadLetterRetention, Retention, TopicChange, TopicSpec};
 
 use crate::audit::subject::Subject;
@@ -9,7 +10,8 @@ use crate::request::params::Params;
 use crate::view::form::{Field, Form, Input};
 
 /// Names of the fields.
-const NAMES: [&str; 6] = ["retention", "keep_time", "keep_length", "max_length", "dead_time", "dead_length"];
+const NAMES: [&str; 7] =
+    ["retention", "keep_time", "keep_length", "max_length", "dead_time", "dead_length", "packing"];
 
 /// Settings that can be changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,12 +19,14 @@ pub(super) struct Settings {
     retention: Retention,
     max_length: Option<u64>,
     dead: DeadLetterRetention,
+    packing: Option<Packing>,
 }
 
 impl Settings {
     /// Those of a topic.
     pub(super) fn from(spec: &TopicSpec) -> Self {
-        Self { retention: spec.retention, max_length: spec.max_length, dead: spec.dead_letter_retention }
+        let TopicSpec { retention, max_length, dead_letter_retention: dead, packing, .. } = *spec;
+        Self { retention, max_length, dead, packing }
     }
 
     /// Reads the fields of a form.
@@ -58,12 +62,15 @@ impl Settings {
         if let Some(length) = number("dead_length")? {
             dead = dead.and_length(length);
         }
-        Ok(Self { retention, max_length: number("max_length")?, dead })
+        let packing = params
+            .text("packing")?
+            .map(|text| Packing::parse(text.trim()).map_err(|why| Failure::from(why).of("packing")));
+        Ok(Self { retention, max_length: number("max_length")?, dead, packing: packing.transpose()? })
     }
 
-    /// Returns the fields with these values.
-    pub(super) fn fields(&self) -> Vec<Field> {
-        let [retention, keep_time, keep_length, max_length, dead_time, dead_length] = self.values();
+    /// Returns the fields with these values. A topic that is not packed cannot become so: only a new one has a field for that.
+    pub(super) fn fields(&self, is_new: bool) -> Vec<Field> {
+        let [retention, keep_time, keep_length, max_length, dead_time, dead_length, packing] = self.values();
         let choices = [
             ("consumed", "until every group has settled them"),
             ("consumed-after", "until every group has settled them, and at least for a time"),
@@ -73,7 +80,7 @@ impl Settings {
         ];
         let choices = choices.map(|(value, label)| (value.to_owned(), label.to_owned())).to_vec();
         let number = || Input::Number { min: 1, max: u64::MAX };
-        vec![
+        let mut fields = vec![
             Field::new("retention", "Entries are kept", retention).input(Input::Choice(choices)),
             Field::new("keep_time", "Time", keep_time).hint("7d, 12h, 30m; with a time"),
             Field::new("keep_length", "Number of newest ones", keep_length)
@@ -86,7 +93,13 @@ impl Settings {
             Field::new("dead_length", "Dead letters that are kept of each partition", dead_length)
                 .input(number())
                 .hint("empty: all"),
-        ]
+        ];
+        if is_new || self.packing.is_some() {
+            let hint = "zstd:4:500:65536: compression (none, lz4, zstd, zstd-dictionary), least and most messages of a pack, bytes";
+            let hint = if is_new { format!("{hint}; empty: not packed") } else { hint.to_owned() };
+            fields.push(Field::new("packing", "Messages are packed", packing).hint(hint));
+        }
+        fields
     }
 
     /// Hides the values in a form.
@@ -94,7 +107,7 @@ impl Settings {
         NAMES.into_iter().zip(self.values()).fold(form, |form, (name, value)| form.hide(name, value))
     }
 
-    fn values(&self) -> [String; 6] {
+    fn values(&self) -> [String; 7] {
         let number = |it: Option<u64>| it.map_or_else(String::new, |it| it.to_string());
         let time = |it: Option<std::time::Duration>| it.map_or_else(String::new, exact);
         let (word, keep_time, keep_length) = match self.retention {
@@ -111,6 +124,7 @@ impl Settings {
             number(self.max_length),
             time(self.dead.max_age()),
             number(self.dead.max_length()),
+            self.packing.map_or_else(String::new, |it| it.to_string()),
         ]
     }
 
@@ -118,22 +132,25 @@ impl Settings {
         spec.with_retention(self.retention)
             .with_max_length(self.max_length)
             .with_dead_letter_retention(self.dead)
+            .with_packing(self.packing)
     }
 
     pub(super) fn change(&self) -> TopicChange {
-        TopicChange::new()
+        let change = TopicChange::new()
             .retention(self.retention)
             .max_length(self.max_length)
-            .dead_letter_retention(self.dead)
+            .dead_letter_retention(self.dead);
+        self.packing.into_iter().fold(change, TopicChange::packing)
     }
 
     /// Adds them to an entry of the audit log, in the form in which a topic stores them.
     pub(super) fn record(&self, subject: Subject) -> Subject {
         let bound = self.max_length.map_or_else(|| "none".to_owned(), |it| it.to_string());
-        subject
+        let subject = subject
             .set("retention", self.retention.to_string())
             .set("max_length", bound)
-            .set("dead_letter_retention", self.dead.to_string())
+            .set("dead_letter_retention", self.dead.to_string());
+        self.packing.into_iter().fold(subject, |subject, packing| subject.set("packing", packing.to_string()))
     }
 }
 
@@ -159,7 +176,8 @@ mod tests {
         ];
         for (retention, max_length) in all.into_iter().zip([None, Some(9), None, Some(1), None]) {
             for dead in [DeadLetterRetention::KEEP, DeadLetterRetention::age(week).and_length(5)] {
-                let settings = Settings { retention, max_length, dead };
+                let packing = max_length.map(|_| Packing::new().min_messages(2));
+                let settings = Settings { retention, max_length, dead, packing };
                 let values = settings.values();
                 let fields: Vec<_> = NAMES.into_iter().zip(values.iter().map(String::as_str)).collect();
                 assert_eq!(Settings::of(&params(&fields)).expect("valid"), settings);
@@ -180,6 +198,8 @@ mod tests {
             &[("max_length", "many")],
             &[("dead_time", "soon")],
             &[("dead_length", "-1")],
+            &[("packing", "gzip:4:500:65536")],
+            &[("packing", "zstd:4")],
         ] {
             assert!(Settings::of(&params(fields)).is_err(), "{fields:?}");
         }
