@@ -67,15 +67,13 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     let read = read(&cx, &names).await;
     let (mut of_groups, mut of_topics) = (Vec::new(), Vec::new());
     for (name, snapshot) in &read {
-        match snapshot {
-            Ok(snapshot) => {
-                let concerns = health::of_topic(snapshot);
-                of_topics.push((health::urgency(&concerns), topic_row(name, snapshot, &concerns)));
-                of_groups
-                    .extend(snapshot.groups.values().map(|group| (urgency(group), name, snapshot, group)));
-            }
-            Err(error) => of_topics.push((Tone::Bad as u8, unread_row(name, error))),
-        }
+        let Ok(snapshot) = snapshot else {
+            of_topics.push((Tone::Bad as u8, name));
+            continue;
+        };
+        let groups = snapshot.groups.values().map(|group| (urgency(group), name, snapshot, group));
+        of_groups.extend(groups);
+        of_topics.push((health::urgency(&health::of_topic(snapshot)), name));
     }
     of_groups.sort_by_key(|(urgency, name, ..)| (Reverse(*urgency), *name));
     of_topics.sort_by_key(|(urgency, _)| Reverse(*urgency));
@@ -102,14 +100,21 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         true,
         if names.is_empty() { "There is no topic yet." } else { "No group reads these topics." },
     );
-    let rows = of_groups.iter().map(|(_, name, snapshot, group)| group_row(name, snapshot, group));
-    page.push(Part::Table(groups.rows(rows)));
+    let query: Vec<(&str, &str)> = cx.query.pairs().collect();
+    let groups = groups.made(&query, of_groups.len(), |at| {
+        let (_, name, snapshot, group) = of_groups[at];
+        group_row(name, snapshot, group)
+    });
+    page.push(Part::Table(groups));
     if !queues.is_empty() {
         page.push(Part::Table(queues::table(&queues).named("queues").paged(SHOWN)));
     }
     let titles = ["Topic", "State", ">Partitions", ">Entries", ">Produced/s", ">Delayed", ">Groups"];
     let topics = Table::new("Topics", &titles, "There is no topic yet.").named("topics").paged(SHOWN);
-    Ok(page.table(topics.rows(of_topics.into_iter().map(|(_, row)| row))))
+    Ok(page.table(topics.made(&query, of_topics.len(), |at| match &read[of_topics[at].1] {
+        Ok(snapshot) => topic_row(of_topics[at].1, snapshot),
+        Err(error) => unread_row(of_topics[at].1, error),
+    })))
 }
 
 /// Returns how urgent a group is: by the worst of its concerns, then by the age of what it has not settled.
@@ -199,10 +204,10 @@ async fn facts<'a, I: Iterator<Item = &'a Snapshot>>(
     facts
 }
 
-fn topic_row(name: &TopicName, snapshot: &Snapshot, concerns: &[health::Concern]) -> Vec<Cell> {
+fn topic_row(name: &TopicName, snapshot: &Snapshot) -> Vec<Cell> {
     vec![
         Cell::link(name.as_str(), topic_href(name)),
-        state(concerns, topic_href(name)),
+        state(&health::of_topic(snapshot), topic_href(name)),
         Cell::count(u64::from(snapshot.topic.partitions)),
         Cell::known(snapshot.length()),
         Cell::text(format::rate(snapshot.produced())),

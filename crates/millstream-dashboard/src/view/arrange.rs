@@ -50,11 +50,37 @@ impl Page {
     }
 }
 
+/// Returns the value of a parameter, or nothing.
+fn raw<'a>(query: &[(&str, &'a str)], name: &str) -> &'a str {
+    query.iter().find(|(found, _)| *found == name).map_or("", |(_, value)| *value)
+}
+
+/// Returns the number of the page that is asked for.
+fn number(query: &[(&str, &str)], page: &str, pages: usize) -> usize {
+    raw(query, page).parse::<usize>().unwrap_or(1).clamp(1, pages.max(1))
+}
+
 impl Table {
-    fn arrange(&mut self, query: &[(&str, &str)], here: &Href) {
+    /// Returns the names of its parameters: the order, the filter, and the page.
+    fn names(&self) -> [String; 3] {
         let name =
             |of: &str| if self.name.is_empty() { of.to_owned() } else { format!("{}-{of}", self.name) };
-        let [sort, find, page] = ["sort", "find", "page"].map(name);
+        ["sort", "find", "page"].map(name)
+    }
+
+    /// Makes its rows: of thousands only those that the page shows, unless all are sorted or filtered by what they show. The others
+    /// are empty, and are cut when the table is arranged.
+    pub(crate) fn made(self, query: &[(&str, &str)], count: usize, row: impl Fn(usize) -> Vec<Cell>) -> Self {
+        let [sort, find, page] = self.names();
+        let first = (number(query, &page, count.div_ceil(self.paged.max(1))) - 1) * self.paged;
+        let all = self.paged == 0 || !raw(query, &sort).is_empty() || !raw(query, &find).is_empty();
+        let shown = first..first + self.paged;
+        let is_made = |at: usize| all || shown.contains(&at);
+        self.rows((0..count).map(|at| if is_made(at) { row(at) } else { Vec::new() }))
+    }
+
+    fn arrange(&mut self, query: &[(&str, &str)], here: &Href) {
+        let [sort, find, page] = self.names();
         let others = |without: &[&str]| {
             let rest = query.iter().filter(|(name, value)| !without.contains(name) && !value.is_empty());
             rest.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
@@ -62,7 +88,7 @@ impl Table {
         let link = |without: &[&str]| {
             others(without).iter().fold(here.clone(), |href, (name, value)| href.with(name, value))
         };
-        let raw = |name: &str| query.iter().find(|(found, _)| *found == name).map_or("", |(_, value)| value);
+        let raw = |name: &str| raw(query, name);
         let text = raw(&find).to_lowercase();
         if self.rows.len() > MANY || !text.is_empty() {
             let (value, hidden) = (raw(&find).to_owned(), others(&[&find, &page]));
@@ -82,10 +108,10 @@ impl Table {
             let column = &mut self.columns[at];
             let slug = slug(&column.title.to_string());
             // Curves and buttons have no order.
-            let has_order =
-                |row: &Vec<Cell>| row.get(at).is_some_and(|it| it.chart.is_none() && it.buttons.is_empty());
-            let has_text = self.rows.iter().any(|row| !row[at].all_text().is_empty());
-            if slug.is_empty() || all < 2 || !has_text || !self.rows.iter().all(has_order) {
+            let made = || self.rows.iter().filter_map(|row| row.get(at));
+            let has_order = made().all(|it| it.chart.is_none() && it.buttons.is_empty());
+            let has_text = made().any(|it| !it.all_text().is_empty());
+            if slug.is_empty() || all < 2 || !has_text || !has_order {
                 continue;
             }
             column.order = (slug == wanted).then_some(if is_down {
@@ -104,7 +130,7 @@ impl Table {
         }
         if self.paged > 0 && self.rows.len() > self.paged {
             let pages = self.rows.len().div_ceil(self.paged);
-            let number = raw(&page).parse::<usize>().unwrap_or(1).clamp(1, pages);
+            let number = number(query, &page, pages);
             self.rows = self.rows.drain(..).skip((number - 1) * self.paged).take(self.paged).collect();
             let base = link(&[&page]);
             let mut links = Vec::new();
