@@ -110,6 +110,16 @@ pub fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
+/// Shortens the name of a member: its unique part is cut to what distinguishes it from others.
+#[must_use]
+pub fn member(name: &str) -> String {
+    let is_unique = |part: &str| part.len() == 32 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match name.rsplit_once('-').filter(|(_, part)| is_unique(part)) {
+        Some((label, unique)) => format!("{label}-{}", &unique[..8]),
+        None => name.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub(crate) use millstream::admin::human::{bytes, count, duration, exact, known, of, rate};
+pub(crate) use millstream::admin::human::{bytes, count, duration, exact, known, member, of, rate};
 use millstream::{DeadLetterRetention, Retention, Timestamp};
 
 /// Formats a number that may be unknown, or known only as a lower bound: `7`, `>= 10,000`, `?`.
@@ -39,15 +39,6 @@ pub(crate) fn dead_letter_retention(of: DeadLetterRetention) -> String {
 /// Converts a duration to whole milliseconds, rounded down.
 pub(crate) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Shortens the name of a member: its unique part is cut to what distinguishes it from others.
-pub(crate) fn member(name: &str) -> String {
-    let is_unique = |part: &str| part.len() == 32 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    match name.rsplit_once('-').filter(|(_, part)| is_unique(part)) {
-        Some((label, unique)) => format!("{label}-{}", &unique[..8]),
-        None => name.to_owned(),
-    }
 }
 
 /// Formats a value that may be absent.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use millstream::admin::human::member;
 use millstream::admin::{OwnedPartition, Owners, Standing};
 use millstream::crates::core::leases::Holder;
 use millstream::{GroupName, TopicName};
@@ -171,8 +172,7 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
         let lag = format::at_least(stats.lag, stats.lag_at_least);
         let of = |path| group_href(path, topic, &group.stats.group).with("partition", stats.partition.0);
         let owner = |holder: &Holder| {
-            let owner =
-                Cell::link(holder.owner.as_str(), of_member(topic, &group.stats.group, &holder.owner));
+            let owner = Cell::link(member(&holder.owner), of_member(topic, &group.stats.group, &holder.owner));
             Cell { mono: true, ..owner }
         };
         vec![
