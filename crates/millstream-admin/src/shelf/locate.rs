@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use millstream_core::inspect::Range;
+use millstream_core::inspect::{OverviewQuery, Range};
 use millstream_core::schedule::{Place, ScheduleId};
 use millstream_core::{
     ErrorKind, GroupName, MessageId, Partition, QueueName, Result, Timestamp, TopicName, TopicPartition,
@@ -14,8 +14,10 @@ use tokio::time::Instant;
 
 use crate::reading::messages::{Browse, Filter};
 use crate::shelf::{Failed, Shelf, ShelfFilter, ShelfQuery};
-use crate::{Admin, human};
+use crate::{Admin, TopicSurvey, Totals, human};
 
+/// Number of topics whose state is read together.
+const TOGETHER: usize = 64;
 /// Number of topics and queues that are looked through at the same time.
 const AT_ONCE: usize = 8;
 /// Maximum number of places that are returned for each topic, queue and kind.
@@ -138,13 +140,27 @@ impl Admin {
             until: Instant::now() + ask.time,
         };
         let (wanted, mut found, mut late) = (&wanted, Locations::default(), [0, 0]);
-        let topics = stream::iter(ask.topics.clone()).map(|(topic, keys)| async move {
-            let of = if wanted.is_over() { None } else { Some(self.in_topic(&topic, keys, wanted).await) };
-            (topic, of)
-        });
-        let mut topics = topics.buffered(AT_ONCE);
-        while let Some((name, of)) = topics.next().await {
-            found.add(&format!("topic {name}"), of, &mut late[0]);
+        for some in ask.topics.chunks(TOGETHER) {
+            if wanted.is_over() {
+                late[0] += some.len() as u64;
+                continue;
+            }
+            // Most topics have nothing where a message could be.
+            let names: Vec<TopicName> = some.iter().map(|(topic, _)| topic.clone()).collect();
+            let surveys = self.surveys_with(&names, &OverviewQuery::default()).await;
+            let topics = some.to_vec().into_iter().zip(surveys);
+            let topics = stream::iter(topics).map(|((topic, keys), survey)| async move {
+                let of = match survey {
+                    _ if wanted.is_over() => None,
+                    Ok(survey) => Some(self.in_topic(&topic, &survey, keys, wanted).await),
+                    Err(error) => Some(Err(error)),
+                };
+                (topic, of)
+            });
+            let mut topics = topics.buffered(AT_ONCE);
+            while let Some((name, of)) = topics.next().await {
+                found.add(&format!("topic {name}"), of, &mut late[0]);
+            }
         }
         let queues = stream::iter(ask.queues.clone()).map(|queue| async move {
             let of = if wanted.is_over() { None } else { Some(self.in_queue(&queue, wanted).await) };
@@ -164,12 +180,26 @@ impl Admin {
         Ok(found)
     }
 
-    async fn in_topic(&self, name: &TopicName, keys: bool, wanted: &Wanted<'_>) -> Result<Locations> {
-        let (spec, mut found) = (self.backend.catalog().topic(name).await?, Locations::default());
+    async fn in_topic(
+        &self,
+        name: &TopicName,
+        survey: &TopicSurvey,
+        keys: bool,
+        wanted: &Wanted<'_>,
+    ) -> Result<Locations> {
+        let (spec, mut found) = (&survey.topic, Locations::default());
+        // What is not known may have anything, and messages of packs have ids of their own.
+        let is_known = survey.logs.iter().all(Result::is_ok) && spec.packing.is_none();
+        let in_log = |id: &MessageId| {
+            !is_known || survey.ends().is_some_and(|(first, last)| (first..=last).contains(id))
+        };
         let by_key = keys.then(|| Bytes::copy_from_slice(wanted.text.as_bytes()));
         let filters = [
-            wanted.id.map(|id| Filter { id: Some(id), ..Filter::default() }),
-            by_key.clone().map(|key| Filter { key: Some(key), ..Filter::default() }),
+            wanted.id.filter(in_log).map(|id| Filter { id: Some(id), ..Filter::default() }),
+            by_key
+                .clone()
+                .filter(|_| !is_known || survey.ends().is_some())
+                .map(|key| Filter { key: Some(key), ..Filter::default() }),
         ];
         for filter in filters.into_iter().flatten() {
             let range = Range { newest_first: true, ..Range::ALL };
@@ -188,7 +218,17 @@ impl Admin {
         if !keys {
             found.left.push(format!("topic {name}: keys, which are redacted"));
         }
-        for group in self.backend.catalog().groups(name).await? {
+        if let Some(error) = &survey.unlisted {
+            found.left.push(format!("topic {name}: its groups: {error}"));
+        }
+        for (group, stats) in &survey.groups {
+            let has = |figure: fn(&Totals) -> Option<u64>| {
+                stats.as_ref().map_or(true, |it| figure(&it.totals) != Some(0))
+            };
+            let [has_letters, has_retries] = [has(|it| it.dead), has(|it| it.retrying)];
+            if !has_letters && !has_retries {
+                continue;
+            }
             if wanted.is_over() {
                 found.left.push(format!("topic {name}: groups from {group} on: the time was over"));
                 break;
@@ -201,9 +241,11 @@ impl Admin {
                     Located { topic: Some(name.clone()), origin, error: it.error.to_owned(), ..located }
                 }
             };
-            let letters: Shelf = (*self.dead_letters(name, &group).await?).clone();
-            let retries = self.retries(name, &group).await?;
-            for (place, shelf) in [(LocatedIn::DeadLetters, letters), (LocatedIn::Retries, retries)] {
+            let letters: Shelf = (*self.dead_letters(name, group).await?).clone();
+            let retries = self.retries(name, group).await?;
+            let shelves =
+                [(LocatedIn::DeadLetters, letters, has_letters), (LocatedIn::Retries, retries, has_retries)];
+            for (place, shelf, _) in shelves.into_iter().filter(|(.., has)| *has) {
                 let mut filters = Vec::new();
                 if let Some(id) = wanted.id {
                     filters.push(ShelfFilter { ids: Some(vec![id]), ..ShelfFilter::default() });
@@ -228,7 +270,8 @@ impl Admin {
                 }
             }
         }
-        if let Some(id) = &wanted.scheduled {
+        let waits = survey.delayed.as_ref().map_or(true, |it| it.total > 0);
+        if let Some(id) = wanted.scheduled.as_ref().filter(|_| waits) {
             for tp in spec.iter() {
                 let place = Place::from(tp.clone());
                 if let Some(it) = self.backend.schedule().get(&place, id).await? {

@@ -172,7 +172,8 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
         let lag = format::at_least(stats.lag, stats.lag_at_least);
         let of = |path| group_href(path, topic, &group.stats.group).with("partition", stats.partition.0);
         let owner = |holder: &Holder| {
-            let owner = Cell::link(member(&holder.owner), of_member(topic, &group.stats.group, &holder.owner));
+            let owner =
+                Cell::link(member(&holder.owner), of_member(topic, &group.stats.group, &holder.owner));
             Cell { mono: true, ..owner }
         };
         vec![
