@@ -280,6 +280,8 @@ impl Admin {
                 }
             }
         }
+        // By the id of a letter and by that of its message the same was searched.
+        found.left.dedup();
         let mut seen = BTreeSet::new();
         let name_of = |it: &Located| (it.place, it.group.clone(), it.partition, it.id.clone());
         found.places.retain(|it| seen.insert(name_of(it)));
