@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt};
 use millstream::admin::{PendingQuery, Range, TopicSurvey};
 use millstream::crates::core::Limits;
 use millstream::delay::{DelayQueue, RecurringEntry, RecurringMessages};
@@ -171,8 +172,18 @@ impl Sampler {
         round.names = Some(names);
         round.detail = self.detail(focus).await?;
         let mut sampled = Vec::new();
-        for some in chosen.chunks(TOGETHER) {
-            let surveys = self.mq.admin().surveys(some).await;
+        let (admin, parts) =
+            (self.mq.admin(), chosen.chunks(TOGETHER).map(<[_]>::to_vec).collect::<Vec<_>>());
+        let surveys = stream::iter(parts).map(|some| {
+            let admin = admin.clone();
+            async move {
+                let surveys = admin.surveys(&some).await;
+                (some, surveys)
+            }
+        });
+        // The next ones are asked for while these are taken in.
+        let mut surveys = std::pin::pin!(surveys.buffered(2));
+        while let Some((some, surveys)) = surveys.next().await {
             for (name, survey) in some.iter().zip(surveys) {
                 let sample = match survey {
                     Ok(survey) => self.sample(name, survey).await,
