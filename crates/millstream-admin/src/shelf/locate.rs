@@ -148,7 +148,7 @@ impl Admin {
             // Most topics have nothing where a message could be.
             let names: Vec<TopicName> = some.iter().map(|(topic, _)| topic.clone()).collect();
             let surveys = self.surveys_with(&names, &OverviewQuery::default()).await;
-            let topics = some.to_vec().into_iter().zip(surveys);
+            let topics = some.iter().cloned().zip(surveys);
             let topics = stream::iter(topics).map(|((topic, keys), survey)| async move {
                 let of = match survey {
                     _ if wanted.is_over() => None,

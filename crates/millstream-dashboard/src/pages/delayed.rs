@@ -46,7 +46,9 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         }
     };
     let waiting = delayed.count().await?;
-    table = table.note(format!("{} of {}", messages.len(), format::count(waiting.total)));
+    if waiting.total > 0 {
+        table = table.note(format!("{} of {}", messages.len(), format::count(waiting.total)));
+    }
     let on = |path| Href::of(path, &[topic.as_str()]);
     for message in messages {
         let id = message.id.to_string();

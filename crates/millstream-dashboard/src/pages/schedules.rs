@@ -69,7 +69,8 @@ impl Home {
 
 /// Shows the rules of the topic or the delay queue in the path.
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
-    let entries = Home::of(&cx).await?.list().await?;
+    let mut entries = Home::of(&cx).await?.list().await?;
+    entries.sort_by_key(|entry| (entry.next.is_none(), entry.next));
     let (page, hidden, may, change) = if cx.path.raw("topic").is_some() {
         let topic = cx.topic()?;
         let page = topic_page(format!("Schedules of {topic}"), &topic, paths::TOPIC_SCHEDULES);

@@ -1,4 +1,4 @@
-//! SortOrder, filter and pages of tables, as the query of a page has them.
+//! Order, filter and pages of tables, as the query of a page has them.
 
 use super::cell::Cell;
 use super::href::Href;
@@ -17,7 +17,7 @@ pub(crate) struct Find {
     pub(crate) hidden: Vec<(String, String)>,
 }
 
-/// SortOrder of a column.
+/// Order of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SortOrder {
     Ascending,
@@ -146,7 +146,7 @@ impl Table {
     }
 }
 
-/// RowPlace of a row in an order, which may be the reverse one.
+/// Place of a row in an order, which may be the reverse one.
 #[derive(PartialEq)]
 struct RowPlace((u8, f64, String), bool);
 

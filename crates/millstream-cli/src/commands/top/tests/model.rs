@@ -211,7 +211,7 @@ fn what_needs_attention_is_sorted_first() {
     let lines = lines(&model, TopSort::default(), false, "");
     let names: Vec<String> = lines
         .iter()
-        .map(|it| it.place())
+        .map(crate::commands::top::rows::TopLine::place)
         .filter(|it| it.group.is_none())
         .map(|it| it.topic.to_string())
         .collect();
