@@ -182,3 +182,26 @@ async fn read_all(reading: Weak<Reading>) {
         is_first = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_samples_are_those_of_an_hour_and_what_is_unknown_is_a_gap() {
+        let sampler = Sampler::default();
+        (0..SAMPLES + 5).for_each(|_| sampler.sample());
+        let samples = sampler.samples();
+        assert_eq!(EVERY * SAMPLES as u32, Duration::from_secs(3_600));
+        assert_eq!((samples.len(), samples[0]), (SAMPLES, Sample::default()));
+        assert_eq!(samples[0].produced, None, "of no topic");
+    }
+
+    #[test]
+    fn topics_are_read_more_often_while_a_page_is_open() {
+        let sampler = Sampler::default();
+        assert_eq!(sampler.pace(), UNSEEN);
+        *lock(&sampler.asked) = Some(Instant::now());
+        assert_eq!(sampler.pace(), LOOKED_AT);
+    }
+}

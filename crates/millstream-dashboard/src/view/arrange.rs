@@ -223,4 +223,24 @@ mod tests {
         let (none, table) = arranged("find=ZZ");
         assert!(none.is_empty() && table.empty == "No row contains “zz”." && table.find.is_some());
     }
+
+    #[test]
+    fn of_thousands_only_the_rows_of_the_page_are_made() {
+        let made = |query: &str| {
+            let (pairs, count) =
+                (query.split_once('=').into_iter().collect::<Vec<_>>(), std::cell::Cell::new(0));
+            let table = Table::new("Topics", &["Topic", ">Entries"], "None.").paged(25);
+            let mut table = table.made(&pairs, 2_000, |at| {
+                count.set(count.get() + 1);
+                vec![Cell::text(format!("t{at:04}")), Cell::count(at as u64)]
+            });
+            table.arrange(&pairs, &Href::of("/overview", &[]));
+            assert_eq!(table.rows.len(), 25, "{query}");
+            (count.get(), table.rows[0][0].text.to_string())
+        };
+        assert_eq!(made(""), (25, "t0000".to_owned()));
+        assert_eq!(made("page=3"), (25, "t0050".to_owned()));
+        assert_eq!(made("page=99999"), (25, "t1975".to_owned()));
+        assert_eq!(made("sort=-entries"), (2_000, "t1999".to_owned()), "an order is one of all");
+    }
 }

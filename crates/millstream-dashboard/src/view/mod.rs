@@ -270,3 +270,29 @@ pub(crate) fn render(page: &Page, frame: &Frame) -> Response {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_title_and_the_icon_have_the_worst_state() {
+        let table = |tone| Table::new("Groups", &["State"], "").rows([vec![Cell::chip("state", tone)]]);
+        let html = |page: &Page| {
+            let (style, script, now, find) =
+                (String::new(), String::new(), Timestamp::from_millis(0), Href::default());
+            let frame = Frame::default();
+            Whole { page, frame: &frame, style, script, now, find }.render().expect("a page")
+        };
+        for (tone, title) in [(Tone::Good, "Overview"), (Tone::Warn, "▲ Overview"), (Tone::Bad, "✖ Overview")]
+        {
+            let html = html(&Page::new("Overview").table(table(Tone::Good)).table(table(tone)));
+            assert!(html.contains(&format!("<title>{title} · Millstream</title>")), "{html}");
+            let colour = if tone == Tone::Bad { "%23c4281c" } else { "" };
+            assert!(html.contains(&format!("fill='{colour}")), "{html}");
+        }
+        let mut page = Page::new("Group");
+        page.push(Part::notice(Tone::Bad, "no consumer runs"));
+        assert_eq!(page.worst(), Tone::Bad);
+    }
+}
