@@ -203,10 +203,11 @@ impl Dial {
                     let stream = Listening::new(self.stream(primary.as_ref()).await?);
                     let (terms, first) = ((terms.clone(), self.response_timeout), stream.first.clone());
                     let opened = Multiplexed::open(stream, &settings, config, terms, lost).await;
-                    let mut connection = opened.map_err(|error| first.explain(error))?;
+                    let plain = !self.checks_names();
+                    let mut connection = opened.map_err(|error| first.explain(error, plain))?;
                     // The reply is ignored: a user without the permission to set a name does without one.
                     let named = connection.send_packed_command(name).await;
-                    named.map_err(|error| first.explain(failed(error)))?;
+                    named.map_err(|error| first.explain(failed(error), plain))?;
                     if self.sentinels.is_some() {
                         let role =
                             connection.send_packed_command(&redis::cmd("ROLE")).await.map_err(failed)?;

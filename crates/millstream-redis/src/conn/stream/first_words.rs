@@ -15,6 +15,9 @@ use crate::error::{Phase, translate};
 /// Maximum number of bytes that are kept: the longest refusal, that of the protected mode, has about 1,000.
 const KEPT: usize = 2 << 10;
 
+/// What is said of a server that ends a connection without a word.
+const SILENT: &str = "it took the connection and ended it without an answer; if it speaks TLS at this port, the URL is one with rediss://";
+
 /// Returns the error for which a server refuses a connection, from its first bytes; `None` if they are no error.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<Error> {
     let line = bytes.strip_prefix(b"-")?;
@@ -37,13 +40,20 @@ struct Words {
 }
 
 impl FirstWords {
-    /// Returns what the server says instead of serving, if that is why a connection failed.
-    pub(crate) fn explain(&self, error: Error) -> Error {
+    /// Returns what the server says instead of serving, if that is why a connection failed. `plain` is whether it has no TLS.
+    pub(crate) fn explain(&self, error: Error, plain: bool) -> Error {
         if !error.is_transient() {
             return error;
         }
-        let refused = self.0.refused.get().cloned();
-        refused.or_else(|| refusal(self.0.bytes.get()?)).unwrap_or(error)
+        if let Some(refused) = self.0.refused.get() {
+            return refused.clone();
+        }
+        match self.0.bytes.get() {
+            Some(bytes) => refusal(bytes).unwrap_or(error),
+            // It was reached, and did not understand what it was asked.
+            None if plain => Error::new(error.kind(), format!("{error}: {SILENT}")),
+            None => error,
+        }
     }
 
     /// Keeps why there is no session: a user that fails at the same moment may not pass it on.
