@@ -6,7 +6,7 @@
 -- KEYS[5] recur ZSET ids of recurring rules by next due time
 -- KEYS[6] recur_items HASH rule, pause, next time and body of recurring rules, by id
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] check 'waiting', 'claims', 'bodies', 'states' or 'rules'
+-- ARGV[2] check 'waiting', 'claims', 'bodies', 'states', 'rules' or 'rule_times'
 -- ARGV[3] after where the previous page ended, or '' to start
 -- ARGV[4] limit approximate number of items to check, up to 100
 -- returns {where to continue or '', how many were checked, findings as {fault, id, detail}}
@@ -22,6 +22,8 @@ elseif check == 'claims' then
 elseif check == 'rules' then
   -- With the bodies, behind which is whether a rule is to be due.
   page = redis.call('HSCAN', recur_items, cursor, 'COUNT', 10)
+elseif check == 'rule_times' then
+  page = redis.call('ZSCAN', recur, cursor, 'COUNT', limit)
 elseif check == 'states' then
   page = redis.call('HSCAN', task_states, cursor, 'COUNT', limit)
 else
@@ -35,6 +37,12 @@ local looked, findings = 0, {}
 local function found(fault, id, detail)
   findings[#findings + 1] = { fault, id, detail }
 end
+for at = 1, check == 'rule_times' and #page[2] or 0, step do
+  looked = looked + 1
+  if redis.call('HEXISTS', recur_items, page[2][at]) == 0 then
+    found('rule_lost', page[2][at], 'due ' .. page[2][at + 1])
+  end
+end
 for at = 1, check == 'rules' and #page[2] or 0, step do
   local id, readable, rule = page[2][at], pcall(cmsgpack.unpack, page[2][at + 1])
   local next = readable and type(rule) == 'table' and #rule >= 5 and rule[2] == '0' and rule[3]
@@ -43,7 +51,7 @@ for at = 1, check == 'rules' and #page[2] or 0, step do
     found('rule_stranded', id, 'due ' .. next)
   end
 end
-for at = 1, check ~= 'rules' and #page[2] or 0, step do
+for at = 1, string.sub(check, 1, 4) ~= 'rule' and #page[2] or 0, step do
   local id = page[2][at]
   local waits, body = redis.call('ZSCORE', delay, id), redis.call('HEXISTS', delay_items, id) == 1
   local claimed = shard and redis.call('ZSCORE', claims, id)

@@ -15,7 +15,9 @@ local place, fault, id = ARGV[1], ARGV[2], ARGV[3]
 local shard = place == 'shard'
 local _, _, now_ms = clock()
 
-if fault == 'rule_stranded' then
+if fault == 'rule_lost' then
+  return redis.call('HEXISTS', recur_items, id) == 0 and redis.call('ZREM', recur, id) or 0
+elseif fault == 'rule_stranded' then
   local readable, rule = pcall(cmsgpack.unpack, redis.call('HGET', recur_items, id))
   local next = readable and type(rule) == 'table' and #rule >= 5 and rule[2] == '0' and rule[3]
   -- A write that is never refused comes first: a server that is out of memory then accepts the other too.

@@ -22,8 +22,9 @@
 --   is how many were copied; if groups are named, or 0 of them, waiting is {delayed messages, those that are due,
 --   messages beyond one an entry in the log, the same of all there ever were, id of the first message or nil}, and
 --   rest has for each group, up to where it stops, {entries of its retry log, those that are pending or nil if
---   the group is not on it, parked retries, dead letters}; -1 instead of a number stands for a key of another type,
---   also instead of the 1
+--   the group is not on it, parked retries, dead letters, origin of the first entry of the retry log or nil, origin
+--   and due time of the first parked retry or nil}; waiting ends with the due time of the first delayed message or
+--   nil; -1 instead of a number stands for a key of another type, also instead of the 1
 local log, delay, packs = KEYS[1], KEYS[2], KEYS[3]
 local who, after, named = ARGV[1], ARGV[2], ARGV[3]
 local keys, names = KEYS, ARGV
@@ -177,7 +178,7 @@ if named ~= '' then
   end
   local total = of_type(redis.pcall('ZCARD', delay))
   waiting = { total, total > 0 and redis.call('ZCOUNT', delay, '-inf', now_ms) or 0, ever - gone, ever,
-    first_message or false }
+    first_message or false, total > 0 and redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')[2] or false }
   for at = 1, tonumber(named) do
     if bytes >= MAX_BYTES then
       break
@@ -189,7 +190,11 @@ if named ~= '' then
     local length = of_type(redis.pcall('XLEN', retry_log))
     local pending = length ~= -1 and pending_on(retry_log, name)
     local parked, dead = of_type(redis.pcall('ZCARD', retry_due)), of_type(redis.pcall('XLEN', dlq))
-    rest[#rest + 1] = { length, pending, parked, dead }
+    local next_up = length > 0 and redis.call('XRANGE', retry_log, '-', '+', 'COUNT', 1)[1]
+    local sleeps = parked > 0 and redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
+    bytes = bytes + size(next_up)
+    rest[#rest + 1] = { length, pending, parked, dead, next_up and next_up[2][3] == 'origin' and next_up[2][4],
+      sleeps[1] or false, sleeps[2] or false }
   end
   more = #standing > #groups and 1 or 0
 else

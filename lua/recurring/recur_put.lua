@@ -8,18 +8,23 @@
 -- ARGV[3] next time in milliseconds since 1970; '' if never due
 -- ARGV[4] conflict 'keep', 'replace' or 'reject'
 -- ARGV[5] item rule, '1' if paused or '0', next time or '', then the body; a replaced rule keeps its pause
--- returns 1 (new), 2 (in place of another), 0 (that one was kept) or -1 (it was to be rejected)
+-- returns 1 (new), 2 (in place of another), 0 (that one was kept, with its due time) or -1 (it was to be rejected)
 local recur, recur_items, delay, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local place, id, next, conflict, item = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local there = redis.call('HGET', recur_items, id)
-if there and conflict ~= 'replace' then
-  return conflict == 'reject' and -1 or 0
-end
 local parts, readable, before = cmsgpack.unpack(item), pcall(cmsgpack.unpack, there)
-local pause = there and readable and type(before) == 'table' and before[2]
-if (pause == '0' or pause == '1') and pause ~= parts[2] then
-  parts[2] = pause
+before = there and readable and type(before) == 'table' and before or {}
+local keeps = there and conflict ~= 'replace'
+if keeps then
+  local lost = before[2] == '0' and string.find(before[3] or '', '^%d+$') and not redis.call('ZSCORE', recur, id)
+  if conflict == 'reject' or not lost then
+    return conflict == 'reject' and -1 or 0
+  end
+  -- Its due time was lost with the list: it fires again at its next time.
+  parts, item, next = before, there, before[3]
+elseif (before[2] == '0' or before[2] == '1') and before[2] ~= parts[2] then
+  parts[2] = before[2]
   item = cmsgpack.pack(parts)
 end
 next = parts[2] == '0' and next or ''
@@ -41,4 +46,4 @@ if wakes and place ~= 'shard' then
 elseif called == 0 then
   redis.call('LPUSH', wake, next)
 end
-return there and 2 or 1
+return keeps and 0 or there and 2 or 1

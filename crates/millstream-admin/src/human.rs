@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
+
 /// Formats a count: `1,234,567`.
 #[must_use]
 pub fn count(number: u64) -> String {
@@ -104,6 +106,117 @@ pub fn span(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(sum))
 }
 
+/// A point in time, as typed by people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// This time.
+    At(Timestamp),
+    /// This long before now.
+    Ago(Duration),
+    /// This long after now.
+    In(Duration),
+}
+
+impl When {
+    /// Returns the time, given the current time `now`.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::At(at) => at,
+            Self::Ago(time) => now.saturating_sub(time),
+            Self::In(time) => now.saturating_add(time),
+        }
+    }
+}
+
+/// The smallest number that is read as milliseconds since 1970: a time in seconds stays below it for 3,000 years.
+const LEAST_MS: u64 = 100_000_000_000;
+
+/// Parses a point in time: `2026-01-31T12:00:00Z`, `2026-01-31 12:00 UTC`, `2026-01-31T13:00+01:00`, `2026-01-31` (its beginning in UTC),
+/// `2h ago`, `13 min ago`, `in 5m`, `now`, or milliseconds since 1970 as shown with messages. A time of the day without a zone is none.
+#[must_use]
+pub fn when(text: &str) -> Option<When> {
+    if text == "now" {
+        return Some(When::In(Duration::ZERO));
+    }
+    if let Some(time) = text.strip_suffix("ago") {
+        return shown(time).map(When::Ago);
+    }
+    if let Some(time) = text.strip_prefix("in ") {
+        return shown(time).map(When::In);
+    }
+    if text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return text.parse().ok().filter(|ms| *ms >= LEAST_MS).map(|ms| When::At(Timestamp::from_millis(ms)));
+    }
+    let (date, time) = match text.get(10..11) {
+        None => (text, None),
+        Some("T" | "t" | " ") => (text.get(..10)?, text.get(11..)),
+        Some(_) => return None,
+    };
+    let days = days(date)?;
+    let ms = time.map_or(Some(0), time_of_day)?;
+    u64::try_from(days * 86_400_000 + ms).ok().map(|ms| When::At(Timestamp::from_millis(ms)))
+}
+
+/// Parses a duration, also as [`duration`](duration()) shows it: `3 min 20 s`, `12.5 s`.
+fn shown(text: &str) -> Option<Duration> {
+    let text: String = text.chars().filter(|c| !matches!(c, ' ' | ',')).collect();
+    match text.strip_suffix('s').and_then(|text| text.split_once('.')) {
+        Some((seconds, tenth)) if tenth.len() == 1 => {
+            let tenth: u64 = tenth.parse().ok()?;
+            Some(Duration::from_secs(seconds.parse().ok()?) + Duration::from_millis(tenth * 100))
+        }
+        _ => span(&text),
+    }
+}
+
+/// Parses a number of so many digits.
+fn digits(text: &str, count: usize) -> Option<i64> {
+    let is_number = text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_number)
+}
+
+/// Returns the days since 1970 of a date: `2026-01-31`. A day that its month does not have is none.
+fn days(date: &str) -> Option<i64> {
+    let [year, month, day] = [(0, 4), (5, 7), (8, 10)].map(|(from, to)| date.get(from..to));
+    let (year, month, day) = (digits(year?, 4)?, digits(month?, 2)?, digits(day?, 2)?);
+    // A year of the calendar of the Gregorian reform begins in March.
+    let (y, m) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
+    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719_468;
+    let ms = u64::try_from(days).ok()?.checked_mul(86_400_000)?;
+    Timestamp::from_millis(ms).to_string().starts_with(date).then_some(days)
+}
+
+/// Returns the milliseconds of a time of the day from the beginning of the day in UTC: `12:00:00.5Z`, `13:00+01:00`.
+fn time_of_day(text: &str) -> Option<i64> {
+    let at = text.find(|c: char| !matches!(c, '0'..='9' | ':' | '.'))?;
+    let (time, zone) = (&text[..at], text[at..].trim_start());
+    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let is_fraction = !fraction.is_empty() && fraction.bytes().all(|byte| byte.is_ascii_digit());
+    let ms = digits(format!("{fraction:0<3}").get(..3)?, 3).filter(|_| is_fraction)?;
+    let mut parts = time.split(':');
+    let mut part = || parts.next().map(|part| digits(part, 2));
+    let (hour, minute, second) = (part()??, part()??, part().unwrap_or(Some(0))?);
+    let offset = match (zone, zone.get(..1)) {
+        ("Z" | "z" | "UTC", _) => 0,
+        (_, Some(sign @ ("+" | "-"))) => {
+            let zone = zone[1..].replace(':', "");
+            let minutes = match zone.len() {
+                2 => digits(&zone, 2)? * 60,
+                4 => digits(&zone[..2], 2)? * 60 + digits(&zone[2..], 2).filter(|minutes| *minutes < 60)?,
+                _ => return None,
+            };
+            if minutes >= 24 * 60 {
+                return None;
+            }
+            if sign == "+" { minutes } else { -minutes }
+        }
+        _ => return None,
+    };
+    let is_time = hour < 24 && minute < 60 && second < 60 && parts.next().is_none();
+    is_time.then_some((((hour * 60 + minute - offset) * 60) + second) * 1_000 + ms)
+}
+
 /// Formats a number with its noun: `1 topic`, `2 topics`.
 #[must_use]
 pub fn of(number: u64, one: &str, many: &str) -> String {
@@ -170,6 +283,60 @@ mod tests {
         for wrong in ["", "30m1h", "1s1s", "7", "d", "-1d", "1.5h", "999999999999999d", "7 d", "ü"] {
             assert_eq!(span(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_point_in_time_is_that_of_its_zone() {
+        let noon = 1_769_860_800_000;
+        for (text, ms) in [
+            ("1970-01-01", 0),
+            ("2026-01-31", noon - 43_200_000),
+            ("2026-01-31T12:00Z", noon),
+            ("2026-01-31T12:00:00Z", noon),
+            ("2026-01-31 12:00:00.000 UTC", noon),
+            ("2026-01-31t13:00:00.123456+01:00", noon + 123),
+            ("2026-01-31 13:00:00 +0100", noon),
+            ("2026-01-31T07:30-04:30", noon),
+            ("2026-02-01T01:00+13", noon),
+            ("2024-02-29 23:59:59.5Z", 1_709_251_199_500),
+            ("1700000000123", 1_700_000_000_123),
+        ] {
+            assert_eq!(when(text), Some(When::At(Timestamp::from_millis(ms))), "{text}");
+        }
+        for wrong in [
+            "2026-02-31",
+            "2026-02-31T12:00Z",
+            "2025-02-29T12:00Z",
+            "2026-01-31T12:00",
+            "2026-01-31 12:00:00",
+            "2026-01-31T24:00Z",
+            "2026-01-31T12:60Z",
+            "2026-01-31T12Z",
+            "2026-01-31T12:00:00:00Z",
+            "2026-01-31T12:00CET",
+            "2026-01-31T12:00+25:00",
+            "2026-01-31T12:00+1",
+            "2026-01-31x12:00Z",
+            "2026-1-31",
+            "+026-01-31",
+            "1969-12-31T23:00Z",
+            "1970-01-01T00:00+01:00",
+            "2h",
+            "12:00Z",
+            "yesterday",
+            "ü",
+            "",
+        ] {
+            assert_eq!(when(wrong), None, "{wrong}");
+        }
+        // As it is shown.
+        for ms in [350, 12_500, 200_000, 7_500_000, 190_800_000, 86_400_000 * 1_500] {
+            let time = Duration::from_millis(ms);
+            assert_eq!(when(&format!("{} ago", duration(time))), Some(When::Ago(time)));
+            assert_eq!(when(&format!("in {}", exact(time))), Some(When::In(time)));
+        }
+        let shown = Timestamp::from_millis(noon + 123);
+        assert_eq!(when(&shown.to_string()), Some(When::At(shown)));
     }
 
     #[test]

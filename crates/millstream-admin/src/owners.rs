@@ -9,6 +9,9 @@ use millstream_core::{GroupName, MemberId, Partition, Result, TopicName};
 use crate::Admin;
 use crate::stats::readable;
 
+/// Name under which entries of an owned partition are pending, whoever owns it.
+const OWNER: &str = "owner";
+
 /// State of a partition in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -54,6 +57,17 @@ impl Owners {
     pub fn reasons(&self) -> impl Iterator<Item = &str> {
         let of_partitions = self.partitions.iter().filter_map(|it| it.ownership.unreadable.as_deref());
         self.unreadable.iter().map(String::as_str).chain(of_partitions)
+    }
+
+    /// Returns the member that holds an entry of a partition which is pending under this name: the owner of the partition, or in shared
+    /// mode the member itself. `None` if the partition has no owner now.
+    #[must_use]
+    pub fn holder<'a>(&'a self, partition: Partition, consumer: &'a str) -> Option<&'a str> {
+        if consumer != OWNER {
+            return Some(consumer);
+        }
+        let owned = self.partitions.iter().find(|it| it.ownership.partition == partition)?;
+        owned.ownership.holder.as_ref().map(|holder| holder.owner.as_str())
     }
 
     /// Returns the partitions of each owner, by the owner's name. Includes members without partitions.

@@ -24,8 +24,10 @@ pub struct Totals {
     pub lag: Option<u64>,
     /// Lower bound of the lag.
     pub lag_at_least: u64,
-    /// Age of the oldest entry that is not settled, in the logs that can be read; `None` if there is none.
+    /// Age of the oldest message that is unread, pending or due for a retry, as far as it can be read; `None` if there is none.
     pub oldest: Option<Duration>,
+    /// Age of the oldest of the messages that are parked and due next in their partitions; `None` if none is parked.
+    pub oldest_parked: Option<Duration>,
     /// Entries handed out and not settled.
     pub pending: Option<u64>,
     /// Messages that wait for a retry.
@@ -44,6 +46,7 @@ impl Totals {
             lag: sum(|it| it.stats.lag),
             lag_at_least: partitions.iter().map(|it| it.stats.lag_at_least).sum(),
             oldest: partitions.iter().filter_map(|it| it.stats.oldest).max(),
+            oldest_parked: partitions.iter().filter_map(|it| it.stats.oldest_parked).max(),
             pending: sum(PartitionSurvey::pending),
             retrying: sum(PartitionSurvey::retrying),
             dead: sum(PartitionSurvey::dead),
@@ -209,13 +212,21 @@ impl Admin {
         let listed = lasting(self.backend.catalog().groups(topic).await)?;
         let query = OverviewQuery::default().of(group.clone()).with_owners();
         let mut overviews = self.backend.overview(std::slice::from_ref(topic), &query).await;
-        let overview = overviews.pop().map(|overview| overview.map(|mut it| it.groups.pop()));
-        let overview = overview.unwrap_or_else(|| Ok(None))?;
-        let overview = overview.ok_or_else(|| Error::new(ErrorKind::Protocol, "no group was read"))?;
+        let overview = overviews.pop().transpose()?.map(|mut it| (it.groups.pop(), it.unlisted));
+        let Some((Some(overview), unlisted)) = overview else {
+            return Err(Error::new(ErrorKind::Protocol, "no group was read"));
+        };
         let mut stats = stats_of(overview)?;
+        stats.unreadable.extend(unlisted.as_ref().map(ToString::to_string));
         let is_there = stats.partitions.iter().any(|it| it.stats.position.is_some());
         match listed {
-            Ok(groups) if is_there || groups.contains(group) => return Ok(stats),
+            Ok(groups) if groups.contains(group) => return Ok(stats),
+            Ok(_) if is_there => {
+                stats.unreadable.push(format!(
+                    "group {group} is on its logs, and not in the list of {topic}: see verify"
+                ));
+                return Ok(stats);
+            }
             Ok(_) => {}
             Err(error) if is_there => {
                 stats.unreadable.push(error.to_string());
@@ -267,7 +278,7 @@ impl Admin {
         let mut sum = Waiting::default();
         for tp in spec.iter() {
             let waiting = self.backend.schedule().waiting(&tp.into()).await?;
-            (sum.total, sum.overdue) = (sum.total + waiting.total, sum.overdue + waiting.overdue);
+            sum = sum.and(waiting);
         }
         Ok(sum)
     }

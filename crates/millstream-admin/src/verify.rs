@@ -114,17 +114,24 @@ impl Admin {
             }
             Err(error) => return Err(error),
         };
+        for tp in spec.iter() {
+            pass.scope(&Scope::Partition(tp)).await?;
+            if pass.verified.cut {
+                return pass.end().await;
+            }
+        }
+        // Groups that the list had lost are in it by now.
+        pass.second_look().await?;
         let groups = match self.backend.catalog().groups(topic).await {
             Err(error) if pass.tells(&error) => Vec::new(),
             other => other?,
         };
         for tp in spec.iter() {
-            pass.scope(&Scope::Partition(tp.clone())).await?;
             for group in &groups {
                 pass.scope(&Scope::Group(tp.clone(), group.clone())).await?;
-            }
-            if pass.verified.cut {
-                break;
+                if pass.verified.cut {
+                    return pass.end().await;
+                }
             }
         }
         pass.end().await
@@ -135,8 +142,15 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a queue that does not exist; transient ones.
     pub async fn verify_queue(&self, queue: &QueueName, options: VerifyOptions) -> Result<Verified> {
-        let spec = self.backend.tasks()?.queue(queue).await?;
         let mut pass = Pass::new(self, options);
+        pass.scope(&Scope::Queue(queue.clone())).await?;
+        let spec = match self.backend.tasks()?.queue(queue).await {
+            Err(error) if error.kind() != ErrorKind::NotFound && !error.is_transient() => {
+                let verified = pass.end().await?;
+                return if verified.verdicts.is_empty() { Err(error) } else { Ok(verified) };
+            }
+            other => other?,
+        };
         for shard in 0..spec.shards {
             pass.scope(&Scope::Shard(Shard::new(queue.clone(), shard))).await?;
             if pass.verified.cut {

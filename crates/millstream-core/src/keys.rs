@@ -354,6 +354,12 @@ impl Keys {
         patterns
     }
 
+    /// Returns the patterns of the settings of all topics, and of all delay queues. The name is between the braces of a key.
+    #[must_use]
+    pub fn patterns_of_settings(&self) -> [Key; 2] {
+        ["topic", "queue"].map(|of| self.key(format_args!("streaming:mq:{of}:{{*}}:meta")))
+    }
+
     /// Returns patterns of the keys of a topic that sending needs: the logs, what is scheduled, and the settings.
     #[must_use]
     pub fn patterns_to_send(&self, topic: &TopicName) -> Vec<Key> {

@@ -185,8 +185,7 @@ impl<T: 'static> DelayQueue<T> {
         let counts = shards.iter().map(|shard| tasks.counts(shard));
         let mut all = TaskCounts::default();
         for counts in try_join_all(counts).await? {
-            all.waiting.total += counts.waiting.total;
-            all.waiting.overdue += counts.waiting.overdue;
+            all.waiting = all.waiting.and(counts.waiting);
             all.claimed += counts.claimed;
             all.expired += counts.expired;
             all.dead += counts.dead;

@@ -311,7 +311,7 @@ impl State {
         self.losses.retain(|scope, _| match scope {
             Scope::Topic(topic) => topic != name,
             Scope::Partition(tp) | Scope::Group(tp, _) => tp.topic != *name,
-            Scope::Shard(_) => true,
+            Scope::Queue(_) | Scope::Shard(_) => true,
         });
         self.topic_groups.remove(name);
         self.dictionaries.remove(name);

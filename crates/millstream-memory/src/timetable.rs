@@ -225,7 +225,7 @@ impl Timetable {
 
     pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
         let overdue = self.due.iter().take_while(|(due, _)| *due <= now).count();
-        Waiting { total: self.due.len() as u64, overdue: overdue as u64 }
+        Waiting { first: self.first_due(), ..Waiting::new(self.due.len() as u64, overdue as u64) }
     }
 
     /// Drops a waiting or claimed message except for its id. Returns false if it does not exist.

@@ -32,7 +32,12 @@ pub(crate) async fn look(
     groups: &[GroupName],
 ) -> Result<Vec<Usage>> {
     let mut totals: SortedMap<(Partition, Option<GroupName>, Structure), Total> = SortedMap::new();
-    let keys = partitions.iter().flat_map(|tp| keys_of(inner, tp, groups)).collect::<Vec<_>>();
+    let mut keys = partitions.iter().flat_map(|tp| keys_of(inner, tp, groups)).collect::<Vec<_>>();
+    let all: Vec<_> = partitions.iter().flat_map(|tp| groups.iter().map(move |group| (tp, group))).collect();
+    for ((tp, group), reader) in all.iter().zip(inner.readers_of(&all).await?) {
+        let gate = reader.map(|reader| inner.keys.gate(tp, group, &reader));
+        keys.extend(gate.map(|gate| (tp.partition, Some((*group).clone()), Structure::Lease, gate, None)));
+    }
     for chunk in keys.chunks(CHUNK) {
         let mut pipe = Pipeline::with_capacity(2 * chunk.len());
         for (_, _, _, key, counted) in chunk {
@@ -72,6 +77,27 @@ pub(crate) async fn look(
         unreadable,
     });
     Ok(usage.collect())
+}
+
+impl Inner {
+    /// Returns the word of the reader that begun last, with which its gate is named; `None` where there is none.
+    pub(crate) async fn readers_of(
+        &self,
+        all: &[(&TopicPartition, &GroupName)],
+    ) -> Result<Vec<Option<String>>> {
+        let mut readers = Vec::with_capacity(all.len());
+        for chunk in all.chunks(CHUNK) {
+            let mut pipe = Pipeline::with_capacity(chunk.len());
+            for (tp, group) in chunk {
+                pipe.cmd("HGET").arg(self.keys.fence(tp, group).as_str()).arg("reader");
+            }
+            for answer in self.pool.send(&pipe).await? {
+                // A fence of another type is found elsewhere.
+                readers.push(reply::text(answer).ok().filter(|reader| !reader.is_empty()));
+            }
+        }
+        Ok(readers)
+    }
 }
 
 /// Counts messages in the place of the entries of packed logs.

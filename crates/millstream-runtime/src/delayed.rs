@@ -129,10 +129,7 @@ impl DelayedMessages {
         let places: Vec<_> = self.places().collect();
         let asked = places.iter().map(|place| self.backend.schedule().waiting(place));
         let each = try_join_all(asked).await?;
-        Ok(each.into_iter().fold(Waiting::default(), |sum, one| Waiting {
-            total: sum.total + one.total,
-            overdue: sum.overdue + one.overdue,
-        }))
+        Ok(each.into_iter().fold(Waiting::default(), Waiting::and))
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod assignment;
 pub mod continuity;
 pub mod error_groups;
+pub(crate) mod fault;
 pub mod fingerprint;
 pub mod pages;
 pub mod retention;

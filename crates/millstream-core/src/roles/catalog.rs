@@ -98,9 +98,12 @@ pub struct PartitionStats {
     /// Lower bound of [`lag`](Self::lag): the number of entries that were counted, if `lag` is not known; otherwise the
     /// same number.
     pub lag_at_least: u64,
-    /// Age of the oldest entry of the log that the group has not settled, unread or pending, by the server's clock.
-    /// `None` if there is none, or the group does not exist. Parked retries and the retry log do not count.
+    /// Age of the oldest message that the group has to handle now, by the server's clock: unread, pending, or due for a retry. Of
+    /// the redeliveries that were not settled the first one counts, since its first entry. `None` if there is none, or the group does
+    /// not exist.
     pub oldest: Option<Duration>,
+    /// Age of the message that is parked and due next, since its first entry; `None` if none waits for its retry to be due.
+    pub oldest_parked: Option<Duration>,
     /// Number of entries handed out and not settled, from log and retry log.
     pub pending: u64,
     /// Number of messages parked until their retry is due, and of due ones not yet handed out.
@@ -124,6 +127,7 @@ impl PartitionStats {
             lag: Some(0),
             lag_at_least: 0,
             oldest: None,
+            oldest_parked: None,
             pending: 0,
             retrying: 0,
             due: 0,

@@ -389,8 +389,7 @@ impl Overview {
     pub fn waiting(&self) -> Result<Waiting> {
         let mut sum = Waiting::default();
         for waiting in &self.delayed {
-            let Waiting { total, overdue } = waiting.clone()?;
-            (sum.total, sum.overdue) = (sum.total + total, sum.overdue + overdue);
+            sum = sum.and(waiting.clone()?);
         }
         Ok(sum)
     }

@@ -274,6 +274,23 @@ pub struct Waiting {
     pub total: u64,
     /// Messages that are due.
     pub overdue: u64,
+    /// Due time of the first one, by the server's clock; `None` if there is none, or it is not known.
+    pub first: Option<Timestamp>,
+}
+
+impl Waiting {
+    /// Creates these numbers, without the time of the first one.
+    #[must_use]
+    pub const fn new(total: u64, overdue: u64) -> Self {
+        Self { total, overdue, first: None }
+    }
+
+    /// Returns the numbers of two places together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let first = self.first.into_iter().chain(other.first).min();
+        Self { total: self.total + other.total, overdue: self.overdue + other.overdue, first }
+    }
 }
 
 /// What is to become of a retry that waits.

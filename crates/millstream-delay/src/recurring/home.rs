@@ -116,6 +116,8 @@ impl<T> Home<'_, T> {
         let found = self.found(&self.wherever(id).await?, id).await?;
         any(&found, |(place, there)| async move {
             if !there.paused {
+                // So that it has a due time even if that was lost.
+                self.recurring()?.put(place, there, OnConflict::Keep).await?;
                 return Ok(true);
             }
             let now = self.recurring()?.due(place).await?.now;

@@ -259,8 +259,17 @@ fn stats(number: Partition, partition: &state::Partition, group: &GroupName, now
         stats.lag_at_least = count(partition.log.count_above(cursor.delivered));
         stats.lag = Some(stats.lag_at_least);
         let unread = partition.log.above(cursor.delivered).next().map(|(id, _)| *id);
-        let oldest = cursor.pending.keys().next().copied().into_iter().chain(unread).min();
-        stats.oldest = oldest.map(|id| now.timestamp().saturating_duration_since(id.timestamp()));
+        let next = group.parked.page(None, 1).next().map(|(due, origin, _)| (due <= now.timestamp(), origin));
+        let (ready, parked) = (next.filter(|it| it.0), next.filter(|it| !it.0));
+        // As on a server: the first entry that is not settled.
+        let origin = |fields: &millstream_core::wire::Fields| {
+            std::str::from_utf8(&fields.get(1)?.1).ok()?.parse::<MessageId>().ok()
+        };
+        let redelivered = group.retry.above(MessageId::ZERO).next().and_then(|(_, entry)| origin(entry));
+        let retries = redelivered.into_iter().chain(ready.map(|(_, origin)| origin));
+        let oldest = cursor.pending.keys().next().copied().into_iter().chain(unread).chain(retries).min();
+        let age = |id: MessageId| now.timestamp().saturating_duration_since(id.timestamp());
+        (stats.oldest, stats.oldest_parked) = (oldest.map(age), parked.map(|(_, origin)| age(origin)));
         stats.pending = count(cursor.pending.len());
     }
     stats.pending += count(group.retry_cursor.pending.len());

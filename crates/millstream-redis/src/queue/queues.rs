@@ -61,10 +61,8 @@ impl Inner {
         let stored = script::run_one(&self.pool, call).await;
         let stored = stored.map_err(|error| error.during(format_args!("create queue in {meta}")))?;
         let stored = spec(&wanted.name, stored)?;
-        let registry = self.keys.queues();
-        let mut pipe = Pipeline::new();
-        pipe.cmd("SADD").arg(registry.as_str()).arg(wanted.name.as_str());
-        self.one(&registry, &pipe).await?;
+        let [_, settings] = self.keys.patterns_of_settings();
+        self.list_name(&self.keys.queues(), &settings, wanted.name.as_str()).await?;
         Ok(stored)
     }
 
@@ -85,7 +83,12 @@ impl Inner {
         let meta = self.keys.queue_meta(name);
         let mut pipe = Pipeline::new();
         pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
-        spec(name, self.one(&meta, &pipe).await?)
+        match spec(name, self.one(&meta, &pipe).await?) {
+            Err(missing) if missing.kind() == ErrorKind::NotFound => {
+                Err(self.queue_lost(name, missing).await?)
+            }
+            other => other,
+        }
     }
 
     pub(crate) async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
@@ -126,6 +129,7 @@ impl Inner {
     }
 
     pub(crate) async fn queues(&self) -> Result<Vec<QueueName>> {
-        self.names(&self.keys.queues(), |name| QueueName::new(name)).await
+        let [_, settings] = self.keys.patterns_of_settings();
+        self.names_or_found(&self.keys.queues(), &settings, |name| QueueName::new(name)).await
     }
 }

@@ -43,6 +43,7 @@ impl Audit for RedisBackend {
             (_, Check::Types) => self.types(scope).await,
             (_, Check::Losses) => self.losses_of(scope).await,
             (Scope::Topic(topic), _) => self.catalog_of(scope, topic).await,
+            (Scope::Queue(queue), _) => self.queue_of(scope, queue).await,
             (Scope::Partition(tp), Check::Groups) => self.groups_of(scope, tp).await,
             (Scope::Partition(tp), _) => self.at_place(scope, &tp.clone().into(), check, after).await,
             (Scope::Shard(shard), _) => self.at_place(scope, &shard.clone().into(), check, after).await,
@@ -57,6 +58,8 @@ impl Audit for RedisBackend {
         match (&finding.scope, finding.fault) {
             (_, fault) if matches!(fault.remedy(), Remedy::Person | Remedy::Record) => Ok(false),
             (Scope::Topic(topic), _) => self.repair_topic(topic, finding.fault).await,
+            (Scope::Queue(queue), _) => self.list_queue(queue).await,
+            (Scope::Partition(tp), Fault::GroupForgotten) => self.list_group(tp, &finding.id).await,
             (Scope::Partition(tp), _) => self.repair_at(&tp.clone().into(), finding).await,
             (Scope::Shard(shard), _) => self.repair_at(&shard.clone().into(), finding).await,
             (Scope::Group(tp, group), Fault::UnreadMissing) => self.record_unread(tp, group).await,
@@ -101,6 +104,7 @@ fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
             Fault::TaskTwice,
             Fault::StateStray,
             Fault::RuleStranded,
+            Fault::RuleLost,
         ];
         let fault = known.into_iter().find(|known| known.as_str() == fault);
         let fault = fault.ok_or_else(|| unexpected("a fault that is not known"))?;

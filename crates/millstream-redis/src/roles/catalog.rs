@@ -4,6 +4,7 @@ mod count_range;
 mod deleting;
 mod groups;
 mod lag;
+mod lost;
 #[cfg(feature = "admin")]
 mod overview;
 mod packed;
@@ -137,7 +138,8 @@ impl RedisBackend {
         let all: Vec<TopicPartition> = stored.iter().collect();
         self.register_logs(&stored.name, &all).await?;
         // The topic goes last, so that a listed topic is complete.
-        self.inner.add(&keys.topics(), &[stored.name.as_str()]).await?;
+        let [settings, _] = keys.patterns_of_settings();
+        self.inner.list_name(&keys.topics(), &settings, stored.name.as_str()).await?;
         Ok(stored.clone())
     }
 
@@ -320,7 +322,9 @@ impl Catalog for RedisBackend {
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
-        self.inner.names(&self.inner.keys.topics(), |name| TopicName::new(name)).await
+        let keys = &self.inner.keys;
+        let [settings, _] = keys.patterns_of_settings();
+        self.inner.names_or_found(&keys.topics(), &settings, |name| TopicName::new(name)).await
     }
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {

@@ -157,8 +157,9 @@ impl Schedule for RedisBackend {
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         let call = self.inner.scripts.count_due.call([&self.inner.keys.delay(place)]);
-        let [total, overdue] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
-        Ok(Waiting { total: reply::count(total)? as u64, overdue: reply::count(overdue)? as u64 })
+        let [total, overdue, first] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
+        let first = reply::maybe(first, reply::score)?;
+        Ok(Waiting { total: reply::count(total)? as u64, overdue: reply::count(overdue)? as u64, first })
     }
 
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {

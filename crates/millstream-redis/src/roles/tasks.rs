@@ -11,7 +11,7 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::Settled;
 use millstream_core::name::QueueName;
-use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
+use millstream_core::schedule::{Due, Place, Schedule, ScheduleId, Shard};
 use millstream_core::tasks::{
     ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, MAX_WINDOW, QueueChange, QueueSpec,
     TaskCounts, Tasks, TrimTasksBy, TrimmedTasks, Verdict,
@@ -262,23 +262,21 @@ impl Tasks for RedisBackend {
     }
 
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
-        let (keys, place) = (&self.inner.keys, shard.clone().into());
-        let (delay, claims) = (keys.delay(&place), keys.claims(shard));
+        let (keys, claims) = (&self.inner.keys, self.inner.keys.claims(shard));
+        let waiting = self.waiting(&shard.clone().into()).await?;
         let mut time = Pipeline::with_capacity(2);
         // With a key of the shard: it is the time of the server that has it.
         time.cmd("TIME");
         time.cmd("ZCARD").arg(claims.as_str());
         let now = self.inner.pool.send(&time).await?.into_iter().next().unwrap_or(Value::Nil);
         let now = reply::time(now)?;
-        let mut pipe = Pipeline::with_capacity(6);
-        for key in [&delay, &claims] {
-            pipe.cmd("ZCARD").arg(key.as_str());
-            pipe.cmd("ZCOUNT").arg(key.as_str()).arg("-inf").arg(now.as_millis());
-        }
+        let mut pipe = Pipeline::with_capacity(4);
+        pipe.cmd("ZCARD").arg(claims.as_str());
+        pipe.cmd("ZCOUNT").arg(claims.as_str()).arg("-inf").arg(now.as_millis());
         pipe.cmd("XLEN").arg(keys.dead_tasks(shard).as_str());
         pipe.cmd("HGET").arg(keys.watcher(shard).as_str()).arg("paused");
         let answers = Value::Array(self.inner.pool.send(&pipe).await?);
-        let [total, overdue, claimed, expired, dead, paused] = reply::tuple(answers)?;
+        let [claimed, expired, dead, paused] = reply::tuple(answers)?;
         let paused = match reply::ok(paused).map_err(|error| error.during(format_args!("count {shard}")))? {
             Value::Nil => None,
             since => {
@@ -294,7 +292,7 @@ impl Tasks for RedisBackend {
             number.map(|number| number as u64)
         };
         Ok(TaskCounts {
-            waiting: Waiting { total: number(total)?, overdue: number(overdue)? },
+            waiting,
             claimed: number(claimed)?,
             expired: number(expired)?,
             dead: number(dead)?,

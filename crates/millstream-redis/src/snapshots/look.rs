@@ -8,7 +8,7 @@ use millstream_core::keys::Key;
 use millstream_core::schedule::Waiting;
 use redis::Value;
 
-use crate::conn::replies::reply::{self, Entries};
+use crate::conn::replies::reply::{self, Entries, maybe};
 use crate::error::{answered, unexpected};
 
 /// Snapshot of a log.
@@ -122,6 +122,10 @@ pub(crate) struct LookRest {
     pub(crate) parked: Result<u64>,
     /// Number of dead letters.
     pub(crate) dead: Result<u64>,
+    /// Origin of the first entry of the retry log.
+    pub(crate) next_up: Option<MessageId>,
+    /// Origin of the parked retry that is due next, and when.
+    pub(crate) sleeps: Option<(MessageId, Timestamp)>,
 }
 
 /// Keys of a group that [`LookRest`] comes from.
@@ -170,6 +174,12 @@ impl Standing {
         (!self.more).then(|| self.log())
     }
 
+    #[cfg(feature = "admin")]
+    /// Returns whether the log has groups that were not named.
+    pub(crate) fn has_others(&self) -> bool {
+        self.more
+    }
+
     /// Returns the log with this group only, of the moment at which the group was read. `at` is its index among those that were
     /// named.
     pub(crate) fn of_group(&self, at: usize, name: &str) -> Result<Look> {
@@ -194,10 +204,6 @@ impl Standing {
 
 fn number(value: Value) -> Result<u64> {
     Ok(u64::try_from(reply::int(value)?).unwrap_or(0))
-}
-
-fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>> {
-    if value == Value::Nil { Ok(None) } else { read(value).map(Some) }
 }
 
 /// Parses the number of what is at a key: the outer error is that of an answer without sense.
@@ -237,13 +243,17 @@ pub(crate) fn read_with_rest(
 ) -> Result<(Standing, usize)> {
     let [_, _, _, _, _, _, _, _, _, more, bytes, waiting, rest] = parts(&answer)?;
     let more = reply::int(more.clone())? == 1;
-    let (bytes, [total, overdue, more_here, more_ever, first_message]) =
+    let (bytes, [total, overdue, more_here, more_ever, first_message, first_due]) =
         (reply::count(bytes.clone())?, reply::tuple(waiting.clone())?);
-    let overdue = number(overdue)?;
-    let waiting = at_key(total, delay)?.map(|total| Waiting { total, overdue });
+    let (overdue, first) = (number(overdue)?, maybe(first_due, reply::score)?);
+    let waiting = at_key(total, delay)?.map(|total| Waiting { total, overdue, first });
     let rest = reply::array(rest.clone())?.into_iter().zip(groups).map(|(of_group, keys)| {
-        let [retry_length, retry_pending, parked, dead] = reply::tuple(of_group)?;
+        let [retry_length, retry_pending, parked, dead, next_up, origin, due] = reply::tuple(of_group)?;
+        // Another program may have put something else there, which has no age.
+        let origin = maybe(origin, reply::id).ok().flatten();
         Ok(LookRest {
+            next_up: maybe(next_up, reply::id).ok().flatten(),
+            sleeps: origin.zip(maybe(due, reply::score)?),
             retry_length: at_key(retry_length, &keys.retry_log)?,
             retry_pending: maybe(retry_pending, number)?,
             parked: at_key(parked, &keys.retry_due)?,
@@ -316,7 +326,14 @@ mod tests {
             let group = GroupLook { name: Bytes::from_static(name.as_bytes()), ..GroupLook::default() };
             Look { now: Timestamp::from_millis(ms), exists: true, groups: vec![group], ..Look::default() }
         };
-        let rest = |_| LookRest { retry_length: Ok(0), retry_pending: None, parked: Ok(0), dead: Ok(0) };
+        let rest = |_| LookRest {
+            retry_length: Ok(0),
+            retry_pending: None,
+            parked: Ok(0),
+            dead: Ok(0),
+            next_up: None,
+            sleeps: None,
+        };
         let mut standing =
             Standing::new(Ok(look(1, "a")), false, Ok(Waiting::default()), (0..2).map(rest).collect());
         standing.add(Standing::new(

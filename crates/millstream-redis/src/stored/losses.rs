@@ -128,7 +128,7 @@ impl RedisBackend {
     fn record_of(&self, scope: &Scope) -> Option<(Key, String)> {
         let keys = &self.inner.keys;
         match scope {
-            Scope::Topic(_) => None,
+            Scope::Topic(_) | Scope::Queue(_) => None,
             Scope::Partition(tp) => Some((keys.topic_meta(&tp.topic), format!("lost:{}", tp.partition.0))),
             Scope::Group(tp, group) => {
                 Some((keys.group_state(&tp.topic, group), format!("lost:{}", tp.partition.0)))

@@ -259,7 +259,7 @@ async fn restoring_a_group_that_is_there_does_nothing(h: Harness) -> Verdict {
 fn expect_stats(found: &[PartitionStats], expected: &[PartitionStats]) -> Verdict {
     let known = |(found, expected): (&PartitionStats, &PartitionStats)| {
         let mut expected = expected.clone();
-        expected.oldest = found.oldest;
+        (expected.oldest, expected.oldest_parked) = (found.oldest, found.oldest_parked);
         expected
     };
     let expected: Vec<_> =

@@ -266,6 +266,7 @@ fn seen(group: GroupOverview) -> Result<Seen, Violation> {
     let mut partitions = group.partitions?;
     for survey in &mut partitions {
         survey.stats.oldest = survey.stats.oldest.map(|_| Duration::ZERO);
+        survey.stats.oldest_parked = survey.stats.oldest_parked.map(|_| Duration::ZERO);
     }
     let holder = |owner: Ownership| owner.holder.map(|holder| (holder.owner, holder.epoch));
     let owners = group.owners.transpose()?.map(|owners| owners.into_iter().map(holder).collect());

@@ -31,7 +31,9 @@ fn refused(server: &Server) -> Vec<String> {
     let lines: Vec<&str> = log.lines().collect();
     let objects =
         lines.windows(2).filter(|pair| pair[0].ends_with("object")).map(|pair| pair[1].trim().to_owned());
-    objects.filter(|object| !["client|setinfo", "config|get"].iter().any(|it| object.contains(it))).collect()
+    let ignored = ["client|setinfo", "config|get"];
+    // The first one that creates a topic looks for others that are listed no more.
+    objects.filter(|object| object != "scan" && !ignored.iter().any(|it| object.contains(it))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -81,6 +81,19 @@ pub(crate) fn id(value: Value) -> Result<MessageId> {
     MessageId::from_bytes(&bytes(value)?)
 }
 
+/// Parses what may be missing.
+pub(crate) fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>> {
+    if value == Value::Nil { Ok(None) } else { read(value).map(Some) }
+}
+
+/// Parses a due time in milliseconds, as a script returns it of a sorted set. Another program's number that is no time counts as the
+/// nearest one.
+pub(crate) fn score(value: Value) -> Result<Timestamp> {
+    let score = text(value)?;
+    let ms: f64 = score.parse().map_err(|_| unexpected(format_args!("the due time {score:?}")))?;
+    Ok(Timestamp::from_millis(ms as u64))
+}
+
 /// Parses a reply of TIME, rounded down to whole milliseconds.
 pub(crate) fn time(value: Value) -> Result<Timestamp> {
     let [seconds, micros] = tuple(value)?;

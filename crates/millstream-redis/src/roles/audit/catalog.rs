@@ -4,7 +4,8 @@ use millstream_core::audit::{Audited, Fault, Finding, Scope};
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
-use millstream_core::name::{GroupName, TopicName};
+use millstream_core::name::{GroupName, QueueName, TopicName};
+use millstream_core::packing::{PackCompression, Packing};
 use millstream_core::schedule::Place;
 use millstream_core::topic::{Retention, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
@@ -45,12 +46,9 @@ impl RedisBackend {
                 all.push((keys.finished(shard), "zset"));
                 all.push((keys.watcher(shard), "hash"));
                 all.push((keys.dead_tasks(shard), "stream"));
-                if shard.shard == 0 {
-                    all.push((keys.queues(), "set"));
-                    all.push((keys.queue_meta(&shard.queue), "hash"));
-                }
                 all
             }
+            Scope::Queue(queue) => vec![(keys.queues(), "set"), (keys.queue_meta(queue), "hash")],
             Scope::Group(tp, group) => vec![
                 (keys.retry_log(tp, group), "stream"),
                 (keys.dead_letters(tp, group), "stream"),
@@ -65,6 +63,12 @@ impl RedisBackend {
                 (keys.settled(tp, group), "hash"),
             ],
         };
+        let mut expected = expected;
+        if let Scope::Group(tp, group) = scope
+            && let [Some(reader)] = &*self.inner.readers_of(&[(tp, group)]).await?
+        {
+            expected.push((keys.gate(tp, group, reader), "stream"));
+        }
         let mut page = Audited::new(expected.len() as u64);
         for expected in expected.chunks(CHUNK) {
             let mut pipe = Pipeline::with_capacity(expected.len());
@@ -131,9 +135,62 @@ impl RedisBackend {
         // Read the list after the logs: a group is listed before it is created on the logs.
         let listed = self.listed(&keys.topic_groups(&tp.topic), &names).await?;
         for (name, _) in names.iter().zip(listed).filter(|(_, listed)| !listed) {
-            page.findings.push(Finding::new(Fault::GroupUnlisted, scope, name, "on the log"));
+            let fault = match GroupName::new(name) {
+                // One of ours has a retry log: another program creates none.
+                Ok(group) if self.is_on_retry_log(tp, &group).await? => Fault::GroupForgotten,
+                _ => Fault::GroupUnlisted,
+            };
+            page.findings.push(Finding::new(fault, scope, name, "on the log"));
         }
         Ok(page)
+    }
+
+    async fn is_on_retry_log(&self, tp: &TopicPartition, group: &GroupName) -> Result<bool> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XINFO").arg("GROUPS").arg(self.inner.keys.retry_log(tp, group).as_str());
+        let groups = self.ask(&pipe).await?.pop().unwrap_or_default();
+        match reply::group(groups, group.as_str()) {
+            // The check of types reports this.
+            Err(error) if error.kind() == ErrorKind::WrongType => Ok(false),
+            there => Ok(there?.is_some()),
+        }
+    }
+
+    /// Adds a group to the list of its topic again, unless it was deleted.
+    pub(super) async fn list_group(&self, tp: &TopicPartition, name: &str) -> Result<bool> {
+        match self.list_again(&tp.topic, &GroupName::new(name)?).await {
+            Err(error) if error.kind() == ErrorKind::Deleted => Ok(false),
+            listed => listed.map(|()| true),
+        }
+    }
+
+    /// Checks that a delay queue is listed and has settings.
+    pub(super) async fn queue_of(&self, scope: &Scope, queue: &QueueName) -> Result<Audited> {
+        let mut page = Audited::new(1);
+        let listed = self.listed(&self.inner.keys.queues(), &[queue.as_str()]).await? == [true];
+        let fault = match self.inner.queue(queue).await {
+            Ok(_) if listed => return Ok(page),
+            Ok(_) => Fault::QueueUnlisted,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(page),
+            Err(error) if error.kind() == ErrorKind::Protocol => {
+                let meta = self.inner.keys.queue_meta(queue);
+                let mut pipe = Pipeline::with_capacity(1);
+                pipe.cmd("HLEN").arg(meta.as_str());
+                let fields = reply::count(self.ask(&pipe).await?.pop().unwrap_or_default())?;
+                let fault = if fields == 0 { Fault::QueueWithoutSettings } else { Fault::SettingsDamaged };
+                page.findings.push(Finding::new(fault, scope, meta.as_str(), error.to_string()));
+                return Ok(page);
+            }
+            Err(error) => return Err(error),
+        };
+        page.findings.push(Finding::new(fault, scope, queue.as_str(), "not in the list"));
+        Ok(page)
+    }
+
+    /// Adds a delay queue to the list again, if it has settings.
+    pub(super) async fn list_queue(&self, queue: &QueueName) -> Result<bool> {
+        let stored = self.inner.queue(queue).await?;
+        self.inner.create_queue(&stored).await.map(|_| true)
     }
 
     /// Returns which of these members are in a set.
@@ -202,6 +259,15 @@ impl RedisBackend {
         Ok(page)
     }
 
+    /// Returns whether a log of the topic has packs, by the list of them.
+    async fn has_packs(&self, spec: &TopicSpec) -> Result<bool> {
+        let mut pipe = Pipeline::with_capacity(1);
+        for tp in spec.iter() {
+            pipe.cmd("EXISTS").arg(self.inner.keys.packs(&tp).as_str());
+        }
+        Ok(self.ask(&pipe).await?.contains(&Value::Int(1)))
+    }
+
     async fn is_being_deleted(&self, topic: &TopicName) -> Result<bool> {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("HEXISTS").arg(self.inner.keys.topic_meta(topic).as_str()).arg("deleting");
@@ -256,7 +322,11 @@ impl RedisBackend {
         let partitions = u32::try_from(reply::count(answer)?).unwrap_or(u32::MAX);
         if partitions > 0 {
             // The former retention is unknown: keep everything.
-            let spec = TopicSpec::new(topic.clone(), partitions)?.with_retention(Retention::Keep);
+            let mut spec = TopicSpec::new(topic.clone(), partitions)?.with_retention(Retention::Keep);
+            if self.has_packs(&spec).await? {
+                // Packs say themselves how they are compressed.
+                spec = spec.with_packing(Some(Packing::new().compression(PackCompression::None)));
+            }
             match self.restore_topic(&spec).await {
                 // Created again since the check.
                 Err(error) if error.kind() == ErrorKind::Deleted && self.topic(topic).await.is_ok() => {

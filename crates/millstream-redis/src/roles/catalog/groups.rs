@@ -64,6 +64,12 @@ impl RedisBackend {
         if starts == Value::Nil { Ok(None) } else { reply::text(starts).map(Some) }
     }
 
+    /// Adds a group to the list of its topic again. Fails for one that was deleted.
+    #[cfg(feature = "admin")]
+    pub(crate) async fn list_again(&self, topic: &TopicName, group: &GroupName) -> Result<()> {
+        self.register(topic, group, Mode::Restore, "").await.map(drop)
+    }
+
     /// Creates a group on partitions that were added since `topic` was read, and returns those where it was missing.
     /// The caller of `expand` may have listed the groups before this one was registered. So every caller that creates
     /// a group checks the topic again afterwards.

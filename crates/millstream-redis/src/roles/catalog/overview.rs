@@ -5,15 +5,16 @@
 use std::collections::VecDeque;
 
 use futures_util::future::join_all;
-use millstream_core::catalog::{GroupState, PartitionSurvey};
+use millstream_core::catalog::PartitionSurvey;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::inspect::{GroupOverview, LogState, Overview, OverviewQuery};
+use millstream_core::inspect::{LogState, Overview, OverviewQuery};
 use millstream_core::keys::Key;
 use millstream_core::name::{GroupName, TopicName};
-use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
 use super::lag::{Trust, at_once};
+use super::lost::overview_of;
 use super::snapshot::Ask;
 use super::{CHUNK, groups, parse_names, settings};
 use crate::backend::RedisBackend;
@@ -33,12 +34,12 @@ const PARTITIONS: usize = 2_000;
 const OF_GROUP: usize = 2;
 
 /// A topic that is being read.
-struct OverviewReading {
-    overview: Overview,
+pub(super) struct OverviewReading {
+    pub(super) overview: Overview,
     partitions: Vec<TopicPartition>,
     /// Names of its groups, as in the overview.
     groups: Vec<GroupName>,
-    standings: Vec<Standing>,
+    pub(super) standings: Vec<Standing>,
     /// Number of members that are stored for each group, living or not.
     stored: Vec<Result<u64>>,
 }
@@ -102,6 +103,9 @@ impl RedisBackend {
         while !rest.is_empty() {
             let (some, later) = rest.split_at_mut(fit(rest));
             self.read_standings(some, trust).await?;
+            if query.group.is_none() {
+                self.find_lost_groups(some).await?;
+            }
             if query.pins {
                 self.read_pins(some).await?;
             }
@@ -125,8 +129,10 @@ impl RedisBackend {
         query: &OverviewQuery,
     ) -> Result<(Trust, Vec<Result<Overview>>)> {
         let keys = &self.inner.keys;
-        let mut pipe = Pipeline::with_capacity(1 + 2 * topics.len());
+        let mut pipe = Pipeline::with_capacity(2 + 2 * topics.len());
         pipe.cmd("INFO").arg("server");
+        pipe.cmd("SMISMEMBER").arg(keys.topics().as_str());
+        topics.iter().for_each(|topic| _ = pipe.arg(topic.as_str()));
         for topic in topics {
             settings::command(&mut pipe, &keys.topic_meta(topic));
             if query.group.is_none() {
@@ -135,14 +141,25 @@ impl RedisBackend {
         }
         let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
         let trust = self.trust(answers.next());
+        let listed = reply::array(answers.next().unwrap_or_default());
+        // A list of another type has none of them. What else fails says so itself.
+        let lost = listed.as_ref().is_err_and(|error| error.kind() == ErrorKind::WrongType);
+        let mut listed = listed.unwrap_or_default().into_iter();
         let mut stored = Vec::with_capacity(topics.len());
         for topic in topics {
             let meta = keys.topic_meta(topic);
+            let is_listed = !lost && listed.next() != Some(Value::Int(0));
             let spec = reply::ok(answers.next().unwrap_or_default())
                 .map_err(|error| error.during(format_args!("catalog {meta}")))
                 .and_then(|stored| settings::read(topic, stored))
                 .inspect(|spec| self.inner.packings.learn(spec));
-            let listed = match &query.group {
+            let spec = match spec {
+                Err(missing) if missing.kind() == ErrorKind::NotFound => {
+                    Err(self.inner.settings_lost(topic, missing).await?)
+                }
+                spec => spec,
+            };
+            let groups = match &query.group {
                 Some(group) => Ok(vec![group.clone()]),
                 None => {
                     let key = keys.topic_groups(topic);
@@ -152,10 +169,10 @@ impl RedisBackend {
                         .map_err(|error| error.during(format_args!("catalog {key}")))
                 }
             };
-            stored.push(match (spec, listed) {
+            stored.push(match (spec, groups) {
                 // Somebody else knows when to ask again.
                 (Ok(_), Err(error)) if error.is_transient() => Err(error),
-                (spec, listed) => spec.map(|spec| with_groups(spec, listed, query)),
+                (spec, groups) => spec.map(|spec| overview_of(spec, groups, is_listed, query)),
             });
         }
         Ok((trust, stored))
@@ -206,19 +223,6 @@ impl RedisBackend {
             reading.overview.delayed = reading.standings.iter().map(|it| it.waiting.clone()).collect();
         }
         Ok(())
-    }
-
-    /// Returns what identifies the process of the only server, and its data set, as the part `identity` of scripts does.
-    async fn identity(&self) -> Result<Option<String>> {
-        let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("INFO").arg("server").cmd("INFO").arg("replication");
-        let [process, history] = reply::tuple(Value::Array(self.inner.pool.send(&pipe).await?))?;
-        let field = |info: Value, name: &str| {
-            let info = reply::text(info).ok()?;
-            info.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
-        };
-        let both = field(process, "run_id:").zip(field(history, "master_replid:"));
-        Ok(both.map(|(run, replica)| format!("{run}.{replica}")))
     }
 
     /// Finds the groups that keep entries. A log that cannot be read has none; its error is in the lengths.
@@ -380,7 +384,7 @@ impl RedisBackend {
             let counted = script::run(&self.inner.pool, calls.collect()).await;
             for ((_, topic, at), counted) in some.iter().zip(counted) {
                 let read = counted.and_then(|counted| {
-                    let [all, overdue] = reply::tuple(counted)?;
+                    let [all, overdue, _] = reply::tuple(counted)?;
                     Ok(reply::count(all)?.saturating_sub(reply::count(overdue)?))
                 });
                 readings[*topic].overview.groups[*at].members = lasting(read)?;
@@ -397,22 +401,6 @@ impl OverviewReading {
         let stored = groups.iter().map(|_| Ok(0)).collect();
         Self { overview, partitions, groups, standings: Vec::new(), stored }
     }
-}
-
-fn with_groups(spec: TopicSpec, listed: Result<Vec<GroupName>>, query: &OverviewQuery) -> Overview {
-    let mut overview = Overview::new(spec);
-    match listed {
-        Ok(groups) => {
-            // What is in them is replaced when it has been read.
-            let owners = query.owners.then(|| Ok(Vec::new()));
-            let empty = |group| {
-                GroupOverview::new(group, Ok(Vec::new()), Ok(0), Ok(GroupState::new()), owners.clone())
-            };
-            overview.groups = groups.into_iter().map(empty).collect();
-        }
-        Err(error) => overview.unlisted = Some(error),
-    }
-    overview
 }
 
 /// Returns how many of the topics are read together: at least one.

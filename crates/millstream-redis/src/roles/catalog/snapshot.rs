@@ -7,9 +7,15 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::GroupName;
 use millstream_core::pages::{PageSizer, STEP_BYTES};
 use millstream_core::topic::TopicPartition;
+#[cfg(feature = "admin")]
+use redis::{Pipeline, Value};
 
 use super::CHUNK;
 use crate::backend::RedisBackend;
+#[cfg(feature = "admin")]
+use crate::conn::connection::Line;
+#[cfg(feature = "admin")]
+use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::scripts::script;
 use crate::snapshots::look::{Look, LookAnswer, RestKeys, Standing, read, read_with_rest};
@@ -103,6 +109,20 @@ impl RedisBackend {
             pages.came(asked, copied, began.elapsed());
         }
         standings.into_iter().map(|standing| standing.ok_or_else(|| unexpected("no snapshot"))).collect()
+    }
+
+    #[cfg(feature = "admin")]
+    /// Returns what identifies the process of the only server, and its data set, as the part `identity` of scripts does.
+    pub(super) async fn identity(&self) -> Result<Option<String>> {
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("INFO").arg("server").cmd("INFO").arg("replication");
+        let [process, history] = reply::tuple(Value::Array(self.inner.pool.send(&pipe).await?))?;
+        let field = |info: Value, name: &str| {
+            let info = reply::text(info).ok()?;
+            info.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
+        };
+        let both = field(process, "run_id:").zip(field(history, "master_replid:"));
+        Ok(both.map(|(run, replica)| format!("{run}.{replica}")))
     }
 
     /// Takes the same snapshots, each with an error of its own if its log has a wrong type; identifies the server if `who` is "1".

@@ -120,7 +120,12 @@ fn partition_survey(
         if let Some(group) = stands {
             stats.position = Some(group.position);
             stats.pending = group.pending.with(group.more_pending);
-            stats.oldest = group.oldest().map(|id| look.now.saturating_duration_since(id.timestamp()));
+            let due = rest.sleeps.filter(|(_, due)| *due <= look.now).map(|(origin, _)| origin);
+            let oldest = group.oldest().into_iter().chain(rest.next_up).chain(due).min();
+            let age = |id: millstream_core::MessageId| look.now.saturating_duration_since(id.timestamp());
+            stats.oldest = oldest.map(age);
+            stats.oldest_parked =
+                rest.sleeps.filter(|(_, due)| *due > look.now).map(|(origin, _)| age(origin));
         } else if !look.exists && !was_there {
             // Nothing was ever written, and no group was created. A group is created on log and retry log: where only
             // the retry log has it, the log was deleted, and nobody knows what the group had not read.

@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use millstream_core::catalog::{PartitionStats, Pin, Start};
-use millstream_core::{GroupName, MessageId, Partition, TopicPartition, TopicSpec};
+use millstream_core::{Due, GroupName, MessageId, Partition, Settlement, TopicPartition, TopicSpec};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, LONG};
 use crate::owner::{Owner, retry, retry_as};
+
+const HOUR: Duration = Duration::from_secs(3_600);
 
 suite!("catalog":
     the_lag_is_exact_wherever_a_group_stands needs [Seek, Stats],
@@ -105,8 +107,22 @@ async fn the_age_is_that_of_the_oldest_entry_to_be_settled(h: Harness) -> Verdic
     let rest = owner.take(length.saturating_sub(2)).await?;
     owner.ack(&rest).await?;
     ensure!(age().await? >= old, "what is pending alone is {:?} old", age().await?);
-    owner.ack(&entries).await?;
-    equal!(age().await?, None, "the age where everything is settled");
+    // What waits for a retry has the age of its first entry: parked, due, and in the retry log.
+    owner.settle_all(&entries[1..], &retry_as(2, entries[1].receipt.id, HOUR)).await?;
+    let mut ready = retry_as(2, entries[0].receipt.id, Duration::ZERO);
+    if let Settlement::Retry { due, .. } = &mut ready {
+        *due = Due::At(first[0].timestamp());
+    }
+    owner.settle_all(&entries[..1], &ready).await?;
+    ensure!(age().await? >= old, "what is due for a retry is {:?} old", age().await?);
+    owner.promote(1).await?;
+    ensure!(age().await? >= old, "what is in the retry log is {:?} old", age().await?);
+    let retries = owner.take_retries(1).await?;
+    ensure!(age().await? >= old, "a redelivery that is pending is {:?} old", age().await?);
+    owner.ack(&retries).await?;
+    let parked = stats(&h, &topic, "group").await?;
+    equal!(parked.oldest, None, "the age of what is to be handled while all that is left is parked");
+    ensure!(parked.oldest_parked >= old, "what is parked is {:?} old", parked.oldest_parked);
     Ok(())
 }
 
