@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use chrono::{DateTime, NaiveDate, NaiveTime};
+pub(crate) use millstream::admin::human::When;
 use millstream::{DeadLetterRetention, MessageId, Retention, Start, Timestamp};
 
 use super::human;
@@ -21,63 +21,15 @@ pub(crate) fn reads(text: &str) -> Result<Duration, String> {
     if interval < least { Err(format!("at least {} are needed", human::exact(least))) } else { Ok(interval) }
 }
 
-/// A point in time, as typed by people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
-    /// This time.
-    At(Timestamp),
-    /// This long before now.
-    Ago(Duration),
-    /// This long after now.
-    In(Duration),
-}
-
-impl When {
-    /// Returns the time, given the current time `now`.
-    pub(crate) fn at(self, now: Timestamp) -> Timestamp {
-        match self {
-            Self::At(at) => at,
-            Self::Ago(time) => now.saturating_sub(time),
-            Self::In(time) => now.saturating_add(time),
-        }
-    }
-}
-
-/// The smallest number that is read as milliseconds since 1970: a time in seconds stays below it for 3,000 years.
-const LEAST_MS: u64 = 100_000_000_000;
-
 /// Parses a point in time: `2026-01-31T12:00:00Z`, `2026-01-31` (its beginning in UTC), `2h ago`, `in 5m`, `now`, or
 /// milliseconds since 1970 as shown with messages.
 pub(crate) fn when(text: &str) -> Result<When, String> {
-    if text == "now" {
-        return Ok(When::In(Duration::ZERO));
-    }
-    if let Some(time) = text.strip_suffix("ago") {
-        return duration(time.trim_end()).map(When::Ago);
-    }
-    if let Some(time) = text.strip_prefix("in ") {
-        return duration(time.trim_start()).map(When::In);
-    }
-    let wrong = || {
+    millstream::admin::human::when(text).ok_or_else(|| {
         format!(
-            "{text:?} is not a point in time: 2026-01-31T12:00:00Z, 2026-01-31, \"2h ago\", \"in 5m\", now and \
-             1700000000000 (milliseconds since 1970) are"
+            "{text:?} is not a point in time: 2026-01-31T12:00:00Z, 2026-01-31T13:00+01:00, 2026-01-31, \"2h ago\", \"in 5m\", now \
+             and 1700000000000 (milliseconds since 1970) are"
         )
-    };
-    if text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return text
-            .parse()
-            .ok()
-            .filter(|ms| *ms >= LEAST_MS)
-            .map(Timestamp::from_millis)
-            .map(When::At)
-            .ok_or_else(wrong);
-    }
-    let at = match NaiveDate::parse_from_str(text, "%Y-%m-%d") {
-        Ok(day) => day.and_time(NaiveTime::MIN).and_utc().timestamp_millis(),
-        Err(_) => DateTime::parse_from_rfc3339(text).map_err(|_| wrong())?.timestamp_millis(),
-    };
-    u64::try_from(at).map(Timestamp::from_millis).map(When::At).map_err(|_| wrong())
+    })
 }
 
 /// The position at which a group starts or continues.

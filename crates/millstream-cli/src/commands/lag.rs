@@ -27,7 +27,7 @@ const TOGETHER: usize = 64;
 ///
 /// `backlog` is all remaining work of a group: `lag` (never handed out), `pending` (handed out and not settled),
 /// `retrying`, and delayed messages that are due; the largest is shown first. `oldest` is the age of the oldest message
-/// that is unread or pending, without those that wait for a retry.
+/// that is unread, pending or due for a retry, since it was first in the log.
 ///
 /// A lag that would take too long to count is shown as `>= 10,000` or `?`, and so is a backlog with it; in JSON both
 /// are `null`, with `lag_at_least` and `backlog_at_least`. Figures that cannot be read are `?`, with the reason on stderr;
@@ -279,7 +279,7 @@ impl Lag {
                 continue;
             };
             let survey = match survey {
-                // One of all topics was deleted in the meantime, or only partly deleted.
+                // One of all topics was deleted in the meantime.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => continue,
                 Err(error) if error.kind() == ErrorKind::NotFound && self.is_interval(&topic) => {
                     let why = format!("topic {topic} does not exist; for a time say --watch={topic}");
@@ -300,10 +300,6 @@ impl Lag {
                     None
                 }
             };
-            if let Some(error) = survey.unlisted {
-                errors.push(Failed::topic(&topic, &error));
-                groups.push(LagRow::unknown(&topic, None, &error, meter));
-            }
             for (group, stats) in survey.groups {
                 match stats {
                     _ if self.group.as_ref().is_some_and(|wanted| group != *wanted) => {}
@@ -322,6 +318,10 @@ impl Lag {
                         groups.push(LagRow::unknown(&topic, Some(&group), &error, meter));
                     }
                 }
+            }
+            if let Some(error) = survey.unlisted {
+                errors.push(Failed::topic(&topic, &error));
+                groups.push(LagRow::unknown(&topic, None, &error, meter));
             }
         }
         // The largest backlog first.

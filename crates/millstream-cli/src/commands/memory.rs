@@ -296,8 +296,9 @@ impl Memory {
         let mut measured = std::pin::pin!(measured.buffered(AT_ONCE));
         while let Some((measured, name)) = measured.next().await {
             match measured {
-                // One of all topics was deleted in the meantime, or only partly deleted.
-                Err(error) if error.kind() == ErrorKind::NotFound && self.topics.is_empty() => {}
+                Err(error) if error.kind() == ErrorKind::NotFound && self.topics.is_empty() => {
+                    errors.extend(Failed::missing(cx, &name).await?);
+                }
                 // A topic that cannot be measured does not prevent the others from being shown.
                 Err(error)
                     if !error.is_transient()

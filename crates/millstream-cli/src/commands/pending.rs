@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use millstream::admin::{Cursor, OwnedPartition, PendingEntry, PendingOrder, PendingQuery};
+use millstream::admin::{Cursor, Owners, PendingEntry, PendingOrder, PendingQuery};
 use millstream::crates::core::log::Source;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -16,9 +16,6 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::human::ms;
 use crate::{human, output, parse};
-
-/// The name under which all owners of a partition read: its entries belong to the current owner.
-const OWNER: &str = "owner";
 
 /// Lists the pending entries of a group in all partitions
 ///
@@ -96,7 +93,7 @@ struct PendingLine {
 pub(in crate::commands) const DATA: Table = &[("pending", of::<PendingView>())];
 
 impl PendingLine {
-    fn of(entry: &PendingEntry, owned: &[OwnedPartition]) -> Self {
+    fn of(entry: &PendingEntry, owners: &Owners) -> Self {
         let pending = &entry.pending;
         let note = pending.note.as_ref();
         Self {
@@ -106,14 +103,7 @@ impl PendingLine {
                 Source::Retry => "retry",
             },
             id: pending.id.to_string(),
-            consumer: match pending.consumer.as_str() {
-                OWNER => owned
-                    .iter()
-                    .find(|it| it.ownership.partition == entry.topic_partition.partition)
-                    .and_then(|it| it.ownership.holder.as_ref())
-                    .map(|holder| holder.owner.clone()),
-                other => Some(other.to_owned()),
-            },
+            consumer: owners.holder(entry.topic_partition.partition, &pending.consumer).map(str::to_owned),
             idle_ms: ms(pending.idle),
             deliveries: pending.deliveries,
             attempt: note.map(|note| note.attempt).filter(|attempt| *attempt > 0),
@@ -162,14 +152,13 @@ impl Pending {
         self.of.known(cx).await?;
         let page = cx.admin().pending(&self.of.topic, &self.of.group, &query).await?;
         let owners = cx.admin().owners(&self.of.topic, &self.of.group).await?;
-        let owned = &owners.partitions;
         let failed = |error: String| Failed::in_group(&self.of.topic, &self.of.group, &error);
         let unread = page.errors.iter().map(|it| it.error.to_string());
         let errors = unread.chain(owners.reasons().map(str::to_owned)).map(failed).collect();
         let view = PendingView {
             topic: self.of.topic.to_string(),
             group: self.of.group.to_string(),
-            entries: page.entries.iter().map(|it| PendingLine::of(it, owned)).collect(),
+            entries: page.entries.iter().map(|it| PendingLine::of(it, &owners)).collect(),
             next: page.next.map(|next| next.to_string()),
             errors,
         };

@@ -13,7 +13,6 @@ use crate::commands::Running;
 use crate::commands::schemas::{Table, of};
 use crate::commands::shared::view::GroupView;
 use crate::context::Context;
-use crate::exit::not_found;
 
 /// Lists, describes, creates, moves, pauses and deletes consumer groups
 #[derive(Args, Debug)]
@@ -86,19 +85,15 @@ impl GroupOf {
         let Self { topic, group } = self;
         match cx.admin().groups(topic).await {
             Ok(groups) if groups.contains(group) => return Ok(()),
-            Ok(_) => {}
+            // The list may have lost it.
+            Ok(_) => return Ok(cx.admin().group_stats(topic, group).await.map(drop)?),
             Err(error) if error.kind() == ErrorKind::WrongType => {
                 cx.admin().topic(topic).await?;
-                return match cx.admin().group_stats(topic, group).await {
-                    Ok(_) => {
-                        cx.output.note(&format!("topic {topic}: {error}"));
-                        Ok(())
-                    }
-                    Err(error) => Err(error.into()),
-                };
+                cx.admin().group_stats(topic, group).await?;
+                cx.output.note(&format!("topic {topic}: {error}"));
+                Ok(())
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => Err(error.into()),
         }
-        Err(not_found(format!("group {group} of topic {topic} does not exist")))
     }
 }

@@ -54,7 +54,8 @@ impl QueueCreate {
         let (tasks, retention) = (cx.mq.backend().tasks()?, self.dead_letter_retention);
         let wanted = QueueSpec::new(self.queue, self.shards).with_dead_letter_retention(retention);
         let there = match tasks.queue(&wanted.name).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            // One that has lost its settings gets them back; a damaged one is refused below.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Protocol) => None,
             other => Some(other?),
         };
         let created = there.is_none();

@@ -1,9 +1,9 @@
 //! Failures of single items of a list: each is reported, and the others are still shown.
 
 use anyhow::{Result, bail};
-use millstream::TopicName;
 use millstream::admin::GroupStats;
 use millstream::delay::RecurringEntry;
+use millstream::{ErrorKind, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -51,6 +51,15 @@ impl Failed {
 
     pub(in crate::commands) fn of(self, topic: &impl ToString) -> Self {
         Self { topic: Some(topic.to_string()), ..self }
+    }
+
+    /// Creates the record of a topic that was listed and does not exist; `None` if it was deleted in between.
+    pub(in crate::commands) async fn missing(cx: &Context, topic: &TopicName) -> Result<Option<Self>> {
+        match cx.admin().survey(topic).await {
+            Err(error) if error.is_transient() => Err(error.into()),
+            Err(error) if error.kind() != ErrorKind::NotFound => Ok(Some(Self::topic(topic, &error))),
+            _ => Ok(None),
+        }
     }
 
     /// Creates the record of a part of a topic that could not be read.

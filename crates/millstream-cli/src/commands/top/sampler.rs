@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::stream::{self, StreamExt};
 use millstream::admin::{PendingQuery, Range, TopicSurvey};
 use millstream::crates::core::Limits;
-use millstream::delay::{DelayQueue, RecurringEntry, RecurringMessages};
+use millstream::delay::{DelayQueue, RecurringMessages};
 use millstream::{
     DeadLetter, Error, ErrorKind, GroupName, Millstream, Partition, PartitionStats, Result, Topic, TopicName,
 };
@@ -162,7 +162,16 @@ impl Sampler {
     /// Runs the queries of a round. Stops at the first one that the server does not answer, since the rest would fail
     /// too.
     async fn ask(&mut self, focus: &Focus, round: &mut Round) -> Result<(), Problem> {
-        let names = self.mq.admin().topics().await.map_err(|error| problem("topics", None, &error))?;
+        let mut names = self.mq.admin().topics().await.map_err(|error| problem("topics", None, &error))?;
+        let seen = self.costs.keys().filter(|name| names.binary_search(name).is_err());
+        for name in seen.cloned().collect::<Vec<_>>() {
+            // Deleted, or lost from the list alone: its sample says so.
+            match self.mq.admin().topic(&name).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                _ => names.push(name),
+            }
+        }
+        names.sort_unstable();
         let exists = |name: &TopicName| names.binary_search(name).is_ok();
         self.costs.retain(|name, _| exists(name));
         self.dead.retain(|(name, ..), _| exists(name));
@@ -221,7 +230,10 @@ impl Sampler {
             round.servers = Some(servers.map_err(|error| problem("the server", None, &error))?);
             let others = self.others(&round.topics).await;
             match others {
-                Ok(others) => round.others = Some(others),
+                Ok((others, problems)) => {
+                    round.others = Some(others);
+                    round.problems.extend(problems);
+                }
                 Err(error) => round.problems.push(problem("delay queues and schedules", None, &error)),
             }
             self.server = Some(Instant::now());
@@ -361,38 +373,58 @@ impl Sampler {
         Ok((TopicSample { at, topic: survey.topic, delayed, overdue, groups, logs }, problems))
     }
 
-    /// Reads the delay queues, and the recurring entries of these and of some topics.
-    async fn others(&self, topics: &[TopicSample]) -> Result<Others> {
+    /// Reads the delay queues, and the recurring entries of these and of some topics. What cannot be read hides nothing else.
+    async fn others(&self, topics: &[TopicSample]) -> Result<(Others, Vec<Problem>)> {
         let backend = self.mq.backend();
         let mut others = Others { now: backend.schedule().now().await?, ..Others::default() };
-        let mut add = |of: &str, entries: Vec<RecurringEntry>| {
-            others.schedules.extend(entries.into_iter().map(|it| TopSchedule {
-                of: of.to_owned(),
-                id: it.id.to_string(),
-                next: it.next,
-                paused: it.paused,
-            }));
+        let (mut lists, mut problems) = (Vec::new(), Vec::new());
+        let mut failed = |of: String, error: Error| match error.is_transient() {
+            true => Err(error),
+            false => Ok(problems.push(problem(&of, None, &error))),
         };
         let names = match backend.tasks() {
-            Ok(tasks) => tasks.queues().await?,
-            Err(_) => Vec::new(),
+            Ok(tasks) => tasks.queues().await,
+            Err(_) => Ok(Vec::new()),
+        };
+        let names = match names {
+            Ok(names) => names,
+            Err(error) => failed("the delay queues".to_owned(), error).map(|()| Vec::new())?,
         };
         for name in names.into_iter().take(OTHERS) {
-            let spec = backend.tasks()?.queue(&name).await?;
-            let queue =
-                DelayQueue::raw(name.as_str()).shards(spec.shards).limits(Limits::NONE).open(backend).await?;
-            others.queues.push((name.clone(), queue.count().await?));
-            add(name.as_str(), queue.recurring_list().await?);
+            let read = async {
+                let shards = backend.tasks()?.queue(&name).await?.shards;
+                let queue = DelayQueue::raw(name.as_str()).shards(shards).limits(Limits::NONE);
+                let queue = queue.open(backend).await?;
+                Ok::<_, Error>((queue.count().await?, queue.recurring_list().await))
+            };
+            match read.await {
+                Ok((counts, rules)) => {
+                    lists.push((name.to_string(), rules));
+                    others.queues.push((name, counts));
+                }
+                Err(error) => failed(format!("delay queue {name}"), error)?,
+            }
         }
         for topic in topics.iter().take(OTHERS) {
             let codec = Topic::raw("").codec();
             let recurring =
                 RecurringMessages::<bytes::Bytes>::new(backend.clone(), topic.topic.clone(), codec);
-            add(topic.topic.name.as_str(), recurring.list().await?);
+            lists.push((topic.topic.name.to_string(), recurring.list().await));
+        }
+        for (of, list) in lists {
+            match list {
+                Ok(rules) => others.schedules.extend(rules.into_iter().map(|it| TopSchedule {
+                    of: of.clone(),
+                    id: it.id.to_string(),
+                    next: it.next,
+                    paused: it.paused,
+                })),
+                Err(error) => failed(format!("the schedules of {of}"), error)?,
+            }
         }
         others.queues.sort_by_key(|(_, counts)| Reverse((counts.waiting.overdue, counts.dead)));
         others.schedules.sort_by_key(|it| (it.next.is_none(), it.next));
-        Ok(others)
+        Ok((others, problems))
     }
 }
 

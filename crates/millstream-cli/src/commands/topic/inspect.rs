@@ -29,10 +29,7 @@ impl TopicList {
             match admin.topic(&name).await {
                 Ok(spec) => topics.push(Listed::Item(TopicView::of(&spec))),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    // Deleted in between, or not to the end.
-                    cx.output.note(&format!(
-                        "topic {name} is listed and has no settings: verify {name} says more"
-                    ));
+                    topics.extend(Failed::missing(cx, &name).await?.map(Listed::Failed));
                 }
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) => topics.push(Listed::Failed(Failed::topic(&name, &error))),
@@ -48,8 +45,8 @@ impl TopicList {
 
 /// Shows the settings of a topic, its partitions with their oldest and newest entries, and the state of each of its groups
 ///
-/// `lag` is the number of entries that were never handed out to a group, `oldest` the age of the oldest entry that is
-/// not settled; neither includes messages that wait for a retry. `backlog` is all remaining work: lag, pending,
+/// `lag` is the number of entries that were never handed out to a group, `oldest` the age of the oldest message that is unread,
+/// pending or due for a retry. `backlog` is all remaining work: lag, pending,
 /// retrying, and delayed messages that are due.
 ///
 /// A lag that would take too long to count is shown as `>= 10,000` or `?`; in JSON it is `null`, with `lag_at_least`.

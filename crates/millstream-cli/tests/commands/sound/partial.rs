@@ -209,3 +209,88 @@ async fn a_dry_run_of_a_replay_looks_at_the_target_and_a_rate_makes_sense() {
     }
     assert_eq!(cli.json("dlq replay orders billing --all -n")["replayed"], 1);
 }
+
+#[tokio::test]
+async fn a_rule_whose_time_was_lost_fires_again_once_it_is_put_or_resumed() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    cli.ok("topic create reports");
+    let keys = keys(&cli);
+    let times = keys.recur(&TopicPartition::new("reports".parse().expect("a name"), 0).into()).to_string();
+    let put = "schedule add reports daily --every 1h --payload x";
+    assert_eq!(cli.json(put)["outcome"], "new");
+    let due = server.cli(&["ZSCORE", &times, "daily"]);
+    for again in [put, "schedule resume reports daily"] {
+        server.cli(&["DEL", &times]);
+        let found = cli.json_with(3, "verify reports");
+        assert_eq!(found["findings"][0]["fault"], "rule_stranded", "{found}");
+        cli.ok(again);
+        assert_eq!(server.cli(&["ZSCORE", &times, "daily"]), due, "{again}: it is due when it was");
+        assert_eq!(cli.json("verify reports")["sound"], true, "{again}");
+    }
+    assert_eq!(cli.json(put)["outcome"], "unchanged");
+    cli.ok("schedule pause reports daily");
+    cli.ok(put);
+    assert_eq!(server.cli(&["ZCARD", &times]), "0", "one that is paused is not due");
+}
+
+#[tokio::test]
+async fn a_delay_queue_that_lost_something_is_named() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    for line in ["queue create mails --shards 2", "queue create texts", "queue add mails --payload x"] {
+        cli.ok(line);
+    }
+    let keys = keys(&cli);
+    let (list, meta) =
+        (keys.queues().to_string(), keys.queue_meta(&"mails".parse().expect("a name")).to_string());
+    server.cli(&["DEL", &list]);
+    let found = cli.json_with(3, "verify");
+    let faults = |of: &Value| names(&of["findings"], "fault");
+    assert_eq!(faults(&found), ["queue_unlisted", "queue_unlisted"], "{found}");
+    assert_eq!(cli.json("verify --queue mails --repair --yes")["sound"], true);
+    // Who was lost with it is listed again, too.
+    assert_eq!(names(&cli.json("queue list"), "queue"), ["mails", "texts"]);
+
+    server.cli(&["RENAME", &meta, "aside"]);
+    let listed = cli.json_with(1, "queue list");
+    assert_eq!(names(&listed, "queue"), ["mails broken", "texts"], "{listed}");
+    assert!(cli.fails(1, "queue counts mails").contains("lost its settings"));
+    assert_eq!(faults(&cli.json_with(3, "verify --queue mails")), ["queue_without_settings"]);
+    cli.ok("queue create mails --shards 2");
+    assert_eq!(cli.json("queue counts mails")["waiting"], 1, "as its workers do when they start");
+    server.cli(&["SET", &list, "x"]);
+    let listed = cli.json_with(1, "queue list");
+    assert_eq!(names(&listed, "queue"), ["mails broken", "texts broken"], "a foreign list hides none");
+}
+
+#[tokio::test]
+async fn a_list_of_topics_that_was_lost_is_whole_again_with_the_first_that_is_created() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    for line in ["topic create a", "topic create b", "group create b g"] {
+        cli.ok(line);
+    }
+    let list = keys(&cli).topics().to_string();
+    server.cli(&["DEL", &list]);
+    let told = cli.json_with(1, "lag");
+    assert_eq!(names(&told["groups"], "group"), ["? broken", "g", "? broken"], "{told}");
+    assert!(told["errors"].to_string().contains("not in the list of topics"), "{told}");
+    cli.ok("topic create c");
+    assert_eq!(names(&cli.json("topic list"), "topic"), ["a", "b", "c"]);
+    cli.ok("lag");
+    cli.ok("topic delete a --yes");
+    assert_eq!(names(&cli.json("topic list"), "topic"), ["b", "c"]);
+}
+
+#[tokio::test]
+async fn a_replica_without_the_data_of_its_primary_does_not_say_that_there_is_nothing() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    // Nobody listens there.
+    server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    for line in ["topic list", "lag", "queue list"] {
+        let said = cli.fails(1, line);
+        assert!(said.contains("replica that has not got the data of its primary"), "{line}: {said}");
+    }
+}

@@ -79,7 +79,7 @@ const fn row(
 
 const FOREIGN: (&str, After) = ("wrong_type", After::ByHand);
 
-pub(super) static TABLE: [Damage; 33] = [
+pub(super) static TABLE: [Damage; 45] = [
     row(
         ("log_deleted", "the log of a partition is deleted"),
         |at| vec![format!("DEL {}", at.log())],
@@ -250,6 +250,65 @@ pub(super) static TABLE: [Damage; 33] = [
         FOREIGN,
     ),
     row(
+        ("foreign_delayed_items", "of the bodies of delayed messages"),
+        |at| foreign(&at.keys.delay_items(&at.tp.clone().into())),
+        WHOLE,
+        (false, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_rule_times", "of the times of recurring rules"),
+        |at| foreign(&at.keys.recur(&at.tp.clone().into())),
+        WHOLE,
+        (false, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_rules", "of recurring rules"),
+        |at| foreign(&at.keys.recur_items(&at.tp.clone().into())),
+        WHOLE,
+        (false, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_gate", "of the gate of a reader"),
+        |at| {
+            let gate = at.keys.gate(&at.tp, &at.group, "w");
+            [vec![format!("HSET {} reader w", at.fence())], foreign(&gate)].concat()
+        },
+        WHOLE,
+        (false, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("foreign_topics", "of the list of topics"),
+        |at| foreign(&at.keys.topics()),
+        WHOLE,
+        (true, "2"),
+        FOREIGN,
+    ),
+    row(
+        ("topics_lost", "the list of topics is deleted"),
+        |at| vec![format!("DEL {}", at.keys.topics())],
+        WHOLE,
+        (true, "2"),
+        ("topic_unlisted", After::Sound),
+    ),
+    row(
+        ("settings_lost", "the settings of a topic are deleted"),
+        |at| vec![format!("DEL {}", at.keys.topic_meta(&at.topic))],
+        Seen::NoTopic,
+        (true, "?"),
+        ("topic_without_settings", After::Sound),
+    ),
+    row(
+        ("groups_lost", "the list of groups is deleted"),
+        |at| vec![format!("DEL {}", at.keys.topic_groups(&at.topic))],
+        Seen::NoGroups,
+        (true, "2"),
+        ("group_forgotten", After::Sound),
+    ),
+    row(
         ("retention_damaged", "the stored retention is `bananas`"),
         |at| vec![format!("HSET {} retention bananas", at.keys.topic_meta(&at.topic))],
         Seen::NoTopic,
@@ -304,5 +363,37 @@ pub(super) static TABLE: [Damage; 33] = [
         WHOLE,
         (false, "2"),
         ("note_stray", After::Sound),
+    ),
+    row(
+        ("delayed_lost", "the body of a delayed message is gone"),
+        |at| vec![format!("ZADD {} 99999999999999 m", at.keys.delay(&at.tp.clone().into()))],
+        WHOLE,
+        (false, "2"),
+        ("body_lost", After::Lost),
+    ),
+    row(
+        ("delayed_stranded", "a delayed message has no due time"),
+        |at| vec![format!("HSET {} m x", at.keys.delay_items(&at.tp.clone().into()))],
+        WHOLE,
+        (false, "2"),
+        ("body_stranded", After::Sound),
+    ),
+    row(
+        ("rule_lost", "a recurring rule is gone, and its time is not"),
+        |at| vec![format!("ZADD {} 99999999999999 r", at.keys.recur(&at.tp.clone().into()))],
+        WHOLE,
+        (false, "2"),
+        ("rule_lost", After::Sound),
+    ),
+    row(
+        ("rule_stranded", "the times of recurring rules are deleted"),
+        |at| {
+            let rule = "cmsgpack.pack({'every','0','99999999999999','payload','x'})";
+            let rules = at.keys.recur_items(&at.tp.clone().into());
+            vec![format!("EVAL redis.call('HSET',KEYS[1],'r',{rule}) 1 {rules}")]
+        },
+        WHOLE,
+        (false, "2"),
+        ("rule_stranded", After::Sound),
     ),
 ];
