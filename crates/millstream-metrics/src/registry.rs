@@ -23,9 +23,9 @@ pub type SharedRecorder = Arc<dyn Recorder + Send + Sync>;
 pub struct MetricsConfig {
     /// Maximum number of label sets of one metric. Beyond it, counts and times go to one series whose labels are all
     /// `other`, and gauges are left out. Either is logged once, as a warning, and counted in
-    /// `millstream_series_over_limit_total`. Where partitions of all topics are too many, a
-    /// [`Sampler`](crate::Sampler) shows those of the topics with the most work; the others have the gauges of their groups,
-    /// and `millstream_topics_without_partitions` counts them. Default: 1,000.
+    /// `millstream_series_over_limit_total`. Where groups or partitions of all topics are too many, a
+    /// [`Sampler`](crate::Sampler) shows all series of the groups with the most work, the gauges of further groups as a whole,
+    /// and counts the rest in `millstream_left_out`. Default: 1,000.
     pub max_series: usize,
     /// Labels of every series. Default: none.
     pub labels: Vec<(String, String)>,

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use millstream_core::catalog::Pin;
 use millstream_core::error::Problems;
 use millstream_core::event::{Event, Observer};
 use millstream_core::panics::{Panicked, UserCode};
@@ -18,8 +17,9 @@ use tokio::time::{Instant, sleep_until};
 use crate::observer::MetricsObserver;
 use crate::sampling::gauges::Values;
 use crate::sampling::lag::is_gone;
-use crate::sampling::sample::{self, GroupSample, QueueSample, TopicSample};
-use crate::sampling::shown::{Share, choose};
+use crate::sampling::sample;
+use crate::sampling::shown::{QueueRead, Shown, TopicRead};
+use crate::sampling::values;
 use crate::table;
 
 /// Number of intervals without an answer after which values are no longer shown.
@@ -32,19 +32,19 @@ const PINS_PARTS: u32 = 4;
 const TOGETHER: usize = 64;
 /// Scope of the sampler's own gauge.
 const AGE: &str = "age";
-/// Scope of the gauge with the number of topics whose partitions are not shown.
+/// Scope of the gauge with what has no series.
 const LEFT_OUT: &str = "left out";
+/// Scope of the gauge with what cannot be read.
+const UNREADABLE: &str = "unreadable";
 
-/// What a round found of a topic.
-#[derive(Clone, Copy, Debug)]
-struct Before {
-    /// Messages that were ever appended.
-    appended: u64,
-    /// Its work, and the number of series that a metric of its partitions could have.
-    work: u64,
-    series: usize,
-    /// Whether its partitions were shown.
-    shown: bool,
+/// What could not be read in a round.
+#[derive(Debug, Default)]
+struct Unread {
+    first: Option<Error>,
+    /// Whether the server did not answer: everything else is of a part only.
+    away: bool,
+    /// Number of reasons by topic and delay queue; both are empty for what concerns all.
+    by_name: BTreeMap<[String; 2], u64>,
 }
 
 /// Settings of a [`Sampler`].
@@ -109,8 +109,8 @@ pub struct Sampler {
     answered: Mutex<BTreeMap<String, Instant>>,
     /// Time of the last read of the retention pins, by topic.
     pins: Mutex<BTreeMap<TopicName, Instant>>,
-    /// What the previous round found, by topic.
-    found: Mutex<BTreeMap<TopicName, Before>>,
+    /// What the previous rounds found and showed.
+    shown: Mutex<Shown>,
     /// Whether the first round is over: from then on pins are read in parts.
     spreads: AtomicBool,
     /// Time of the last round without an error.
@@ -124,9 +124,9 @@ impl Sampler {
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) for an interval below 100 ms.
     pub fn new(backend: Backend, observer: Arc<MetricsObserver>, config: SamplerConfig) -> Result<Self> {
         config.check()?;
-        let (answered, pins, found) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (answered, pins, shown) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (last, spreads) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { backend, observer, config, answered, pins, found, spreads, last })
+        Ok(Self { backend, observer, config, answered, pins, shown, spreads, last })
     }
 
     /// Samples once, and sets the gauges. A request that fails does not prevent the others; its gauges keep their
@@ -135,148 +135,138 @@ impl Sampler {
     /// # Errors
     /// The first error. All errors are reported to the observer as [`Event::Failing`].
     pub async fn run_once(&self) -> Result<()> {
-        let mut first = None;
-        let mut fails = |error: Error| {
-            tracing::debug!(%error, "the gauges of the server could not be read");
-            self.observer.observe(&Event::Failing {
-                operation: "sample",
-                topic_partition: None,
-                error: &error,
-            });
-            first.get_or_insert(error);
-        };
-        let mut known = BTreeSet::new();
+        let mut unread = Unread::default();
         if let Err(error) = sample::clock(&self.backend, &self.observer.clock).await {
-            fails(error);
+            self.fails(&mut unread, ["", ""], error);
         }
-        match self.topics().await {
-            Ok(topics) => {
-                let mut all = Vec::with_capacity(topics.len());
-                for topics in topics.chunks(TOGETHER) {
-                    let (with_pins, without): (Vec<TopicName>, Vec<TopicName>) =
-                        topics.iter().cloned().partition(|topic| self.asks_for_pins(topic));
-                    for (topics, pins) in [(with_pins, true), (without, false)] {
-                        let samples = sample::topics(&self.backend, &topics, pins).await;
-                        all.extend(
-                            topics.into_iter().zip(samples).map(|(topic, sample)| (topic, sample, pins)),
-                        );
-                    }
-                }
-                let series = self.choose(&all);
-                let mut all: Vec<_> = all.into_iter().zip(series).collect();
-                // Those that have fewer series than they could have come first, and make room for the others.
-                all.sort_by_key(|((_, sample, _), series)| {
-                    *series >= sample.as_ref().map_or(0, TopicSample::series)
-                });
-                for ((topic, sample, pins), series) in all {
-                    known.extend(self.sampled(&topic, sample, series, pins, &mut fails));
-                }
-                self.spreads.store(true, Ordering::Relaxed);
+        let topics = self.topics(&mut unread).await;
+        let mut samples = topics.as_ref().map(|_| Vec::new());
+        for topics in topics.as_deref().unwrap_or_default().chunks(TOGETHER) {
+            let (with_pins, without): (Vec<TopicName>, Vec<TopicName>) =
+                topics.iter().cloned().partition(|topic| self.asks_for_pins(topic));
+            for (topics, pins) in [(with_pins, true), (without, false)] {
+                let read = sample::topics(&self.backend, &topics, pins).await;
+                let read = topics.into_iter().zip(read).map(|(topic, read)| (topic, read, pins));
+                samples.get_or_insert_default().extend(read);
             }
-            Err(error) => fails(error.during("sample topics")),
+            self.spreads.store(true, Ordering::Relaxed);
         }
-        match self.queues().await {
-            Ok(queues) => {
-                for queue in queues {
-                    let scope = scope("queue", queue.as_str());
-                    match sample::queue(&self.backend, &queue).await {
-                        Ok(sample) => self.say(&scope, of_queue(&sample)),
-                        Err(error) if is_gone(&error) => continue,
-                        Err(error) => fails(error.during(format_args!("sample queue {queue}"))),
-                    }
-                    known.insert(scope);
-                }
-            }
-            Err(error) => fails(error.during("sample queues")),
+        let names = self.queues(&mut unread).await;
+        let mut queues = names.as_ref().map(|_| Vec::new());
+        for queue in names.unwrap_or_default() {
+            let read = sample::queue(&self.backend, &queue).await;
+            queues.get_or_insert_default().push((queue, read));
         }
-        self.forget(&known, first.is_none());
-        self.observer.rarely(&table::SAMPLES, &[if first.is_none() { "ok" } else { "failed" }], 1);
-        if first.is_none() {
+        let read = samples.iter().flatten().any(|(_, it, _)| it.is_ok())
+            || queues.iter().flatten().any(|(_, it)| it.is_ok());
+        let known = self.sampled(samples.as_deref(), queues.as_deref(), &mut unread);
+        let Unread { first, away, by_name } = unread;
+        self.forget(&known, !away);
+        let mut values = Values::default();
+        values.set(table::UNREADABLE, &["", ""], 0.0);
+        for ([topic, queue], reasons) in &by_name {
+            values.set(table::UNREADABLE, &[topic, queue], *reasons as f64);
+        }
+        self.observer.gauges.say(&self.observer.registry, UNREADABLE, values);
+        let is_read = first.is_none() || read && !away;
+        let result = if first.is_none() {
+            "ok"
+        } else if is_read {
+            "partial"
+        } else {
+            "failed"
+        };
+        self.observer.rarely(&table::SAMPLES, &[result], 1);
+        if is_read {
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         self.tell_age();
         first.map_or(Ok(()), Err)
     }
 
-    /// Returns for each topic how many series a metric of its partitions has.
-    fn choose(&self, all: &[(TopicName, Result<TopicSample>, bool)]) -> Vec<usize> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::take(&mut *found);
-        let shares = all.iter().map(|(topic, sample, _)| {
-            let before = before.get(topic).copied();
-            let of_topic = match (sample, before) {
-                (Ok(sample), _) => {
-                    let total = sample.appended();
-                    let new = before.map_or(0, |before| total.saturating_sub(before.appended));
-                    let backlog: u64 = sample.groups.iter().map(|group| sample.backlog_at_least(group)).sum();
-                    let work = new.saturating_add(backlog);
-                    Before { appended: total, work, series: sample.series(), shown: false }
-                }
-                // Its series stay for some rounds, and so does its place.
-                (Err(error), Some(before)) if !is_gone(error) => before,
-                (Err(_), _) => Before { appended: 0, work: 0, series: 0, shown: false },
-            };
-            let was_shown = before.is_some_and(|before| before.shown);
-            found.insert(topic.clone(), Before { shown: was_shown, ..of_topic });
-            Share { work: of_topic.work, series: of_topic.series, was_shown }
-        });
-        let shares: Vec<Share> = shares.collect();
-        let limit = self.observer.registry.limit();
-        let series = choose(&shares, limit);
-        for ((topic, ..), series) in all.iter().zip(&series) {
-            found.entry(topic.clone()).and_modify(|before| before.shown = *series > 0);
-        }
-        let left_out =
-            shares.iter().zip(&series).filter(|(share, series)| share.series > 0 && **series == 0).count();
-        let is_new = before.values().all(|before| before.shown || before.series == 0);
-        if left_out > 0 && is_new {
-            tracing::warn!(
-                left_out,
-                limit,
-                "too many series: the partitions of topics with the least work have none"
-            );
-        }
-        let mut values = Values::default();
-        values.set(table::TOPICS_WITHOUT_PARTITIONS, &[], left_out as f64);
-        self.observer.gauges.say(&self.observer.registry, LEFT_OUT, values);
-        series
+    /// Reports an error of reading a topic or a delay queue.
+    fn fails(&self, unread: &mut Unread, [topic, queue]: [&str; 2], error: Error) {
+        tracing::debug!(%error, "the gauges of the server could not be read");
+        self.observer.observe(&Event::Failing { operation: "sample", topic_partition: None, error: &error });
+        unread.away |= error.is_transient();
+        *unread.by_name.entry([topic.to_owned(), queue.to_owned()]).or_default() += 1;
+        unread.first.get_or_insert(error);
     }
 
-    /// Sets the gauges of a topic. Returns its scopes; none if it was deleted.
+    /// Chooses what has series, and sets the gauges. Returns the scopes of everything that is there.
     fn sampled(
         &self,
-        topic: &TopicName,
-        sample: Result<TopicSample>,
-        series: usize,
-        pins: bool,
-        fails: &mut impl FnMut(Error),
-    ) -> Vec<String> {
-        let scopes = vec![scope("topic", topic.as_str()), scope("pins", topic.as_str())];
-        match sample {
-            // Everything else of the topic is known.
-            Ok(sample) => {
-                self.say(&scopes[0], of_topic(&sample, series));
-                match &sample.pins {
-                    Some(pins) => self.say(&scopes[1], of_pins(&sample, pins)),
-                    // They are asked for again in the next round.
-                    None if pins => {
-                        self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
+        topics: Option<&[TopicRead]>,
+        queues: Option<&[QueueRead]>,
+        unread: &mut Unread,
+    ) -> BTreeSet<String> {
+        let (registry, gauges) = (&self.observer.registry, &self.observer.gauges);
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.choose(topics, queues, registry.limit());
+        let (mut known, mut said, mut reasons) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for (topic, read, pins) in topics.unwrap_or_default() {
+            let scopes = [scope("topic", topic.as_str()), scope("pins", topic.as_str())];
+            match read {
+                // Everything else of the topic is known.
+                Ok(sample) => {
+                    said.push((scopes[0].clone(), values::of_topic(sample, &shown)));
+                    match &sample.pins {
+                        Some(read) => said.push((scopes[1].clone(), values::of_pins(sample, read, &shown))),
+                        // They are asked for again in the next round.
+                        None if *pins => self.ask_for_pins_again(topic),
+                        None => {
+                            let is_shown = |group: &str| shown.has_group(topic, group);
+                            gauges.retain(registry, &scopes[1], |labels| is_shown(&labels[1]));
+                            self.stays(&scopes[1]);
+                        }
                     }
-                    None => self.stays(&scopes[1]),
+                    reasons.extend(sample.reasons().map(|reason| {
+                        let error = Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic);
+                        ([topic.as_str(), ""], error.during(format_args!("sample {topic}")))
+                    }));
                 }
-                for reason in sample.reasons() {
-                    let error = Error::new(ErrorKind::WrongType, reason.to_owned()).at(topic);
-                    fails(error.during(format_args!("sample {topic}")));
+                // Deleted between the two requests.
+                Err(error) if is_gone(error) => continue,
+                Err(error) => {
+                    reasons
+                        .push(([topic.as_str(), ""], error.clone().during(format_args!("sample {topic}"))));
+                    self.ask_for_pins_again(topic);
                 }
             }
-            // Deleted between the two requests.
-            Err(error) if is_gone(&error) => return Vec::new(),
-            Err(error) => {
-                fails(error.during(format_args!("sample {topic}")));
-                self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
-            }
+            known.extend(scopes);
         }
-        scopes
+        for (queue, read) in queues.unwrap_or_default() {
+            let scope = scope("queue", queue.as_str());
+            match read {
+                Ok(sample) if shown.has_queue(queue) => said.push((scope.clone(), values::of_queue(sample))),
+                Ok(_) => said.push((scope.clone(), Values::default())),
+                Err(error) if is_gone(error) => continue,
+                Err(error) => {
+                    let error = error.clone().during(format_args!("sample queue {queue}"));
+                    reasons.push((["", queue.as_str()], error));
+                }
+            }
+            known.insert(scope);
+        }
+        let mut values = Values::default();
+        for (series, left_out) in shown.left_out() {
+            values.set(table::LEFT_OUT, &[series], left_out as f64);
+        }
+        drop(shown);
+        said.push((LEFT_OUT.to_owned(), values));
+        let now = Instant::now();
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.extend(said.iter().map(|(scope, _)| (scope.clone(), now)).filter(|(it, _)| it != LEFT_OUT));
+        drop(answered);
+        gauges.say_all(registry, said);
+        for (name, error) in reasons {
+            self.fails(unread, name, error);
+        }
+        known
+    }
+
+    fn ask_for_pins_again(&self, topic: &TopicName) {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
     }
 
     /// Samples in a loop, without an end. Errors do not end it.
@@ -328,20 +318,42 @@ impl Sampler {
         needed.into_iter().all(|needed| self.backend.supports(needed))
     }
 
-    async fn topics(&self) -> Result<Vec<TopicName>> {
-        match &self.config.topics {
-            Some(topics) => Ok(topics.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect()),
+    /// Returns the topics to read: those that are listed, and those of the round before. Who was deleted is gone when it is read;
+    /// who is there, and not in the list, is not left out. `None` while the server gives no answer.
+    async fn topics(&self, unread: &mut Unread) -> Option<Vec<TopicName>> {
+        let listed = match &self.config.topics {
+            Some(topics) => Ok(topics.clone()),
             None if !self.knows_topics() => Ok(Vec::new()),
             None => self.backend.catalog().topics().await,
-        }
+        };
+        let listed = self.listed(listed, "sample topics", unread)?;
+        let before = self.shown.lock().unwrap_or_else(PoisonError::into_inner).topics();
+        Some(listed.into_iter().chain(before).collect::<BTreeSet<_>>().into_iter().collect())
     }
 
-    async fn queues(&self) -> Result<Vec<QueueName>> {
-        match &self.config.queues {
+    /// Returns the delay queues to read, in the same way.
+    async fn queues(&self, unread: &mut Unread) -> Option<Vec<QueueName>> {
+        let listed = match &self.config.queues {
             Some(queues) => Ok(queues.clone()),
             None if !self.backend.supports(Capability::Tasks) => Ok(Vec::new()),
-            None => self.backend.tasks()?.queues().await,
-        }
+            None => match self.backend.tasks() {
+                Ok(tasks) => tasks.queues().await,
+                Err(error) => Err(error),
+            },
+        };
+        let listed = self.listed(listed, "sample queues", unread)?;
+        let before = self.shown.lock().unwrap_or_else(PoisonError::into_inner).queues();
+        Some(listed.into_iter().chain(before).collect::<BTreeSet<_>>().into_iter().collect())
+    }
+
+    /// Returns the names in a list; none of one that cannot be read, and `None` while the server gives no answer.
+    fn listed<T>(&self, list: Result<Vec<T>>, doing: &str, unread: &mut Unread) -> Option<Vec<T>> {
+        list.or_else(|error| {
+            let away = error.is_transient();
+            self.fails(unread, ["", ""], error.during(doing));
+            if away { Err(()) } else { Ok(Vec::new()) }
+        })
+        .ok()
     }
 
     /// Returns whether the retention pins are to be read now: that may take some counting on the server.
@@ -360,11 +372,6 @@ impl Sampler {
             asked.insert(topic.clone(), at.unwrap_or_else(Instant::now));
         }
         due
-    }
-
-    fn say(&self, scope: &str, values: Values) {
-        self.observer.gauges.say(&self.observer.registry, scope, values);
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.to_owned(), Instant::now());
     }
 
     /// Keeps the values of a scope valid without a new read.
@@ -390,7 +397,7 @@ impl Sampler {
 impl Drop for Sampler {
     fn drop(&mut self) {
         let answered = std::mem::take(&mut *self.answered.lock().unwrap_or_else(PoisonError::into_inner));
-        for scope in answered.keys().map(String::as_str).chain([AGE, LEFT_OUT]) {
+        for scope in answered.keys().map(String::as_str).chain([AGE, LEFT_OUT, UNREADABLE]) {
             self.observer.gauges.forget(&self.observer.registry, scope);
         }
     }
@@ -398,78 +405,6 @@ impl Drop for Sampler {
 
 fn scope(kind: &str, name: &str) -> String {
     format!("{kind} {name}")
-}
-
-/// Returns the gauges of a topic, with so many series of a metric of its partitions.
-fn of_topic(sample: &TopicSample, series: usize) -> Values {
-    let mut values = Values::default();
-    let (topic, shown) = (sample.topic.as_str(), series / sample.groups.len().max(1));
-    for (partition, length, waiting) in sample.partitions.iter().take(shown) {
-        let labels = [topic, &partition.0.to_string()];
-        values.set(table::LENGTH, &labels, known(*length));
-        values.set(table::DELAYED, &labels, known(waiting.map(|it| it.total)));
-        values.set(table::DELAYED_OVERDUE, &labels, known(waiting.map(|it| it.overdue)));
-    }
-    for group in &sample.groups {
-        of_group(&mut values, topic, group, shown);
-        let backlog = sample.backlog_at_least(group) as f64;
-        values.set(table::BACKLOG, &[topic, group.group.as_str()], backlog);
-    }
-    values
-}
-
-/// Returns the value of a figure that may be unknown.
-fn known(figure: Option<u64>) -> f64 {
-    figure.map_or(f64::NAN, |figure| figure as f64)
-}
-
-fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
-    let mut values = Values::default();
-    let topic = sample.topic.as_str();
-    for group in &sample.groups {
-        let labels = [topic, group.group.as_str()];
-        values.set(table::PINNED_MESSAGES, &labels, 0.0);
-        values.set(table::PINNED_BYTES, &labels, 0.0);
-    }
-    for pin in pins {
-        let labels = [topic, pin.group.as_str()];
-        values.add(table::PINNED_MESSAGES, &labels, pin.messages as f64);
-        values.add(table::PINNED_BYTES, &labels, pin.bytes as f64);
-    }
-    values
-}
-
-fn of_group(values: &mut Values, topic: &str, sample: &GroupSample, shown: usize) {
-    let group = sample.group.as_str();
-    values.set(table::MEMBERS, &[topic, group], known(sample.members.map(|it| it as u64)));
-    values.set(table::GROUP_PAUSED, &[topic, group], known(sample.paused.map(u64::from)));
-    for survey in sample.partitions.iter().take(shown) {
-        let stats = &survey.stats;
-        let number = stats.partition.0.to_string();
-        let labels = [topic, &number, group];
-        let lag = known(stats.lag);
-        values.set(table::LAG, &labels, lag);
-        values.set(table::LAG_UNKNOWN, &labels, f64::from(u8::from(stats.lag.is_none())));
-        values.set(table::READY, &labels, lag + known(survey.due()));
-        values.set(table::PENDING, &labels, known(survey.pending()));
-        values.set(table::RETRYING, &labels, known(survey.retrying()));
-        values.set(table::DEAD, &labels, known(survey.dead()));
-        let oldest = survey.length().map(|_| stats.oldest.unwrap_or_default().as_secs_f64());
-        values.set(table::OLDEST_AGE_SECONDS, &labels, oldest.unwrap_or(f64::NAN));
-    }
-}
-
-fn of_queue(sample: &QueueSample) -> Values {
-    let mut values = Values::default();
-    for (shard, counts) in &sample.shards {
-        let labels = [sample.queue.as_str(), &shard.to_string()];
-        values.set(table::TASKS_WAITING, &labels, counts.waiting.total as f64);
-        values.set(table::TASKS_OVERDUE, &labels, counts.waiting.overdue as f64);
-        values.set(table::TASKS_HELD, &labels, counts.claimed as f64);
-        values.set(table::TASKS_EXPIRED, &labels, counts.expired as f64);
-        values.set(table::TASKS_DEAD, &labels, counts.dead as f64);
-    }
-    values
 }
 
 impl fmt::Debug for Sampler {

@@ -145,7 +145,7 @@ table! {
     PANICS = Counter Events "millstream_panics_total" &["code"],
         "Panics of user code that were caught, by kind of code. An observer counts the panics of other observers, not its own.";
     SAMPLES = Counter Events "millstream_samples_total" &["result"],
-        "Rounds of the sampler, which reads the gauges of the server, by result: ok or failed.";
+        "Rounds of the sampler, which reads the gauges of the server, by result: ok, partial (something cannot be read, see `millstream_unreadable`) or failed.";
     UNLABELLED = Counter Events "millstream_series_over_limit_total" &["metric"],
         "Label sets over the limit: their counts and times are in the series whose labels are all `other`.";
 
@@ -222,7 +222,7 @@ table! {
         "Messages that wait for a retry, due ones that were not handed out included.";
     DEAD = Gauge Server "millstream_dead_letters" GROUP, "Dead letters.";
     OLDEST_AGE_SECONDS = Gauge Server "millstream_oldest_age_seconds" GROUP,
-        "Age of the oldest message in the log that the group has not settled and that waits for no retry; 0 if there is none.";
+        "Age of the oldest message that the group has to handle now: unread, pending, or due for a retry, since its first entry; 0 if there is none.";
     MEMBERS = Gauge Server "millstream_members" TOPIC_GROUP, "Live members of the group.";
     GROUP_PAUSED = Gauge Server "millstream_group_paused" TOPIC_GROUP,
         "1 if the whole group is paused, else 0. Partitions that a consumer paused by itself do not count.";
@@ -238,8 +238,10 @@ table! {
     TASKS_EXPIRED = Gauge Server "millstream_tasks_expired" SHARD,
         "Claimed tasks whose claim has expired.";
     TASKS_DEAD = Gauge Server "millstream_tasks_dead" SHARD, "Dead tasks.";
-    TOPICS_WITHOUT_PARTITIONS = Gauge Server "millstream_topics_without_partitions" &[],
-        "Topics whose partitions have no series, since there are more than `max_series`: those with the least work. Their groups have theirs.";
+    LEFT_OUT = Gauge Server "millstream_left_out" &["series"],
+        "Groups and topics without series of their partitions (`partition`), groups without any (`group`), and delay queues (`shard`), since there are more than `max_series`: those with the least work.";
+    UNREADABLE = Gauge Server "millstream_unreadable" &["topic", "queue"],
+        "Parts of a topic or delay queue that cannot be read: damaged, lost, or of another type. Both labels are empty for the lists of all of them.";
     SAMPLE_AGE_SECONDS = Gauge Server "millstream_sample_age_seconds" &[],
-        "Time since the gauges of the server were last read successfully.";
+        "Time since the gauges of the server were last read, as far as they can be read.";
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use millstream::crates::core::QueueName;
-use millstream::metrics::{Metrics, Sampler, SamplerConfig, ServerConfig};
+use millstream::metrics::{Metrics, MetricsConfig, Sampler, SamplerConfig, ServerConfig};
 use millstream::{ErrorKind, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -42,6 +42,10 @@ pub(crate) struct Exporter {
     /// Reads this delay queue only; can be repeated. Default: all delay queues, or none if topics are named
     #[arg(long, value_name = "NAME")]
     queue: Vec<QueueName>,
+    /// Maximum number of series of one metric: beyond it the groups with the least work have none, and `millstream_left_out` counts
+    /// them
+    #[arg(long, value_name = "N", value_parser = parse::limit, default_value = "1000")]
+    max_series: usize,
     /// Reads the server once, prints the metrics and ends
     #[arg(long, conflicts_with = "address")]
     once: bool,
@@ -72,7 +76,7 @@ impl Exporter {
                 cx.output.note(&format!("{error}: it has no figures until it is created"));
             }
         }
-        let metrics = Metrics::new()?;
+        let metrics = Metrics::with(&MetricsConfig::default().max_series(self.max_series))?;
         if self.once {
             let sampler = Sampler::new(cx.mq.backend().clone(), metrics.observer(), self.sampler())?;
             let read = sampler.run_once().await;

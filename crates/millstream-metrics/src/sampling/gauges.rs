@@ -57,21 +57,33 @@ impl Gauges {
     /// Sets the values of a scope. A series of an earlier round that is missing now is set to NaN, and then forgotten:
     /// an old value would be wrong.
     pub(crate) fn say(&self, registry: &Registry, scope: &str, values: Values) {
+        self.say_all(registry, vec![(scope.to_owned(), values)]);
+    }
+
+    /// Sets the values of several scopes. What one of them has no more makes room for the others.
+    pub(crate) fn say_all(&self, registry: &Registry, all: Vec<(String, Values)>) {
         let mut scopes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let scope = scopes.entry(scope.to_owned()).or_default();
-        scope.retain(|key, said| {
-            let stays = values.0.contains_key(key);
-            if !stays {
-                take_back(registry, key, said);
+        for (scope, values) in &all {
+            retain(registry, scopes.entry(scope.clone()).or_default(), |key| values.0.contains_key(key));
+        }
+        for (scope, values) in all {
+            let scope = scopes.entry(scope).or_default();
+            for (key, (metric, value)) in values.0 {
+                let first = !scope.contains_key(&key);
+                let said =
+                    scope.entry(key.clone()).or_insert(Said { metric, value: f64::NAN, admitted: false });
+                said.admitted = said.admitted || registry.admit(&metric, first);
+                said.value = value;
+                show(registry, &key, said);
             }
-            stays
-        });
-        for (key, (metric, value)) in values.0 {
-            let first = !scope.contains_key(&key);
-            let said = scope.entry(key.clone()).or_insert(Said { metric, value: f64::NAN, admitted: false });
-            said.admitted = said.admitted || registry.admit(&metric, first);
-            said.value = value;
-            show(registry, &key, said);
+        }
+    }
+
+    /// Keeps only the series of a scope with these labels.
+    pub(crate) fn retain(&self, registry: &Registry, scope: &str, keep: impl Fn(&[String]) -> bool) {
+        let mut scopes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(scope) = scopes.get_mut(scope) {
+            retain(registry, scope, |(_, labels)| keep(labels));
         }
     }
 
@@ -96,6 +108,16 @@ fn show(registry: &Registry, (_, labels): &(&'static str, Labels), said: &Said) 
     if said.admitted {
         registry.set(&said.metric, labels, said.value);
     }
+}
+
+fn retain(registry: &Registry, scope: &mut Scope, keep: impl Fn(&(&'static str, Labels)) -> bool) {
+    scope.retain(|key, said| {
+        let stays = keep(key);
+        if !stays {
+            take_back(registry, key, said);
+        }
+        stays
+    });
 }
 
 fn take_back(registry: &Registry, (_, labels): &(&'static str, Labels), said: &Said) {

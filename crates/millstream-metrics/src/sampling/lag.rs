@@ -34,8 +34,7 @@ pub struct Lag {
     pub overdue: u64,
     /// Dead letters. They do not count as work.
     pub dead: u64,
-    /// Age in seconds of the oldest message in the log that is not settled and does not wait for a retry; zero if there
-    /// is none.
+    /// Age in seconds of the oldest message that is unread, pending or due for a retry; zero if there is none.
     pub oldest_age_seconds: f64,
     /// Live consumers of the group.
     pub members: usize,

@@ -7,3 +7,4 @@ pub(crate) mod lag;
 pub(crate) mod lag_reader;
 pub(crate) mod sample;
 pub(crate) mod shown;
+pub(crate) mod values;

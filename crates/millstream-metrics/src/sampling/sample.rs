@@ -25,11 +25,6 @@ impl TopicSample {
         self.partitions.iter().filter_map(|(_, _, waiting)| *waiting).map(|waiting| waiting.overdue).sum()
     }
 
-    /// Returns the number of series that a metric of partitions and groups can have.
-    pub(crate) fn series(&self) -> usize {
-        self.partitions.len() * self.groups.len().max(1)
-    }
-
     /// Returns the number of messages that were ever appended, as far as a group shows it.
     pub(crate) fn appended(&self) -> u64 {
         let partitions = self.groups.first().into_iter().flat_map(|group| &group.partitions);
@@ -38,7 +33,8 @@ impl TopicSample {
 
     /// Returns the reasons of what cannot be read of the topic as a whole.
     pub(crate) fn reasons(&self) -> impl Iterator<Item = &str> {
-        self.unreadable.iter().chain(self.groups.iter().flat_map(|it| &it.unreadable)).map(String::as_str)
+        let of_groups = self.groups.iter().flat_map(|it| &it.unreadable);
+        self.unlisted.iter().chain(&self.unreadable).chain(of_groups).map(String::as_str)
     }
 
     /// Returns the minimum work of a group. A partition without the group counts with its whole log: the group's next
@@ -62,7 +58,9 @@ pub(crate) struct TopicSample {
     pub(crate) groups: Vec<GroupSample>,
     /// Groups that keep entries; `None` if that was not read.
     pub(crate) pins: Option<Vec<Pin>>,
-    /// Reasons of what cannot be read, apart from groups.
+    /// Reason why there may be groups that are not in `groups`, or the topic is not in the list of topics.
+    pub(crate) unlisted: Option<String>,
+    /// Reasons of what else cannot be read, apart from groups.
     pub(crate) unreadable: Vec<String>,
 }
 
@@ -103,7 +101,7 @@ pub(crate) async fn one(backend: &Backend, name: &TopicName, group: &GroupName) 
 
 fn topic(overview: Overview) -> TopicSample {
     let Overview { topic, logs, delayed, groups, pins, unlisted, .. } = overview;
-    let mut unreadable: Vec<String> = unlisted.iter().map(Error::to_string).collect();
+    let (unlisted, mut unreadable) = (unlisted.as_ref().map(Error::to_string), Vec::new());
     let partitions = topic.iter().zip(logs).zip(delayed).map(|((tp, log), delayed)| {
         (
             tp.partition,
@@ -114,7 +112,7 @@ fn topic(overview: Overview) -> TopicSample {
     let partitions = partitions.collect();
     let pins = pins.and_then(|pins| readable(&mut unreadable, pins));
     let groups = groups.into_iter().map(group).collect();
-    TopicSample { topic: topic.name, partitions, groups, pins, unreadable }
+    TopicSample { topic: topic.name, partitions, groups, pins, unlisted, unreadable }
 }
 
 fn group(overview: GroupOverview) -> GroupSample {

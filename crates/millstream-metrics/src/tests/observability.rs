@@ -6,6 +6,9 @@ use std::path::Path;
 
 use crate::{Kind, Metric, MetricSource, table};
 
+/// Labels of the process that is scraped.
+const OF_TARGET: [&str; 3] = ["job", "namespace", "instance"];
+
 pub(super) fn read(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -77,7 +80,8 @@ fn words(query: &str) -> impl Iterator<Item = (usize, &str)> {
 /// What is wrong with a query: names that there are not, selectors and groupings by labels that its metrics do not have.
 fn problems(query: &str) -> Vec<String> {
     let mut problems = Vec::new();
-    let mut labels: BTreeSet<&str> = ["le"].into();
+    // With those that Prometheus adds to where a series comes from.
+    let mut labels: BTreeSet<&str> = ["le"].into_iter().chain(OF_TARGET).collect();
     let mut any = false;
     for (at, name) in words(query).filter(|(_, word)| word.starts_with("millstream_")) {
         any = true;
@@ -90,7 +94,7 @@ fn problems(query: &str) -> Vec<String> {
         let selector = selector.split('}').next().unwrap_or_default();
         for part in selector.split(',') {
             let label = part.split(['=', '!', '~']).next().unwrap_or_default().trim();
-            if !metric.labels.contains(&label) {
+            if !metric.labels.contains(&label) && !OF_TARGET.contains(&label) {
                 problems.push(format!("{name} has no label {label:?}"));
             }
         }
@@ -124,6 +128,27 @@ fn the_alerts_ask_for_what_there_is() {
     let wrong: Vec<_> =
         queries.iter().map(|query| (query, problems(query))).filter(|(_, it)| !it.is_empty()).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Two environments may have topics of the same names: no query adds them up.
+#[test]
+fn nothing_is_added_over_environments() {
+    let kept = |query: &String, labels: &[&str]| {
+        query.split("by (").skip(1).all(|part| {
+            let part = part.split(')').next().unwrap_or_default();
+            labels.iter().all(|label| part.split(',').any(|it| it.trim() == *label))
+        })
+    };
+    let alerts: Vec<_> =
+        of_alerts().into_iter().filter(|query| !kept(query, &["job", "namespace"])).collect();
+    assert!(alerts.is_empty(), "{alerts:#?}");
+    let selected = |query: &String| {
+        let metrics = query.matches("millstream_").count();
+        let of_panel = query.matches("namespace=~\"$namespace\"").count() == metrics;
+        of_panel || query.starts_with("label_values(millstream_sample_age_seconds")
+    };
+    let dashboard: Vec<_> = of_dashboard().into_iter().filter(|query| !selected(query)).collect();
+    assert!(dashboard.is_empty(), "{dashboard:#?}");
 }
 
 /// Whoever follows an alert looks at the dashboard for what led to it.

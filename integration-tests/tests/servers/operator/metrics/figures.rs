@@ -148,11 +148,8 @@ const HELD: &[(&str, &str, &str)] = &[
     ("tasks_claimed", "queues", "tasks_are_counted"),
     ("tasks_expired", "queues", "claims_that_run_out_are_counted"),
     ("tasks_dead", "queues", "tasks_are_counted"),
-    (
-        "topics_without_partitions",
-        "sampled",
-        "the_topics_with_the_most_work_have_series_for_their_partitions",
-    ),
+    ("left_out", "sampled", "the_groups_with_the_most_work_have_all_of_their_series"),
+    ("unreadable", "sampled", "what_cannot_be_read_is_counted_and_ages_nothing_else"),
     ("sample_age_seconds", "sampled", "loops_say_how_they_are"),
 ];
 

@@ -162,4 +162,7 @@ async fn what_waits_for_nobody_is_counted() {
     let most = oldest.elapsed().as_secs_f64() + 1.0;
     assert!(age > 0.0 && age < most, "{age} s, at most {most} s");
     assert_eq!(found.sum("millstream_oldest_age_seconds", &[("partition", "0")]), Some(0.0));
+    // What is in the retry log has the age of its first entry.
+    let retried = found.sum("millstream_oldest_age_seconds", &[("partition", "1")]).expect("an age");
+    assert!(retried > age, "{retried} s, and what was sent after it {age} s");
 }

@@ -76,7 +76,7 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_topic_that_is_half_deleted_does_not_hide_the_others() {
+async fn a_topic_that_lost_its_settings_is_named_and_hides_no_other() {
     let redis = Redis::start();
     let scene = Fixture::at(&redis.url()).await;
     let users = Topic::<u64>::new("users").partitions(1);
@@ -94,9 +94,16 @@ async fn a_topic_that_is_half_deleted_does_not_hide_the_others() {
     assert_eq!(redis.cli(&["DEL", &meta]), "1", "{meta}");
     let address = scene.server.address();
     let lags = get(address, "/lag").await.expect("an answer").json();
-    assert_eq!((lags["groups"].as_array().map(Vec::len), &lags["failed"]), (Some(1), &serde_json::json!([])));
+    assert_eq!(
+        (lags["groups"].as_array().map(Vec::len), &lags["failed"][0]["topic"]),
+        (Some(1), &"users".into())
+    );
+    assert!(
+        lags["failed"][0]["error"].as_str().is_some_and(|error| error.contains("lost its settings")),
+        "{lags}"
+    );
     assert_eq!((&lags["groups"][0]["topic"], &lags["groups"][0]["backlog"]), (&"orders".into(), &1.into()));
-    assert_eq!(scene.status("/lag/users/billing").await, 404);
+    assert_eq!(scene.status("/lag/users/billing").await, 503, "its lag is unknown, and not zero");
 
     // A server that does not answer: there is an answer nevertheless, and the same for all who ask in that second.
     redis.cli(&["CLIENT", "PAUSE", "240000", "ALL"]);

@@ -218,7 +218,7 @@ async fn what_is_over_the_limit_is_counted() {
             "two of five have no room",
             &[
                 ("series_over_limit_total", &of("millstream_produced_total"), 2.0),
-                ("topics_without_partitions", &[], 2.0),
+                ("left_out", &[("series", "partition")], 2.0),
                 ("produced_total", &[], 5.0),
                 ("produced_total", &[("topic", "other")], 2.0),
                 ("length", &[], 3.0),
@@ -227,15 +227,26 @@ async fn what_is_over_the_limit_is_counted() {
         .await;
 }
 
+const OF_GROUP: [&str; 6] = ["backlog", "members", "group_paused", "lag", "pending", "oldest_age_seconds"];
+
+/// The topics whose group has a metric.
+fn with(scrape: &Scrape, metric: &str) -> Vec<&'static str> {
+    let has = |name: &&str| {
+        let value = scrape.sum(&format!("millstream_{metric}"), &[("topic", *name), ("group", "billing")]);
+        value.is_some_and(|it| !it.is_nan())
+    };
+    ["a", "b", "c"].into_iter().filter(has).collect()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_topics_with_the_most_work_have_series_for_their_partitions() {
+async fn the_groups_with_the_most_work_have_all_of_their_series() {
     let server = Redis::start();
-    let scene = Fixture::with(&server.url(), &MetricsConfig::default().max_series(4)).await;
+    let scene = Fixture::with(&server.url(), &MetricsConfig::default().max_series(2)).await;
     let (admin, group) = (scene.mq.admin(), "billing".parse().expect("a name"));
     let mut producers = Vec::new();
-    for (name, messages) in [("a", 1), ("b", 5), ("c", 9)] {
-        let producer =
-            scene.mq.producer(Topic::<u64>::new("t").named(name).partitions(2)).await.expect("made");
+    for (name, partitions, messages) in [("a", 1, 1), ("b", 1, 5), ("c", 2, 3)] {
+        let topic = Topic::<u64>::new("t").named(name).partitions(partitions);
+        let producer = scene.mq.producer(topic).await.expect("made");
         let topic = name.parse().expect("a name");
         admin.create_group(&topic, &group, millstream::Start::Earliest).await.expect("created");
         for number in 0..messages {
@@ -243,17 +254,109 @@ async fn the_topics_with_the_most_work_have_series_for_their_partitions() {
         }
         producers.push(producer);
     }
-    let shown = |scrape: &Scrape| -> Vec<&str> {
-        let has =
-            |name: &&str| scrape.sum("millstream_lag", &[("topic", *name)]).is_some_and(|it| !it.is_nan());
-        ["a", "b", "c"].into_iter().filter(has).collect()
+    let shown = |scrape: &Scrape, expected: [&[&str]; 2]| {
+        let [groups, partitions] = expected;
+        OF_GROUP[..3].iter().all(|metric| with(scrape, metric) == groups)
+            && OF_GROUP[3..].iter().all(|metric| with(scrape, metric) == partitions)
     };
-    let found = scene.until("the busiest are shown", |scrape| shown(scrape) == ["b", "c"]).await;
-    let left_out: &[(&str, &str)] = &[("topic", "a")];
-    assert_eq!(found.sum("millstream_backlog", left_out), Some(1.0), "its group has its figures");
-    assert_eq!(found.sum("millstream_topics_without_partitions", &[]), Some(1.0));
+    // Of c, which has two partitions, there is no room for both.
+    let groups: [&[&str]; 2] = [&["a", "b"], &["a", "b"]];
+    let found = scene.until("each is shown as a whole", |scrape| shown(scrape, groups)).await;
+    let left_out = |found: &Scrape, series: &str| found.sum("millstream_left_out", &[("series", series)]);
+    assert_eq!([left_out(&found, "partition"), left_out(&found, "group")], [Some(1.0), Some(1.0)]);
+    assert_eq!(found.sum("millstream_backlog", &[("topic", "b")]), Some(5.0));
     for number in 0..40 {
-        producers[0].send(&number).await.expect("sent");
+        producers[2].send(&number).await.expect("sent");
     }
-    scene.until("it takes the place of another one", |scrape| shown(scrape) == ["a", "c"]).await;
+    // It takes the place of both; one of them keeps the series of its group.
+    let groups: [&[&str]; 2] = [&["b", "c"], &["c"]];
+    let found = scene.until("the busiest has all", |scrape| shown(scrape, groups)).await;
+    assert_eq!([left_out(&found, "partition"), left_out(&found, "group")], [Some(2.0), Some(1.0)]);
+    assert_eq!(found.sum("millstream_series_over_limit_total", &[("metric", "millstream_lag")]), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_read_is_counted_and_ages_nothing_else() {
+    let redis = Redis::start();
+    let scene = Fixture::at(&redis.url()).await;
+    let mails = DelayQueue::<u64>::new("mails").open(scene.mq.backend()).await.expect("a queue");
+    mails.schedule(&1).await.expect("scheduled");
+    for name in ["orders", "users"] {
+        let producer =
+            scene.mq.producer(Topic::<u64>::new("t").named(name).partitions(1)).await.expect("made");
+        producer.send(&1).await.expect("sent");
+    }
+    let users = [("topic", "users")];
+    let unreadable = |scrape: &Scrape, labels: &[(&str, &str)]| scrape.sum("millstream_unreadable", labels);
+    let sound = |scrape: &Scrape| {
+        // What is over has been taken back.
+        unreadable(scrape, &[]).is_some_and(|count| count == 0.0 || count.is_nan())
+            && scrape.sum("millstream_length", &users) == Some(1.0)
+            && scrape.sum("millstream_tasks_waiting", &[]) == Some(1.0)
+    };
+    scene.until("all is read", sound).await;
+    let name = |of: &str| of.parse::<millstream::TopicName>().expect("a name");
+    let keys = &scene.keys;
+    let delayed = keys.delay(&TopicPartition::new(name("orders"), 0).into()).to_string();
+    let (registry, meta) = (keys.topics().to_string(), keys.topic_meta(&name("orders")).to_string());
+    let queue = keys.queue_meta(&"mails".parse().expect("a name")).to_string();
+    let foreign = |key: &str| {
+        vec![
+            vec!["RENAME".to_owned(), key.to_owned(), "aside".to_owned()],
+            vec!["SET".to_owned(), key.to_owned(), "x".to_owned()],
+        ]
+    };
+    let words = |text: String| vec![text.split(' ').map(str::to_owned).collect::<Vec<_>>()];
+    let of = |topic: &'static str, queue: &'static str| [("topic", topic), ("queue", queue)];
+    for (what, damage, labels, repair) in [
+        (
+            "a foreign key",
+            words(format!("SET {delayed} x")),
+            of("orders", ""),
+            words(format!("DEL {delayed}")),
+        ),
+        (
+            "settings that are lost",
+            words(format!("RENAME {meta} aside")),
+            of("orders", ""),
+            words(format!("RENAME aside {meta}")),
+        ),
+        (
+            "a topic that is not listed",
+            words(format!("SREM {registry} orders")),
+            of("orders", ""),
+            words(format!("SADD {registry} orders")),
+        ),
+        (
+            "a list that is foreign",
+            foreign(&registry),
+            of("orders", ""),
+            words(format!("RENAME aside {registry}")),
+        ),
+        (
+            "settings of a queue that are lost",
+            words(format!("RENAME {queue} aside")),
+            of("", "mails"),
+            words(format!("RENAME aside {queue}")),
+        ),
+    ] {
+        for command in damage {
+            redis.cli(&command.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        let rounds =
+            |scrape: &Scrape| scrape.sum("millstream_samples_total", &[("result", "partial")]).unwrap_or(0.0);
+        let found = scene.until(what, |scrape| unreadable(scrape, &labels) >= Some(1.0)).await;
+        let before = rounds(&found);
+        // What can be read is as young as before.
+        let young = |scrape: &Scrape| {
+            rounds(scrape) > before + 3.0
+                && scrape.sum("millstream_sample_age_seconds", &[]) < Some(10.0)
+                && scrape.sum("millstream_length", &users) == Some(1.0)
+        };
+        scene.until(&format!("{what}: all else is read"), young).await;
+        for command in repair {
+            redis.cli(&command.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        scene.until(&format!("{what}: it is over"), sound).await;
+    }
 }
