@@ -154,7 +154,7 @@ fn log_in() -> Denied {
 
 fn too_many() -> Denied {
     let (why, after) =
-        ("too many log-ins from this address have failed: wait", HeaderValue::from_static("5"));
+        ("too many log-ins of this user have failed from this address: wait", HeaderValue::from_static("5"));
     let response = (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, after)], format!("{why}\n"));
     Denied { why, response: Some(Box::new(response.into_response())) }
 }
@@ -170,7 +170,7 @@ impl Auth {
             Self::Host(access) => Ok(access(parts)),
             Self::Users(users) => {
                 if let Some((name, password)) = credentials(parts) {
-                    if !log_ins.may_try(parts) {
+                    if !log_ins.may_try(parts, &name) {
                         return Err(too_many());
                     }
                     if let Some(access) = users.find(&name, &password) {

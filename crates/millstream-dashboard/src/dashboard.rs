@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::app::{App, Redact};
 use crate::audit::{self, Audit};
 use crate::auth::{Auth, Users};
 use crate::log_ins::LogIns;
+use crate::proxies::Proxies;
 use crate::reading::Reading;
 use crate::redaction::{Origin, Redaction};
 use crate::routing::{self, table};
@@ -33,6 +35,8 @@ pub fn dashboard(mq: Millstream) -> Dashboard {
         at_most: Permission::Admin,
         redact,
         origins: Vec::new(),
+        proxies: Proxies::default(),
+        trusts_loopback: !is_in_container(),
         audit_topic: TopicName::new(audit::TOPIC).ok(),
         late_after: Duration::from_secs(300),
     }
@@ -46,8 +50,17 @@ pub struct Dashboard {
     at_most: Permission,
     redact: Redact,
     origins: Vec<String>,
+    proxies: Proxies,
+    trusts_loopback: bool,
     audit_topic: Option<TopicName>,
     late_after: Duration,
+}
+
+/// Returns whether this process runs in a container, whose loopback others share.
+fn is_in_container() -> bool {
+    let marks = ["/.dockerenv", "/run/.containerenv"];
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+        || marks.into_iter().any(|mark| Path::new(mark).exists())
 }
 
 /// Route of the dashboard, for tests and documents.
@@ -100,6 +113,21 @@ impl Dashboard {
         self
     }
 
+    /// Trusts proxies at these addresses and networks (`10.0.0.7`, `10.0.0.0/8`) to say who the client is, in the header
+    /// `X-Forwarded-For`: failed log-ins are counted by that, and their connections are not limited.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a text that is neither.
+    pub fn trusted_proxies<'a>(self, addresses: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        Ok(Self { proxies: Proxies::parse(addresses)?, ..self })
+    }
+
+    /// Sets whether everybody who can connect from this machine may use a dashboard without authentication. Default: not in a container,
+    /// whose loopback others share. Requests through a proxy are refused in any case.
+    pub fn trust_loopback(self, trust: bool) -> Self {
+        Self { trusts_loopback: trust, ..self }
+    }
+
     /// Sets the topic in which the audit log is kept: `millstream-audit-shop`. Default: `millstream-audit`. By such a name every
     /// program knows that it [may not send there](TopicName::check_target). `None` keeps none: the log is then
     /// that of the process, and events of `tracing` with the target `millstream_dashboard::audit`, as it is always.
@@ -129,11 +157,11 @@ impl Dashboard {
     ///
     /// Actions run on the tokio runtime of the host, and end with it.
     pub fn router(self) -> Router {
-        let Self { mq, auth, at_most, redact, origins, audit_topic, late_after } = self;
+        let Self { mq, auth, at_most, redact, origins, proxies, audit_topic, late_after, .. } = self;
         let audit = Arc::new(Audit::new(&mq, audit_topic));
         let reading = Arc::new(Reading::new(&mq, &audit, late_after));
         let actions = Actions::new(audit.clone());
-        let (log_ins, verifications) = (LogIns::default(), Verifications::default());
+        let (log_ins, verifications) = (LogIns::behind(proxies), Verifications::default());
         let app = App { mq, auth, log_ins, at_most, redact, origins, reading, audit, actions, verifications };
         routing::router(&Arc::new(app))
     }
@@ -141,7 +169,8 @@ impl Dashboard {
     /// Serves it on an address; port 0 is any free port.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for an address that other machines can reach, unless authentication is configured.
+    /// [`ErrorKind::InvalidConfig`] for an address that other machines can reach, and where the loopback is not trusted, unless
+    /// authentication is configured.
     /// [`ErrorKind::Unavailable`] if it cannot listen.
     pub async fn serve(self, address: SocketAddr) -> Result<Server> {
         if matches!(self.auth, Auth::Local(_)) && !address.ip().is_loopback() {
@@ -151,13 +180,19 @@ impl Dashboard {
             );
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
+        if matches!(self.auth, Auth::Local(_)) && !self.trusts_loopback {
+            let why = "in a container others share the loopback, and no authentication is configured: name a list of users, or say \
+                       that the loopback is trusted";
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
         let cannot = |error: std::io::Error| {
             let why = format!("cannot listen on {address}: {error}");
             Error::new(ErrorKind::Unavailable, why).with_source(error)
         };
         let listener = TcpListener::bind(address).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
-        Ok(Server::start(listener, address, self.router()))
+        let proxies = self.proxies.clone();
+        Ok(Server::start(listener, address, self.router(), proxies))
     }
 }
 

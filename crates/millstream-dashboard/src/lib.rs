@@ -12,6 +12,7 @@ mod log_ins;
 mod origin;
 mod pages;
 mod paths;
+mod proxies;
 mod reading;
 mod redaction;
 mod request;

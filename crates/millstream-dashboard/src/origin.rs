@@ -6,8 +6,21 @@ use axum::extract::ConnectInfo;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
-/// Headers that a proxy adds.
-const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"];
+/// Headers that a proxy adds, beside all that begin with `x-forwarded-`.
+const FORWARDED: [&str; 3] = ["forwarded", "via", "x-real-ip"];
+
+/// Returns whether a request came through a proxy that says so.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| FORWARDED.contains(&name.as_str()) || name.as_str().starts_with("x-forwarded-"))
+}
+
+/// Returns why a page that is read is refused which another site may have made a browser ask for: what it reads is recorded.
+pub(crate) fn check_read(parts: &Parts) -> Result<(), &'static str> {
+    match text(&parts.headers, "sec-fetch-site") {
+        None | Some("same-origin" | "none") => Ok(()),
+        Some(_) => Err("the request comes from another site"),
+    }
+}
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
@@ -69,7 +82,7 @@ pub(crate) fn check_local(parts: &Parts) -> Result<(), &'static str> {
         Some(_) => return Err("no authentication is configured, so only this machine may connect"),
         None => return Err("no authentication is configured, and the address of the client is unknown"),
     }
-    if FORWARDED.iter().any(|name| parts.headers.contains_key(*name)) {
+    if is_forwarded(&parts.headers) {
         return Err("no authentication is configured, and the request comes through a proxy");
     }
     match host(parts) {
@@ -116,6 +129,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_recorded_is_not_read_for_another_site() {
+        let of = |headers: &[(&str, &str)]| check_read(&parts(headers)).is_ok();
+        assert!(of(&[]) && of(&[("sec-fetch-site", "none")]) && of(&[("sec-fetch-site", "same-origin")]));
+        assert!(!of(&[("sec-fetch-site", "cross-site")]) && !of(&[("sec-fetch-site", "same-site")]));
+    }
+
+    #[test]
     fn without_authentication_only_this_machine_may_ask() {
         let of = |peer: &str, headers: &[(&str, &str)]| {
             let mut parts = parts(headers);
@@ -133,7 +153,14 @@ mod tests {
         }
         assert!(of("[::1]:5000", &[("host", "localhost")]));
         assert!(!of("10.0.0.2:5000", &[("host", "localhost")]));
-        assert!(!of("127.0.0.1:5000", &[("host", "localhost"), ("x-forwarded-for", "10.0.0.9")]), "a proxy");
+        for header in
+            ["x-forwarded-for", "X-Forwarded-Proto", "x-forwarded-port", "forwarded", "Via", "x-real-ip"]
+        {
+            assert!(
+                !of("127.0.0.1:5000", &[("host", "localhost"), (header, "1.1 proxy")]),
+                "a proxy: {header}"
+            );
+        }
         assert!(check_local(&parts(&[("host", "localhost")])).is_err(), "an unknown peer");
     }
 }

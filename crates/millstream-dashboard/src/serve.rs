@@ -1,8 +1,9 @@
 //! A server for the dashboard alone.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -21,6 +22,9 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
+use crate::log_ins::network;
+use crate::proxies::Proxies;
+
 /// Time that requests have to end when the server is stopped.
 const GRACE: Duration = Duration::from_secs(5);
 /// Time in which a client has to send the head of a request, also the next one of an open connection.
@@ -31,6 +35,8 @@ const MAX_HEADERS: usize = 64 << 10;
 const REQUEST: Duration = Duration::from_secs(60);
 /// Maximum number of connections at the same time. A browser opens six.
 const CONNECTIONS: usize = 512;
+/// Maximum number of those of one address, unless it is that of a trusted proxy: slow clients do not hold up those of others.
+const OF_ADDRESS: usize = 128;
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,6 +46,39 @@ pub struct Server {
     address: SocketAddr,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
+}
+
+/// Numbers of connections by address.
+#[derive(Clone, Debug, Default)]
+struct Clients(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// Place of a connection among those of its address.
+struct ClientPermit(Clients, IpAddr);
+
+impl Clients {
+    /// Takes a place for a connection; `None` if its address has all of its own.
+    fn permit(&self, address: IpAddr) -> Option<ClientPermit> {
+        let address = network(address);
+        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = clients.entry(address).or_default();
+        if *connections >= OF_ADDRESS {
+            return None;
+        }
+        *connections += 1;
+        Some(ClientPermit(self.clone(), address))
+    }
+}
+
+impl Drop for ClientPermit {
+    fn drop(&mut self) {
+        let mut clients = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connections) = clients.get_mut(&self.1) {
+            *connections -= 1;
+            if *connections == 0 {
+                clients.remove(&self.1);
+            }
+        }
+    }
 }
 
 /// Answers the requests of one connection, until it is closed or the server stops.
@@ -73,8 +112,9 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, stopped
 }
 
 /// Accepts connections until the server stops, and returns when all have ended.
-async fn serve(listener: TcpListener, router: Router, stopped: CancellationToken) {
+async fn serve(listener: TcpListener, router: Router, proxies: Proxies, stopped: CancellationToken) {
     let (room, mut connections) = (Arc::new(Semaphore::new(CONNECTIONS)), JoinSet::new());
+    let clients = Clients::default();
     loop {
         while connections.try_join_next().is_some() {}
         let accept = async {
@@ -89,10 +129,15 @@ async fn serve(listener: TcpListener, router: Router, stopped: CancellationToken
         };
         match accepted {
             (Ok(room), Ok((stream, peer))) => {
+                let permit = clients.permit(peer.ip());
+                if permit.is_none() && !proxies.has(peer.ip()) {
+                    tracing::debug!(%peer, "a client has too many connections to the dashboard");
+                    continue;
+                }
                 let served = connection(stream, peer, router.clone(), stopped.clone());
                 connections.spawn(async move {
                     served.await;
-                    drop(room);
+                    drop((room, permit));
                 });
             }
             (_, Err(error)) => {
@@ -108,7 +153,12 @@ async fn serve(listener: TcpListener, router: Router, stopped: CancellationToken
 }
 
 impl Server {
-    pub(crate) fn start(listener: TcpListener, address: SocketAddr, router: Router) -> Self {
+    pub(crate) fn start(
+        listener: TcpListener,
+        address: SocketAddr,
+        router: Router,
+        proxies: Proxies,
+    ) -> Self {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
@@ -118,7 +168,7 @@ impl Server {
             };
             tokio::select! {
                 biased;
-                () = serve(listener, router, stopped.clone()) => {}
+                () = serve(listener, router, proxies, stopped.clone()) => {}
                 () = limit => tracing::warn!("requests for the dashboard were cut off"),
             }
         });

@@ -21,7 +21,8 @@ use crate::output;
 /// Serves a web dashboard: topics, groups, dead letters by error, retries, delay queues, locks, the server
 ///
 /// Without --users it listens on this machine only, and whoever can use this machine may do everything, or look with
-/// --read-only. With --users it asks for a name and a password, and may listen on another address: put TLS in front of it then.
+/// --read-only. With --users it asks for a name and a password, and may listen on another address: put TLS in front of it then. In a
+/// container it needs --users, or --trust-loopback. What comes through a proxy is refused without --users.
 /// All links are relative, so a proxy may serve it under any prefix.
 ///
 /// It ends with a signal. Actions that still run then stop: what they have changed stays changed.
@@ -49,6 +50,12 @@ pub(crate) struct Dashboard {
     /// Accepts changes from pages of this origin: for a proxy that changes the Host header; can be repeated
     #[arg(long, value_name = "URL")]
     origin: Vec<String>,
+    /// Trusts a proxy at this address or in this network to say who the client is, in X-Forwarded-For; can be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    trusted_proxy: Vec<String>,
+    /// In a container, where others share the loopback, lets everybody in who can connect from it
+    #[arg(long, conflicts_with = "users")]
+    trust_loopback: bool,
     /// Topic in which every action is recorded, `millstream-audit-NAME`: it is created with the first one, and keeps the newest
     /// 10,000 messages
     #[arg(long, value_name = "TOPIC", default_value = TopicName::AUDIT)]
@@ -60,7 +67,7 @@ pub(crate) struct Dashboard {
     #[arg(long, value_parser = crate::parse::reads, value_name = "TIME", default_value = "5m")]
     late_after: std::time::Duration,
     /// Prints all paths with the right that each needs, and ends
-    #[arg(long, conflicts_with_all = ["address", "users", "read_only", "redact", "origin", "audit_topic", "no_audit_topic", "late_after"])]
+    #[arg(long, conflicts_with_all = ["address", "users", "read_only", "redact", "origin", "trusted_proxy", "trust_loopback", "audit_topic", "no_audit_topic", "late_after"])]
     routes: bool,
 }
 
@@ -154,6 +161,10 @@ impl Dashboard {
         dashboard = dashboard.audit_topic((!self.no_audit_topic).then_some(self.audit_topic))?;
         dashboard = dashboard.late_after(self.late_after);
         dashboard = self.origin.into_iter().fold(dashboard, millstream_dashboard::Dashboard::origin);
+        dashboard = dashboard.trusted_proxies(self.trusted_proxy.iter().map(String::as_str))?;
+        if self.trust_loopback {
+            dashboard = dashboard.trust_loopback(true);
+        }
         let rules = self.redact;
         dashboard = dashboard.redact(move |origin| {
             let hidden = rules.iter().filter(|rule| rule.is_for(origin)).map(|rule| &rule.hidden);

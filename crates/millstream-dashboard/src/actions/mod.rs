@@ -291,6 +291,6 @@ impl Actions {
         action.cancel();
         let entry =
             Entry::now(Event::Stop, &action.id, user, action.order.what, action.order.subject.clone());
-        self.audit.write_or_log(&entry).await;
+        self.audit.write_or_keep(&entry).await;
     }
 }

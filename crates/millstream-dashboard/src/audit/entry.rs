@@ -9,6 +9,30 @@ use serde::{Deserialize, Serialize};
 
 use super::subject::Subject;
 
+/// Words of the command line for what makes room, or stops something.
+const RELIEVES: [&str; 17] = [
+    "group pause",
+    "group resume",
+    "group reset",
+    "queue pause",
+    "queue resume",
+    "queue cancel",
+    "queue dead purge",
+    "schedule pause",
+    "schedule resume",
+    "delayed cancel",
+    "dlq purge",
+    "retries kill",
+    "topic alter",
+    "topic delete",
+    "lock release",
+    "verify",
+    "verify --repair",
+];
+
+/// Words of an export, which changes nothing.
+pub(crate) const EXPORT: &str = "dlq export";
+
 /// Version of the form of entries. Fields may be added without another version.
 const VERSION: u32 = 1;
 
@@ -73,6 +97,16 @@ impl Entry {
         let time = Timestamp::from(SystemTime::now()).to_string();
         let (id, user, action) = (id.to_owned(), user.to_owned(), action.to_owned());
         Self { version: VERSION, event, id, time, user, action, subject, ..Self::default() }
+    }
+
+    /// Returns whether it is about what makes room, or stops something.
+    pub(crate) fn relieves(&self) -> bool {
+        RELIEVES.contains(&&*self.action)
+    }
+
+    /// Returns whether it is about an export.
+    pub(crate) fn is_export(&self) -> bool {
+        self.action == EXPORT
     }
 
     /// Reads an entry. `None` for a message of another form.

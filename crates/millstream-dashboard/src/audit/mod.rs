@@ -1,11 +1,13 @@
 //! The audit log: a topic in which the beginning and the end of every action is a message, for all processes that use it.
 
 pub(crate) mod entry;
+pub(crate) mod exports;
 pub(crate) mod pauses;
 pub(crate) mod subject;
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use millstream::admin::{Browse, Cursor, Messages, Range};
@@ -17,6 +19,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use entry::{Entry, Event};
+use exports::Exports;
 
 /// Name of the topic unless the host sets another.
 pub(crate) const TOPIC: &str = TopicName::AUDIT;
@@ -32,6 +35,11 @@ const TRIM_GROUP: &str = "millstream-audit-trim";
 /// Lifetime of that lease.
 const TRIM_TTL: Duration = Duration::from_secs(30);
 
+/// Maximum number of entries that wait for the server. Beyond it no action begins without its entry.
+const WAITING: usize = 1_000;
+/// Time after which entries that wait are written again.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// Writes and reads the audit log.
 #[derive(Debug)]
 pub(crate) struct Audit {
@@ -39,11 +47,17 @@ pub(crate) struct Audit {
     /// `None`: entries are events of tracing only.
     topic: Option<TopicName>,
     written: AtomicU64,
+    exported: AtomicU64,
+    /// Entries that the server has not taken, the oldest first.
+    waiting: Mutex<VecDeque<Entry>>,
+    exports: Exports,
 }
 
 impl Audit {
     pub(crate) fn new(mq: &Millstream, topic: Option<TopicName>) -> Self {
-        Self { mq: mq.clone(), topic, written: AtomicU64::new(0) }
+        let (written, exported) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (waiting, exports) = (Mutex::default(), Exports::default());
+        Self { mq: mq.clone(), topic, written, exported, waiting, exports }
     }
 
     pub(crate) fn topic(&self) -> Option<&TopicName> {
@@ -52,7 +66,16 @@ impl Audit {
 
     /// Returns the number of entries that this process has written: what was read before one of them is out of date.
     pub(crate) fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
+        self.written.load(Ordering::Relaxed) + self.exported.load(Ordering::Relaxed)
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, VecDeque<Entry>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the entries that wait until the server takes them, the oldest first.
+    pub(crate) fn waiting(&self) -> Vec<Entry> {
+        self.queue().iter().cloned().collect()
     }
 
     /// Writes an entry, also as an event of tracing.
@@ -61,11 +84,65 @@ impl Audit {
     /// Those of creating the topic and of a send; [`ErrorKind::Backpressure`] for a topic with a bound that is reached.
     pub(crate) async fn write(&self, entry: &Entry) -> Result<()> {
         entry.trace();
-        let Some(name) = &self.topic else { return Ok(()) };
+        if !entry.is_export() && !self.queue().is_empty() {
+            // It comes behind them.
+            self.write_waiting().await?;
+        }
+        self.store(entry).await
+    }
+
+    /// Writes the entries that wait, until one is not taken.
+    async fn write_waiting(&self) -> Result<()> {
+        loop {
+            let Some(first) = self.queue().front().cloned() else { return Ok(()) };
+            self.store(&first).await?;
+            let mut waiting = self.queue();
+            // Another one may have written it meanwhile: then it is there twice.
+            if waiting.front() == Some(&first) {
+                waiting.pop_front();
+            }
+        }
+    }
+
+    /// Keeps an entry until the server takes it. Returns `false` if too many wait.
+    fn keep(self: &Arc<Self>, entry: &Entry, error: &Error) -> bool {
+        let mut waiting = self.queue();
+        if waiting.len() >= WAITING {
+            return false;
+        }
+        waiting.push_back(entry.clone());
+        let first = waiting.len() == 1;
+        drop(waiting);
+        let Entry { id, user, action, .. } = entry;
+        let event = entry.event.as_str();
+        tracing::warn!(
+            target: "millstream_dashboard::audit", id, user, action, event, %error, "waits until the topic can be written"
+        );
+        if first && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let audit = self.clone();
+            runtime.spawn(async move {
+                while !audit.queue().is_empty() {
+                    tokio::time::sleep(AGAIN).await;
+                    // Somebody else may have written them, or it is tried again.
+                    let _ = audit.write_waiting().await;
+                }
+            });
+        }
+        true
+    }
+
+    async fn store(&self, entry: &Entry) -> Result<()> {
+        let name = match (&self.topic, entry.is_export()) {
+            (None, _) => return Ok(()),
+            (Some(name), false) => name.clone(),
+            (Some(name), true) => exports::topic(name)?,
+        };
+        let name = &name;
         let slow =
             |_| Error::new(ErrorKind::Unavailable, format!("topic {name} was not written in {LIMIT:?}"));
         timeout(LIMIT, self.append(name, entry)).await.map_err(slow)??;
-        if self.written.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIM_EVERY) {
+        let written = if entry.is_export() { &self.exported } else { &self.written };
+        if written.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIM_EVERY) {
             self.trim(name).await.unwrap_or_else(|error| {
                 tracing::warn!(topic = %name, %error, "old entries of the audit log were not dropped");
             });
@@ -73,9 +150,11 @@ impl Audit {
         Ok(())
     }
 
-    /// Writes an entry about what has been done already: a failure is logged.
-    pub(crate) async fn write_or_log(&self, entry: &Entry) {
-        if let Err(error) = self.write(entry).await {
+    /// Writes an entry about what has been done already. One that the server does not take is kept until it does.
+    pub(crate) async fn write_or_keep(self: &Arc<Self>, entry: &Entry) {
+        if let Err(error) = self.write(entry).await
+            && !self.keep(entry, &error)
+        {
             let Entry { id, user, action, .. } = entry;
             let event = entry.event.as_str();
             tracing::error!(
@@ -157,12 +236,16 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Records a beginning.
+    /// Records a beginning. Of what makes room or stops something the entry is kept where the server does not take it: at a server
+    /// that is full nothing else would help.
     ///
     /// # Errors
     /// Those of [`Audit::write`]: nothing may be done then.
     pub(crate) async fn begin(audit: &Arc<Audit>, entry: Entry) -> Result<Self> {
-        audit.write(&entry).await?;
+        match audit.write(&entry).await {
+            Err(error) if entry.relieves() && audit.keep(&entry, &error) => {}
+            written => written?,
+        }
         Ok(Self { audit: audit.clone(), entry: Some(entry), figures: (0, 0) })
     }
 
@@ -193,7 +276,7 @@ impl Recording {
     /// Records the end.
     pub(crate) async fn end(mut self, result: &str, error: Option<String>, figures: (u64, u64)) {
         if let Some(entry) = self.entry_of_end(result, error, figures) {
-            self.audit.write_or_log(&entry).await;
+            self.audit.write_or_keep(&entry).await;
         }
     }
 }
@@ -204,7 +287,7 @@ impl Drop for Recording {
         let audit = self.audit.clone();
         // Without a runtime the process is about to end.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { audit.write_or_log(&entry).await });
+            runtime.spawn(async move { audit.write_or_keep(&entry).await });
         }
     }
 }

@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 
 use millstream::admin::Cursor;
+use millstream::admin::human::{self, When};
 use millstream::{Timestamp, TopicName};
 
 use super::actions::{href, result};
 use crate::access::Permission;
 use crate::audit::entry::{Entry, Event};
+use crate::audit::exports;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::paths;
 use crate::request::context::Context;
 use crate::view::cell::{Cell, Tone};
+use crate::view::format;
 use crate::view::href::Href;
 use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
@@ -27,10 +30,20 @@ const TITLES: [&str; 8] = ["Time", "Who", "What", "On", ">Asked", ">Changed", ">
 /// Shows who has changed what.
 pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let table = Table::new("Changes, the newest first", &TITLES, "Nothing was changed yet.");
+    let of_exports = cx.query.raw("of") == Some("exports");
     match cx.app.audit.topic().cloned() {
-        Some(topic) => stored(&cx, &topic, table).await,
+        Some(topic) if of_exports => {
+            let table = Table::new("Exports, the newest first", &TITLES, "Nothing was exported yet.");
+            let note = "Further exports of a user from a group within ten minutes are one line, with their number as what was asked.";
+            stored(&cx, &exports::topic(&topic)?, table.note(note)).await
+        }
+        Some(topic) => stored(&cx, &topic, table.link("Exports", exports_href())).await,
         None => Ok(Page::new("Audit log").live().table(of_process(&cx, table))),
     }
+}
+
+fn exports_href() -> Href {
+    Href::of(paths::AUDIT, &[]).with("of", "exports")
 }
 
 /// Adds the actions of this process, where no log is kept.
@@ -62,6 +75,12 @@ fn of_process(cx: &Context, table: Table) -> Table {
 async fn stored(cx: &Context, topic: &TopicName, mut table: Table) -> Result<Page, Failure> {
     let from: Option<Cursor> = cx.query.parsed("after")?;
     let (mut after, mut ended) = (from, BTreeSet::new());
+    let is_exports = topic != cx.app.audit.topic().unwrap_or(topic);
+    let waiting: Vec<Entry> =
+        cx.app.audit.waiting().into_iter().filter(|it| it.is_export() == is_exports).collect();
+    for entry in waiting.iter().rev().filter(|entry| from.is_none() && is_visible(cx, entry)) {
+        table.rows.push(row(cx, entry, written_at(entry)));
+    }
     for _ in 0..READS {
         let Some(read) = cx.app.reading.audit(&cx.app.audit, topic, after).await?.as_ref().clone() else {
             break;
@@ -93,15 +112,31 @@ async fn stored(cx: &Context, topic: &TopicName, mut table: Table) -> Result<Pag
         }
     }
     if let Some(next) = after {
-        table = table.link("Older", Href::of(paths::AUDIT, &[]).with("after", next));
+        let here = if is_exports { exports_href() } else { Href::of(paths::AUDIT, &[]) };
+        table = table.link("Older", here.with("after", next));
     }
     let mut page = Page::new("Audit log");
+    if !waiting.is_empty() {
+        let why = format!(
+            "{} of this process: the server does not take writes. They are in its memory and its log, and are stored as soon as it does.",
+            format::of(waiting.len() as u64, "entry is not stored", "entries are not stored")
+        );
+        page.push(Part::notice(Tone::Bad, why));
+    }
     page.live = from.is_none();
     if from.is_some() {
         table = table.link("Newest", Href::of(paths::AUDIT, &[]));
     }
     let note = format!("It is kept in topic {topic}, for all dashboards that use this topic.");
     Ok(page.with(Part::Table(table.note(note))))
+}
+
+/// Returns the time that an entry has itself: the server has given it none yet.
+fn written_at(entry: &Entry) -> Timestamp {
+    match human::when(&entry.time) {
+        Some(When::At(time)) => time,
+        _ => Timestamp::default(),
+    }
 }
 
 /// Returns whether the user may know of an entry.

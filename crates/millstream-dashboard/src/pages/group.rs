@@ -90,8 +90,10 @@ fn tiles(topic: &TopicName, snapshot: &Arc<Snapshot>, group: &Group) -> Vec<(&'s
 
 fn facts(topic: &TopicName, snapshot: &Snapshot, group: &Group) -> Vec<(&'static str, Cell)> {
     let (stats, totals) = (&group.stats, &group.stats.totals);
+    // What waits for a retry is behind, too.
+    let behind = totals.oldest.max(totals.oldest_parked);
     let mut facts = vec![
-        ("Behind since", Cell::time_or_none(totals.oldest.map(|age| snapshot.at.saturating_sub(age)))),
+        ("Behind since", Cell::time_or_none(behind.map(|age| snapshot.at.saturating_sub(age)))),
         ("Produced", Cell::text(format!("{}/s", format::rate(group.rates.produced)))),
         ("Not read yet", Cell::text(format::at_least(totals.lag, totals.lag_at_least))),
         ("Pending", Cell::known(totals.pending).to(group_href(paths::PENDING, topic, &stats.group))),

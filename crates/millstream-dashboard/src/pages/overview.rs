@@ -77,7 +77,14 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     }
     of_groups.sort_by_key(|(urgency, name, ..)| (Reverse(*urgency), *name));
     of_topics.sort_by_key(|(urgency, _)| Reverse(*urgency));
-    let queues = if cx.access.allows(Permission::Read) { queues::all(&cx).await? } else { BTreeMap::new() };
+    let queues = match cx.access.allows(Permission::Read) {
+        true => queues::all(&cx).await,
+        false => Ok(BTreeMap::new()),
+    };
+    let (queues, unread) = match queues {
+        Ok(queues) => (queues, None),
+        Err(failure) => (BTreeMap::new(), Some(failure.why)),
+    };
 
     let mut page = Page::new("Overview").live();
     if cx.access.allows(Permission::Admin) {
@@ -106,6 +113,9 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         group_row(name, snapshot, group)
     });
     page.push(Part::Table(groups));
+    if let Some(why) = unread {
+        page.push(Part::notice(Tone::Bad, format!("The delay queues cannot be read: {why}")));
+    }
     if !queues.is_empty() {
         page.push(Part::Table(queues::table(&queues).named("queues").paged(SHOWN)));
     }
@@ -135,7 +145,7 @@ fn tiles<'a, I: Iterator<Item = &'a Snapshot>>(
         Chart::of(what, &samples.iter().map(of).collect::<Vec<_>>())
     };
     let of_queues = |of: fn(&millstream::delay::TaskCounts) -> u64| {
-        queues.values().flatten().map(|(_, counts)| of(counts)).sum::<u64>()
+        queues.values().flatten().map(|queue| of(&queue.counts)).sum::<u64>()
     };
     let oldest = groups().filter_map(|it| it.stats.totals.oldest).max();
     let is_late = groups().any(health::is_late);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use millstream::admin::{PendingEntry, PendingOrder, PendingQuery};
+use millstream::Partition;
+use millstream::admin::{Owners, PendingEntry, PendingOrder, PendingQuery};
 use millstream::crates::core::log::Source;
 
 use super::{group_href, group_page};
@@ -13,6 +14,7 @@ use crate::view::cell::{Cell, Tone};
 use crate::view::form::{Field, Form, Input};
 use crate::view::format;
 use crate::view::href::Href;
+use crate::view::text::Text;
 use crate::view::{Page, Part, Table};
 
 /// Maximum number of pending entries up to which they are sorted by idle time: that reads all of them.
@@ -73,7 +75,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     if let Some(total) = total {
         table = table.note(format!("{} of {}", found.entries.len(), format::count(total)));
     }
-    table.rows = found.entries.iter().map(|entry| row(&topic, &group, entry)).collect();
+    let owners = cx.app.reading.owners(&topic, &group).await.ok();
+    table.rows = found.entries.iter().map(|entry| row(&topic, &group, entry, owners.as_deref())).collect();
     if let Some(next) = found.next {
         let order = match order {
             PendingOrder::Id => "id",
@@ -86,8 +89,22 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     Ok(page.table(table))
 }
 
-fn row(topic: &millstream::TopicName, group: &millstream::GroupName, entry: &PendingEntry) -> Vec<Cell> {
+/// Words for who holds an entry that is pending under this name.
+pub(crate) fn holder(owners: Option<&Owners>, partition: Partition, consumer: &str) -> String {
+    match owners {
+        None => consumer.to_owned(),
+        Some(owners) => owners.holder(partition, consumer).unwrap_or("an owner that is gone").to_owned(),
+    }
+}
+
+fn row(
+    topic: &millstream::TopicName,
+    group: &millstream::GroupName,
+    entry: &PendingEntry,
+    owners: Option<&Owners>,
+) -> Vec<Cell> {
     let (partition, pending) = (entry.topic_partition.partition.0, &entry.pending);
+    let holder = holder(owners, entry.topic_partition.partition, &pending.consumer);
     let story = |id: &str| Href::of(paths::MESSAGE, &[topic.as_str(), &partition.to_string(), id]);
     let id = pending.id.to_string();
     let message = match entry.source {
@@ -99,7 +116,7 @@ fn row(topic: &millstream::TopicName, group: &millstream::GroupName, entry: &Pen
     vec![
         Cell::text(partition.to_string()),
         message,
-        Cell::mono(pending.consumer.as_str()),
+        Cell::mono(Text::short(&holder)),
         Cell::duration(pending.idle),
         Cell::count(pending.deliveries),
         note.map_or_else(Cell::none, |note| Cell::text(note.attempt.to_string())),
@@ -107,6 +124,6 @@ fn row(topic: &millstream::TopicName, group: &millstream::GroupName, entry: &Pen
             millstream::delay::Due::At(time) => Cell::time(time),
             millstream::delay::Due::In(time) => Cell::duration(time),
         }),
-        note.map_or_else(Cell::none, |note| Cell::text(crate::view::text::Text::short(&note.error))),
+        note.map_or_else(Cell::none, |note| Cell::text(Text::short(&note.error))),
     ]
 }

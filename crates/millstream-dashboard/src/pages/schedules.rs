@@ -13,6 +13,7 @@ use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::paths;
+use crate::reading::health;
 use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
@@ -26,8 +27,6 @@ use millstream::crates::core::{Limits, wire};
 
 /// Maximum number of rules of a page.
 const SHOWN: usize = 200;
-/// Time after which an occurrence that has not fired is late.
-const LATE: Duration = Duration::from_secs(60);
 /// Maximum number of topics and queues whose rules the page of all of them reads.
 const PLACES: usize = 50;
 
@@ -92,10 +91,9 @@ fn next(entry: &RecurringEntry) -> Cell {
         return Cell { rank: Some(f64::MAX), ..Cell::chip(text, tone) };
     };
     let late = Timestamp::from(SystemTime::now()).saturating_duration_since(next);
-    if late < LATE {
-        return Cell::time(next);
-    }
-    let late = Cell::chip(format!("late by {}", format::duration(late)), Tone::Bad);
+    // Nobody fires it, or it has lost its place among those that become due.
+    let Some(tone) = health::lateness(late) else { return Cell::time(next) };
+    let late = Cell::chip(format!("late by {}", format::duration(late)), tone);
     Cell { rank: Some(next.as_millis() as f64), ..late }
 }
 
@@ -182,31 +180,43 @@ fn rules(entries: &[RecurringEntry], change: Option<&Href>, hidden: &Redaction) 
 pub(crate) async fn all(cx: Context) -> Result<Page, Failure> {
     let topics = cx.app.reading.topics().await?;
     let may = |topic: &&TopicName| cx.may(topic, Permission::Read);
-    let (mut rows, mut left) = (Vec::new(), PLACES);
+    let mut places: Vec<(Cell, &str, Result<Home, Failure>)> = Vec::new();
     for topic in topics.iter().filter(may).take(PLACES) {
-        left -= 1;
         let home = Cell::link(topic.as_str(), Href::of(paths::TOPIC_SCHEDULES, &[topic.as_str()]));
-        rows.extend(
-            Home::topic(&cx, topic)
-                .await?
-                .list()
-                .await?
-                .into_iter()
-                .map(|entry| (home.clone(), "topic", entry)),
-        );
+        places.push((home, "topic", Home::topic(&cx, topic).await));
     }
     let mut is_cut = topics.iter().filter(may).count() > PLACES;
+    let mut failed: Vec<Failure> = Vec::new();
     if cx.access.allows(Permission::Read) {
-        let queues = cx.app.reading.queues().await?;
-        is_cut |= queues.len() > left;
-        for name in queues.iter().take(left) {
-            let home = Cell::link(name.as_str(), Href::of(paths::QUEUE_SCHEDULES, &[name.as_str()]));
-            let entries = Home::Queue(queues::open(&cx, name).await?).list().await?;
-            rows.extend(entries.into_iter().map(|entry| (home.clone(), "delay queue", entry)));
+        let left = PLACES - places.len();
+        match cx.app.reading.queues().await {
+            Ok(queues) => {
+                is_cut |= queues.len() > left;
+                for name in queues.iter().take(left) {
+                    let home = Cell::link(name.as_str(), Href::of(paths::QUEUE_SCHEDULES, &[name.as_str()]));
+                    places.push((home, "delay queue", queues::open(&cx, name).await.map(Home::Queue)));
+                }
+            }
+            Err(error) => failed.push(error.into()),
+        }
+    }
+    let mut rows = Vec::new();
+    for (home, kind, place) in places {
+        let list = match place {
+            Ok(place) => place.list().await,
+            Err(failure) => Err(failure),
+        };
+        match list {
+            Ok(list) => rows.extend(list.into_iter().map(|entry| (home.clone(), kind, entry))),
+            // What cannot be read of one hides no other.
+            Err(failure) => failed.push(failure),
         }
     }
     rows.sort_by_key(|(_, _, entry)| (entry.next.is_none(), entry.next));
     let mut page = Page::new("Schedules");
+    for failure in failed {
+        page.push(Part::notice(Tone::Bad, failure.why));
+    }
     if is_cut {
         let why = format!("Only the first {PLACES} topics and queues: the others have a page of their own.");
         page.push(Part::notice(Tone::Warn, why));

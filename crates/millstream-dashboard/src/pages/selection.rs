@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use millstream::admin::human::span;
+use millstream::admin::human::{self, span};
 use millstream::admin::{Filter, ShelfFilter};
 use millstream::{MessageId, Partition, Reason, Timestamp};
 
@@ -125,7 +125,9 @@ pub(crate) fn message(params: &Params, hidden: &Redaction) -> Result<Filter, Fai
 pub(crate) fn when(params: &Params, name: &str) -> Result<Option<Timestamp>, Failure> {
     let Some(text) = params.text(name)? else { return Ok(None) };
     let bad = || {
-        let why = format!("{name} {text:?} is no time: 2026-01-31T12:00Z, or 2h for two hours ago");
+        let why = format!(
+            "{name} {text:?} is no time: 2026-01-31T12:00Z, 2026-01-31T13:00+01:00, or 2h for two hours ago"
+        );
         Failure::invalid(why).of(name)
     };
     let now = Timestamp::from(SystemTime::now());
@@ -133,29 +135,8 @@ pub(crate) fn when(params: &Params, name: &str) -> Result<Option<Timestamp>, Fai
 }
 
 fn parse_when(text: &str, now: Timestamp) -> Option<Timestamp> {
-    if let Some(time) = span(text) {
-        return Some(now.saturating_sub(time));
-    }
-    let (date, time) = text.trim_end_matches('Z').split_once(['T', ' ']).unwrap_or((text, "00:00"));
-    let date: Vec<u64> = date.split('-').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
-    let time: Vec<u64> = time.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let ([year @ 1970..=9999, month @ 1..=12, day @ 1..=31], [hour @ 0..=23, minute @ 0..=59, rest @ ..]) =
-        (&date[..], &time[..])
-    else {
-        return None;
-    };
-    let second = match rest {
-        [] => 0,
-        [second @ 0..=59] => *second,
-        _ => return None,
-    };
-    let ms: u64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
-    // Days since 1970 of a date in the calendar of the Gregorian reform, whose year begins in March.
-    let (y, m) = if *month <= 2 { (year - 1, month + 9) } else { (*year, month - 3) };
-    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1;
-    let days = days.checked_sub(719_468)?;
-    Some(Timestamp::from_millis((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000 + ms))
+    let when = human::when(text).or_else(|| span(text).map(human::When::Ago));
+    when.map(|when| when.at(now))
 }
 
 /// Reads a filter.
@@ -210,6 +191,11 @@ mod tests {
         for (text, expected) in [
             ("1970-01-01", Some(0)),
             ("2026-01-31T12:00Z", Some(1_769_860_800_000)),
+            ("2026-01-31T13:00+01:00", Some(1_769_860_800_000)),
+            ("2026-01-31 12:00:00.000 UTC", Some(1_769_860_800_000)),
+            ("2026-01-31T13:00", None),
+            ("2026-02-31", None),
+            ("2h ago", Some(1_800_000_000_000 - 7_200_000)),
             ("2024-02-29 23:59:59.5Z", Some(1_709_251_199_500)),
             ("2h", Some(1_800_000_000_000 - 7_200_000)),
             ("15m", Some(1_800_000_000_000 - 900_000)),

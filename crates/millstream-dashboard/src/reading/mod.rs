@@ -8,14 +8,14 @@ pub(crate) mod sampler;
 pub(crate) mod snapshots;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server, ShelfFilter};
 use millstream::crates::core::{Limits, QueueName};
-use millstream::delay::{DelayQueue, TaskCounts};
-use millstream::{Error, ErrorKind, GroupName, Millstream, TopicName};
+use millstream::delay::DelayQueue;
+use millstream::{Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName};
 
 use crate::access::Access;
 use crate::audit::Audit;
@@ -24,7 +24,7 @@ use crate::view::Page;
 use budget::Budget;
 use cached::Cached;
 use counts::{FilterKey, LetterCount, LetterCounts};
-use sampler::Sampler;
+use sampler::{Queue, Sampler};
 use snapshots::{Snapshot, Snapshots};
 
 /// Age of what changes all the time.
@@ -45,6 +45,8 @@ pub(crate) struct Reading {
     mq: Millstream,
     reader: Snapshots,
     topics: Cached<(), Vec<TopicName>>,
+    /// Topics of the last reading.
+    seen: Mutex<Vec<TopicName>>,
     snapshots: Cached<TopicName, Snapshot>,
     owners: Cached<(TopicName, GroupName), Owners>,
     counts: LetterCounts,
@@ -53,7 +55,7 @@ pub(crate) struct Reading {
     memory: Cached<TopicName, Memory>,
     locks: Cached<Option<LockCursor>, LockPage>,
     /// By the number of entries that this process had written, so that its users see what they did.
-    audit: Cached<(u64, Option<Cursor>), Option<Messages>>,
+    audit: Cached<(u64, TopicName, Option<Cursor>), Option<Messages>>,
     /// Whole pages that are refreshed, by address and rights, so that tabs cost nothing.
     pages: Cached<(u64, String, Access), Page, Failure>,
     /// Number of changes by users of this process: pages from before one are not shown after it.
@@ -61,7 +63,7 @@ pub(crate) struct Reading {
     budget: Arc<Budget>,
     /// What was read in the background.
     pub(crate) sampler: Sampler,
-    tasks: Cached<QueueName, (u32, TaskCounts)>,
+    tasks: Cached<QueueName, Queue>,
 }
 
 impl Reading {
@@ -71,6 +73,7 @@ impl Reading {
             mq: mq.clone(),
             reader: Snapshots::new(mq, audit, late_after),
             topics: Cached::new(LIVE),
+            seen: Mutex::default(),
             snapshots: Cached::new(LIVE).keeping(TOPICS),
             owners: Cached::new(LIVE),
             counts: LetterCounts::new(budget.clone()),
@@ -87,8 +90,27 @@ impl Reading {
         }
     }
 
+    /// Returns the topics that are listed, and those that were, and are still there: the pages of these say what is wrong.
+    ///
+    /// # Errors
+    /// Those of `Admin::topics`.
     pub(crate) async fn topics(&self) -> Result<Arc<Vec<TopicName>>, Error> {
-        self.topics.get(&(), async || self.mq.admin().topics().await).await
+        self.topics.get(&(), async || self.listed_topics().await).await
+    }
+
+    async fn listed_topics(&self) -> Result<Vec<TopicName>, Error> {
+        let mut names = self.mq.admin().topics().await?;
+        let mut before = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        before.retain(|name| names.binary_search(name).is_err());
+        for name in before {
+            match self.mq.admin().topic(&name).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                _ => names.push(name),
+            }
+        }
+        names.sort_unstable();
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = names.clone();
+        Ok(names)
     }
 
     /// Reads a topic, no more often than its commands allow.
@@ -122,16 +144,19 @@ impl Reading {
 
     /// Lists the topics for the background, and reads the delay queues.
     async fn all_topics(&self) -> Result<Vec<TopicName>, Error> {
-        let names = self.mq.admin().topics().await?;
+        let names = self.listed_topics().await?;
         self.sampler.retain(&names);
-        let mut queues = BTreeMap::new();
-        if let Ok(tasks) = self.mq.backend().tasks() {
-            for name in tasks.queues().await? {
+        // Queues that cannot be listed hide no topic.
+        if let Ok(tasks) = self.mq.backend().tasks()
+            && let Ok(listed) = tasks.queues().await
+        {
+            let mut queues = BTreeMap::new();
+            for name in listed {
                 let known = self.count_tasks(&name).await;
                 queues.insert(name, known);
             }
+            self.sampler.keep_queues(queues);
         }
-        self.sampler.keep_queues(queues);
         Ok(names)
     }
 
@@ -150,15 +175,18 @@ impl Reading {
     }
 
     /// Counts the tasks of a delay queue.
-    pub(crate) async fn queue(&self, name: &QueueName) -> Result<Arc<(u32, TaskCounts)>, Error> {
+    pub(crate) async fn queue(&self, name: &QueueName) -> Result<Arc<Queue>, Error> {
         self.tasks.get(name, async || self.count_tasks(name).await).await
     }
 
-    async fn count_tasks(&self, name: &QueueName) -> Result<(u32, TaskCounts), Error> {
+    async fn count_tasks(&self, name: &QueueName) -> Result<Queue, Error> {
         let backend = self.mq.backend();
-        let spec = backend.tasks()?.queue(name).await?;
-        let queue = DelayQueue::raw(name.as_str()).shards(spec.shards).limits(Limits::NONE);
-        Ok((spec.shards, queue.open(backend).await?.count().await?))
+        let shards = backend.tasks()?.queue(name).await?.shards;
+        let queue = DelayQueue::raw(name.as_str()).shards(shards).limits(Limits::NONE).open(backend).await?;
+        let (counts, rules) = (queue.count().await?, queue.recurring_list().await?);
+        let at = Timestamp::from(SystemTime::now());
+        let next = rules.into_iter().filter(|rule| !rule.paused).filter_map(|rule| rule.next);
+        Ok(Queue { shards, counts, late_rules: health::late(next, at), at })
     }
 
     /// Reads a topic that has this group. One that was created since the last reading is found.
@@ -224,7 +252,8 @@ impl Reading {
         topic: &TopicName,
         after: Option<Cursor>,
     ) -> Result<Arc<Option<Messages>>, Error> {
-        self.audit.get(&(audit.written(), after), async || audit.read(topic, after, AUDITED).await).await
+        let key = (audit.written(), topic.clone(), after);
+        self.audit.get(&key, async || audit.read(topic, after, AUDITED).await).await
     }
 
     /// Returns a page that is refreshed, made at most once for all tabs with the same address and rights. `commands` are those

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream::crates::core::QueueName;
 use millstream::delay::TaskCounts;
-use millstream::{Error, TopicName};
+use millstream::{Error, Timestamp, TopicName};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -40,8 +40,19 @@ pub(crate) struct Sample {
 
 /// A topic as it was read last.
 pub(crate) type Known = Result<Arc<Snapshot>, Error>;
-/// A delay queue as it was read last: its shards and counts.
-pub(crate) type KnownQueue = Result<(u32, TaskCounts), Error>;
+/// A delay queue as it was read last.
+pub(crate) type KnownQueue = Result<Queue, Error>;
+
+/// A delay queue at one time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queue {
+    pub(crate) shards: u32,
+    pub(crate) counts: TaskCounts,
+    /// Number of recurring rules that should have fired, and how late the first one is.
+    pub(crate) late_rules: (u64, Duration),
+    /// Time of the reading, by the clock of this process.
+    pub(crate) at: Timestamp,
+}
 
 /// What was read.
 #[derive(Debug, Default)]

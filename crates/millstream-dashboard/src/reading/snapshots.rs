@@ -5,13 +5,16 @@ use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use millstream::admin::{GroupStats, RateMeter, Rates, TopicSurvey};
 use millstream::crates::core::catalog::PartitionSurvey;
 use millstream::crates::core::inspect::OverviewQuery;
-use millstream::crates::core::schedule::Waiting;
+use millstream::crates::core::recurring::MAX_DUE;
+use millstream::crates::core::schedule::{Place, Waiting};
 use millstream::{Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName, TopicSpec};
 use tokio::time::Instant;
 
+use super::health;
 use crate::audit::Audit;
 use crate::audit::pauses::Pauser;
 
@@ -23,6 +26,9 @@ const OF_REQUEST: u64 = 5;
 const OF_TOPIC: u64 = 2;
 const OF_GROUP: u64 = 3;
 pub(crate) const OF_OWNER: u64 = 3;
+/// Number of readings of which one has the recurring rules, and of partitions up to which they are read.
+const RULES_EVERY: u64 = 15;
+const RULES_OF: u32 = 64;
 /// Commands up to which each reading has owners: they are most of the cost of a topic with many partitions.
 const CHEAP: u64 = 50;
 /// For other topics, number of readings of which one has owners.
@@ -59,6 +65,12 @@ pub(crate) struct Snapshot {
     pub(crate) groups: BTreeMap<GroupName, Group>,
     /// Reasons of what cannot be read.
     pub(crate) unreadable: Vec<String>,
+    /// Number of recurring rules that should have fired, and how late the first one is.
+    pub(crate) late_rules: (u64, Duration),
+    /// Reason why the rules cannot be read.
+    unread_rules: Option<String>,
+    /// Number of readings until the rules are read again.
+    rules_in: u64,
     /// Time of the reading, by the clock of this process.
     pub(crate) at: Timestamp,
     history: BTreeMap<GroupName, VecDeque<Reading>>,
@@ -210,8 +222,21 @@ impl Snapshots {
         unreadable.sort_unstable();
         unreadable.dedup();
         let at = Timestamp::from(SystemTime::now());
+        let (late_rules, unread_rules, rules_in) = match last {
+            Some(last) if last.rules_in > 0 => {
+                (last.late_rules, last.unread_rules.clone(), last.rules_in - 1)
+            }
+            _ => {
+                let (late, unread) = self.late_rules(&survey.topic, at).await;
+                (late, unread, RULES_EVERY)
+            }
+        };
+        unreadable.extend(unread_rules.clone());
         let mut snapshot = Snapshot {
             topic: survey.topic,
+            late_rules,
+            unread_rules,
+            rules_in,
             at,
             logs,
             delayed,
@@ -227,6 +252,26 @@ impl Snapshots {
             snapshot.owners_in = OWNERS_EVERY - 1;
         }
         Ok(snapshot)
+    }
+
+    /// Returns how many rules of a topic should have fired by this time, and how late the first one is; or why that is not known.
+    async fn late_rules(&self, topic: &TopicSpec, at: Timestamp) -> ((u64, Duration), Option<String>) {
+        let nothing = (0, Duration::ZERO);
+        let Ok(recurring) = self.mq.backend().recurring() else { return (nothing, None) };
+        if topic.partitions > RULES_OF {
+            return (nothing, None);
+        }
+        let places: Vec<_> = topic.iter().map(Place::from).collect();
+        let lists = join_all(places.iter().map(|place| recurring.recurrences(place, None, MAX_DUE))).await;
+        match lists.into_iter().collect::<Result<Vec<_>, Error>>() {
+            Ok(lists) => {
+                let next =
+                    lists.into_iter().flatten().filter(|rule| !rule.paused).filter_map(|rule| rule.next);
+                (health::late(next, at), None)
+            }
+            Err(error) if error.is_transient() => (nothing, None),
+            Err(error) => (nothing, Some(error.to_string())),
+        }
     }
 
     /// Returns who has paused a group. That is read once for each pause.

@@ -14,6 +14,7 @@ use crate::app::App;
 use crate::auth::Denied;
 use crate::failure::Failure;
 use crate::origin;
+use crate::paths;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::href::{Href, segment};
@@ -47,12 +48,13 @@ pub(crate) async fn guard(
         Err(Denied { why, .. }) => return context(Access::none("nobody")).show(Err(Failure::forbidden(why))),
     };
     let cx = context(access);
-    let checked = if parts.method == Method::GET || parts.method == Method::HEAD {
-        Ok(())
-    } else {
-        origin::check(&parts, &cx.app.origins).map_err(Failure::forbidden)
+    let checked = match parts.method {
+        // It is recorded who has read it.
+        Method::GET | Method::HEAD if route.path == paths::DEAD_EXPORT => origin::check_read(&parts),
+        Method::GET | Method::HEAD => Ok(()),
+        _ => origin::check(&parts, &cx.app.origins),
     };
-    if let Err(failure) = checked.and_then(|()| allowed(&cx, route)) {
+    if let Err(failure) = checked.map_err(Failure::forbidden).and_then(|()| allowed(&cx, route)) {
         return cx.show(Err(failure));
     }
     parts.extensions.insert(cx);

@@ -16,6 +16,7 @@ use super::place::eventually;
 use super::support::{Scene, ask};
 
 const TOPIC: &str = "millstream-audit";
+const EXPORTS: &str = "millstream-audit-exports";
 const BILLING: &str = "/topics/orders/groups/billing";
 
 fn name(of: &str) -> TopicName {
@@ -114,26 +115,63 @@ async fn another_process_shows_it_as_far_as_its_user_may_see_it() {
 }
 
 #[tokio::test]
-async fn an_action_that_cannot_be_recorded_is_refused() {
+async fn where_no_entry_can_be_stored_what_relieves_goes_on_and_all_else_is_refused() {
     let scene = Scene::new(|| Access::admin("ann")).await;
     let (topic, group) = (name("orders"), "billing".parse().expect("a name"));
     // There is room for one entry: the beginning of the first action.
     let full = Topic::<bytes::Bytes>::raw(TOPIC).max_length(1);
     scene.mq.producer(full).to_our_own_topic().await.expect("created");
-    assert_eq!(scene.post(&format!("{BILLING}/pause"), &[]).await.status, StatusCode::SEE_OTHER);
-    let paused =
+    let is_paused =
         async || scene.mq.admin().group_state(&topic, &group).await.expect("its state").paused.is_some();
-    eventually("it is paused, though the end is not recorded", paused).await;
-    let refused = scene.post(&format!("{BILLING}/resume"), &[]).await;
+    assert_eq!(scene.post(&format!("{BILLING}/pause"), &[]).await.status, StatusCode::SEE_OTHER);
+    eventually("it is paused, though the end is not stored", is_paused).await;
+    let fields = [("expected", "6"), ("ends", "0:9999999999999-0,1:9999999999999-0"), ("confirm", "6")];
+    let refused = scene.post(&format!("{BILLING}/dead/replay"), &fields).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert!(
-        refused.body.contains("nothing was changed, since the audit log cannot be written"),
-        "{}",
-        refused.body
-    );
-    assert!(paused().await, "nothing was changed");
-    let export = scene.get(&format!("{BILLING}/dead/export")).await;
-    assert_eq!(export.status, StatusCode::SERVICE_UNAVAILABLE);
+    let why = "nothing was changed, since the audit log cannot be written";
+    assert!(refused.body.contains(why), "{}", refused.body);
+    // Exports have a topic of their own.
+    assert_eq!(scene.get(&format!("{BILLING}/dead/export")).await.status, StatusCode::OK);
+
+    let answer = scene.post(&format!("{BILLING}/resume"), &[]).await;
+    scene.ended(answer).await;
+    assert!(!is_paused().await, "it is resumed");
+    let purge = scene.post(&format!("{BILLING}/dead/purge"), &fields).await;
+    assert!(scene.ended(purge).await.contains("dlq purge"));
+    assert_eq!(stored(&scene, TOPIC).await.len(), 1);
+    let shown = scene.get("/audit").await.body;
+    assert!(shown.contains("entries are not stored") && shown.contains("dlq purge"), "{shown}");
+
+    let room = TopicChange::new().max_length(None);
+    scene.mq.admin().alter_topic(&name(TOPIC), &room).await.expect("altered");
+    // The next one comes behind those that wait.
+    let answer = scene.post(&format!("{BILLING}/pause"), &[]).await;
+    scene.ended(answer).await;
+    let all = stored(&scene, TOPIC).await;
+    let said: Vec<_> =
+        all.iter().map(|it| format!("{} {}", it["action"], it["event"]).replace('"', "")).collect();
+    let of = |action: &str| ["begin", "end"].map(|event| format!("{action} {event}"));
+    let expected = [of("group pause"), of("group resume"), of("dlq purge"), of("group pause")].concat();
+    assert_eq!(said, expected);
+    assert!(!scene.get("/audit").await.body.contains("not stored"));
+}
+
+#[tokio::test]
+async fn exports_take_no_room_of_changes_and_are_added_up() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let answer = scene.post(&format!("{BILLING}/pause"), &[]).await;
+    scene.ended(answer).await;
+    for number in 0..20 {
+        let export = scene.get(&format!("{BILLING}/dead/export?error=script&x={number}")).await;
+        assert_eq!(export.status, StatusCode::OK);
+    }
+    eventually("the first one is stored", async || stored(&scene, EXPORTS).await.len() == 2).await;
+    assert_eq!(stored(&scene, TOPIC).await.len(), 2, "those of the change");
+    let shown = scene.get("/audit?of=exports").await.body;
+    assert!(shown.contains("dlq export") && !shown.contains("group pause"), "{shown}");
+    assert!(!scene.get("/audit").await.body.contains("dlq export"));
+    let foreign = Request::get(format!("{BILLING}/dead/export")).header("sec-fetch-site", "cross-site");
+    assert_eq!(ask(&scene.router, foreign).await.status, StatusCode::FORBIDDEN);
 }
 
 #[tokio::test]
@@ -170,8 +208,8 @@ async fn an_export_is_recorded_with_its_end() {
     let scene = Scene::new(|| Access::read("ann")).await;
     let export = scene.get(&format!("{BILLING}/dead/export?error=script")).await;
     assert_eq!(export.status, StatusCode::OK);
-    eventually("its end is stored", async || stored(&scene, TOPIC).await.len() == 2).await;
-    let entries = stored(&scene, TOPIC).await;
+    eventually("its end is stored", async || stored(&scene, EXPORTS).await.len() == 2).await;
+    let entries = stored(&scene, EXPORTS).await;
     assert_eq!((&entries[1]["action"], &entries[1]["result"]), (&"dlq export".into(), &"done".into()));
     assert_eq!(entries[1]["done"], export.body.lines().count());
     assert_eq!(entries[0]["select"]["error"], "script");
@@ -185,8 +223,8 @@ async fn an_export_whose_client_leaves_is_recorded_with_what_it_got() {
     let mut body = response.into_body().into_data_stream();
     let first = body.next().await.expect("the first letters").expect("read");
     drop(body);
-    eventually("its end is stored", async || stored(&scene, TOPIC).await.len() == 2).await;
-    let entries = stored(&scene, TOPIC).await;
+    eventually("its end is stored", async || stored(&scene, EXPORTS).await.len() == 2).await;
+    let entries = stored(&scene, EXPORTS).await;
     assert_eq!(entries[1]["result"], "cancelled");
     assert_eq!(entries[1]["done"], first.iter().filter(|byte| **byte == b'\n').count());
 }

@@ -12,7 +12,11 @@ use tokio::time::timeout;
 /// Connects to a server of its own, and sends this.
 async fn send(text: &str) -> (millstream_dashboard::Server, TcpStream) {
     let mq = Millstream::connect("memory://").await.expect("a queue");
-    let server = dashboard(mq).serve("127.0.0.1:0".parse().expect("an address")).await.expect("it serves");
+    let server = dashboard(mq)
+        .trust_loopback(true)
+        .serve("127.0.0.1:0".parse().expect("an address"))
+        .await
+        .expect("it serves");
     let mut stream = TcpStream::connect(server.address()).await.expect("it listens");
     stream.write_all(text.as_bytes()).await.expect("sent");
     (server, stream)
@@ -53,6 +57,42 @@ async fn a_client_that_does_not_send_its_request_is_cut_off() {
     let (server, mut stream) = send(body).await;
     let answer = answer(&mut stream).await;
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn where_others_share_the_loopback_it_is_not_trusted() {
+    let mq = Millstream::connect("memory://").await.expect("a queue");
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let refused = dashboard(mq.clone()).trust_loopback(false).serve(address).await.expect_err("it refuses");
+    assert!(refused.to_string().contains("others share the loopback"), "{refused}");
+    let server = dashboard(mq).trust_loopback(true).serve(address).await.expect("it serves");
+    assert!(server.address().ip().is_loopback());
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_client_with_many_connections_leaves_room_for_others() {
+    let mq = Millstream::connect("memory://").await.expect("a queue");
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = dashboard(mq).trust_loopback(true).serve(address).await.expect("it serves");
+    let mut open = Vec::new();
+    for _ in 0..520 {
+        open.push(TcpStream::connect(server.address()).await.expect("it listens"));
+    }
+    // Those that are too many are closed, and the first ones are not.
+    let mut last = open.pop().expect("the last one");
+    let mut nothing = [0];
+    let read = timeout(Duration::from_secs(15), last.read(&mut nothing)).await.expect("it is closed");
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    let request = b"GET /overview HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    open[0].write_all(request).await.expect("sent");
+    assert!(answer(&mut open[0]).await.starts_with("HTTP/1.1 200 OK"));
+    let other = tokio::net::TcpSocket::new_v4().expect("a socket");
+    other.bind("127.0.0.2:0".parse().expect("an address")).expect("another address");
+    let mut other = other.connect(server.address()).await.expect("it listens");
+    other.write_all(request).await.expect("sent");
+    assert!(answer(&mut other).await.starts_with("HTTP/1.1 200 OK"));
     server.shutdown().await;
 }
 

@@ -336,11 +336,8 @@ async fn without_authentication_only_this_machine_is_answered() {
         StatusCode::FORBIDDEN
     );
 
-    let refused = dashboard(mq.clone()).serve("0.0.0.0:0".parse().expect("an address")).await;
+    let refused = dashboard(mq).serve("0.0.0.0:0".parse().expect("an address")).await;
     assert!(refused.expect_err("it refuses").to_string().contains("no authentication"));
-    let server = dashboard(mq).serve("127.0.0.1:0".parse().expect("an address")).await.expect("it serves");
-    assert!(server.address().ip().is_loopback());
-    server.shutdown().await;
 }
 
 #[tokio::test]

@@ -20,11 +20,21 @@ fn ask(address: SocketAddr, request: &str, headers: &str) -> (u16, String) {
 }
 
 fn started(cli: &Cli, more: &[&str]) -> (Running, SocketAddr) {
-    let args = [&["dashboard", "--address", "127.0.0.1:0", "--json"], more].concat();
+    // The tests may run in a container.
+    let local: &[&str] = if more.contains(&"--users") { &[] } else { &["--trust-loopback"] };
+    let args = [&["dashboard", "--address", "127.0.0.1:0", "--json"], local, more].concat();
     let mut dashboard = Running::new(cli, &args);
     let said = envelope::data(&dashboard.line());
     let address = said["address"].as_str().and_then(|it| it.parse().ok()).expect("an address");
     (dashboard, address)
+}
+
+/// What a page of it says.
+pub(crate) fn page(cli: &Cli, path: &str) -> String {
+    let (_dashboard, address) = started(cli, &[]);
+    let (status, page) = ask(address, &format!("GET {path}"), LOCAL);
+    assert_eq!(status, 200, "{page}");
+    page
 }
 
 const LOCAL: &str = "Host: localhost\r\n";

@@ -1,7 +1,7 @@
 //! Commands that serve something over HTTP.
 
 #[cfg(feature = "dashboard")]
-mod dashboard;
+pub(crate) mod dashboard;
 #[cfg(feature = "exporter")]
 mod exporter;
 #[cfg(feature = "keda")]

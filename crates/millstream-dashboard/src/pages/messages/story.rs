@@ -108,13 +108,17 @@ async fn place(
             &letter.error,
         ));
     }
+    let owners = cx.app.reading.owners(topic, name).await.ok();
+    let holder = |consumer: &str| {
+        Text::short(&crate::pages::pending::holder(owners.as_deref(), partition, consumer)).to_string()
+    };
     let page = inspect.pending(&tp, name, Source::Log, id.previous(), 1).await?;
     if let Some(pending) = page.items.into_iter().find(|it| it.id == id) {
         let since = Cell::text(format!("{} ago", format::duration(pending.idle)));
         let note = pending.note.as_ref();
         let place = Cell {
             tone: Tone::Warn,
-            ..Cell::link(format!("pending, handed out to {}", pending.consumer), on(paths::PENDING))
+            ..Cell::link(format!("pending, handed out to {}", holder(&pending.consumer)), on(paths::PENDING))
         };
         let (attempt, error) =
             note.map_or((None, ""), |note| (Some(u64::from(note.attempt)), note.error.as_str()));
@@ -142,7 +146,7 @@ async fn place(
             let pending = page.items.into_iter().find(|it| it.id == entry.id);
             let words = pending.map_or_else(
                 || "due again, not read yet".to_owned(),
-                |it| format!("pending, handed out again to {}", it.consumer),
+                |it| format!("pending, handed out again to {}", holder(&it.consumer)),
             );
             let place = Cell { tone: Tone::Warn, ..Cell::link(words, on(paths::PENDING)) };
             let error = decoded.error.unwrap_or_default();

@@ -8,13 +8,14 @@ use futures_util::stream::{self, StreamExt};
 use millstream::crates::core::{Limits, QueueName};
 use millstream::delay::DelayQueue;
 
-use super::content;
+use super::{content, state};
 use crate::access::Permission;
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::pages::messages::story;
 use crate::paths;
+use crate::reading::health;
 use crate::reading::sampler::KnownQueue;
 use crate::request::context::Context;
 use crate::request::params::Params;
@@ -63,38 +64,28 @@ pub(crate) fn table(queues: &BTreeMap<QueueName, KnownQueue>) -> Table {
     Table::new("Delay queues", &titles, "There is no delay queue.").rows(rows.into_iter().map(|(_, row)| row))
 }
 
-fn row(name: &QueueName, known: &KnownQueue) -> (Tone, Vec<Cell>) {
-    let link = Cell::link(name.as_str(), queue_href(paths::QUEUE, name));
-    let (shards, counts) = match known {
-        Ok(known) => known,
+fn row(name: &QueueName, known: &KnownQueue) -> (u8, Vec<Cell>) {
+    let href = || queue_href(paths::QUEUE, name);
+    let link = Cell::link(name.as_str(), href());
+    let queue = match known {
+        Ok(queue) => queue,
         Err(error) => {
             let mut row = vec![link, Cell::chip(Text::short(&error.to_string()), Tone::Bad)];
             row.resize_with(7, || Cell::known(None));
-            return (Tone::Bad, row);
+            return (Tone::Bad as u8, row);
         }
     };
-    let mut chips = Vec::new();
-    let mut add = |is: bool, text: String| {
-        if is {
-            chips.push((Text::from(text), Tone::Warn));
-        }
-    };
-    add(counts.paused.is_some(), "paused".to_owned());
-    add(counts.waiting.overdue > 0, format!("{} overdue", format::count(counts.waiting.overdue)));
-    add(counts.expired > 0, format::of(counts.expired, "claim ran out", "claims ran out"));
-    add(counts.dead > 0, format!("{} dead", format::count(counts.dead)));
-    let tone = if chips.is_empty() { Tone::Plain } else { Tone::Warn };
-    let state = if chips.is_empty() { Cell::chip("ok", Tone::Good) } else { Cell::chips(chips) };
+    let (counts, concerns) = (&queue.counts, health::of_queue(&queue.counts, queue.late_rules, queue.at));
     let row = vec![
         link,
-        state,
+        state(&concerns, href()),
         Cell::count(counts.waiting.total),
         Cell::alarm(Some(counts.waiting.overdue), Tone::Warn),
         Cell::count(counts.claimed),
         Cell::alarm(Some(counts.dead), Tone::Warn).to(queue_href(paths::TASKS_DEAD, name)),
-        Cell::count(u64::from(*shards)),
+        Cell::count(u64::from(queue.shards)),
     ];
-    (tone, row)
+    (health::urgency(&concerns), row)
 }
 
 /// Returns all delay queues as they are: those of a page are counted now, if there are not too many.

@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use super::{Kind, Place, open_letters};
 use crate::actions::{Order, Refused};
-use crate::audit::Recording;
+use crate::audit::entry::EXPORT;
+use crate::audit::exports::Exporting;
 use crate::failure::Failure;
 use crate::pages::selection;
 use crate::request::context::Context;
@@ -28,31 +29,30 @@ pub(crate) async fn lines(cx: Context) -> Result<Response, Failure> {
     let queue = open_letters(&cx).await?;
     let walk = queue.walk(&filter, None).await?;
     let subject = place.subject().select_all(selection::conditions(&cx.query)?);
-    let entry =
-        Order::new("dlq export", subject).entry(&Uuid::new_v4().simple().to_string(), cx.access.user());
-    let recording = Recording::begin(&cx.app.audit, entry).await.map_err(Refused::NotRecorded)?;
+    let entry = Order::new(EXPORT, subject).entry(&Uuid::new_v4().simple().to_string(), cx.access.user());
+    let exporting = Exporting::begin(&cx.app.audit, entry).await.map_err(Refused::NotRecorded)?;
     let lines = stream::try_unfold(
-        (queue, walk, recording, 0_u64),
-        |(queue, mut walk, mut recording, sent)| async move {
+        (queue, walk, exporting, 0_u64),
+        |(queue, mut walk, mut exporting, sent)| async move {
             if walk.is_done() {
-                recording.end("done", None, (sent, 0)).await;
+                exporting.end("done", None).await;
                 return Ok::<_, millstream::Error>(None);
             }
             let lines = match queue.export(&mut walk, STEP).await {
                 Ok(lines) => lines,
                 Err(error) => {
-                    recording.end("failed", Some(error.to_string()), (sent, 0)).await;
+                    exporting.end("failed", Some(error.to_string())).await;
                     return Err(error);
                 }
             };
             let sent = sent + lines.len() as u64;
             // A client that ends the connection drops the stream.
-            recording.progress(sent);
+            exporting.progress(sent);
             let mut text = lines.join("\n");
             if !text.is_empty() {
                 text.push('\n');
             }
-            Ok(Some((Bytes::from(text), (queue, walk, recording, sent))))
+            Ok(Some((Bytes::from(text), (queue, walk, exporting, sent))))
         },
     );
     let name = format!("attachment; filename=\"{topic}-{group}-dead-letters.jsonl\"");
