@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use bytes::Bytes;
-use millstream::Delivery;
+use millstream::{Consumer, Delivery};
 
 use super::{groups, owned, topic, until};
 use crate::args::Idle;
@@ -35,6 +35,6 @@ pub(crate) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
         until(last, |_| shared() && total() == of.spread.partitions as usize).await?;
     }
     let measured = stage.idle(of.settle, of.seconds, of.waits()).await?;
-    futures_util::future::join_all(all.into_iter().flatten().map(|member| member.shutdown())).await;
+    futures_util::future::join_all(all.into_iter().flatten().map(Consumer::shutdown)).await;
     Ok(measured)
 }

@@ -20,8 +20,10 @@ pub(crate) struct Beat {
 /// How long the first request waits for others: those that a grid of times makes due together come within a millisecond.
 const WAIT: Duration = Duration::from_millis(1);
 
+type Waiting<Q, A> = Arc<Mutex<Vec<Asked<Q, A>>>>;
+
 /// Requests that wait for others.
-pub(crate) struct Gather<Q, A>(Arc<Mutex<Vec<Asked<Q, A>>>>);
+pub(crate) struct Gather<Q, A>(Waiting<Q, A>);
 
 struct Asked<Q, A> {
     request: Q,
@@ -73,7 +75,7 @@ impl<Q: Send + 'static, A: Send + 'static> Gather<Q, A> {
 }
 
 /// The task that sends. Where it ends before it has taken what waits, that has no answer, and the next request begins anew.
-struct Turn<Q, A>(Option<Arc<Mutex<Vec<Asked<Q, A>>>>>);
+struct Turn<Q, A>(Option<Waiting<Q, A>>);
 
 impl<Q, A> Turn<Q, A> {
     fn take(mut self) -> Vec<Asked<Q, A>> {
