@@ -56,7 +56,7 @@ impl Members for RedisBackend {
             ],
         };
         self.inner.ask_nodes(&member.continuity);
-        let answer = self.inner.beat(beat).await.map_err(|error| match error.kind() {
+        let answer = self.inner.beat(beat, joining).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
                 let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
                 Error::new(ErrorKind::Fenced, what)
@@ -121,9 +121,10 @@ impl Members for RedisBackend {
 const BEATS_AT_ONCE: usize = 32;
 
 impl Inner {
-    async fn beat(self: &Arc<Self>, beat: Beat) -> Result<Value> {
-        if self.at_once(BEATS_AT_ONCE) == 1 {
-            // A node that does not answer must not delay the heartbeats at other nodes.
+    async fn beat(self: &Arc<Self>, beat: Beat, joining: bool) -> Result<Value> {
+        // A node that does not answer must not delay the heartbeats at other nodes. One that joins is sent at once, so that no
+        // `leave` that follows overtakes it.
+        if joining || self.at_once(BEATS_AT_ONCE) == 1 {
             return script::run_one(&self.leases, self.beat_call(&[&beat])).await;
         }
         let inner = self.clone();
