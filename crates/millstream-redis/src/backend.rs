@@ -104,7 +104,7 @@ pub(crate) struct Inner {
     /// Whether each lease and each heartbeat has a call of its own, since a server has refused one for several.
     pub(crate) sent_alone: AtomicBool,
     /// Heartbeats that are sent together.
-    pub(crate) beats: Gather<Beat, Result<Value>>,
+    pub(crate) beats: Gather<Arc<Beat>, Result<Value>>,
     /// Leases that are renewed together.
     pub(crate) renewals: Gather<Vec<Lease>, Vec<Result<()>>>,
 }

@@ -182,11 +182,16 @@ impl RedisBackend {
             let renewals = async {
                 let at_once = self.inner.at_once(RENEWED_AT_ONCE);
                 let all: Vec<_> = positions.iter().map(of).collect();
-                let renewed = self.renew_some(&all, at_once).await;
+                let mut renewed = self.renew_some(&all, at_once).await;
                 let alone =
                     |result: &Result<()>| result.as_ref().is_err_and(|error| self.inner.is_for_alone(error));
-                if at_once > 1 && renewed.iter().any(alone) {
-                    return self.renew_some(&all, 1).await;
+                let again: Vec<_> =
+                    (0..renewed.len()).filter(|at| at_once > 1 && alone(&renewed[*at])).collect();
+                if !again.is_empty() {
+                    let some: Vec<_> = again.iter().map(|at| all[*at]).collect();
+                    for (at, answer) in again.into_iter().zip(self.renew_some(&some, 1).await) {
+                        renewed[at] = answer;
+                    }
                 }
                 renewed
             };

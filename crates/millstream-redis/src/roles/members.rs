@@ -127,10 +127,14 @@ impl Inner {
         if joining || self.at_once(BEATS_AT_ONCE) == 1 {
             return script::run_one(&self.leases, self.beat_call(&[&beat])).await;
         }
-        let inner = self.clone();
-        let send = move |all: Vec<Beat>| async move { inner.beat_all(&all).await }.boxed();
+        let (inner, beat) = (self.clone(), Arc::new(beat));
+        let send = move |all: Vec<Arc<Beat>>| async move { inner.beat_all(&all).await }.boxed();
         let spawn = |task| self.leases.spawn(task);
-        self.beats.ask(beat, spawn, send).await.unwrap_or_else(|| Err(never_sent()))
+        match self.beats.ask(beat.clone(), spawn, send).await.unwrap_or_else(|| Err(never_sent()))? {
+            answer @ Value::Array(_) => Ok(answer),
+            // Once more alone, for the server's own error: the others do not wait for that.
+            _ => script::run_one(&self.leases, self.beat_call(&[&beat])).await,
+        }
     }
 
     fn beat_call(&self, beats: &[&Beat]) -> script::Call<'_> {
@@ -140,13 +144,12 @@ impl Inner {
         call
     }
 
-    /// Sends heartbeats in one pipeline. Those that failed are sent once more, each alone, for the server's own errors.
-    async fn beat_all(&self, all: &[Beat]) -> Vec<Result<Value>> {
-        let all: Vec<&Beat> = all.iter().collect();
+    /// Sends heartbeats in one pipeline. What is no array is the text of an error, or nil: that one is to be sent alone.
+    async fn beat_all(&self, all: &[Arc<Beat>]) -> Vec<Result<Value>> {
+        let all: Vec<&Beat> = all.iter().map(|beat| &**beat).collect();
         let calls = all.chunks(BEATS_AT_ONCE).map(|some| self.beat_call(some)).collect();
         let together = script::run(&self.leases, calls).await;
         let mut answers = Vec::with_capacity(all.len());
-        let mut again = Vec::new();
         for (some, answer) in all.chunks(BEATS_AT_ONCE).zip(together) {
             let one = some.len() == 1;
             match answer.and_then(reply::array) {
@@ -155,18 +158,8 @@ impl Inner {
                 Err(error) if one || !self.is_for_alone(&error) => {
                     answers.extend(some.iter().map(|_| Err(error.clone())));
                 }
-                // A text is no answer.
                 Ok(_) | Err(_) => answers.extend(some.iter().map(|_| Ok(Value::Nil))),
             }
-        }
-        for (at, answer) in answers.iter().enumerate() {
-            if matches!(answer, Ok(value) if !matches!(value, Value::Array(_))) {
-                again.push(at);
-            }
-        }
-        let calls = again.iter().map(|at| self.beat_call(&[all[*at]])).collect();
-        for (at, answer) in again.iter().zip(script::run(&self.leases, calls).await) {
-            answers[*at] = answer;
         }
         answers
     }

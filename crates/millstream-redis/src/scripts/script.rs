@@ -114,8 +114,12 @@ impl Call<'_> {
     }
 
     fn name(&self) -> String {
-        // Without the keys of rows: there may be thousands.
-        let keys: Vec<_> = self.keys.iter().take(self.script.contract.keys.len()).map(Key::as_str).collect();
+        // Without the keys of further rows: there may be thousands. If all keys are rows, the error may concern any of them.
+        let contract = self.script.contract;
+        if self.keys.len() > contract.keys.len() && contract.keys.iter().all(|key| key.ends_with("...")) {
+            return format!("script {}", contract.name);
+        }
+        let keys: Vec<_> = self.keys.iter().take(contract.keys.len()).map(Key::as_str).collect();
         format!("script {} on {}", self.script.contract.name, keys.join(", "))
     }
 }

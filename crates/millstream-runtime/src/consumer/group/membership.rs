@@ -151,6 +151,8 @@ impl Membership {
                 return None;
             }
             Err(error) => {
+                // Nobody looks at its end meanwhile: what it met in the outage would count as a failure afterwards.
+                self.watch = None;
                 let pause = self.beating.failed(&error, &*self.context.observer);
                 return Some(Next::Retry(self.context.keeper().pause(&error, pause)));
             }
