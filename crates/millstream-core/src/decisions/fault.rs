@@ -75,9 +75,9 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// By [`Audit::repair`]; until then messages wait, or would be lost or skipped.
+    /// By [`Audit::repair`](crate::Audit::repair); until then messages wait, or would be lost or skipped.
     Repair,
-    /// By [`Audit::repair`] at once, or later by consumers and workers themselves.
+    /// By [`Audit::repair`](crate::Audit::repair) at once, or later by consumers and workers themselves.
     Heals,
     /// By a decision of a person.
     Person,
