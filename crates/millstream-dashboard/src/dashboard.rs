@@ -113,8 +113,9 @@ impl Dashboard {
         self
     }
 
-    /// Trusts proxies at these addresses and networks (`10.0.0.7`, `10.0.0.0/8`) to say who the client is, in the header
-    /// `X-Forwarded-For`: failed log-ins are counted by that, and their connections are not limited.
+    /// Trusts proxies at these addresses and networks (`10.0.0.7`, `10.1.2.0/24`) to say who the client is, in the header
+    /// `X-Forwarded-For`: failed log-ins are counted by that, and their connections are not limited. Name no network that clients
+    /// are in: they could say what they like.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a text that is neither.
@@ -123,7 +124,8 @@ impl Dashboard {
     }
 
     /// Sets whether everybody who can connect from this machine may use a dashboard without authentication. Default: not in a container,
-    /// whose loopback others share. Requests through a proxy are refused in any case.
+    /// whose loopback others share. It concerns [`serve`](Self::serve) alone. A request with a header of a proxy is refused in any case;
+    /// one through a proxy that adds none is not recognised: use [`users`](Self::users) behind a proxy.
     pub fn trust_loopback(self, trust: bool) -> Self {
         Self { trusts_loopback: trust, ..self }
     }

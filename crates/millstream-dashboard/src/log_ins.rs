@@ -50,6 +50,9 @@ fn key(of: &HashMap<Who, Instant>, who: Who) -> Who {
     if of.len() >= KEPT && !of.contains_key(&who) { (OTHERS, 0) } else { who }
 }
 
+/// Number of counts of an address, over which the names that it tries are spread.
+const NAMES: u64 = 64;
+
 impl LogIns {
     pub(crate) fn behind(proxies: Proxies) -> Self {
         Self { proxies, ..Self::default() }
@@ -63,7 +66,8 @@ impl LogIns {
     }
 
     fn who(&self, parts: &Parts, user: &str) -> Who {
-        (self.address(parts), self.hasher.hash_one(user))
+        // Names are free to invent: an address has a bounded number of counts.
+        (self.address(parts), self.hasher.hash_one(user) % NAMES)
     }
 
     /// Returns whether the client may try as this user: otherwise the password is not even compared.

@@ -1,8 +1,8 @@
 //! The backend: state that all roles share, and the check of the server when connecting.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -101,6 +101,8 @@ pub(crate) struct Inner {
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
     pub(crate) node_answers: Arc<NodeAnswers>,
+    /// When a list of names was last empty, and nothing was there that belongs to it.
+    pub(crate) looked: Mutex<SortedMap<Key, Instant>>,
     /// Whether each lease and each heartbeat has a call of its own, since a server has refused one for several.
     pub(crate) sent_alone: AtomicBool,
     /// Heartbeats that are sent together.
@@ -162,6 +164,7 @@ impl RedisBackend {
             messages,
             counted: LagCache::default(),
             node_answers: Arc::default(),
+            looked: Mutex::default(),
             sent_alone: AtomicBool::new(false),
             beats: Gather::default(),
             renewals: Gather::default(),

@@ -273,6 +273,13 @@ impl Admin {
         let waits = survey.delayed.as_ref().map_or(true, |it| it.total > 0);
         if let Some(id) = wanted.scheduled.as_ref().filter(|_| waits) {
             for tp in spec.iter() {
+                if wanted.is_over() {
+                    found.left.push(format!(
+                        "topic {name}: delayed messages from partition {} on: the time was over",
+                        tp.partition
+                    ));
+                    break;
+                }
                 let place = Place::from(tp.clone());
                 if let Some(it) = self.backend.schedule().get(&place, id).await? {
                     let located = Located::new(LocatedIn::Delayed, tp.partition, it.id.to_string(), it.due);

@@ -22,7 +22,8 @@ use crate::output;
 ///
 /// Without --users it listens on this machine only, and whoever can use this machine may do everything, or look with
 /// --read-only. With --users it asks for a name and a password, and may listen on another address: put TLS in front of it then. In a
-/// container it needs --users, or --trust-loopback. What comes through a proxy is refused without --users.
+/// container it needs --users, or --trust-loopback. A request with a header of a proxy is refused without --users; a proxy that adds none
+/// is not recognised.
 /// All links are relative, so a proxy may serve it under any prefix.
 ///
 /// It ends with a signal. Actions that still run then stop: what they have changed stays changed.

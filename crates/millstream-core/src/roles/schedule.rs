@@ -402,6 +402,7 @@ pub trait Schedule: Send + Sync {
         let (now, mut waiting, mut after) = (self.now().await?, Waiting::default(), None);
         loop {
             let page = self.scheduled(place, after, MAX_PAGE).await?;
+            waiting.first = waiting.first.or(page.first().map(|scheduled| scheduled.due));
             waiting.total += page.len() as u64;
             waiting.overdue += page.iter().filter(|scheduled| scheduled.due <= now).count() as u64;
             after = page.last().map(|last| (last.due, last.id.clone()));

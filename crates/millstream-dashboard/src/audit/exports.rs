@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millstream::{Result, TopicName};
+use millstream::{Error, ErrorKind, Result, TopicName};
 use uuid::Uuid;
 
 use super::entry::{EXPORT, Entry, Event};
@@ -73,10 +73,19 @@ impl Exporting {
             is_first
         };
         let recording = if is_first {
-            let recording = Recording::begin(audit, entry.clone()).await;
-            let recording = recording.inspect_err(|_| drop(audit.exports.lock().remove(&who)))?;
-            tokio::spawn(sum_up(audit.clone(), who.clone(), entry));
-            Some(recording)
+            let (audit, who) = (audit.clone(), who.clone());
+            // A task of its own: a client that hangs up meanwhile must not leave a sum that nobody writes.
+            let begun = tokio::spawn(async move {
+                let recording = Recording::begin(&audit, entry.clone()).await;
+                match &recording {
+                    Ok(_) => _ = tokio::spawn(sum_up(audit.clone(), who, entry)),
+                    Err(_) => _ = audit.exports.lock().remove(&who),
+                }
+                recording
+            });
+            let ended =
+                |error| Error::new(ErrorKind::Unconfirmed, "the task that records ended").with_source(error);
+            Some(begun.await.map_err(ended)??)
         } else {
             entry.trace();
             None

@@ -50,14 +50,17 @@ pub(crate) struct Audit {
     exported: AtomicU64,
     /// Entries that the server has not taken, the oldest first.
     waiting: Mutex<VecDeque<Entry>>,
+    /// Locked while they are being written.
+    writing: tokio::sync::Mutex<()>,
     exports: Exports,
 }
 
 impl Audit {
     pub(crate) fn new(mq: &Millstream, topic: Option<TopicName>) -> Self {
         let (written, exported) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (waiting, exports) = (Mutex::default(), Exports::default());
-        Self { mq: mq.clone(), topic, written, exported, waiting, exports }
+        let (waiting, writing, exports) =
+            (Mutex::default(), tokio::sync::Mutex::default(), Exports::default());
+        Self { mq: mq.clone(), topic, written, exported, waiting, writing, exports }
     }
 
     pub(crate) fn topic(&self) -> Option<&TopicName> {
@@ -85,21 +88,23 @@ impl Audit {
     pub(crate) async fn write(&self, entry: &Entry) -> Result<()> {
         entry.trace();
         if !entry.is_export() && !self.queue().is_empty() {
-            // It comes behind them.
-            self.write_waiting().await?;
+            // It comes behind those of other changes. Exports have a topic of their own, and hold up none.
+            self.write_waiting(false).await?;
         }
         self.store(entry).await
     }
 
-    /// Writes the entries that wait, until one is not taken.
-    async fn write_waiting(&self) -> Result<()> {
+    /// Writes the entries that wait, those of exports too or not, until one is not taken.
+    async fn write_waiting(&self, exports: bool) -> Result<()> {
+        // One at a time, or each would write the same entry.
+        let _writing = self.writing.lock().await;
         loop {
-            let Some(first) = self.queue().front().cloned() else { return Ok(()) };
+            let is_meant = |entry: &&Entry| exports || !entry.is_export();
+            let Some(first) = self.queue().iter().find(is_meant).cloned() else { return Ok(()) };
             self.store(&first).await?;
             let mut waiting = self.queue();
-            // Another one may have written it meanwhile: then it is there twice.
-            if waiting.front() == Some(&first) {
-                waiting.pop_front();
+            if let Some(at) = waiting.iter().position(|entry| *entry == first) {
+                waiting.remove(at);
             }
         }
     }
@@ -124,7 +129,7 @@ impl Audit {
                 while !audit.queue().is_empty() {
                     tokio::time::sleep(AGAIN).await;
                     // Somebody else may have written them, or it is tried again.
-                    let _ = audit.write_waiting().await;
+                    let _ = audit.write_waiting(true).await;
                 }
             });
         }

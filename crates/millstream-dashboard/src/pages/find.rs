@@ -107,7 +107,8 @@ fn row(cx: &Context, it: &Located) -> Vec<Cell> {
         LocatedIn::Retries => Tone::Warn,
         _ => Tone::Plain,
     };
-    let hidden = it.topic.as_ref().map(|topic| cx.app.hidden_in_topic(topic));
+    let of_queue = || it.queue.as_ref().map(|queue| cx.app.hidden_in_queue(queue));
+    let hidden = it.topic.as_ref().map(|topic| cx.app.hidden_in_topic(topic)).or_else(of_queue);
     let hides = hidden.is_some_and(|hidden| hidden.undecodable_error().is_some());
     let error = if it.error.is_empty() || hides { Cell::none() } else { Cell::line(Text::short(&it.error)) };
     vec![

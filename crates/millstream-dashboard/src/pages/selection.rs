@@ -144,6 +144,10 @@ fn parse_when(text: &str, now: Timestamp) -> Option<Timestamp> {
 /// # Errors
 /// Invalid values, and conditions on what is hidden.
 pub(crate) fn filter(params: &Params, hidden: &Redaction) -> Result<ShelfFilter, Failure> {
+    // A list sends an empty one with those that are checked: without any, the action would be one on all of them.
+    if params.raw(PICK).is_some() && value(params, PICK).is_none() {
+        return Err(Failure::invalid("none is checked"));
+    }
     Ok(ShelfFilter {
         partitions: params.parsed("partition")?.map(|partition| vec![Partition(partition)]),
         ids: params.parsed::<MessageId>("id")?.map(|id| vec![id]),

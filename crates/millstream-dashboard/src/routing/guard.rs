@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{OriginalUri, RawPathParams, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use millstream::TopicName;
 
 use super::{Route, Scope, table};
@@ -19,6 +19,9 @@ use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::href::{Href, segment};
 
+/// Maximum length of a query: 200 ids that are checked have some 8 KB.
+const MAX_QUERY: usize = 16 << 10;
+
 /// Lets a request pass that its user may make.
 pub(crate) async fn guard(
     State((app, route)): State<(Arc<App>, &'static Route)>,
@@ -27,6 +30,10 @@ pub(crate) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
+    // Links of a page repeat its query, and pages are kept by it.
+    if uri.query().is_some_and(|query| query.len() > MAX_QUERY) {
+        return StatusCode::URI_TOO_LONG.into_response();
+    }
     let (mut parts, body) = request.into_parts();
     let path = path.iter().map(|(name, value)| (name.to_owned(), segment(value).to_owned())).collect();
     let query = form_fields(uri.query().unwrap_or_default());

@@ -80,10 +80,7 @@ impl Inner {
     }
 
     pub(crate) async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
-        let meta = self.keys.queue_meta(name);
-        let mut pipe = Pipeline::new();
-        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
-        match spec(name, self.one(&meta, &pipe).await?) {
+        match self.stored_queue(name).await {
             Err(missing) if missing.kind() == ErrorKind::NotFound => {
                 Err(self.queue_lost(name, missing).await?)
             }
@@ -91,9 +88,18 @@ impl Inner {
         }
     }
 
+    /// Reads the settings of a queue, whether it is listed or not.
+    async fn stored_queue(&self, name: &QueueName) -> Result<QueueSpec> {
+        let meta = self.keys.queue_meta(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
+        spec(name, self.one(&meta, &pipe).await?)
+    }
+
     pub(crate) async fn delete_queue(&self, name: &QueueName) -> Result<bool> {
         let (meta, registry) = (self.keys.queue_meta(name), self.keys.queues());
-        let found = match self.queue(name).await {
+        // One that is listed and has lost its settings is deleted too.
+        let found = match self.stored_queue(name).await {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             other => Some(other?),
         };
@@ -118,13 +124,13 @@ impl Inner {
             }
             self.one(&of_shard[0], &pipe).await?;
         }
-        let mut pipe = Pipeline::new();
-        pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
-        self.one(&registry, &pipe).await?;
+        self.unlist(&registry, name.as_str()).await?;
         // Last: until then the number of shards is known, and an interrupted deletion can be repeated.
         let mut pipe = Pipeline::new();
         pipe.cmd("UNLINK").arg(meta.as_str());
         self.one(&meta, &pipe).await?;
+        // Somebody may have found the settings meanwhile, and listed it again.
+        self.unlist(&registry, name.as_str()).await?;
         Ok(found.is_some())
     }
 

@@ -189,8 +189,19 @@ impl RedisBackend {
 
     /// Adds a delay queue to the list again, if it has settings.
     pub(super) async fn list_queue(&self, queue: &QueueName) -> Result<bool> {
-        let stored = self.inner.queue(queue).await?;
-        self.inner.create_queue(&stored).await.map(|_| true)
+        let list = self.inner.keys.queues();
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("SADD").arg(list.as_str()).arg(queue.as_str());
+        self.inner.one(&list, &pipe).await?;
+        match self.inner.queue(queue).await {
+            Ok(_) => Ok(true),
+            // It was deleted meanwhile: its settings are the last that goes.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Protocol) => {
+                self.inner.unlist(&list, queue.as_str()).await?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns which of these members are in a set.

@@ -67,6 +67,8 @@ impl RedisBackend {
     /// Adds a group to the list of its topic again. Fails for one that was deleted.
     #[cfg(feature = "admin")]
     pub(crate) async fn list_again(&self, topic: &TopicName, group: &GroupName) -> Result<()> {
+        // A topic that is gone has no list.
+        self.stored_topic(topic).await?;
         self.register(topic, group, Mode::Restore, "").await.map(drop)
     }
 

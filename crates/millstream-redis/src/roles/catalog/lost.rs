@@ -1,5 +1,8 @@
 //! What was lost of the catalog's lists, or of what they list: nobody may take it for deleted.
 
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
 #[cfg(feature = "admin")]
 use millstream_core::catalog::{Catalog, GroupState};
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -28,6 +31,8 @@ use crate::snapshots::look::Standing;
 const LOOKED_AT: usize = 100_000;
 /// Number of keys of one step.
 const STEP: usize = 1_000;
+/// Time between two looks that find nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(600);
 
 impl Inner {
     /// Returns the names in a list. If it has none, or has another type, those whose settings are there: the list was lost. Of a
@@ -39,26 +44,43 @@ impl Inner {
         parse: fn(&str) -> Result<T>,
     ) -> Result<Vec<T>> {
         let listed = self.names(list, parse).await;
-        match &listed {
-            Ok(names) if names.is_empty() => {}
-            Err(error) if error.kind() == ErrorKind::WrongType => {}
-            _ => return listed,
-        }
-        self.is_synchronised().await?;
-        let found = self.names_found(settings).await?;
-        if found.is_empty() {
+        let is_empty = match &listed {
+            Ok(names) => names.is_empty(),
+            Err(error) if error.kind() == ErrorKind::WrongType => true,
+            Err(_) => return listed,
+        };
+        let looked = || self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_empty {
+            looked().remove(list);
             return listed;
         }
-        tracing::warn!(%list, "the list was lost, and settings are there: `verify` says more");
-        parse_names(list, Value::Array(found), parse)
+        // A server with topics alone has no queues, and is asked for them all the time.
+        if looked().get(list).is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return listed;
+        }
+        self.is_synchronised().await?;
+        let (found, whole) = self.names_found(settings, LOOKED_AT / STEP).await?;
+        if found.is_empty() {
+            looked().insert(list.clone(), Instant::now());
+            return listed;
+        }
+        let part = if whole { "" } else { ", some of them not looked for" };
+        tracing::warn!(%list, "the list was lost, and settings are there{part}: `verify` says more");
+        let names = found.into_iter().map(|(name, _)| Value::BulkString(name.into_bytes())).collect();
+        parse_names(list, Value::Array(names), parse)
     }
 
     /// Fails for a replica that has not got what its primary has: it would seem that there is nothing.
     async fn is_synchronised(&self) -> Result<()> {
-        let mut pipe = Pipeline::with_capacity(1);
+        let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("ROLE");
-        let role = self.pool.send(&pipe).await?.pop().unwrap_or_default();
+        pipe.cmd("DBSIZE");
+        let [role, keys] = reply::tuple(Value::Array(self.pool.send(&pipe).await?))?;
+        // One whose link is down has what it had.
         let Value::Array(role) = role else { return Ok(()) };
+        if keys != Value::Int(0) {
+            return Ok(());
+        }
         let mut words = role.into_iter().map(|word| reply::text(word).unwrap_or_default());
         match (words.next().as_deref(), words.nth(2).as_deref()) {
             (Some("slave"), Some(state)) if state != "connected" => {
@@ -82,27 +104,56 @@ impl Inner {
         if answers[0] == 1 {
             return Ok(());
         }
+        // All of them, once: afterwards nobody looks any more.
+        let found =
+            if answers[1] == 0 { self.names_found(settings, usize::MAX).await?.0 } else { Vec::new() };
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("SADD").arg(list.as_str()).arg(name);
-        for found in if answers[1] == 0 { self.names_found(settings).await? } else { Vec::new() } {
-            pipe.arg(&*reply::bytes(found)?);
+        found.iter().for_each(|(name, _)| _ = pipe.arg(name));
+        self.one(list, &pipe).await?;
+        // What was deleted meanwhile has left the list before, and its settings after.
+        for (name, key) in found {
+            if !self.has_settings(&key).await? {
+                self.unlist(list, &name).await?;
+            }
         }
+        Ok(())
+    }
+
+    /// Takes a name out of a list.
+    pub(crate) async fn unlist(&self, list: &Key, name: &str) -> Result<()> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("SREM").arg(list.as_str()).arg(name);
         self.one(list, &pipe).await.map(drop)
     }
 
-    /// Looks for settings, and returns the names of what has them.
-    async fn names_found(&self, settings: &Key) -> Result<Vec<Value>> {
-        let mut found = Vec::new();
+    /// Whether settings are at this key that are not being deleted.
+    async fn has_settings(&self, key: &str) -> Result<bool> {
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("EXISTS").arg(key);
+        pipe.cmd("HEXISTS").arg(key).arg("deleting");
+        Ok(self.pool.send(&pipe).await? == [1, 0].map(Value::Int))
+    }
+
+    /// Looks for settings, in at most `steps` of each server. Returns the names of what has them with their keys, and whether it
+    /// has looked at all keys.
+    async fn names_found(&self, settings: &Key, steps: usize) -> Result<(Vec<(String, String)>, bool)> {
+        let (mut found, mut whole) = (Vec::new(), true);
         for line in self.pool.all().await? {
-            let mut cursor = "0".to_owned();
-            for _ in 0..LOOKED_AT / STEP {
+            let (mut cursor, mut left) = ("0".to_owned(), steps);
+            loop {
                 let mut pipe = Pipeline::with_capacity(1);
                 pipe.cmd("SCAN").arg(&cursor).arg("MATCH").arg(settings.as_str()).arg("COUNT").arg(STEP);
                 let answer = line.send(&pipe).await?.pop().unwrap_or_default();
-                let Ok([next, keys]) = reply::tuple(answer) else { break };
+                // The user may not look.
+                let Ok([next, keys]) = reply::tuple(answer) else {
+                    whole = false;
+                    break;
+                };
                 found.extend(reply::array(keys)?);
-                cursor = reply::text(next)?;
-                if cursor == "0" {
+                (cursor, left) = (reply::text(next)?, left - 1);
+                if cursor == "0" || left == 0 {
+                    whole &= cursor == "0";
                     break;
                 }
             }
@@ -110,18 +161,14 @@ impl Inner {
         let mut names = Vec::with_capacity(found.len());
         for key in found {
             let key = reply::text(key)?;
-            let mut pipe = Pipeline::with_capacity(1);
-            pipe.cmd("HEXISTS").arg(&key).arg("deleting");
-            // One that is being deleted has left the list before.
-            let deleting = self.pool.send(&pipe).await?.pop().unwrap_or_default();
-            if deleting == Value::Int(0)
-                && let Some((_, name)) = key.rsplit_once('{')
-                && let Some((name, _)) = name.split_once('}')
+            let name = key.rsplit_once('{').and_then(|(_, name)| name.split_once('}'));
+            if let Some((name, _)) = name
+                && self.has_settings(&key).await?
             {
-                names.push(Value::BulkString(name.as_bytes().to_vec()));
+                names.push((name.to_owned(), key));
             }
         }
-        Ok(names)
+        Ok((names, whole))
     }
 
     #[cfg(feature = "admin")]
