@@ -61,6 +61,11 @@ impl Multiplexed {
         self.terms.tenure.as_ref()
     }
 
+    /// Whether its credentials change.
+    pub(crate) fn may_log_in_again(&self) -> bool {
+        self.terms.session.is_some()
+    }
+
     /// Logs in again if there are other credentials. To be called before a request, which keeps what is returned until it is
     /// answered.
     pub(crate) async fn log_in(&mut self) -> OwnedRwLockReadGuard<()> {

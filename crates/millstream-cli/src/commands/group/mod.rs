@@ -84,9 +84,9 @@ impl GroupOf {
     pub(crate) async fn known(&self, cx: &Context) -> Result<()> {
         let Self { topic, group } = self;
         match cx.admin().groups(topic).await {
-            Ok(groups) if groups.contains(group) => return Ok(()),
+            Ok(groups) if groups.contains(group) => Ok(()),
             // The list may have lost it.
-            Ok(_) => return Ok(cx.admin().group_stats(topic, group).await.map(drop)?),
+            Ok(_) => Ok(cx.admin().group_stats(topic, group).await.map(drop)?),
             Err(error) if error.kind() == ErrorKind::WrongType => {
                 cx.admin().topic(topic).await?;
                 cx.admin().group_stats(topic, group).await?;

@@ -380,7 +380,10 @@ impl Sampler {
         let (mut lists, mut problems) = (Vec::new(), Vec::new());
         let mut failed = |of: String, error: Error| match error.is_transient() {
             true => Err(error),
-            false => Ok(problems.push(problem(&of, None, &error))),
+            false => {
+                problems.push(problem(&of, None, &error));
+                Ok(())
+            }
         };
         let names = match backend.tasks() {
             Ok(tasks) => tasks.queues().await,

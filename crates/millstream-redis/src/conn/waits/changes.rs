@@ -16,7 +16,7 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use redis::{Pipeline, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::conn::connection::send_within;
 use crate::conn::dial::Dial;
@@ -29,6 +29,9 @@ use crate::error::unchanged;
 /// Time between two looks at the streams where the server sends no notices: a user without the right to
 /// `CLIENT TRACKING`, or a server without it.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Time between two looks for other credentials, where they change.
+const LOG_IN_AGAIN: Duration = Duration::from_millis(500);
 
 /// Longest wait, so that its end can be computed.
 const LONGEST: Duration = Duration::from_secs(3_600);
@@ -115,12 +118,22 @@ impl Changes {
                 return Ok(Change::Entries(found));
             }
             let until = if live.told { deadline } else { deadline.min(Instant::now() + LOOK) };
-            tokio::select! {
-                () = waiting.change.notified() => {
-                    return if live.gone.load(Ordering::Acquire) { Err(cut()) } else { Ok(Change::Maybe) };
+            loop {
+                let renews = live.connection.may_log_in_again();
+                tokio::select! {
+                    () = waiting.change.notified() => {
+                        return if live.gone.load(Ordering::Acquire) { Err(cut()) } else { Ok(Change::Maybe) };
+                    }
+                    () = over(&mut tenure) => return Err(unchanged(left())),
+                    () = sleep_until(until) => {
+                        if until == deadline {
+                            return Ok(Change::Nothing);
+                        }
+                        break;
+                    }
+                    // Nothing else is sent that would bring the other credentials.
+                    () = sleep(LOG_IN_AGAIN), if renews => drop(live.connection.log_in().await),
                 }
-                () = over(&mut tenure) => return Err(unchanged(left())),
-                () = sleep_until(until) => if until == deadline { return Ok(Change::Nothing) },
             }
         }
     }

@@ -190,9 +190,8 @@ impl RedisBackend {
     /// Adds a delay queue to the list again, if it has settings.
     pub(super) async fn list_queue(&self, queue: &QueueName) -> Result<bool> {
         let list = self.inner.keys.queues();
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("SADD").arg(list.as_str()).arg(queue.as_str());
-        self.inner.one(&list, &pipe).await?;
+        let [_, settings] = self.inner.keys.patterns_of_settings();
+        self.inner.list_name(&list, &settings, queue.as_str()).await?;
         match self.inner.queue(queue).await {
             Ok(_) => Ok(true),
             // It was deleted meanwhile: its settings are the last that goes.
