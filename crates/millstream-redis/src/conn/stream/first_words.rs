@@ -15,7 +15,7 @@ use crate::error::{Phase, translate};
 /// Maximum number of bytes that are kept: the longest refusal, that of the protected mode, has about 1,000.
 const KEPT: usize = 2 << 10;
 
-/// What is said of a server that ends a connection without a word.
+/// Hint for a server that closes a connection without an error.
 const SILENT: &str = "it took the connection and ended it without an answer; if it speaks TLS at this port, the URL is one with rediss://";
 
 /// Returns the error for which a server refuses a connection, from its first bytes; `None` if they are no error.
