@@ -32,6 +32,11 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum time to keep working after we announced that we leave, until our partitions are assigned to others.
 const LONGEST_LEAVE: Duration = Duration::from_secs(1);
 
+/// Returns how long a wait for a change lasts: a connection inside this process is not looked at before the next heartbeat.
+fn longest_watch(context: &Subscription) -> Duration {
+    LONGEST_WATCH.max(context.period())
+}
+
 /// When the next heartbeat follows.
 enum Next {
     /// After this time, or when the group changes.
@@ -105,7 +110,7 @@ impl Membership {
             partitions: context.topic.partitions,
             unassigned: None,
             watch: None,
-            watch_for: LONGEST_WATCH,
+            watch_for: longest_watch(&context),
             beating: context.monitor("heartbeat"),
             assigning: context.monitor("assign"),
             watching: context.monitor("watch"),
@@ -338,7 +343,7 @@ impl Membership {
         loop {
             match self.watched(seen).await {
                 Ok(changed) => {
-                    self.watch_for = LONGEST_WATCH;
+                    self.watch_for = longest_watch(&self.context);
                     self.watching.succeeded(&*self.context.observer);
                     if changed {
                         break;
