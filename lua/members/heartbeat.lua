@@ -8,7 +8,7 @@
 -- ARGV[1] id... of the member
 -- ARGV[2] incarnation... unique to one start of it, without spaces
 -- ARGV[3] ttl_ms... for how long the heartbeat counts it as alive
--- ARGV[4] wishes... 'max pins': a number or '-', ranges like '0-3,7' or '-'
+-- ARGV[4] wishes... 'max pins': a number or '-', ranges like '0-3,7' or '-'; 'max pins running' with what it runs
 -- ARGV[5] joining... '1' to join, and to take the id over from its previous holder
 -- ARGV[6] reborn... generation of the topic that it works on: its 'reborn' or 0; '' for the present one
 -- ARGV[7] continuity... answers to the caller: 'ttl since until server' in milliseconds, or '*'; then all these of each
@@ -19,6 +19,8 @@
 --   group was deleted, or the topic, also if it was created again; with several rows an array of this, an error as its
 --   text
 local MAX_DROPPED, MAX_WHOLE = 1000, 2 ^ 53
+-- What makes a version: what a member runs does not.
+local WISHES = '^%S*( %S+ %S+ %S+)'
 local keys, args, _, now_ms, now = KEYS, ARGV, clock()
 
 local function beat(n)
@@ -54,7 +56,7 @@ local function beat(n)
   local last = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
   local text = incarnation .. ' ' .. ttl_ms .. ' ' .. wishes
   local changed = not score or not versioned or known[3] ~= partitions
-  changed = changed or string.match(said, ' .*') ~= string.match(text, ' .*')
+  changed = changed or string.match(said, WISHES) ~= string.match(text, WISHES)
   -- An assignment that no member can read was written by another program: a new one is made for a new version.
   changed = changed or planned[2] and not string.find(planned[2], '^[-%d,]*$')
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use millstream_core::inspect::Ownership;
-use millstream_core::members::GroupMembers;
-use millstream_core::{GroupName, MemberId, Partition, Result, TopicName};
+use millstream_core::log::Source;
+use millstream_core::members::{GroupMembers, Member};
+use millstream_core::running::RunningMessage;
+use millstream_core::{GroupName, MemberId, MessageId, Partition, Result, TopicName};
 
 use crate::Admin;
 use crate::stats::readable;
@@ -70,6 +72,46 @@ impl Owners {
         owned.ownership.holder.as_ref().map(|holder| holder.owner.as_str())
     }
 
+    /// Returns the messages that have been in their handlers for a while, longest first, with the members that run them: as each
+    /// said with its last heartbeat. Members that [ran out](GroupMembers::is_overdue) are left out.
+    #[must_use]
+    pub fn running(&self) -> Vec<(&Member, &RunningMessage)> {
+        let mut all: Vec<_> = self
+            .roster
+            .living()
+            .flat_map(|it| it.running.messages.iter().map(move |one| (it, one)))
+            .collect();
+        all.sort_by_key(|(_, one)| one.since);
+        all
+    }
+
+    /// Returns how many messages run that members did not name, since they run too many.
+    #[must_use]
+    pub fn running_unnamed(&self) -> u64 {
+        self.roster.living().map(|it| it.running.more).sum()
+    }
+
+    /// Returns who runs a message of a pending entry, and since when.
+    #[must_use]
+    pub fn runs(
+        &self,
+        partition: Partition,
+        source: Source,
+        entry: MessageId,
+    ) -> Option<(&Member, &RunningMessage)> {
+        let is = |it: &RunningMessage| (it.partition, it.source, it.entry) == (partition, source, entry);
+        // The longest of a pack; of two members the newer one.
+        let mut found = None;
+        for member in self.roster.living() {
+            if let Some(one) = member.running.messages.iter().find(|it| is(it))
+                && found.is_none_or(|(_, before): (_, &RunningMessage)| before.since < one.since)
+            {
+                found = Some((member, one));
+            }
+        }
+        found
+    }
+
     /// Returns the partitions of each owner, by the owner's name. Includes members without partitions.
     #[must_use]
     pub fn by_owner(&self) -> BTreeMap<String, Vec<Partition>> {
@@ -129,8 +171,9 @@ fn standing(ownership: &Ownership, assigned: Option<&MemberId>) -> Standing {
 mod tests {
     use std::time::Duration;
 
+    use millstream_core::Timestamp;
     use millstream_core::leases::Holder;
-    use millstream_core::members::Member;
+    use millstream_core::running::Running;
 
     use super::*;
 
@@ -173,5 +216,37 @@ mod tests {
         }
         let assigned = assigned(&roster);
         assert_eq!(assigned.into_iter().collect::<Vec<_>>(), [(Partition(0), ids[0].clone())]);
+    }
+
+    #[test]
+    fn what_a_member_said_that_ran_out_does_not_run() {
+        let (ttl, entry) = (Duration::from_secs(1), MessageId::new(5, 0));
+        let message = |since| RunningMessage {
+            partition: Partition(3),
+            source: Source::Log,
+            entry,
+            origin: entry,
+            attempt: 1,
+            since: Timestamp::from_millis(since),
+        };
+        let mut owners = Owners { roster: GroupMembers::default(), partitions: vec![], unreadable: vec![] };
+        for (name, since, ago) in [("a", 30, ttl / 2), ("b", 10, ttl), ("c", 20, ttl / 2)] {
+            let id: MemberId = name.parse().expect("an id");
+            let running = Running { messages: vec![message(since), message(since + 5)], more: 4 };
+            owners.roster.members.push(Member::new(id.clone(), name, ttl).running(running));
+            owners.roster.last_heartbeats.insert(id, ago);
+        }
+        let running: Vec<_> =
+            owners.running().iter().map(|(by, it)| (by.id.to_string(), it.since.as_millis())).collect();
+        let expected = [("c", 20), ("c", 25), ("a", 30), ("a", 35)];
+        assert_eq!(running, expected.map(|(by, since)| (by.to_owned(), since)));
+        assert_eq!(owners.running_unnamed(), 8);
+        let runs = |partition, source| {
+            owners
+                .runs(Partition(partition), source, entry)
+                .map(|(by, it)| (by.id.as_str(), it.since.as_millis()))
+        };
+        assert_eq!(runs(3, Source::Log), Some(("a", 30)), "two say so: the one that began last");
+        assert_eq!((runs(3, Source::Retry), runs(2, Source::Log)), (None, None));
     }
 }

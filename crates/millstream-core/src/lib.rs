@@ -30,7 +30,9 @@ mod tests;
 pub mod upkeep;
 mod user_code;
 
-pub use decisions::{assignment, continuity, error_groups, fingerprint, pages, retention, suspension};
+pub use decisions::{
+    assignment, continuity, error_groups, fingerprint, pages, retention, running, suspension,
+};
 pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{

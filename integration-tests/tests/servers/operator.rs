@@ -7,5 +7,6 @@ pub(crate) mod lost_dictionaries;
 pub(crate) mod metrics;
 pub(crate) mod packed_letters;
 pub(crate) mod replaying;
+pub(crate) mod running;
 pub(crate) mod told;
 pub(crate) mod verify;

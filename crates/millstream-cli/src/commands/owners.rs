@@ -7,6 +7,8 @@ use clap::Args;
 use millstream::Timestamp;
 use millstream::admin::{OwnedPartition, Owners as Found, Standing};
 use millstream::crates::core::leases::Holder;
+use millstream::crates::core::members::Member;
+use millstream::crates::core::running::RunningMessage;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -18,7 +20,13 @@ use crate::exit::Exit;
 use crate::human::ms;
 use crate::{human, output};
 
-/// Shows the owner of each partition for a group, and the assigned member
+/// Number of running messages in a table.
+const RUNNING: usize = 20;
+
+/// Shows the owner of each partition for a group, the assigned member, and which messages run
+///
+/// `running now` lists the messages whose handlers have run for a second or longer, longest first. Each member says so with its
+/// heartbeats, three times per ttl of a lease.
 ///
 /// `settled`: the assigned member owns it. `moving`: another member owns it. `waiting`: it is assigned and has no
 /// owner. `unassigned`: it has an owner, and there is no assignment. `idle`: it has neither. `unknown`: its lease cannot be
@@ -38,6 +46,10 @@ struct OwnersView {
     group: String,
     members: Vec<MemberView>,
     partitions: Vec<OwnersPartitionView>,
+    /// The messages whose handlers have run for a second or longer, longest first, as the members said with their last heartbeats.
+    running: Vec<RunningView>,
+    /// Number of further ones, of members with more than 100.
+    running_unnamed: u64,
     /// The parts that could not be read.
     errors: Vec<Failed>,
     #[serde(skip)]
@@ -51,6 +63,19 @@ struct MemberView {
     partitions: Vec<u32>,
     /// Whether its last heartbeat is older than its ttl. It is dropped unless it comes back.
     overdue: bool,
+}
+
+/// A message in a handler.
+#[derive(Debug, Serialize, JsonSchema)]
+struct RunningView {
+    /// Its id in the log.
+    id: String,
+    partition: u32,
+    member: String,
+    attempt: u32,
+    /// When the handler began, by the server's clock.
+    #[schemars(with = "u64")]
+    since_ms: Timestamp,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -119,6 +144,16 @@ fn standing(of: Standing) -> &'static str {
     }
 }
 
+fn running((by, it): (&Member, &RunningMessage)) -> RunningView {
+    RunningView {
+        id: it.origin.to_string(),
+        partition: it.partition.0,
+        member: by.id.to_string(),
+        attempt: it.attempt,
+        since_ms: it.since,
+    }
+}
+
 fn failed(of: &GroupOf, reason: &str) -> Failed {
     Failed::in_group(&of.topic, &of.group, reason)
 }
@@ -139,6 +174,8 @@ impl OwnersView {
             group: of.group.to_string(),
             members: found.by_owner().into_iter().map(member).collect(),
             partitions: found.partitions.iter().map(OwnersPartitionView::of).collect(),
+            running: found.running().into_iter().map(running).collect(),
+            running_unnamed: found.running_unnamed(),
             errors: found.reasons().map(|reason| failed(of, reason)).collect(),
             members_unknown: !found.unreadable.is_empty(),
         }
@@ -156,9 +193,24 @@ impl OwnersView {
             true => "the group has no live members".to_owned(),
             false => output::table(&["member", ">has", "partitions"], members),
         };
+        let running = self.running.iter().take(RUNNING).map(|it| {
+            let since = human::time(it.since_ms);
+            let (partition, attempt) = (it.partition.to_string(), it.attempt.to_string());
+            [it.id.clone(), partition, since, attempt, human::member(&it.member)]
+        });
+        let running = match self.running.len() as u64 + self.running_unnamed {
+            0 => String::new(),
+            all => {
+                let titles = ["running now", ">partition", "since", ">attempt", "member"];
+                let more = all - self.running.len().min(RUNNING) as u64;
+                let more =
+                    if more > 0 { format!("\nand {} more", human::count(more)) } else { String::new() };
+                format!("\n\n{}{more}", output::table(&titles, running))
+            }
+        };
         let titles = [">partition", "owner", ">epoch", "since", ">ends in", "should be", "standing"];
         format!(
-            "{members}\n\n{}",
+            "{members}{running}\n\n{}",
             output::table(&titles, self.partitions.iter().map(OwnersPartitionView::row))
         )
     }

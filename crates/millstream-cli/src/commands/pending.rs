@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use millstream::Timestamp;
 use millstream::admin::{Cursor, Owners, PendingEntry, PendingOrder, PendingQuery};
 use millstream::crates::core::log::Source;
 use schemars::JsonSchema;
@@ -20,6 +21,9 @@ use crate::{human, output, parse};
 /// Lists the pending entries of a group in all partitions
 ///
 /// A partition that cannot be read is named on stderr, and in `errors` of JSON; the exit code is then 1.
+///
+/// Most pending entries wait in the process that read them. `running since` says of which a handler has run for a second or longer;
+/// `millstream owners` lists those, longest first.
 ///
 /// The list has pages: `next` is the cursor of the next one. Sorted by idle time or deliveries, each page reads all pending
 /// entries. An entry that is handed out again between two pages may come again, or, sorted by deliveries, in none.
@@ -80,6 +84,10 @@ struct PendingLine {
     /// The holder: the member that owns the partition, or the one that received the entry in shared mode. `null` if
     /// the partition has no owner now.
     consumer: Option<String>,
+    /// Since when its handler has run, by the server's clock: as the member said with its last heartbeat, of a handler that runs for a
+    /// second or longer.
+    #[schemars(with = "Option<u64>")]
+    running_since_ms: Option<Timestamp>,
     idle_ms: u64,
     deliveries: u64,
     /// The next attempt, from the note of the entry.
@@ -104,6 +112,9 @@ impl PendingLine {
             },
             id: pending.id.to_string(),
             consumer: owners.holder(entry.topic_partition.partition, &pending.consumer).map(str::to_owned),
+            running_since_ms: owners
+                .runs(entry.topic_partition.partition, entry.source, pending.id)
+                .map(|(_, it)| it.since),
             idle_ms: ms(pending.idle),
             deliveries: pending.deliveries,
             attempt: note.map(|note| note.attempt).filter(|attempt| *attempt > 0),
@@ -113,7 +124,7 @@ impl PendingLine {
         }
     }
 
-    fn row(&self) -> [String; 7] {
+    fn row(&self) -> [String; 8] {
         let mut noted = Vec::new();
         if let Some(attempt) = self.attempt {
             let due = human::duration(Duration::from_millis(self.due_in_ms.unwrap_or(0)));
@@ -128,6 +139,7 @@ impl PendingLine {
             self.partition.to_string(),
             self.source.to_owned(),
             human::or_none(self.consumer.as_deref(), human::member),
+            human::or_none(self.running_since_ms, human::time),
             human::duration(Duration::from_millis(self.idle_ms)),
             human::count(self.deliveries),
             noted.join("; "),
@@ -163,7 +175,8 @@ impl Pending {
             errors,
         };
         cx.output.show(&view, |view| {
-            let titles = ["id", ">partition", "source", "consumer", ">idle", ">deliveries", "noted"];
+            let titles =
+                ["id", ">partition", "source", "consumer", "running since", ">idle", ">deliveries", "noted"];
             output::table(&titles, view.entries.iter().map(PendingLine::row))
         })?;
         if let Some(next) = view.next.as_ref().filter(|_| !cx.output.is_json()) {

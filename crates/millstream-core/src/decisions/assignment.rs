@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::continuity::Continuity;
 use crate::name::MemberId;
+use crate::running::Running;
 use crate::topic::{Partition, TopicSpec};
 
 /// Instance of a consumer, as its group sees it.
@@ -29,6 +30,8 @@ pub struct Member {
     pub generation: Option<u64>,
     /// Continuity of the member's connection: without it the member drops no other member. Not visible to other members.
     pub continuity: Continuity,
+    /// The messages whose handlers have run for a while, for people who look: it changes no version and no assignment.
+    pub running: Running,
 }
 
 impl Member {
@@ -44,6 +47,7 @@ impl Member {
             pinned,
             generation: None,
             continuity,
+            running: Running::default(),
         }
     }
 
@@ -57,6 +61,12 @@ impl Member {
     #[must_use]
     pub fn of(self, topic: &TopicSpec) -> Self {
         Self { generation: Some(topic.generation), ..self }
+    }
+
+    /// Returns the same member, which runs these messages.
+    #[must_use]
+    pub fn running(self, running: Running) -> Self {
+        Self { running, ..self }
     }
 
     /// Returns the same member with this continuity.

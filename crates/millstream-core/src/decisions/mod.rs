@@ -7,4 +7,5 @@ pub(crate) mod fault;
 pub mod fingerprint;
 pub mod pages;
 pub mod retention;
+pub mod running;
 pub mod suspension;

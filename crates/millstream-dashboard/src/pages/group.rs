@@ -29,6 +29,8 @@ use crate::view::{Page, Part, Table};
 
 /// Number of partitions and of members of a page.
 const SHOWN: usize = 128;
+/// Number of running messages that are shown.
+const RUNNING: usize = 20;
 
 fn missing(topic: &TopicName, group: &GroupName) -> Failure {
     Failure::missing(format!("group {group} of topic {topic} does not exist"))
@@ -62,6 +64,9 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     page.actions = actions;
     page.push(Part::Tiles(tiles(&topic, &snapshot, group)));
     page.push(Part::facts("", facts(&topic, &snapshot, group)));
+    if let Some(running) = running(&topic, &name, &owners) {
+        page.push(Part::Table(running));
+    }
     page.push(Part::Table(partitions(&topic, group, &owners)));
     page.push(Part::Table(members(&topic, &name, &owners)));
     Ok(page)
@@ -194,9 +199,35 @@ fn partitions(topic: &TopicName, group: &Group, owners: &Owners) -> Table {
     }))
 }
 
+/// The messages that have been in their handlers the longest.
+fn running(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Table> {
+    let all = owners.running();
+    let count = all.len() as u64 + owners.running_unnamed();
+    let titles = ["Message", ">Partition", "Since", ">Attempt", "Member"];
+    let mut table = Table::new("Running now, for a second or longer", &titles, "Nothing runs.");
+    if count > RUNNING as u64 {
+        table = table.note(format!("The longest {RUNNING} of {}", format::count(count)));
+    }
+    let rows = all.iter().take(RUNNING).map(|(by, it)| {
+        let id = it.origin.to_string();
+        let story = Href::of(paths::MESSAGE, &[topic.as_str(), &it.partition.0.to_string(), &id]);
+        vec![
+            Cell { mono: true, ..Cell::link(id, story) },
+            Cell::text(it.partition.0.to_string()),
+            Cell::time(it.since),
+            Cell::count(u64::from(it.attempt)),
+            Cell {
+                mono: true,
+                ..Cell::link(member(by.id.as_str()), of_member(topic, group, by.id.as_str()))
+            },
+        ]
+    });
+    (!all.is_empty()).then(|| table.rows(rows))
+}
+
 fn members(topic: &TopicName, group: &GroupName, owners: &Owners) -> Table {
     let by_owner = owners.by_owner();
-    let titles = ["Member", "State", ">Partitions", "Which", "Last heartbeat"];
+    let titles = ["Member", "State", ">Partitions", "Which", ">Running long", "Last heartbeat"];
     let table =
         Table::new("Members", &titles, "No consumer of this group runs.").named("members").paged(SHOWN);
     table.rows(owners.roster.members.iter().map(|member| {
@@ -217,6 +248,7 @@ fn members(topic: &TopicName, group: &GroupName, owners: &Owners) -> Table {
             state,
             Cell::count(owned.len() as u64),
             Cell::text(which.join(" ")),
+            Cell::count(member.running.messages.len() as u64 + member.running.more),
             ago.map_or_else(Cell::none, |ago| Cell {
                 rank: Some(ago.as_secs_f64()),
                 ..Cell::text(format!("{} ago", format::duration(*ago)))

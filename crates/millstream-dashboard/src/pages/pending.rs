@@ -69,8 +69,17 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     for error in &found.errors {
         page.push(Part::notice(Tone::Bad, format!("partition {}: {}", error.partition.0, error.error)));
     }
-    let titles =
-        [">Partition", "Message", "Handed out to", ">Idle", ">Deliveries", "Attempt", "Due", "Last error"];
+    let titles = [
+        ">Partition",
+        "Message",
+        "Handed out to",
+        "Running since",
+        ">Idle",
+        ">Deliveries",
+        "Attempt",
+        "Due",
+        "Last error",
+    ];
     let mut table = Table::new("Pending", &titles, "Nothing is pending.");
     if let Some(total) = total {
         table = table.note(format!("{} of {}", found.entries.len(), format::count(total)));
@@ -113,10 +122,12 @@ fn row(
             .and_links(vec![("retries".into(), group_href(paths::RETRIES, topic, group))]),
     };
     let note = pending.note.as_ref();
+    let runs = owners.and_then(|it| it.runs(entry.topic_partition.partition, entry.source, pending.id));
     vec![
         Cell::text(partition.to_string()),
         message,
         Cell::mono(Text::short(&holder)),
+        runs.map_or_else(Cell::none, |(_, it)| Cell::time(it.since)),
         Cell::duration(pending.idle),
         Cell::count(pending.deliveries),
         note.map_or_else(Cell::none, |note| Cell::text(note.attempt.to_string())),

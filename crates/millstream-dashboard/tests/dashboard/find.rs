@@ -1,9 +1,14 @@
 //! What an operator looks for who has read nothing: walks from the overview that see only what a page shows, the texts of its
 //! links, fields and buttons.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
+use millstream::crates::core::log::Source;
+use millstream::crates::core::members::Member;
+use millstream::crates::core::running::{Running, RunningMessage};
 use millstream::crates::core::{Envelope, History, Reason, wire};
-use millstream::{DeadLetter, Delivery, MessageId, Outcome, Topic, TopicPartition};
+use millstream::{DeadLetter, Delivery, MessageId, Outcome, Partition, Topic, TopicPartition};
 use millstream_dashboard::Access;
 
 use super::place::eventually;
@@ -221,7 +226,7 @@ async fn what_runs_in_the_next_hour() {
     let topic = Topic::<u64>::new("reports");
     scene.mq.producer(topic.clone()).await.expect("a topic");
     let recurring = scene.mq.recurring(&topic).await.expect("the topic");
-    let every = std::time::Duration::from_secs(600);
+    let every = Duration::from_secs(600);
     recurring.id("digest").every(every).payload(&1).await.expect("it recurs");
     let mut walk = Walk::from_overview(&scene).await;
     walk.link("Schedules").await;
@@ -231,26 +236,56 @@ async fn what_runs_in_the_next_hour() {
 }
 
 #[tokio::test]
-async fn which_message_is_held_for_long_and_by_whom() {
+async fn which_message_runs_for_twenty_minutes_and_where() {
     let scene = Scene::new(|| Access::read("ann")).await;
     let topic = || Topic::<u64>::new("jobs").partitions(2);
     let producer = scene.mq.producer(topic()).await.expect("a topic");
     let never = async |_: Delivery<u64>| std::future::pending::<Outcome>().await;
     let consumer = scene.mq.consumer(topic(), "slow").start(never).await.expect("a consumer");
-    let ids = [producer.send(&1).await.expect("sent").id, producer.send(&2).await.expect("sent").id];
+    let mut ids = Vec::new();
+    for number in 0..20 {
+        ids.push(producer.send(&number).partition(1).await.expect("sent").id);
+    }
+    let (jobs, slow) = ("jobs".parse().expect("a name"), "slow".parse().expect("a name"));
     let held = async || {
-        let (jobs, slow) = ("jobs".parse().expect("a name"), "slow".parse().expect("a name"));
         let stats = scene.mq.admin().group_stats(&jobs, &slow).await;
-        stats.expect("stats").totals.pending == Some(2)
+        stats.expect("stats").totals.pending == Some(20)
     };
-    eventually("both are handed out", held).await;
+    eventually("all are handed out", held).await;
+    // A member in another process, which said so with its heartbeat.
+    let since =
+        scene.mq.backend().schedule().now().await.expect("a time").saturating_sub(Duration::from_secs(1_210));
+    let message = RunningMessage {
+        partition: Partition(1),
+        source: Source::Log,
+        entry: ids[4],
+        origin: ids[4],
+        attempt: 3,
+        since,
+    };
+    let running = Running { messages: vec![message], more: 0 };
+    let member = Member::new("worker-7".parse().expect("an id"), "1", Duration::from_secs(3_600));
+    let member = member.running(running);
+    scene.mq.backend().members().heartbeat(&jobs, &slow, &member, true).await.expect("a pulse");
     let mut walk = Walk::from_overview(&scene).await;
     walk.link("slow").await;
+    let rows = walk.page.split("<h2>Running now").nth(1).and_then(|it| it.split("</table>").next());
+    let rows = rows.expect("what runs now");
+    assert_eq!(rows.matches(&format!(">{}</a>", ids[4])).count(), 1, "{rows}");
+    assert!(rows.contains("20 min ago") && rows.contains(">worker-7</a>"), "{rows}");
+    assert!(ids.iter().filter(|id| **id != ids[4]).all(|id| !rows.contains(&id.to_string())), "{rows}");
+    let group = walk.path.clone();
+    walk.link(&ids[4].to_string()).await;
+    assert!(
+        walk.page.contains("running now, on worker-7") && walk.page.contains("20 min ago"),
+        "{}",
+        walk.page
+    );
+    assert_eq!(walk.steps, 2);
+    walk.open(group).await;
     walk.link("Pending").await;
-    walk.link("Idle").await;
-    let first = walk.page.split("<tbody").nth(1).and_then(|it| it.split("<tr").nth(1)).expect("a row");
-    assert!(ids.iter().any(|id| first.contains(&id.to_string())), "{first}");
-    assert_eq!(walk.steps, 3);
+    let running: Vec<_> = walk.page.split("<tr").filter(|row| row.contains("20 min ago")).collect();
+    assert!(running.len() == 1 && running[0].contains(&ids[4].to_string()), "{running:?}");
     drop(consumer);
 }
 

@@ -23,7 +23,7 @@ use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
 use crate::scripts::gather::Beat;
 use crate::scripts::script;
-use crate::stored::ranges;
+use crate::stored::{ranges, running};
 
 /// Maximum length of an incarnation, in bytes.
 const MAX_INCARNATION: usize = 128;
@@ -198,11 +198,12 @@ fn incarnation(member: &Member) -> Result<&str> {
     Ok(word)
 }
 
-/// Formats the settings of a member that are stored behind its incarnation and ttl.
+/// Formats the settings of a member that are stored behind its incarnation and ttl, and what it runs.
 fn wishes(member: &Member) -> Result<String> {
     let most = member.max_partitions.map_or_else(|| NOTHING.to_owned(), |most| most.to_string());
     let pins = ranges::write(&member.pinned)?;
-    Ok(format!("{most} {}", if pins.is_empty() { NOTHING } else { &pins }))
+    let (pins, running) = (if pins.is_empty() { NOTHING } else { &pins }, running::write(&member.running));
+    Ok(if running.is_empty() { format!("{most} {pins}") } else { format!("{most} {pins} {running}") })
 }
 
 /// Parses the stored fields of a member. Words behind those that this version knows are ignored.
@@ -219,6 +220,7 @@ fn member(id: &MemberId, text: &str) -> Result<Member> {
     if pins != NOTHING {
         member = member.pinned_to(ranges::read(pins)?);
     }
+    member.running = words.next().map(running::read).unwrap_or_default();
     Ok(member)
 }
 
@@ -316,6 +318,9 @@ impl Watch for StreamWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millstream_core::MessageId;
+    use millstream_core::log::Source;
+    use millstream_core::running::{Running, RunningMessage};
     use millstream_core::topic::Partition;
 
     fn id(name: &str) -> MemberId {
@@ -326,12 +331,29 @@ mod tests {
     fn what_a_member_says_is_read_back() {
         let plain = Member::new(id("a"), "i-1", Duration::from_millis(1_500));
         let wanting = plain.clone().at_most(3).pinned_to([Partition(7), Partition(8)]);
-        for (said, text) in [(plain, "i-1 1500 - -"), (wanting, "i-1 1500 3 7-8")] {
+        let (at, entry) = (Timestamp::from_millis(5), MessageId::new(4, 1));
+        let (partition, source, origin) = (Partition(7), Source::Retry, MessageId::new(3, 0));
+        let one = RunningMessage { partition, source, entry, origin, attempt: 2, since: at };
+        let running = |messages, more| plain.clone().running(Running { messages, more });
+        let said = [
+            (plain.clone(), "i-1 1500 - -"),
+            (wanting, "i-1 1500 3 7-8"),
+            (running(vec![one], 0), "i-1 1500 - - retry/7/2/5/4-1/3-0"),
+            (
+                running(vec![one, RunningMessage { source: Source::Log, ..one }], 9),
+                "i-1 1500 - - retry/7/2/5/4-1/3-0,log/7/2/5/4-1/3-0,+9",
+            ),
+        ];
+        for (said, text) in said {
             let written =
                 format!("{} {} {}", said.incarnation, ttl_ms(said.ttl), wishes(&said).expect("valid"));
             assert_eq!(written, text);
             assert_eq!(member(&id("a"), text).expect(text), said);
             assert_eq!(member(&id("a"), &format!("{text} word-of-tomorrow")).expect(text), said);
+        }
+        for odd in ["", "x", "log", "log/x/2/5/4-1/3-0", "moon/7/2/5/4-1/3-0", "log/7/2/5/4-1", "+x", ",,/,"]
+        {
+            assert_eq!(running::read(odd), Running::default(), "{odd}");
         }
     }
 

@@ -20,6 +20,7 @@ use uuid::Uuid;
 use crate::consumer::config::LONGEST_LEASE;
 use crate::consumer::events::EventSink;
 use crate::consumer::partition::dispatch::limits::Limiter;
+use crate::consumer::partition::dispatch::running::RunningPartitions;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
@@ -252,6 +253,8 @@ pub(in crate::consumer) struct Subscription {
     pub(in crate::consumer) upkeep: Vec<Arc<dyn Upkeep>>,
     /// Notified when the group has changed: members joined or left, or the assignment is another one.
     pub(in crate::consumer) changed: Notify,
+    /// What is in handlers.
+    pub(in crate::consumer) running: RunningPartitions,
     /// Since when heartbeats have been answered without a gap.
     answers: Answers,
 }
@@ -264,7 +267,8 @@ impl Subscription {
         upkeep: Vec<Arc<dyn Upkeep>>,
     ) -> Self {
         let answers = Answers::new(context.lease_ttl);
-        Self { context, topic, handler, upkeep, changed: Notify::new(), answers }
+        let (changed, running) = (Notify::new(), RunningPartitions::default());
+        Self { context, topic, handler, upkeep, changed, running, answers }
     }
 }
 

@@ -1,8 +1,13 @@
 //! `millstream owners`, `pending` and `memory`.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use millstream::crates::core::log::Source;
+use millstream::crates::core::members::Member;
+use millstream::crates::core::running::{Running, RunningMessage};
+use millstream::{Partition, Timestamp};
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
@@ -99,6 +104,51 @@ async fn what_is_pending_comes_in_pages_and_by_what_matters() {
 
     assert!(cli.fails(2, "pending orders billing --after here").contains("is no cursor"));
     assert_eq!(cli.fails(1, "pending orders nope"), "error: group nope of topic orders does not exist\n");
+}
+
+#[tokio::test]
+async fn which_of_the_pending_messages_runs_for_long() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    seed::orders(&mq, 8).await;
+    // It is done with two, and leaves the others.
+    seed::holding(&mq, 8).await.end().await;
+    let pending = cli.json("pending orders billing")["entries"].take();
+    let pending = pending.as_array().expect("a list");
+    assert!(pending.iter().all(|it| it["running_since_ms"].is_null()), "{pending:?}");
+    assert!(!cli.ok("owners orders billing").contains("running now"));
+    let (topic, group) = ("orders".parse().expect("a name"), "billing".parse().expect("a name"));
+    let since = Timestamp::from_millis(1_700_000_000_123);
+    let message = |at: usize, more: u64| {
+        let entry = pending[at]["id"].as_str().expect("an id").parse().expect("an id");
+        let partition = Partition(pending[at]["partition"].as_u64().expect("a number") as u32);
+        let since = since.saturating_add(Duration::from_millis(more));
+        RunningMessage { partition, source: Source::Log, entry, origin: entry, attempt: 2, since }
+    };
+    let running = Running { messages: vec![message(4, 0), message(1, 9)], more: 30 };
+    let member = Member::new("worker-7".parse().expect("an id"), "1", Duration::from_secs(3_600));
+    let member = member.running(running);
+    mq.backend().members().heartbeat(&topic, &group, &member, true).await.expect("a pulse");
+    let told = cli.json("owners orders billing");
+    let row = |at: usize, since: u64| {
+        let (id, partition) = (&pending[at]["id"], &pending[at]["partition"]);
+        json!({ "id": id, "partition": partition, "member": "worker-7", "attempt": 2, "since_ms": since })
+    };
+    assert_eq!(told["running"], json!([row(4, 1_700_000_000_123), row(1, 1_700_000_000_132)]));
+    assert_eq!(told["running_unnamed"], 30);
+    let text = cli.ok("owners orders billing");
+    let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("running now")).collect();
+    let id = pending[4]["id"].as_str().expect("an id");
+    assert!(
+        rows[1].starts_with(id) && rows[1].contains("2023-11-14") && rows[1].ends_with("worker-7"),
+        "{text}"
+    );
+    assert_eq!(rows[3], "and 30 more", "{text}");
+    let now = cli.json("pending orders billing")["entries"].take();
+    let runs: Vec<_> =
+        now.as_array().expect("a list").iter().map(|it| it["running_since_ms"].as_u64()).collect();
+    let (first, second) = (Some(1_700_000_000_123), Some(1_700_000_000_132));
+    assert_eq!(runs, [None, second, None, None, first, None]);
 }
 
 #[tokio::test]

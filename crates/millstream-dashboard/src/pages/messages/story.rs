@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use millstream::admin::{Failed, Range, ShelfFilter, ShelfQuery, Stream};
+use millstream::admin::{Failed, Owners, Range, ShelfFilter, ShelfQuery, Stream};
 use millstream::crates::core::log::Source;
 use millstream::crates::core::wire;
 use millstream::crates::core::{Envelope, Limits};
@@ -112,6 +112,14 @@ async fn place(
     let holder = |consumer: &str| {
         Text::short(&crate::pages::pending::holder(owners.as_deref(), partition, consumer)).to_string()
     };
+    let running = owners.as_deref().map(Owners::running).unwrap_or_default();
+    if let Some((by, it)) = running.into_iter().rfind(|(_, it)| (it.partition, it.origin) == (partition, id))
+    {
+        let by = Text::short(by.id.as_str());
+        let place =
+            Cell { tone: Tone::Warn, ..Cell::link(format!("running now, on {by}"), on(paths::GROUP)) };
+        return Ok(row(place, Cell::time(it.since), Some(u64::from(it.attempt)), ""));
+    }
     let page = inspect.pending(&tp, name, Source::Log, id.previous(), 1).await?;
     if let Some(pending) = page.items.into_iter().find(|it| it.id == id) {
         let since = Cell::text(format!("{} ago", format::duration(pending.idle)));

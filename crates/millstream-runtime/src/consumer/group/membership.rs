@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::members::{HeartbeatReply, Member, Revision, Version};
+use millstream_core::running::{MAX_NAMED, NAMED_AFTER, Running, RunningMessage};
 use millstream_core::sorted::SortedSet;
 use millstream_core::suspension::ServerTime;
+use millstream_core::{Partition, Timestamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -66,6 +67,8 @@ pub(in crate::consumer) struct Membership {
     pulse: Option<HeartbeatReply>,
     /// Compares the server's clock with ours.
     time: ServerTime,
+    /// A time by the server's clock and by ours. It is kept while both agree, so that the begin of a handler stays the same.
+    clocks: Option<(Timestamp, Instant)>,
     /// The largest number of partitions that the topic had.
     partitions: u32,
     unassigned: Option<Unassigned>,
@@ -107,6 +110,7 @@ impl Membership {
             target,
             pulse: None,
             time: ServerTime::default(),
+            clocks: None,
             partitions: context.topic.partitions,
             unassigned: None,
             watch: None,
@@ -211,11 +215,18 @@ impl Membership {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
         let limit = self.context.keeper().limit();
         self.member.continuity = self.context.continuity();
+        self.member.running = self.running();
         let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
         let request = self.context.backend.members().heartbeat(topic, group, &self.member, joining);
         let sent = Instant::now();
         let pulse = within(limit, request).await?;
         self.context.answered(sent, &pulse.server, pulse.now);
+        let agree = |at: &(Timestamp, Instant)| {
+            let ours = at.0.saturating_add(sent.saturating_duration_since(at.1));
+            ours.saturating_duration_since(pulse.now).max(pulse.now.saturating_duration_since(ours))
+                < NAMED_AFTER
+        };
+        self.clocks = self.clocks.filter(agree).or(Some((pulse.now, sent)));
         // A machine may have been suspended without any of its clocks showing it. The lease has a margin of a fifth. Up
         // to four heartbeats fall into the time of a deadline, and each may use up a part of the margin without being
         // noticed.
@@ -225,6 +236,26 @@ impl Membership {
             clock.add_missed(away);
         }
         Ok(pulse)
+    }
+
+    /// Returns the messages whose handlers run long, for people who look. Their times are the server's.
+    fn running(&self) -> Running {
+        let (Some((now, at)), Some(before)) = (self.clocks, Instant::now().checked_sub(NAMED_AFTER)) else {
+            return Running::default();
+        };
+        let found = self.context.running.begun_before(before);
+        let more = u64::try_from(found.len().saturating_sub(MAX_NAMED)).unwrap_or(u64::MAX);
+        let messages = found.into_iter().take(MAX_NAMED).map(|(since, partition, it)| RunningMessage {
+            partition,
+            source: it.receipt.source,
+            entry: it.receipt.entry(),
+            origin: it.origin,
+            attempt: it.attempt,
+            since: now
+                .saturating_add(since.saturating_duration_since(at))
+                .saturating_sub(at.saturating_duration_since(since)),
+        });
+        Running { messages: messages.collect(), more }
     }
 
     /// Records a reply. Returns when we have to decide an assignment, if there is none.

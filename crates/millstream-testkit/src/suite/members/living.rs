@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use millstream_core::log::Source;
 use millstream_core::members::{GroupMembers, Version};
-use millstream_core::{Continuity, ErrorKind, GroupName, Partition, TopicName};
+use millstream_core::running::{MAX_NAMED, Running, RunningMessage};
+use millstream_core::{Continuity, ErrorKind, GroupName, MessageId, Partition, TopicName};
 use tokio::time::Instant;
 
 use super::{Club, suite};
@@ -22,6 +24,7 @@ suite!("members":
     a_heartbeat_that_comes_after_a_leave_brings_nobody_back,
     the_next_expiry_is_the_earliest_of_all,
     wishes_that_change_make_a_version,
+    what_a_member_runs_is_in_the_roster_and_makes_no_version,
     a_topic_that_grows_makes_a_version needs [Expand],
     an_unknown_topic_has_no_members,
     groups_have_members_of_their_own,
@@ -243,6 +246,37 @@ async fn wishes_that_change_make_a_version(h: Harness) -> Verdict {
         equal!(club.roster().await?.members, [member.clone()], "members");
         last = pulse.version;
     }
+    Ok(())
+}
+
+async fn what_a_member_runs_is_in_the_roster_and_makes_no_version(h: Harness) -> Verdict {
+    let club = Club::new(h, 3).await?;
+    let (ann, bob) = (club.joined("ann").await?, club.joined("bob").await?);
+    let first = club.beat(&ann).await?;
+    let message = |partition, source, attempt| RunningMessage {
+        partition: Partition(partition),
+        source,
+        entry: MessageId::new(u64::MAX - 1, u64::MAX),
+        origin: MessageId::new(1_700_000_000_000, 7),
+        attempt,
+        since: first.now,
+    };
+    let few = vec![message(2, Source::Log, 1), message(0, Source::Retry, u32::MAX)];
+    let full = vec![message(u32::MAX, Source::Retry, 3); MAX_NAMED];
+    for (messages, more) in [(few, 0), (full, 12), (Vec::new(), 0)] {
+        let busy = ann.clone().running(Running { messages, more });
+        for _ in 0..2 {
+            let pulse = club.beat(&busy).await?;
+            equal!((pulse.version, pulse.revision), (first.version, first.revision), "version and revision");
+        }
+        let seen = club.roster().await?;
+        equal!(seen.members, [busy, bob.clone()], "members, with what they run");
+        equal!((seen.version, seen.revision), (first.version, first.revision), "version and revision");
+    }
+    // A restart runs nothing of what ran before.
+    club.beat(&ann.clone().running(Running { messages: vec![message(1, Source::Log, 1)], more: 0 })).await?;
+    let again = club.joined("ann").await?;
+    equal!(club.roster().await?.members, [again, bob], "members after a restart");
     Ok(())
 }
 

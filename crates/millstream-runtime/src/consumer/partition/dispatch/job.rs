@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
 use millstream_engine::decide::{CurrentAttempt, Ending, decide};
@@ -288,7 +289,21 @@ impl Job {
 }
 
 /// Passes jobs to the handler, one by one or as a batch. Jobs that the handler did not handle have no verdict.
-pub(in crate::consumer) async fn handle(context: &Subscription, unit: &mut Unit, keep: bool) {
+pub(in crate::consumer) async fn handle(
+    context: &Subscription,
+    shown: &Arc<RunningUnits>,
+    unit: &mut Unit,
+    keep: bool,
+) {
+    let started = Instant::now();
+    let shown = shown.begin(unit, None);
+    handle_all(context, unit, keep).await;
+    drop(shown);
+    let elapsed = started.elapsed();
+    unit.iter_mut().for_each(|(_, job)| job.elapsed = elapsed);
+}
+
+async fn handle_all(context: &Subscription, unit: &mut Unit, keep: bool) {
     let timeout = context.config.handler_timeout;
     let _running = context.status.handler();
     match &context.handler {

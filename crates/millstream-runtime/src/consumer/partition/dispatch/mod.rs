@@ -6,6 +6,7 @@ pub(in crate::consumer) mod limits;
 pub(in crate::consumer) mod picked;
 pub(in crate::consumer) mod retry_timers;
 pub(in crate::consumer) mod row;
+pub(in crate::consumer) mod running;
 pub(in crate::consumer) mod scopes;
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::consumer::partition::dispatch::limits::{Permits, Turns};
 use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
+use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::dispatch::scopes::{Scopes, SortedUnit};
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::leases::WorkerLease;
@@ -66,6 +68,8 @@ pub(in crate::consumer) struct Dispatcher {
     poison: Poison,
     picked: Picked,
     running: Runners<Unit>,
+    /// What is in handlers, for others.
+    shown: Arc<RunningUnits>,
     /// Jobs that a row has finished while its current handler is pending.
     early: (UnboundedSender<Unit>, UnboundedReceiver<Unit>),
     /// Our positions in the queues for handlers, if their number is limited.
@@ -93,6 +97,7 @@ impl Dispatcher {
             poison: Poison::new(&context, &lease),
             picked: Picked::new(&context.handler, grouping),
             running: Runners::new(),
+            shown: context.running.add(topic_partition.partition),
             early: mpsc::unbounded_channel(),
             turns: Turns::new(&context.limiter, at_once),
             pause: context.pauses.of(&topic_partition),
@@ -377,13 +382,13 @@ impl Dispatcher {
         if unit.is_empty() {
             return;
         }
-        let (context, lease) = (self.context.clone(), self.lease.clone());
+        let (context, lease, shown) = (self.context.clone(), self.lease.clone(), self.shown.clone());
         let in_a_row =
             self.serial && lease.keeps_order() && matches!(context.handler, ErasedHandler::Each(_));
         if in_a_row {
             let row = Row::new(context, lease, self.pause.clone(), unit, self.early.0.clone());
             self.running.spawn(async move {
-                let unit = row.run().await;
+                let unit = row.run(&shown).await;
                 drop((permits, task));
                 unit
             });
@@ -394,10 +399,7 @@ impl Dispatcher {
         self.running.spawn(async move {
             // It has waited for a thread, and the lease may be lost meanwhile.
             if !lease.lost().is_cancelled() {
-                let started = Instant::now();
-                handle(&context, &mut unit, keep).await;
-                let elapsed = started.elapsed();
-                unit.iter_mut().for_each(|(_, job)| job.elapsed = elapsed);
+                handle(&context, &shown, &mut unit, keep).await;
             }
             drop((permits, task));
             unit

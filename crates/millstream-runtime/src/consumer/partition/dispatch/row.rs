@@ -1,6 +1,7 @@
 //! A row: messages of one partition that a task handles one after the other.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -9,6 +10,7 @@ use tokio::time::Instant;
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
 use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::leases::WorkerLease;
 use crate::consumer::pauses::Pause;
 use millstream_core::Outcome;
@@ -26,6 +28,10 @@ pub(in crate::consumer) struct Row {
     unit: Unit,
     /// Index of the next message, or the one that is being handled.
     at: usize,
+    /// Index of that message in the whole row, for others.
+    shown: Arc<AtomicUsize>,
+    /// Number of messages that left before it.
+    left: usize,
     /// When the row began.
     since: Instant,
     /// When the message that is being handled began.
@@ -45,12 +51,26 @@ impl Row {
         early: UnboundedSender<Unit>,
     ) -> Self {
         let now = Instant::now();
-        Self { context, lease, pause, unit, at: 0, since: now, begun: now, over: false, early }
+        let shown = Arc::default();
+        Self {
+            context,
+            lease,
+            pause,
+            unit,
+            at: 0,
+            shown,
+            left: 0,
+            since: now,
+            begun: now,
+            over: false,
+            early,
+        }
     }
 
     /// Handles the messages, and returns all.
-    pub(in crate::consumer) async fn run(mut self) -> Unit {
+    pub(in crate::consumer) async fn run(mut self, shown: &Arc<RunningUnits>) -> Unit {
         let context = self.context.clone();
+        let _shown = shown.begin(&self.unit, Some(&self.shown));
         self.since = Instant::now();
         if let ErasedHandler::Each(call) = &context.handler {
             let _running = context.status.handler();
@@ -82,6 +102,7 @@ impl handler::Row for Row {
         while self.at < self.unit.len() && self.goes_on() {
             let (_, job) = &mut self.unit[self.at];
             if let Some(input) = job.input(keep) {
+                self.shown.store(self.left + self.at, Ordering::Relaxed);
                 return Some(input);
             }
             // It is not a message, and was judged as malformed.
@@ -97,6 +118,7 @@ impl handler::Row for Row {
         if self.at > 0 {
             // A closed channel means that the worker has ended.
             let _ = self.early.send(self.unit.drain(..self.at).collect());
+            self.left += self.at;
             self.at = 0;
         }
     }
