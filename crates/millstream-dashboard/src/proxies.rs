@@ -1,6 +1,6 @@
 //! Proxies in front of the dashboard that are trusted to say who the client is.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::http::HeaderMap;
 use millstream::{Error, ErrorKind, Result};
@@ -18,6 +18,12 @@ fn bits(address: IpAddr) -> u128 {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits(),
     }
+}
+
+/// Reads a hop of the header: an address, which some proxies write with a port, `1.2.3.4:5678` and `[::1]:80`, or in brackets.
+fn hop(text: &str) -> Option<IpAddr> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    bare.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|it| it.ip()))
 }
 
 impl Proxies {
@@ -57,7 +63,7 @@ impl Proxies {
         let mut hops: Vec<&str> = values.flat_map(|value| value.split(',')).map(str::trim).collect();
         let mut address = peer;
         while self.has(address)
-            && let Some(Ok(before)) = hops.pop().map(str::parse)
+            && let Some(before) = hops.pop().and_then(hop)
         {
             address = before;
         }
@@ -82,6 +88,30 @@ mod tests {
         assert!(Proxies::parse(["0.0.0.0/0"]).expect("all").has("1.2.3.4".parse().expect("an address")));
         for wrong in ["", "proxy", "10.0.0.0/33", "10.0.0.0/", "::/129", "10.0.0/8"] {
             assert!(Proxies::parse([wrong]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_client_is_the_last_hop_in_front_of_the_proxies_in_any_form() {
+        let proxies = Proxies::parse(["10.0.0.0/8", "fd00::/8"]).expect("networks");
+        let client = |hops: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HEADER, hops.parse().expect("a header"));
+            proxies.client("10.0.0.1".parse().expect("an address"), &headers).to_string()
+        };
+        for (hops, expected) in [
+            ("9.9.9.9, 192.0.2.7", "192.0.2.7"),
+            ("9.9.9.9, 192.0.2.7:5678", "192.0.2.7"),
+            ("192.0.2.7:80, 10.9.9.9:1234", "192.0.2.7"),
+            ("[2001:db8::7]:80, [fd00::1]:443", "2001:db8::7"),
+            ("[2001:db8::7], fd00::1", "2001:db8::7"),
+            ("2001:db8::7", "2001:db8::7"),
+            // What is no address says nothing, and neither does what is in front of it.
+            ("192.0.2.7, unknown", "10.0.0.1"),
+            ("192.0.2.7, 10.0.0.2:x", "10.0.0.1"),
+            ("192.0.2.7, [10.0.0.2:80", "10.0.0.1"),
+        ] {
+            assert_eq!(client(hops), expected, "{hops}");
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::view::form::{Field, Form};
 use crate::view::href::Href;
 
 /// Names of the parameters of a filter.
+/// Maximum number of those that are checked which are named, one by one: some 600 bytes.
+const NAMED: usize = 20;
 const NAMES: [&str; 10] =
     ["partition", "reason", "fingerprint", "error", "key", "header", "payload", "from", "until", PICK];
 /// Items that were checked in a list, each as `partition:id`: the only parameter that may be there several times.
@@ -29,6 +31,15 @@ fn value(params: &Params, name: &str) -> Option<String> {
     let all: Vec<&str> =
         params.pairs().filter(|(of, it)| *of == PICK && !it.is_empty()).map(|(_, it)| it).collect();
     (!all.is_empty()).then(|| all.join(","))
+}
+
+/// Names those that are checked: all, or how many and the first ones.
+fn picked(all: &str) -> String {
+    let first: Vec<&str> = all.split(',').take(NAMED).collect();
+    match all.split(',').count() {
+        count if count > NAMED => format!("{count}, the first are {}", first.join(",")),
+        _ => all.to_owned(),
+    }
 }
 
 /// Returns the fields of a filter with their values.
@@ -92,6 +103,7 @@ pub(crate) fn conditions(params: &Params) -> Result<Vec<(&'static str, String)>,
         let Some(value) = value(params, name) else { continue };
         let value = match name {
             "from" | "until" => when(params, name)?.map_or_else(String::new, |time| time.to_string()),
+            PICK => picked(&value),
             _ => value,
         };
         // The newest letter of each partition: those that died later are not part of it.
@@ -246,6 +258,24 @@ mod tests {
         let expected = [(Partition(0), MessageId::new(5, 1)), (Partition(7), MessageId::new(9, 0))];
         assert!(picked.into_iter().eq(expected));
         assert!(filter(&Params::new(vec![pick("5-1")]), &Redaction::none()).is_err());
+        let recorded = |params: &Params| conditions(params).expect("valid").remove(0);
+        assert_eq!(recorded(&params), (PICK, "0:5-1,7:9-0".to_owned()));
+        let many = |count: usize| {
+            Params::new((0..count).map(|it| pick(&format!("3:1700000000{it:03}-0"))).collect())
+        };
+        let (_, all) = recorded(&many(20));
+        assert!(all.split(',').count() == 20 && all.len() < 1_000, "{all}");
+        let (_, some) = recorded(&many(500));
+        assert!(
+            some.starts_with("500, the first are 3:1700000000000-0,3:1700000000001-0,") && some.len() < 1_000
+        );
+    }
+
+    #[test]
+    fn a_record_names_the_ids_and_what_else_was_chosen() {
+        let params = Params::new(vec![("error".into(), "timeout".into()), ("pick".into(), "0:5-1".into())]);
+        let recorded = conditions(&params).expect("valid");
+        assert_eq!(recorded, [("error", "timeout".to_owned()), (PICK, "0:5-1".to_owned())]);
     }
 
     #[test]

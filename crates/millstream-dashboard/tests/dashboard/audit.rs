@@ -1,5 +1,7 @@
 //! The audit log: a topic that all processes share.
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
@@ -172,6 +174,38 @@ async fn exports_take_no_room_of_changes_and_are_added_up() {
     assert!(!scene.get("/audit").await.body.contains("dlq export"));
     let foreign = Request::get(format!("{BILLING}/dead/export")).header("sec-fetch-site", "cross-site");
     assert_eq!(ask(&scene.router, foreign).await.status, StatusCode::FORBIDDEN);
+}
+
+/// Ten minutes later the others are one entry: once the last of them has ended, and with what became of them.
+#[tokio::test]
+async fn the_sum_of_exports_waits_for_the_last_and_tells_how_they_ended() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let export = || Request::get(format!("{BILLING}/dead/export")).body(Body::empty()).expect("a request");
+    let begin = async || {
+        let response = scene.router.clone().oneshot(export()).await.expect("it cannot fail");
+        let mut body = response.into_body().into_data_stream();
+        body.next().await.expect("the first letters").expect("read");
+        body
+    };
+    drop(begin().await);
+    eventually("the first one is stored", async || stored(&scene, EXPORTS).await.len() == 2).await;
+    let (mut ends, leaves) = (begin().await, begin().await);
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(601)).await;
+    tokio::time::resume();
+    // One that comes now is the first of the next sum.
+    drop(begin().await);
+    eventually("it is stored", async || stored(&scene, EXPORTS).await.len() == 4).await;
+    while ends.next().await.is_some() {}
+    drop((ends, leaves));
+    eventually("the sum is stored", async || stored(&scene, EXPORTS).await.len() == 5).await;
+    let entries = stored(&scene, EXPORTS).await;
+    let sum = entries.iter().find(|it| it["asked"] == 2).expect("a sum of two");
+    assert_eq!(
+        (&sum["result"], &sum["error"]),
+        (&"cancelled".into(), &"0 failed and 1 were cancelled".into())
+    );
+    assert!(sum["done"].as_u64() > Some(0), "{sum}");
 }
 
 #[tokio::test]
