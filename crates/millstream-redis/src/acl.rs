@@ -80,6 +80,7 @@ const READS: &[&str] = &[
     "zscan",
     "command|info",
     "config|get",
+    "dbsize",
     "memory|usage",
 ];
 /// What a producer uses without a script.
@@ -157,6 +158,8 @@ const LOCKING: &[&lua::Script] = &[&lua::ACQUIRE_LOCK, &lua::RENEW_LOCK, &lua::R
 /// all commands with all keys. A read-only user may change nothing; scripts that only read are run with `EVALSHA_RO` for
 /// that. Sends with [`Durability::Fsynced`](millstream_core::Durability::Fsynced) need `+waitaof` beside these rules, which
 /// servers before 7.2 refuse. Only an administrator may read the settings of the server, with `CONFIG GET`, which shows passwords.
+/// Who may look at all topics may also `SCAN`, which finds topics and delay queues whose list was lost, and shows the names of all
+/// keys of the server.
 ///
 /// ```
 /// use millstream_redis::{Access, acl};
@@ -187,6 +190,9 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
     if access != Access::Admin {
         // It shows passwords of the server too, and is needed for warnings alone.
         commands.remove("config|get");
+    }
+    if topics.is_empty() && matches!(access, Access::ReadOnly | Access::Admin) {
+        commands.insert("scan".to_owned());
     }
     let mark = if access == Access::ReadOnly { "%R~" } else { "~" };
     let mut patterns = Vec::new();
@@ -224,6 +230,19 @@ mod tests {
         }
         for needed in ["+evalsha", "+hset", "+pexpire", "+zadd", "+xadd", "+del", "+set"] {
             assert!(rules.iter().any(|rule| rule == needed), "{needed}: {rules:?}");
+        }
+    }
+
+    #[test]
+    fn who_looks_at_all_topics_finds_those_whose_list_was_lost() {
+        let scans = |access, topics: &[TopicName]| acl(access, None, topics).contains(&"+scan".to_owned());
+        let one = ["orders".parse().expect("a name")];
+        for access in [Access::ReadOnly, Access::Admin] {
+            // The names of all keys are no business of who may see some topics.
+            assert_eq!((scans(access, &[]), scans(access, &one)), (true, false), "{access:?}");
+        }
+        for access in [Access::Producer, Access::UniqueProducer, Access::Worker, Access::Locks] {
+            assert!(!scans(access, &[]), "{access:?}");
         }
     }
 
