@@ -306,6 +306,25 @@ async fn without_damage_everything_is_sound() {
     }
 }
 
+/// A topic that another program alone reads has lost nothing; `verify` tells who reads there.
+#[tokio::test]
+async fn a_group_of_another_program_is_no_lost_one() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    seed::orders(&mq, 4).await;
+    let keys = Keys::within(&Namespace::new(&cli.namespace).expect("a name"));
+    for number in [0, 1] {
+        let log = keys.log(&TopicPartition::new("orders".parse().expect("a name"), number)).to_string();
+        assert_eq!(server.cli(&["XGROUP", "CREATE", &log, "theirs", "0"]), "OK");
+    }
+    assert_eq!(cli.json("lag")["groups"], Value::Array(Vec::new()));
+    assert_eq!(cli.json("topic describe orders")["groups"], Value::Array(Vec::new()));
+    let found = cli.json_with(3, "verify orders");
+    assert_eq!(faults(&found), "group_unlisted", "{found}");
+    assert!(found["findings"].to_string().contains("theirs"), "{found}");
+}
+
 /// The table as the guide has it.
 fn table() -> String {
     let titles =

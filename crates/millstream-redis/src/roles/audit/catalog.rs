@@ -64,10 +64,15 @@ impl RedisBackend {
             ],
         };
         let mut expected = expected;
-        if let Scope::Group(tp, group) = scope
-            && let [Some(reader)] = &*self.inner.readers_of(&[(tp, group)]).await?
-        {
-            expected.push((keys.gate(tp, group, reader), "stream"));
+        if let Scope::Group(tp, group) = scope {
+            let mut pipe = Pipeline::with_capacity(1);
+            pipe.cmd("HGET").arg(keys.fence(tp, group).as_str()).arg("reader");
+            // A fence of another type is found below.
+            if let Ok(reader) = reply::text(self.ask(&pipe).await?.pop().unwrap_or_default())
+                && !reader.is_empty()
+            {
+                expected.push((keys.gate(tp, group, &reader), "stream"));
+            }
         }
         let mut page = Audited::new(expected.len() as u64);
         for expected in expected.chunks(CHUNK) {
@@ -143,6 +148,18 @@ impl RedisBackend {
             page.findings.push(Finding::new(fault, scope, name, "on the log"));
         }
         Ok(page)
+    }
+
+    /// Returns whether groups of Millstream are on the logs of a topic and not in its list. Those of other programs are not listed, and
+    /// hold up a trim: `verify` names them. A group is on all logs, so the first one that has any decides.
+    pub(in crate::roles) async fn has_own_groups(&self, spec: &TopicSpec) -> Result<bool> {
+        for tp in spec.iter() {
+            let found = self.groups_of(&Scope::Partition(tp.clone()), &tp).await?;
+            if found.looked_at > 0 {
+                return Ok(found.findings.iter().any(|it| it.fault == Fault::GroupForgotten));
+            }
+        }
+        Ok(false)
     }
 
     async fn is_on_retry_log(&self, tp: &TopicPartition, group: &GroupName) -> Result<bool> {

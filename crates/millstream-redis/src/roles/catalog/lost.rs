@@ -62,6 +62,9 @@ impl Inner {
         let (found, whole) = self.names_found(settings, LOOKED_AT / STEP).await?;
         if found.is_empty() {
             looked().insert(list.clone(), Instant::now());
+            if !whole {
+                tracing::warn!(%list, "the list is empty, and whether it was lost is not known: not all keys could be looked at");
+            }
             return listed;
         }
         let part = if whole { "" } else { ", some of them not looked for" };
@@ -215,7 +218,7 @@ impl RedisBackend {
             }
             // One that was created since the list was read is in it by now.
             let topic = &overview.topic.name;
-            if self.groups(topic).await?.is_empty() {
+            if self.groups(topic).await?.is_empty() && self.has_own_groups(&overview.topic).await? {
                 let why = format!(
                     "groups of topic {topic} are on its logs, and not in its list: verify finds them"
                 );
