@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millstream_core::audit::{Check, Fault, Finding, Loss, Remedy, Scope};
+use futures_util::future::join_all;
+use millstream_core::audit::{Audited, Check, Fault, Finding, Loss, Remedy, Scope};
 use millstream_core::schedule::Shard;
 use millstream_core::{Error, ErrorKind, QueueName, Result, TopicName};
 
@@ -212,8 +213,15 @@ impl<'a> Pass<'a> {
     }
 
     async fn scope(&mut self, scope: &Scope) -> Result<()> {
-        for check in scope.checks() {
-            match self.check(scope, *check).await {
+        let audit = self.admin.backend.audit()?.clone();
+        let checks = scope.checks();
+        // All at once, for as few requests as the backend makes of it. A repair changes what later checks see.
+        let at_once = if self.options.repair { 0 } else { checks.len() };
+        let first_pages = join_all(checks[..at_once].iter().map(|it| audit.audit(scope, *it, None))).await;
+        let mut first_pages = first_pages.into_iter();
+        for check in checks {
+            let first = first_pages.next();
+            match self.check(scope, *check, first).await {
                 // The check of types reports this fault; no other check is possible in this scope.
                 Err(error) if self.tells(&error) => {}
                 other => other?,
@@ -225,10 +233,14 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    async fn check(&mut self, scope: &Scope, check: Check) -> Result<()> {
+    /// Runs a check, of which the first page may be there.
+    async fn check(&mut self, scope: &Scope, check: Check, mut first: Option<Result<Audited>>) -> Result<()> {
         let mut after = None;
         loop {
-            let page = self.admin.backend.audit()?.audit(scope, check, after.as_deref()).await?;
+            let page = match first.take() {
+                Some(first) => first?,
+                None => self.admin.backend.audit()?.audit(scope, check, after.as_deref()).await?,
+            };
             self.verified.looked_at += page.looked_at;
             if let Some(progress) = &self.options.progress {
                 progress.fetch_add(page.looked_at, Ordering::Relaxed);

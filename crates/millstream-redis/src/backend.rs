@@ -40,6 +40,7 @@ use crate::conn::waits::waiters::Waiters;
 use crate::error::unexpected;
 use crate::risks::{self, Risk};
 use crate::scripts::gather::{Beat, Gather};
+use crate::scripts::gathered::Gathered;
 use crate::scripts::script::Scripts;
 use crate::snapshots::lag_cache::LagCache;
 
@@ -85,6 +86,8 @@ pub(crate) struct Inner {
     pub(crate) leases: OnThread<Routed<Shared>>,
     /// Pool for catalog, statistics and dead letters.
     pub(crate) pool: Routed<Pooled>,
+    /// The same for many small reads at once.
+    pub(crate) looks: Gathered,
     /// Connections for pages of bodies, which may take long to arrive.
     pub(crate) bulk: Routed<Bulk>,
     /// Cache of counted lags.
@@ -139,13 +142,15 @@ impl RedisBackend {
         let scripts = Scripts::new(config.strict_scripts);
         let packings = Arc::new(Packings::new(scripts.append_packed.code(), servers.cluster().is_some()));
         let for_producers = packings.clone();
+        let pool = Routed::new(&servers, limit, move |dial| Pooled::new(&for_pool, dial))?;
         let inner = Inner {
             keys,
             dedup: Arc::new(Script::new(scripts.append_dedup.code())),
             packings,
             scripts,
             leases: OnThread::new(leases),
-            pool: Routed::new(&servers, limit, move |dial| Pooled::new(&for_pool, dial))?,
+            looks: Gathered::new(&pool),
+            pool,
             bulk: Routed::new(&servers, limit, move |dial| {
                 let (size, limit) = (pages.pool_size, pages.connect_timeout + pages.response_timeout);
                 Ok(Bulk::new(dial.clone(), size, limit))

@@ -18,7 +18,6 @@ use serde::Serialize;
 use crate::commands::DryRun;
 use crate::commands::message::sanitize;
 use crate::commands::schemas::{Table, of};
-use crate::commands::shared::AT_ONCE;
 use crate::commands::shared::count_progress::CountProgress;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -59,6 +58,8 @@ pub(crate) struct Verify {
     dry: DryRun,
 }
 
+/// Maximum number of subjects that are checked at the same time: what all of them ask for in a moment is one request.
+const AT_ONCE: usize = 32;
 /// Number of findings of each kind of fault that are shown unless all are requested.
 const SHOWN: usize = 10;
 

@@ -149,7 +149,7 @@ impl RedisBackend {
             &keys.settled(tp, group),
         ]);
         let call = call.args([what, note::word(source), group.as_str(), after]).arg(MAX_PAGE);
-        let mut page = audited(scope, script::run_one(&self.inner.pool, call).await?)?;
+        let mut page = audited(scope, script::run_one(&self.inner.looks, call).await?)?;
         if check == Check::Notes {
             page.next = match (page.next, source) {
                 (Some(next), source) => Some(format!("{}:{next}", note::word(source))),
@@ -170,7 +170,7 @@ impl RedisBackend {
         let keys = self.place_keys(place);
         let call = self.inner.scripts.audit_place.call(keys.each_ref());
         let call = call.args([word(place), check.as_str(), after.unwrap_or_default()]).arg(MAX_PAGE);
-        audited(scope, script::run_one(&self.inner.pool, call).await?)
+        audited(scope, script::run_one(&self.inner.looks, call).await?)
     }
 
     fn place_keys(&self, place: &Place) -> [Key; 6] {
@@ -191,7 +191,7 @@ impl RedisBackend {
     }
 
     async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        self.inner.pool.send(pipe).await
+        self.inner.looks.send(pipe).await
     }
 
     async fn position_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
@@ -291,11 +291,13 @@ impl RedisBackend {
         let keys = &self.inner.keys;
         let mut page = Audited::default();
         let mut stray = Vec::new();
-        for source in [Source::Log, Source::Retry] {
+        let sources = [Source::Log, Source::Retry];
+        let mut pipe = Pipeline::with_capacity(sources.len());
+        for source in sources {
             let key = self.inner.stream(tp, group, source);
-            let mut pipe = Pipeline::with_capacity(1);
             pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str());
-            let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
+        }
+        for (source, answer) in sources.into_iter().zip(self.ask(&pipe).await?) {
             if reply::is_no_group(&answer) {
                 continue;
             }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::keys::Key;
 use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::sleep;
 
 /// A heartbeat as the script `heartbeat` has it.
@@ -22,8 +23,8 @@ const WAIT: Duration = Duration::from_millis(1);
 
 type Waiting<Q, A> = Arc<Mutex<Vec<Asked<Q, A>>>>;
 
-/// Requests that wait for others.
-pub(crate) struct Gather<Q, A>(Waiting<Q, A>);
+/// Requests that wait for others, and for how long.
+pub(crate) struct Gather<Q, A>(Waiting<Q, A>, Duration);
 
 struct Asked<Q, A> {
     request: Q,
@@ -32,7 +33,14 @@ struct Asked<Q, A> {
 
 impl<Q, A> Default for Gather<Q, A> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self(Arc::default(), WAIT)
+    }
+}
+
+impl<Q, A> Gather<Q, A> {
+    /// Creates one whose requests wait only until all tasks that are ready have run.
+    pub(crate) fn of_this_moment() -> Self {
+        Self(Arc::default(), Duration::ZERO)
     }
 }
 
@@ -56,8 +64,12 @@ impl<Q: Send + 'static, A: Send + 'static> Gather<Q, A> {
         };
         if is_first {
             let turn = Turn(Some(self.0.clone()));
+            let wait = self.1;
             spawn(Box::pin(async move {
-                sleep(WAIT).await;
+                match wait {
+                    Duration::ZERO => yield_now().await,
+                    wait => sleep(wait).await,
+                }
                 let asked = turn.take().into_iter().filter(|asked| !asked.answer.is_closed());
                 let (requests, answers): (Vec<_>, Vec<_>) =
                     asked.map(|asked| (asked.request, asked.answer)).unzip();

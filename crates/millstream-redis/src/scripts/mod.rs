@@ -2,6 +2,7 @@
 
 pub(crate) mod gate;
 pub(crate) mod gather;
+pub(crate) mod gathered;
 pub(crate) mod retention;
 pub(crate) mod script;
 pub(crate) mod times;

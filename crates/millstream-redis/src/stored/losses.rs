@@ -141,7 +141,8 @@ impl RedisBackend {
         let Some((key, field)) = self.record_of(scope) else { return Ok(None) };
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("HGET").arg(key.as_str()).arg(&field);
-        let text = reply::maybe_bytes(self.inner.one(&key, &pipe).await?)?;
+        let answer = self.inner.looks.send(&pipe).await?.pop().unwrap_or_default();
+        let text = reply::maybe_bytes(answer).map_err(|error| error.during(format_args!("catalog {key}")))?;
         // A record that cannot be parsed still shows that there was a loss.
         let unknown = Record { loss: Loss::new(0, 0, 1, None), ..Record::default() };
         Ok(text.map(|text| Record::parse(&String::from_utf8_lossy(&text)).unwrap_or(unknown)))
