@@ -3,6 +3,8 @@
 pub(crate) mod bad_days;
 #[cfg(all(feature = "exporter", feature = "top"))]
 pub(crate) mod damage;
+#[cfg(all(feature = "exporter", feature = "top"))]
+pub(crate) mod others;
 pub(crate) mod partial;
 pub(crate) mod trouble;
 

@@ -78,7 +78,8 @@ async fn once(mut sampler: Sampler, interval: Duration, cx: &Context) -> Result<
     whole(&mut sampler, &mut model).await?;
     tokio::time::sleep(interval).await;
     whole(&mut sampler, &mut model).await?;
-    if let Some(seen) = model.problems.front().filter(|_| model.topics().next().is_none()) {
+    let is_empty = model.topics().next().is_none() && model.others.queues.is_empty();
+    if let Some(seen) = model.problems.front().filter(|_| is_empty) {
         bail!("could not {}: {}", seen.problem.doing, text::clean(&seen.problem.error));
     }
     cx.output.show(&plain::Everything::of(&model), |_| plain::text(&model))?;
