@@ -34,6 +34,8 @@ pub enum Fault {
     EntriesLost,
     /// A group's position is beyond the end of its stream: the next entries would be skipped.
     PositionAhead,
+    /// A group's position is behind entries that no consumer of it has read: somebody has moved it by hand.
+    PositionSkipped,
     /// A lease never expires, or its token differs from the fence's.
     LeaseBroken,
     /// The epoch or ttl of a fence is invalid. A number that is too large keeps all consumers from owning the partition;
@@ -103,6 +105,7 @@ impl Fault {
             Self::UnreadMissing => "unread_missing",
             Self::EntriesLost => "entries_lost",
             Self::PositionAhead => "position_ahead",
+            Self::PositionSkipped => "position_skipped",
             Self::LeaseBroken => "lease_broken",
             Self::FenceDamaged => "fence_damaged",
             Self::RetryLost => "retry_lost",
@@ -134,6 +137,7 @@ impl Fault {
             | Self::DeletionUnfinished
             | Self::WrongType
             | Self::GroupUnlisted
+            | Self::PositionSkipped
             | Self::QueueWithoutSettings => Remedy::Person,
             Self::EntriesLost => Remedy::Record,
             Self::GroupMissing
@@ -214,6 +218,10 @@ impl Fault {
             Self::UnreadMissing => "the loss is recorded: the entries cannot be brought back",
             Self::EntriesLost => {
                 "the record of entries that are gone; it stays until the group, topic or delay queue is deleted"
+            }
+            Self::PositionSkipped => {
+                "the group was moved with XGROUP SETID: `millstream group reset` moves it back, as long as the entries are stored, which \
+                 are trimmed as settled ones"
             }
             Self::PositionAhead => "the group is set back to the oldest entry: some may be handled again",
             Self::LeaseBroken => "the lease is deleted; such a lease counts as free",

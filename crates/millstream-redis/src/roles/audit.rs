@@ -14,7 +14,7 @@ use millstream_core::keys::Key;
 use millstream_core::log::Source;
 use millstream_core::members::Members;
 use millstream_core::name::GroupName;
-use millstream_core::schedule::Place;
+use millstream_core::schedule::{Place, Schedule};
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
@@ -28,6 +28,7 @@ use crate::scripts::script;
 use crate::stored::losses::StreamInfo;
 use crate::stored::note;
 use catalog::is_number;
+use losses::last_read;
 
 /// Minimum idle time of an entry in milliseconds, so that its consumer is not just about to settle it.
 const IDLE_MS: u64 = 60_000;
@@ -198,7 +199,7 @@ impl RedisBackend {
         let mut page = Audited::new(2);
         let known = self.listed(&self.inner.keys.topic_groups(&tp.topic), &[group.as_str()]).await?;
         let keys = [Source::Log, Source::Retry].map(|source| self.inner.stream(tp, group, source));
-        let mut pipe = Pipeline::with_capacity(5);
+        let mut pipe = Pipeline::with_capacity(7);
         // Read the groups before the streams: so a position is never beyond the end that is read after it. The log is also
         // read before: entries that are appended or trimmed in between do not count as unread ones that are gone.
         pipe.cmd("XINFO").arg("STREAM").arg(keys[0].as_str());
@@ -208,8 +209,17 @@ impl RedisBackend {
         for key in &keys {
             pipe.cmd("XINFO").arg("STREAM").arg(key.as_str());
         }
-        let [before, on_log, on_retry_log, log, retry_log] =
+        // And before the consumers: what one of them reads in between is no position that nobody has read.
+        pipe.cmd("XINFO").arg("CONSUMERS").arg(keys[0].as_str()).arg(group.as_str());
+        pipe.cmd("TIME");
+        let [before, on_log, on_retry_log, log, retry_log, consumers, time] =
             reply::tuple(Value::Array(self.ask(&pipe).await?))?;
+        // Without a key, `TIME` is that of any node. A later time is no mistake: reads seem to be newer.
+        let now = match self.inner.servers.cluster() {
+            Some(_) => self.now_at(&tp.clone().into()).await?,
+            None => reply::time(time)?,
+        };
+        let read = last_read(consumers, now)?;
         let before = StreamInfo::read(before)?;
         let infos = [reply::group(on_log, group.as_str())?, reply::group(on_retry_log, group.as_str())?];
         let streams = [StreamInfo::read(log)?, StreamInfo::read(retry_log)?];
@@ -226,6 +236,10 @@ impl RedisBackend {
                         let detail = format!("stands at {}, the end is {end}", info.last_delivered);
                         let id = format!("{word}:");
                         page.findings.push(Finding::new(Fault::PositionAhead, scope, id, detail));
+                    }
+                    if source == Source::Log && info.last_delivered <= end {
+                        page.findings
+                            .extend(self.skipped(scope, key, (info.last_delivered, end), read).await?);
                     }
                     if let Some(before) = before.filter(|_| source == Source::Log && !group.is_instance()) {
                         page.findings.extend(self.unread_missing(scope, (tp, group), &before, &info).await?);

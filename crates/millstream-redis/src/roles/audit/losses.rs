@@ -1,9 +1,11 @@
 //! Losses that an audit finds: unread entries that are gone, and those that are recorded.
 
+use millstream_core::Timestamp;
 use millstream_core::audit::{Audited, Fault, Finding, Loss, Scope};
 use millstream_core::catalog::Catalog;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
 use millstream_core::name::GroupName;
 use millstream_core::schedule::Place;
 use millstream_core::topic::{Retention, TopicPartition};
@@ -13,6 +15,25 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply::{self, Entries, GroupInfo};
 use crate::stored::losses::{MAX_COUNT, StreamInfo, Unread};
+
+/// Time by which a read may seem older than the entry that it returned, in milliseconds: the server takes the times one after the other.
+const CLOCK_MS: u64 = 1_000;
+
+/// Returns when a consumer of a group has read last, or tried to, in milliseconds by the server's clock. `None` if it has no consumers.
+pub(super) fn last_read(consumers: Value, now: Timestamp) -> Result<Option<u64>> {
+    if reply::is_missing_key(&consumers) || reply::is_no_group(&consumers) {
+        return Ok(None);
+    }
+    let (now, mut last) = (now.as_millis(), None);
+    for consumer in reply::array(consumers)? {
+        for (name, value) in reply::pairs(consumer)? {
+            if &*reply::bytes(name)? == b"idle" {
+                last = last.max(Some(now.saturating_sub(u64::try_from(reply::int(value)?).unwrap_or(0))));
+            }
+        }
+    }
+    Ok(last)
+}
 
 impl RedisBackend {
     /// Returns the record of a scope as a finding.
@@ -96,6 +117,35 @@ impl RedisBackend {
             false => beyond,
         };
         Ok(Some(Unread { new: new.with(new_beyond), position, counted, beyond }))
+    }
+
+    /// Returns the finding of a position that was moved by hand beyond entries which nobody has read.
+    ///
+    /// The entry at the position is newer than the last read of any consumer. A position that clients of Millstream have set has no
+    /// consumers: they create the group anew. So it is known until a consumer reads on, and not of entries that were there when one
+    /// last read.
+    pub(super) async fn skipped(
+        &self,
+        scope: &Scope,
+        log: &Key,
+        (position, end): (MessageId, MessageId),
+        read: Option<u64>,
+    ) -> Result<Option<Finding>> {
+        let Some(read) = read.filter(|read| position.ms > read.saturating_add(CLOCK_MS)) else {
+            return Ok(None);
+        };
+        let first = MessageId::new(read.saturating_add(1), 0);
+        let there = self.inner.entries_between(log, Some(first), position, MAX_COUNT).await?.0;
+        // They may have been trimmed since, as settled ones; the end of the log was an entry.
+        let some = there.max(u64::from(position == end));
+        if some == 0 {
+            return Ok(None);
+        }
+        let (at, since) = (position.timestamp(), Timestamp::from_millis(read));
+        let detail = format!(
+            "stands at {position} of {at}, and nobody has read since {since}; entries skipped: at least {some}"
+        );
+        Ok(Some(Finding::new(Fault::PositionSkipped, scope, "log", detail)))
     }
 
     /// Returns the finding of unread entries that are gone.

@@ -79,7 +79,7 @@ const fn row(
 
 const FOREIGN: (&str, After) = ("wrong_type", After::ByHand);
 
-pub(super) static TABLE: [Damage; 45] = [
+pub(super) static TABLE: [Damage; 46] = [
     row(
         ("log_deleted", "the log of a partition is deleted"),
         |at| vec![format!("DEL {}", at.log())],
@@ -135,6 +135,21 @@ pub(super) static TABLE: [Damage; 45] = [
         Seen::Figures("? 2 0 0"),
         (false, "2"),
         ("position_ahead", After::Sound),
+    ),
+    row(
+        (
+            "position_skipped",
+            "a group is set to the end of a log, beyond an entry that is newer than its last read",
+        ),
+        |at| {
+            vec![
+                format!("XADD {} 99999999999998-0 payload x", at.log()),
+                format!("XGROUP SETID {} billing $", at.log()),
+            ]
+        },
+        Seen::Figures("? 2 0 0"),
+        (false, "2"),
+        ("position_skipped", After::ByHand),
     ),
     row(
         ("foreign_log", "another type at the key of a log"),
