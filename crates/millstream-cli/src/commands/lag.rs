@@ -27,7 +27,7 @@ const TOGETHER: usize = 64;
 ///
 /// `backlog` is all remaining work of a group: `lag` (never handed out), `pending` (handed out and not settled),
 /// `retrying`, and delayed messages that are due; the largest is shown first. `oldest` is the age of the oldest message
-/// that is unread, pending or due for a retry, since it was first in the log.
+/// that is unread, pending or waits for a retry, since it was first in the log.
 ///
 /// A lag that would take too long to count is shown as `>= 10,000` or `?`, and so is a backlog with it; in JSON both
 /// are `null`, with `lag_at_least` and `backlog_at_least`. Figures that cannot be read are `?`, with the reason on stderr;

@@ -147,7 +147,7 @@ fn tiles<'a, I: Iterator<Item = &'a Snapshot>>(
     let of_queues = |of: fn(&millstream::delay::TaskCounts) -> u64| {
         queues.values().flatten().map(|queue| of(&queue.counts)).sum::<u64>()
     };
-    let oldest = groups().filter_map(|it| it.stats.totals.oldest).max();
+    let oldest = groups().filter_map(|it| it.stats.totals.oldest.max(it.stats.totals.oldest_parked)).max();
     let is_late = groups().any(health::is_late);
     let dead = groups().filter_map(|it| it.stats.totals.dead).sum::<u64>() + of_queues(|it| it.dead);
     let overdue = snapshots().filter_map(|it| it.delayed).map(|it| it.overdue).sum::<u64>();
@@ -253,10 +253,10 @@ pub(crate) fn backlog(group: &Group) -> Cell {
     Cell::toned(format::at_least(known, least), tone)
 }
 
-/// Age of the oldest message that a group has not settled.
+/// Age of the oldest message that a group has not settled, also if it waits for a retry.
 pub(crate) fn oldest(group: &Group) -> Cell {
     let tone = if health::is_late(group) { Tone::Warn } else { Tone::Plain };
-    Cell { tone, ..Cell::duration_or_none(group.stats.totals.oldest) }
+    Cell { tone, ..Cell::duration_or_none(group.stats.totals.oldest.max(group.stats.totals.oldest_parked)) }
 }
 
 /// Row of a group in a table of groups.

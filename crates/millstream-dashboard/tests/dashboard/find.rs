@@ -301,6 +301,16 @@ async fn which_group_is_behind_and_since_when() {
     let since = walk.page.split("Behind since</dt>").nth(1).expect("a fact");
     let since = since.split("</dd>").next().unwrap_or_default();
     assert!(since.contains("<time datetime=\"20"), "{since}");
+    // Nothing is unread or pending: all of it waits for a retry.
+    let mut walk = Walk::from_overview(&scene).await;
+    let row = walk.page.split("<tr").find(|row| row.contains(">waiting</a>")).expect("a row").to_owned();
+    assert!(row.contains(">5<") || row.contains("> 5<"), "its backlog: {row}");
+    walk.link("waiting").await;
+    assert_eq!(walk.steps, 1);
+    let since = walk.page.split("Behind since</dt>").nth(1).and_then(|it| it.split("</dd>").next());
+    assert!(since.is_some_and(|it| it.contains("<time datetime=\"20")), "{since:?}");
+    let tile = walk.page.split("Oldest not settled</dt>").nth(1).and_then(|it| it.split("</dd>").next());
+    assert!(tile.is_some_and(|it| it.bytes().any(|byte| byte.is_ascii_digit())), "{tile:?}");
     let mut walk = Walk::from_overview(&scene).await;
     walk.link("billing").await;
     let since = walk.page.split("Behind since</dt>").nth(1).and_then(|it| it.split("</dd>").next());

@@ -165,8 +165,10 @@ pub(in crate::commands) struct GroupView {
     pub(in crate::commands) lag: Option<u64>,
     /// The number of them that were counted.
     pub(in crate::commands) lag_at_least: u64,
-    /// The age of the oldest entry that is unread or pending; `null` also if there is none.
+    /// The age of the oldest message that is unread, pending or due for a retry; `null` also if there is none.
     pub(in crate::commands) oldest_ms: Option<u64>,
+    /// The age of the oldest message that waits for a retry, of those that are due next in their partitions; `null` also if there is none.
+    pub(in crate::commands) oldest_retry_ms: Option<u64>,
     /// The number of messages that were handed out and are not settled.
     pub(in crate::commands) pending: Option<u64>,
     /// The number of messages that wait for a retry.
@@ -188,7 +190,7 @@ impl GroupView {
 
     /// Creates it from the statistics and the number of delayed messages of the topic that are due, if it is known.
     pub(in crate::commands) fn of(stats: &GroupStats, overdue: Option<u64>) -> Self {
-        let Totals { lag, lag_at_least, oldest, pending, retrying, dead, .. } = stats.totals;
+        let Totals { lag, lag_at_least, oldest, oldest_parked, pending, retrying, dead, .. } = stats.totals;
         Self {
             group: Some(stats.group.to_string()),
             paused_at_ms: stats.paused,
@@ -199,6 +201,7 @@ impl GroupView {
             lag,
             lag_at_least,
             oldest_ms: oldest.map(ms),
+            oldest_retry_ms: oldest_parked.map(ms),
             pending,
             retrying,
             dead,
@@ -218,7 +221,7 @@ impl GroupView {
             human::known(self.owned_partitions.map(|it| it as u64)),
             human::at_least(self.backlog, self.backlog_at_least),
             human::at_least(self.lag, self.lag_at_least),
-            match self.oldest_ms {
+            match self.oldest_ms.max(self.oldest_retry_ms) {
                 // A log that cannot be read has no oldest entry that is known.
                 None if self.pending.is_none() => "?".to_owned(),
                 oldest => human::or_none(oldest, |ms| human::duration(Duration::from_millis(ms))),

@@ -47,6 +47,9 @@ async fn what_waits_for_its_next_attempt_is_listed_with_its_reason() {
     // Nothing is unread, pending or dead: all that there is to do is in the backlog.
     let lag = cli.json("lag orders");
     assert_eq!((&lag["groups"][0]["lag"], &lag["groups"][0]["backlog"]), (&json!(0), &json!(4)));
+    assert!(lag["groups"][0]["oldest_retry_ms"].as_u64() > Some(0), "since when it is behind: {lag}");
+    let text = cli.ok("lag orders");
+    assert!(text.lines().nth(1).is_some_and(|row| !row.split_whitespace().any(|word| word == "-")), "{text}");
     assert_eq!(cli.json("topic describe orders")["groups"][0]["backlog"], 4);
     assert_eq!(cli.json("group describe orders billing")["backlog"], 4);
 }
