@@ -351,7 +351,7 @@ script!(
 script!(
     read_only
     /// Counts the items of a list by time.
-    COUNT_DUE, "schedule", "count_due", [CLOCK], ["list"], []
+    COUNT_DUE, "schedule", "count_due", [CLOCK], ["list", "items", "claims"], []
 );
 script!(
     /// Moves messages that are due to the log of their partition, for all groups.
@@ -467,7 +467,7 @@ script!(
     read_only
     /// Returns the state of a log and its groups, and of what else groups have that are named: of one moment unless entries are
     /// large, so that a message that moves is seen once.
-    LOOK, "inspect", "look", [CLOCK, IDENTITY, IDS, MAP, SIZE, PACKS], ["log", "delay", "packs", "retry_log...", "retry_due...", "dlq...", "settled..."],
+    LOOK, "inspect", "look", [CLOCK, IDENTITY, IDS, MAP, SIZE, PACKS], ["log", "delay", "delay_items", "packs", "retry_log...", "retry_due...", "retry_items...", "dlq...", "settled..."],
     ["who", "after", "named", "groups..."]
 );
 script!(

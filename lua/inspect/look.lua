@@ -2,13 +2,13 @@
 -- entries are large, so that a message that moves is seen once.
 -- KEYS[1] log STREAM a partition's log
 -- KEYS[2] delay ZSET its delayed messages by due time in milliseconds; no key behind the log if ARGV[3] is ''
--- KEYS[3] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold; no
--- key
--- behind the log if ARGV[3] is ''
--- KEYS[4] retry_log... STREAM redeliveries of the first group that is named
--- KEYS[5] retry_due... ZSET its parked retries by due time in milliseconds
--- KEYS[6] dlq... STREAM its dead letters
--- KEYS[7] settled... HASH what it has settled of pending packs; then these four of each further group
+-- KEYS[3] delay_items HASH their bodies by id
+-- KEYS[4] packs STREAM by the ids of packs: how many messages each holds, and how many more than entries all hold
+-- KEYS[5] retry_log... STREAM redeliveries of the first group that is named
+-- KEYS[6] retry_due... ZSET its parked retries by due time in milliseconds
+-- KEYS[7] retry_items... HASH their bodies by origin
+-- KEYS[8] dlq... STREAM its dead letters
+-- KEYS[9] settled... HASH what it has settled of pending packs; then these five of each further group
 -- ARGV[1] who '1' to request the identity of the server, or ''
 -- ARGV[2] after name of a group: to return only the groups after it; or '' to start, and if groups are named
 -- ARGV[3] named number of groups whose keys are passed, to return what else they have too; or '' for the log alone
@@ -25,7 +25,7 @@
 --   the group is not on it, parked retries, dead letters, origin of the first entry of the retry log or nil, origin
 --   and due time of the first parked retry or nil}; waiting ends with the due time of the first delayed message or
 --   nil; -1 instead of a number stands for a key of another type, also instead of the 1
-local log, delay, packs = KEYS[1], KEYS[2], KEYS[3]
+local log, delay, delay_items, packs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local who, after, named = ARGV[1], ARGV[2], ARGV[3]
 local keys, names = KEYS, ARGV
 -- MAX_GHOSTS: ghosts that are skipped per group. MAX_PACKS: pending packs per group whose messages are counted.
@@ -177,19 +177,24 @@ if named ~= '' then
     by_name[map(flat).name] = map(flat)
   end
   local total = of_type(redis.pcall('ZCARD', delay))
-  waiting = { total, total > 0 and redis.call('ZCOUNT', delay, '-inf', now_ms) or 0, ever - gone, ever,
+  -- A body without a time is due: nothing comes for it.
+  local stray = total >= 0 and math.max(of_type(redis.pcall('HLEN', delay_items)) - total, 0) or 0
+  local due = total > 0 and redis.call('ZCOUNT', delay, '-inf', now_ms) or 0
+  waiting = { total + stray, due + stray, ever - gone, ever,
     first_message or false, total > 0 and redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')[2] or false }
   for at = 1, tonumber(named) do
     if bytes >= MAX_BYTES then
       break
     end
-    local name, retry_log, retry_due, dlq, settled = names[3 + at], unpack(keys, 4 * at, 4 * at + 3)
+    local name, retry_log, retry_due, retry_items, dlq, settled = names[3 + at], unpack(keys, 5 * at, 5 * at + 4)
     if by_name[name] then
       add(by_name[name], settled)
     end
     local length = of_type(redis.pcall('XLEN', retry_log))
     local pending = length ~= -1 and pending_on(retry_log, name)
     local parked, dead = of_type(redis.pcall('ZCARD', retry_due)), of_type(redis.pcall('XLEN', dlq))
+    -- One without a due time is parked, too.
+    parked = parked >= 0 and math.max(parked, of_type(redis.pcall('HLEN', retry_items))) or parked
     local next_up = length > 0 and redis.call('XRANGE', retry_log, '-', '+', 'COUNT', 1)[1]
     local sleeps = parked > 0 and redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
     bytes = bytes + size(next_up)

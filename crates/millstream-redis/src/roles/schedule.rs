@@ -21,7 +21,7 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::{fenced, unexpected};
-use crate::queue::scheduling::{exactly, known, outcomes, pipeline, portions, states, word};
+use crate::queue::scheduling::{claims, exactly, known, outcomes, pipeline, portions, states, word};
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;
@@ -156,7 +156,9 @@ impl Schedule for RedisBackend {
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
-        let call = self.inner.scripts.count_due.call([&self.inner.keys.delay(place)]);
+        let keys = &self.inner.keys;
+        let (delay, claims) = (keys.delay(place), claims(keys, place));
+        let call = self.inner.scripts.count_due.call([&delay, &keys.delay_items(place), &claims]);
         let [total, overdue, first] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
         let first = reply::maybe(first, reply::score)?;
         Ok(Waiting { total: reply::count(total)? as u64, overdue: reply::count(overdue)? as u64, first })

@@ -9,8 +9,9 @@ use crate::conn::connection::{Answers, Line};
 use crate::conn::pooled::Pooled;
 use crate::scripts::gather::Gather;
 
-/// Number of commands of one request, or those of one caller.
-const COMMANDS: usize = 512;
+/// Number of commands of one request, or those of one caller: the server answers no other client meanwhile, and a page of an audit takes it
+/// up to some milliseconds.
+const COMMANDS: usize = 64;
 
 /// The pool, for requests that only read: a verification asks for dozens of small things at once.
 pub(crate) struct Gathered {

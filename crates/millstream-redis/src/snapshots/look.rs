@@ -132,13 +132,15 @@ pub(crate) struct LookRest {
 pub(crate) struct RestKeys {
     pub(crate) retry_log: Key,
     pub(crate) retry_due: Key,
+    pub(crate) retry_items: Key,
     pub(crate) dead_letters: Key,
     pub(crate) settled: Key,
 }
 
 impl RestKeys {
-    pub(crate) fn row(&self) -> [Key; 4] {
-        [self.retry_log.clone(), self.retry_due.clone(), self.dead_letters.clone(), self.settled.clone()]
+    pub(crate) fn row(&self) -> [Key; 5] {
+        let Self { retry_log, retry_due, retry_items, dead_letters, settled } = self;
+        [retry_log, retry_due, retry_items, dead_letters, settled].map(Clone::clone)
     }
 }
 

@@ -380,7 +380,7 @@ impl RedisBackend {
             }
         }
         for some in lists.chunks(CHUNK) {
-            let calls = some.iter().map(|(key, ..)| self.inner.scripts.count_due.call([key]));
+            let calls = some.iter().map(|(key, ..)| self.inner.scripts.count_due.call([key; 3]));
             let counted = script::run(&self.inner.pool, calls.collect()).await;
             for ((_, topic, at), counted) in some.iter().zip(counted) {
                 let read = counted.and_then(|counted| {

@@ -71,12 +71,14 @@ impl RedisBackend {
                 let row = |group| RestKeys {
                     retry_log: keys.retry_log(tp, group),
                     retry_due: keys.retry_due(tp, group),
+                    retry_items: keys.retry_items(tp, group),
                     dead_letters: keys.dead_letters(tp, group),
                     settled: keys.settled(tp, group),
                 };
                 let of_groups: Vec<RestKeys> = groups.iter().map(row).collect();
+                let place = tp.clone().into();
                 let call = self.inner.scripts.look.call_with_rows(
-                    [&keys.log(tp), &keys.delay(&tp.clone().into()), &keys.packs(tp)],
+                    [&keys.log(tp), &keys.delay(&place), &keys.delay_items(&place), &keys.packs(tp)],
                     &of_groups.iter().map(RestKeys::row).collect::<Vec<_>>(),
                 );
                 let mut call = call.arg(who).arg("").arg(groups.len());

@@ -368,7 +368,7 @@ pub(super) static TABLE: [Damage; 46] = [
     row(
         ("retry_stranded", "a retry has no due time"),
         |at| vec![format!("HSET {} 1-1 x", at.keys.retry_items(&at.tp, &at.group))],
-        WHOLE,
+        Seen::Figures("8 2 1 0"),
         (false, "2"),
         ("retry_stranded", After::Sound),
     ),
