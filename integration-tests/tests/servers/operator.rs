@@ -5,6 +5,7 @@ pub(crate) mod alerts;
 pub(crate) mod dictionaries;
 pub(crate) mod lost_dictionaries;
 pub(crate) mod metrics;
+pub(crate) mod moved;
 pub(crate) mod packed_letters;
 pub(crate) mod replaying;
 pub(crate) mod running;

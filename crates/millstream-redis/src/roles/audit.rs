@@ -199,7 +199,7 @@ impl RedisBackend {
         let mut page = Audited::new(2);
         let known = self.listed(&self.inner.keys.topic_groups(&tp.topic), &[group.as_str()]).await?;
         let keys = [Source::Log, Source::Retry].map(|source| self.inner.stream(tp, group, source));
-        let mut pipe = Pipeline::with_capacity(7);
+        let mut pipe = Pipeline::with_capacity(8);
         // Read the groups before the streams: so a position is never beyond the end that is read after it. The log is also
         // read before: entries that are appended or trimmed in between do not count as unread ones that are gone.
         pipe.cmd("XINFO").arg("STREAM").arg(keys[0].as_str());
@@ -211,15 +211,16 @@ impl RedisBackend {
         }
         // And before the consumers: what one of them reads in between is no position that nobody has read.
         pipe.cmd("XINFO").arg("CONSUMERS").arg(keys[0].as_str()).arg(group.as_str());
+        pipe.cmd("HGET").arg(self.inner.keys.fence(tp, group).as_str()).arg("epoch");
         pipe.cmd("TIME");
-        let [before, on_log, on_retry_log, log, retry_log, consumers, time] =
+        let [before, on_log, on_retry_log, log, retry_log, consumers, epoch, time] =
             reply::tuple(Value::Array(self.ask(&pipe).await?))?;
         // Without a key, `TIME` is that of any node. A later time is no mistake: reads seem to be newer.
         let now = match self.inner.servers.cluster() {
             Some(_) => self.now_at(&tp.clone().into()).await?,
             None => reply::time(time)?,
         };
-        let read = last_read(consumers, now)?;
+        let read = last_read(consumers, epoch, now)?;
         let before = StreamInfo::read(before)?;
         let infos = [reply::group(on_log, group.as_str())?, reply::group(on_retry_log, group.as_str())?];
         let streams = [StreamInfo::read(log)?, StreamInfo::read(retry_log)?];

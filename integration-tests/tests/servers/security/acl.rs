@@ -144,6 +144,25 @@ async fn who_may_look_sees_everything_and_changes_nothing() {
     );
 }
 
+/// Who may look at all topics finds them also where their list was lost; who may look at one is not shown the names of others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_look_at_all_topics_finds_those_whose_list_was_lost() {
+    let server = Server::start();
+    let all = Millstream::connect(&server.url()).await.expect("connected");
+    all.producer(ORDERS).await.expect("a topic");
+    let mut command = vec!["ACL", "SETUSER", "looker", "reset", "on", ">secret"];
+    let rules = acl(Access::ReadOnly, None, &[]);
+    command.extend(rules.iter().map(String::as_str));
+    assert_eq!(server.cli(&command), "OK");
+    let url = format!("redis://looker:secret@127.0.0.1:{}", server.port());
+    let looker = Millstream::connect(&url).await.expect("connected");
+    let one = connect(&server, Access::ReadOnly).await;
+    server.cli(&["DEL", "streaming:mq:topics:registry"]);
+    let found = looker.admin().topics().await.expect("topics");
+    assert_eq!(found, ["orders".parse().expect("a name")]);
+    assert_eq!(one.admin().topics().await.expect("none is listed"), []);
+}
+
 /// Of another topic whose name begins alike, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_that_is_not_named_is_denied() {

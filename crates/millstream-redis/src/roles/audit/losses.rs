@@ -19,8 +19,9 @@ use crate::stored::losses::{MAX_COUNT, StreamInfo, Unread};
 /// Time by which a read may seem older than the entry that it returned, in milliseconds: the server takes the times one after the other.
 const CLOCK_MS: u64 = 1_000;
 
-/// Returns when a consumer of a group has read last, or tried to, in milliseconds by the server's clock. `None` if it has no consumers.
-pub(super) fn last_read(consumers: Value, now: Timestamp) -> Result<Option<u64>> {
+/// Returns when a consumer of a group has read last, or tried to, in milliseconds by the server's clock. `None` if it has no consumers, or
+/// somebody was granted the partition after that: members that share it read under names which are forgotten.
+pub(super) fn last_read(consumers: Value, epoch: Value, now: Timestamp) -> Result<Option<u64>> {
     if reply::is_missing_key(&consumers) || reply::is_no_group(&consumers) {
         return Ok(None);
     }
@@ -32,7 +33,9 @@ pub(super) fn last_read(consumers: Value, now: Timestamp) -> Result<Option<u64>>
             }
         }
     }
-    Ok(last)
+    // A fence of another type is found elsewhere.
+    let granted = reply::text(epoch).ok().and_then(|epoch| epoch.parse::<u64>().ok()).unwrap_or(0);
+    Ok(last.filter(|last| granted <= last.saturating_add(CLOCK_MS)))
 }
 
 impl RedisBackend {
