@@ -73,14 +73,14 @@ fn the_roles_of_the_tutorial_are_written_one_after_the_other() {
         ORDER.map(|role| passed[role])
     };
     let page = include_str!("../../../docs/guides/extend.md");
-    let all = "(of `catalog` 18, `leases` 17, `log` 61, `schedule` 31, `members` 35)";
+    let all = "(of `catalog` 18, `leases` 17, `log` 61, `schedule` 31, `members` 36)";
     assert!(page.contains(all), "the numbers of the guide");
     assert_eq!(passing(0), [0; 5]);
     assert_eq!(passing(1), [6, 0, 0, 1, 0], "catalog");
     assert_eq!(passing(2), [6, 15, 0, 1, 0], "leases");
     assert_eq!(passing(3), [12, 15, 45, 1, 0], "log");
     assert_eq!(passing(4), [12, 16, 61, 31, 0], "schedule");
-    assert_eq!(passing(5), [18, 17, 61, 31, 35], "members");
+    assert_eq!(passing(5), [18, 17, 61, 31, 36], "members");
 }
 
 fn core() -> Vec<Case> {

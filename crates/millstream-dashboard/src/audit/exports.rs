@@ -68,7 +68,7 @@ pub(crate) struct Exporting {
 #[derive(Debug)]
 enum How {
     /// The first one of the user has a record of its own.
-    First(Option<Recording>),
+    First(Option<Box<Recording>>),
     /// The others are added up. How this one ended, and its error, if it has.
     Further(Arc<Sum>, Option<(String, Option<String>)>),
 }
@@ -111,7 +111,7 @@ impl Exporting {
         });
         let ended =
             |error| Error::new(ErrorKind::Unconfirmed, "the task that records ended").with_source(error);
-        Ok(Self { how: How::First(Some(begun.await.map_err(ended)??)), letters: 0 })
+        Ok(Self { how: How::First(Some(Box::new(begun.await.map_err(ended)??))), letters: 0 })
     }
 
     /// Notes how many letters are sent.

@@ -128,10 +128,9 @@ async fn the_message_of_a_row_that_runs_is_named_also_if_it_blocks_its_thread() 
         let (awaits, blocks) = (awaits.clone(), blocks.clone());
         async move {
             match (delivery.payload, delivery.attempt()) {
-                (7, _) => awaits.acquire().await.expect("open").forget(),
                 (11, _) => blocks.lock().expect("lock").recv().expect("released"),
                 (12, 1) => return Outcome::retry("once more"),
-                (12, _) => awaits.acquire().await.expect("open").forget(),
+                (7 | 12, _) => awaits.acquire().await.expect("open").forget(),
                 _ => {}
             }
             Outcome::Ack
