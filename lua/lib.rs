@@ -105,7 +105,7 @@ impl Script {
 /// as `COMMAND INFO` gives it. `security/acl.rs` of the integration tests compares the table with the server's.
 const LEAST_WORDS: [(usize, &str); 7] = [
     (1, "info time"),
-    (2, "del exists get hgetall hkeys hlen hrandfield llen mget pttl unlink xlen zcard"),
+    (2, "del exists get hgetall hkeys hlen hrandfield llen mget pttl scard srandmember unlink xlen zcard"),
     (
         3,
         "append hdel hexists hget hmget hscan lpush pexpire rename sadd set sismember smismember srem xdel xinfo|groups \
@@ -168,6 +168,7 @@ part!(IDS, "ids");
 part!(MAP, "map");
 part!(SIZE, "size");
 part!(PACKS, "packs");
+part!(PERMITS, "permits");
 
 macro_rules! script {
     ($(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
@@ -222,6 +223,24 @@ script!(
 script!(
     /// Releases a lock or leaves its queue, and calls the next client in the queue if the lock is free.
     RELEASE_LOCK, "locks", "release_lock", [CLOCK], ["lock", "queue", "places", "changes", "index"], ["nonce", "name", "ends"]
+);
+script!(
+    /// Gives back and takes units of limits for one holder, and calls who waits for what is free.
+    EXCHANGE_PERMITS, "permits", "exchange_permits", [CLOCK, PERMITS],
+    ["holders", "units", "rules", "of", "calls"], ["holder", "number", "version", "steps..."]
+);
+script!(
+    /// Extends the right of a holder of permits, or lets it join, and ends holders that were not renewed in time.
+    RENEW_PERMITS, "permits", "renew_permits", [CLOCK, IDENTITY, CONTINUITY], ["holders", "ended", "calls"],
+    ["holder", "ttl_ms", "continuity", "joining"]
+);
+script!(
+    /// Ends a holder of permits, frees a part of what it has, and calls who waits for that.
+    END_PERMITS, "permits", "end_permits", [PERMITS], ["holders", "units", "ended", "of", "calls"], ["holder", "limit"]
+);
+script!(
+    /// Sets or removes a rule of limits, and tells all holders.
+    SET_LIMIT_RULE, "permits", "set_limit_rule", [CLOCK], ["rules", "calls"], ["pattern", "at_most"]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
@@ -583,6 +602,10 @@ pub const ALL: &[&Script] = &[
     &ACQUIRE_LOCK,
     &RENEW_LOCK,
     &RELEASE_LOCK,
+    &EXCHANGE_PERMITS,
+    &RENEW_PERMITS,
+    &END_PERMITS,
+    &SET_LIMIT_RULE,
     &WITHDRAW_END,
     &OPEN_READER,
     &ACK,

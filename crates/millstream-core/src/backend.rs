@@ -15,6 +15,7 @@ use crate::locks::Locks;
 use crate::log::Log;
 use crate::members::Members;
 use crate::name::TopicName;
+use crate::permits::Permits;
 use crate::recurring::Recurring;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
@@ -55,6 +56,7 @@ pub struct Backend {
     inspect: Option<Arc<dyn Inspect>>,
     audit: Option<Arc<dyn Audit>>,
     idempotency: Option<Arc<dyn Idempotency>>,
+    permits: Option<Arc<dyn Permits>>,
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
     /// What was left out when the backend was compiled, with the feature that brings it.
@@ -71,7 +73,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -82,7 +84,8 @@ impl Backend {
             .with_locks(backend.clone())
             .with_inspect(backend.clone())
             .with_audit(backend.clone())
-            .with_idempotency(backend)
+            .with_idempotency(backend.clone())
+            .with_permits(backend)
             .claiming(Capability::ALL.iter().copied())
     }
 
@@ -102,7 +105,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -114,6 +117,7 @@ impl Backend {
             inspect: all.inspect.filter(|_| self.inspect.is_some()),
             audit: all.audit.filter(|_| self.audit.is_some()),
             idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
+            permits: all.permits.filter(|_| self.permits.is_some()),
             operations: self.operations,
             left_out: self.left_out,
             in_process: self.in_process,
@@ -141,6 +145,7 @@ impl Backend {
             inspect: None,
             audit: None,
             idempotency: None,
+            permits: None,
             operations: Capabilities::NONE,
             left_out: &[],
             in_process: false,
@@ -227,6 +232,12 @@ impl Backend {
         Self { idempotency: Some(idempotency), ..self }
     }
 
+    /// Returns the same backend with these permits.
+    #[must_use]
+    pub fn with_permits(self, permits: Arc<dyn Permits>) -> Self {
+        Self { permits: Some(permits), ..self }
+    }
+
     /// Returns the same backend, claiming exactly these optional operations. Roles are left as they are.
     ///
     /// A claim tells the conformance suite what to check, and consumers, producers and tools what they can begin with.
@@ -247,6 +258,7 @@ impl Backend {
             Capability::Inspect => self.inspect = None,
             Capability::Audit => self.audit = None,
             Capability::Idempotency => self.idempotency = None,
+            Capability::Permits => self.permits = None,
             operation => self.operations = self.operations.without(operation),
         }
         self
@@ -293,6 +305,7 @@ impl Backend {
             (Capability::Inspect, self.inspect.is_some()),
             (Capability::Audit, self.audit.is_some()),
             (Capability::Idempotency, self.idempotency.is_some()),
+            (Capability::Permits, self.permits.is_some()),
         ];
         let present = roles.into_iter().filter(|(_, is_present)| *is_present);
         present.fold(self.operations, |all, (role, _)| all.with(role))
@@ -444,6 +457,14 @@ impl Backend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn idempotency(&self) -> Result<&Arc<dyn Idempotency>> {
         self.idempotency.as_ref().ok_or_else(|| self.missing(Capability::Idempotency))
+    }
+
+    /// Returns the role that counts what is handled at once, across processes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
+    pub fn permits(&self) -> Result<&Arc<dyn Permits>> {
+        self.permits.as_ref().ok_or_else(|| self.missing(Capability::Permits))
     }
 }
 

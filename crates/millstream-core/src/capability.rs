@@ -57,6 +57,8 @@ capabilities! {
     Audit: "audit", "audit of stored data", [];
     /// The role [`Idempotency`](crate::Idempotency): markers of operations that are to take effect once.
     Idempotency: "idempotency", "markers of operations", [];
+    /// The role [`Permits`](crate::Permits): limits on how much is handled at once, across processes.
+    Permits: "permits", "limits across processes", [];
 
     /// To move the position of a group.
     Seek: "log", "moving the position of a group", ["Log::seek"];

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::idempotency::Operation;
 use crate::name::{GroupName, LockName, Namespace, QueueName, TopicName};
 use crate::partitioner::jump;
+use crate::permits::PermitHolder;
 use crate::schedule::{Place, Shard};
 use crate::topic::{Partition, TopicPartition};
 
@@ -296,6 +297,48 @@ impl Keys {
         vec![self.key(format_args!("streaming:mq:lock:*"))]
     }
 
+    /// Hash: how many units of limits may be in use at once, by the patterns of their keys; `:version` of these rules.
+    #[must_use]
+    pub fn limit_rules(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:rules:{{permit:s}}"))
+    }
+
+    /// Hash: the units in use and who waits for more, by limit and key.
+    #[must_use]
+    pub fn permits(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:units:{{permit:s}}"))
+    }
+
+    /// Hash: the holders of permits, with the time in milliseconds at which their right expires.
+    #[must_use]
+    pub fn permit_holders(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:holders:{{permit:s}}"))
+    }
+
+    /// Set: holders that were ended and still have something.
+    #[must_use]
+    pub fn permit_ended(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:ended:{{permit:s}}"))
+    }
+
+    /// Set: limits and keys of which a holder has units, or for which it waits.
+    #[must_use]
+    pub fn permits_of(&self, holder: &PermitHolder) -> Key {
+        self.key(format_args!("streaming:mq:permit:of:{{permit:s}}:{holder}"))
+    }
+
+    /// Stream: what holders of permits have to know, each entry for one of them or for all.
+    #[must_use]
+    pub fn permit_calls(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:calls:{{permit:s}}"))
+    }
+
+    /// Returns the pattern of all keys of limits, for rules that limit what a user may touch.
+    #[must_use]
+    pub fn patterns_of_permits(&self) -> Vec<Key> {
+        vec![self.key(format_args!("streaming:mq:permit:*"))]
+    }
+
     /// Hash: notes on a group's pending entries, by source and id.
     #[must_use]
     pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -508,6 +551,7 @@ mod tests {
         let id = b"pay:7 {x}\xff".to_vec();
         let operation = Operation::new(tp.topic.clone(), group.clone(), id).expect("an id");
         let lock = "invoice:42".parse().expect("name");
+        let holder = PermitHolder::new("app-7").expect("name");
         let (partition, place) = (Place::from(tp.clone()), Place::from(shard.clone()));
         vec![
             keys.log(&tp),
@@ -543,6 +587,12 @@ mod tests {
             keys.lock_changes(&lock),
             keys.lock_epoch(&lock),
             keys.lock_index(&lock),
+            keys.limit_rules(),
+            keys.permits(),
+            keys.permit_holders(),
+            keys.permit_ended(),
+            keys.permits_of(&holder),
+            keys.permit_calls(),
             keys.members(&tp.topic, &group),
             keys.member(&tp.topic, &group),
             keys.assignment(&tp.topic, &group),
@@ -617,6 +667,12 @@ mod tests {
             "streaming:mq:lock:changes:{lock:s:99}:invoice:42",
             "streaming:mq:lock:epoch:{lock:s:99}",
             "streaming:mq:lock:index:{lock:s:99}",
+            "streaming:mq:permit:rules:{permit:s}",
+            "streaming:mq:permit:units:{permit:s}",
+            "streaming:mq:permit:holders:{permit:s}",
+            "streaming:mq:permit:ended:{permit:s}",
+            "streaming:mq:permit:of:{permit:s}:app-7",
+            "streaming:mq:permit:calls:{permit:s}",
             "streaming:mq:members:{orders}:billing",
             "streaming:mq:member:{orders}:billing",
             "streaming:mq:assignment:{orders}:billing",

@@ -31,13 +31,13 @@ pub mod upkeep;
 mod user_code;
 
 pub use decisions::{
-    assignment, continuity, error_groups, fingerprint, pages, retention, running, suspension,
+    assignment, continuity, error_groups, fingerprint, limits, pages, retention, running, suspension,
 };
 pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{
-    audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, recurring, schedule,
-    shared, tasks,
+    audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, permits, recurring,
+    schedule, shared, tasks,
 };
 
 pub use assignment::Assignor;
@@ -60,14 +60,16 @@ pub use id::MessageId;
 pub use idempotency::Idempotency;
 pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
+pub use limits::{LimitKey, LimitPattern, LimitRules};
 pub use locks::Locks;
 pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use message::durability::Durability;
-pub use name::{GroupName, LockName, MemberId, Namespace, QueueName, TopicName};
+pub use name::{GroupName, LimitName, LockName, MemberId, Namespace, QueueName, TopicName};
 pub use outcome::{BatchOutcome, Check, IntoBatchOutcome, IntoCheck, IntoOutcome, Outcome};
 pub use packing::{PackCompression, Packing};
 pub use partitioner::Partitioner;
+pub use permits::Permits;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
 pub use recurring::Recurring;
 pub use schedule::{Due, OnConflict, Place, Schedule, ScheduleId, Shard};

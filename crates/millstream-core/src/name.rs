@@ -129,6 +129,11 @@ name!(
     "member"
 );
 name!(
+    /// Name of a limit: what it counts, such as `tenant`.
+    LimitName,
+    "limit"
+);
+name!(
     /// Name of a delay queue.
     QueueName,
     "queue"

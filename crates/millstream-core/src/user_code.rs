@@ -32,11 +32,13 @@ pub enum UserCode {
     HealthCheck,
     /// A hook of a rebalance listener: work goes on as if it had ended.
     RebalanceListener,
+    /// The key or the cost of a limit: the message does not come under it.
+    Limit,
 }
 
 impl UserCode {
     /// All variants.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Handler,
         Self::RetryPolicy,
         Self::DeadLetterPolicy,
@@ -48,6 +50,7 @@ impl UserCode {
         Self::Upkeep,
         Self::HealthCheck,
         Self::RebalanceListener,
+        Self::Limit,
     ];
 
     /// Returns the word for it in metrics and logs.
@@ -65,6 +68,7 @@ impl UserCode {
             Self::Upkeep => "upkeep",
             Self::HealthCheck => "health_check",
             Self::RebalanceListener => "rebalance_listener",
+            Self::Limit => "limit",
         }
     }
 
@@ -81,6 +85,7 @@ impl UserCode {
             Self::Upkeep => "upkeep",
             Self::HealthCheck => "health check",
             Self::RebalanceListener => "rebalance listener",
+            Self::Limit => "key of a limit",
         }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod dedup_ids;
 pub(crate) mod letter_claims;
 pub(crate) mod lock;
 pub(crate) mod markers;
+pub(crate) mod permits;
 pub(crate) mod unique_ids;
 
 use std::collections::{BTreeSet, HashMap};
@@ -31,6 +32,7 @@ use self::dedup_ids::DedupIds;
 use self::letter_claims::LetterClaims;
 use self::lock::Lock;
 use self::markers::Markers;
+use self::permits::PermitTable;
 use self::unique_ids::UniqueIds;
 use crate::clock::Now;
 use crate::membership::Membership;
@@ -59,6 +61,7 @@ pub(crate) struct State {
     pub(crate) queues: SortedMap<QueueName, QueueSpec>,
     shards: SortedMap<ShardName, Shard>,
     pub(crate) markers: Markers,
+    pub(crate) permits: PermitTable,
     /// Counter of events after which readers start over.
     restarts: u64,
     /// Counter of restarts and fail-overs: each one makes it another server.
@@ -258,6 +261,8 @@ impl State {
         self.lives = before.lives + 1;
         (self.lock_revision, self.lock_changes) = (before.lock_revision, before.lock_changes);
         self.lock_changes.notify_waiters();
+        (self.permits.revision, self.permits.wake) = (before.permits.revision, before.permits.wake);
+        self.permits.wake.notify_waiters();
         let restart = self.restart();
         for group in self.partitions.values_mut().flat_map(|partition| partition.groups.values_mut()) {
             group.restart = restart;

@@ -209,6 +209,9 @@ pub fn acl(access: Access, namespace: Option<&Namespace>, topics: &[TopicName]) 
         patterns = keys.patterns_of_locks();
     } else if topics.is_empty() {
         patterns.extend(keys.patterns_of_all());
+    } else if matches!(access, Access::Worker | Access::Admin) {
+        // Limits count across topics.
+        patterns.extend(keys.patterns_of_permits());
     }
     let rules = ["-@all", "resetkeys", "resetchannels"].map(str::to_owned);
     let rules = rules.into_iter().chain(commands.iter().map(|command| format!("+{command}")));
@@ -258,7 +261,11 @@ mod tests {
             }
             let keys = rules.iter().filter_map(|rule| rule.split_once('~').map(|(_, pattern)| pattern));
             assert!(keys.clone().all(|pattern| pattern.starts_with("shop:str")), "{rules:?}");
-            assert!(keys.clone().all(|it| it.contains("{orders") || it.ends_with(":registry")), "{rules:?}");
+            assert!(
+                keys.clone()
+                    .all(|it| it.contains("{orders") || it.ends_with(":registry") || it.contains(":permit:")),
+                "{rules:?}"
+            );
             let writes =
                 ["+evalsha", "+xadd", "+hset", "+del"].iter().any(|it| rules.contains(&(*it).to_owned()));
             assert_eq!(writes, access != Access::ReadOnly);

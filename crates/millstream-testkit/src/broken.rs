@@ -12,6 +12,7 @@ mod log;
 mod looking;
 mod members;
 mod notes;
+mod permits;
 mod reader;
 mod recurring;
 mod schedule;
@@ -92,6 +93,7 @@ struct Memo {
     /// The last published assignment.
     published: HashMap<(TopicName, GroupName), Assignment>,
     locks: locks::Memo,
+    permits: permits::PermitMemo,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
     /// The last marker of each operation.

@@ -8,6 +8,7 @@ mod faults;
 mod idempotency;
 mod locks;
 mod looking;
+mod permits;
 mod reading;
 mod roles;
 mod shared;

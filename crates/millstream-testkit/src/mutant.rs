@@ -300,6 +300,62 @@ sabotages! {
     /// A lease that was not released can never be taken over.
     NeverJudges,
 
+    // Permits of limits.
+    /// One unit more than the limit is granted.
+    PermitsOneMore,
+    /// A take asks for its first key only.
+    PermitsFirstKeyOnly,
+    /// Each take costs one unit.
+    PermitsCostIgnored,
+    /// A cost above the limit is cut to the limit.
+    PermitsCostCut,
+    /// A limit of zero grants one unit.
+    PermitsZeroIsOne,
+    /// Nobody is called.
+    PermitsNeverCalled,
+    /// Who is called is called again.
+    PermitsCalledTwice,
+    /// Whoever gets nothing waits.
+    PermitsAlwaysWait,
+    /// A holder that leaves is still waited for.
+    PermitsLeaveForgotten,
+    /// Who has units does not learn that others wait.
+    PermitsWantedNotTold,
+    /// Who takes does not learn that others wait.
+    PermitsContentionHidden,
+    /// What a holder states frees all that it has.
+    PermitsHasFreesAll,
+    /// What a holder states frees nothing.
+    PermitsHasIgnored,
+    /// An exchange that comes late is done.
+    PermitsNumberIgnored,
+    /// Silence is an end at once.
+    PermitsJudgeAtOnce,
+    /// Silence is never an end.
+    PermitsNeverJudge,
+    /// A renewal extends nothing.
+    PermitsRenewForgotten,
+    /// A holder that was ended comes back with a renewal.
+    PermitsEndedRejoin,
+    /// A holder that was ended may exchange.
+    PermitsFenceIgnored,
+    /// The next expiry is not said.
+    PermitsExpiryHidden,
+    /// The end of a holder frees nothing.
+    PermitsEndForgotten,
+    /// The end of a holder frees a part only, and says that it was all.
+    PermitsEndInOnePart,
+    /// Takes by rules that have changed are done.
+    PermitsRulesIgnored,
+    /// A change of the rules is not told.
+    PermitsRulesNotTold,
+    /// A rule cannot be removed.
+    PermitsRuleStays,
+    /// Who waits is not listed.
+    PermitsWaitingHidden,
+    /// An exchange may have any number of steps.
+    PermitsUnbounded,
+
     // Markers of operations.
     /// An operation that runs can be begun again.
     BegunByTwo,

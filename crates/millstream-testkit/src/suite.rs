@@ -10,6 +10,7 @@ mod leases;
 mod locks;
 mod log;
 mod members;
+mod permits;
 mod recurring;
 mod schedule;
 mod shared;
@@ -46,6 +47,8 @@ pub fn cases() -> Vec<Case> {
         idempotency::cases(),
         locks::cases(),
         locks::operators::cases(),
+        permits::cases(),
+        permits::holders::cases(),
         inspect::cases(),
         audit::cases(),
         claims::cases(),

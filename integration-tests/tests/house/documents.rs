@@ -4,7 +4,7 @@ use crate::none;
 use crate::tree::{files, read, rust_files};
 
 /// A role has one name in all of its places.
-const ROLES: [&str; 13] = [
+const ROLES: [&str; 14] = [
     "log",
     "schedule",
     "recurring",
@@ -15,6 +15,7 @@ const ROLES: [&str; 13] = [
     "members",
     "shared",
     "locks",
+    "permits",
     "idempotency",
     "inspect",
     "audit",

@@ -5,6 +5,7 @@ pub mod continuity;
 pub mod error_groups;
 pub(crate) mod fault;
 pub mod fingerprint;
+pub mod limits;
 pub mod pages;
 pub mod retention;
 pub mod running;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::name::{GroupName, MemberId, QueueName, TopicName};
+use crate::name::{GroupName, LimitName, MemberId, QueueName, TopicName};
 use crate::topic::Partition;
 
 /// Reports the health of a consumer at any time, for probes and gauges. Observers receive it when the consumer starts
@@ -186,6 +186,8 @@ pub struct Health {
     pub in_flight: usize,
     /// Number of handler calls that have not returned. For pulled messages: all that are offered or held.
     pub running_handlers: usize,
+    /// Its limits for which messages wait, with their number.
+    pub waiting: Vec<(LimitName, usize)>,
     /// All its loops.
     pub loops: Vec<LoopHealth>,
     /// Whether its heartbeats reach the group: they have not failed for longer than a lease's ttl.
@@ -204,6 +206,7 @@ impl Health {
             topics: Vec::new(),
             in_flight: 0,
             running_handlers: 0,
+            waiting: Vec::new(),
             loops: Vec::new(),
             connected: true,
         }

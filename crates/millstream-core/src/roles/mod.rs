@@ -9,6 +9,7 @@ pub mod leases;
 pub mod locks;
 pub mod log;
 pub mod members;
+pub mod permits;
 pub mod recurring;
 pub mod schedule;
 pub mod shared;

@@ -9,6 +9,7 @@ pub(crate) mod leases;
 pub(crate) mod locks;
 pub(crate) mod log;
 pub(crate) mod members;
+pub(crate) mod permits;
 pub(crate) mod recurring;
 pub(crate) mod schedule;
 pub(crate) mod shared;

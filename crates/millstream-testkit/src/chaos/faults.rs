@@ -35,6 +35,8 @@ pub enum Role {
     Idempotency,
     /// Locks.
     Locks,
+    /// Permits of limits.
+    Permits,
     /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
@@ -56,6 +58,7 @@ impl Role {
         Self::Tasks,
         Self::Idempotency,
         Self::Locks,
+        Self::Permits,
         Self::Inspect,
         Self::Audit,
     ];

@@ -1,0 +1,133 @@
+//! The permits role in memory.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::permits::{
+    Call, Calls, Exchange, Exchanged, PermitHolder, PermitPage, Permits, PermitsRenewed, Step, check_exchange,
+};
+use millstream_core::{Continuity, LimitPattern, LimitRules, MessageId, Result};
+use tokio::time::{Instant, timeout_at};
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+
+/// Keys that one call frees, as on Redis.
+const FREED_AT_ONCE: usize = 250;
+/// Holders that a renewal names, as on Redis.
+const MAX_ENDED: usize = 100;
+
+#[async_trait]
+impl Permits for MemoryBackend {
+    async fn renew(
+        &self,
+        holder: &PermitHolder,
+        ttl: Duration,
+        continuity: &Continuity,
+        joining: bool,
+    ) -> Result<PermitsRenewed> {
+        breathe().await;
+        let now = self.now();
+        let mut state = self.lock();
+        let server = state.server();
+        let permits = &mut state.permits;
+        let judges_in = continuity.left(&server, now.timestamp());
+        let mut renewed = PermitsRenewed::new(server, now.timestamp());
+        let mut dead = Vec::new();
+        for (other, its) in permits.holders.iter().filter(|(other, _)| other != holder) {
+            let over_in = its.expires.since(now).min(its.ttl);
+            let longer = its.ttl.saturating_sub(ttl);
+            // The longer one of both ttls: one that is renewed more rarely takes longer to come back.
+            let wait = if judges_in.is_zero() { over_in } else { over_in.max(judges_in + longer) };
+            if wait.is_zero() {
+                dead.push(other.clone());
+            } else {
+                renewed.next_expiry = Some(renewed.next_expiry.map_or(wait, |next| next.min(wait)));
+            }
+        }
+        if permits.renew(holder, now.plus(ttl), ttl, joining).is_none() {
+            return Err(holder.fenced());
+        }
+        for other in dead {
+            // What it has counts no more from here on; it is freed by `end`.
+            permits.end(&other, 0);
+        }
+        renewed.ended = permits.ended.keys().take(MAX_ENDED).cloned().collect();
+        Ok(renewed)
+    }
+
+    async fn exchange(&self, exchange: &Exchange) -> Result<Exchanged> {
+        breathe().await;
+        check_exchange(exchange)?;
+        let mut state = self.lock();
+        let permits = &mut state.permits;
+        let holder = &exchange.holder;
+        let known = permits.holders.get_mut(holder).ok_or_else(|| holder.fenced())?;
+        if exchange.number <= known.number {
+            return Err(holder.stale());
+        }
+        known.number = exchange.number;
+        let current = permits.rules.version == exchange.version;
+        let mut taken = Vec::new();
+        for step in &exchange.steps {
+            match step {
+                Step::Has(key, units) => permits.has(holder, key, *units),
+                Step::Leaves(key) => permits.leaves(holder, key),
+                Step::Takes(take) if current => taken.push(permits.take(holder, take)),
+                Step::Takes(_) => {}
+            }
+        }
+        Ok(if current { Exchanged::Done(taken) } else { Exchanged::Changed(permits.rules.clone()) })
+    }
+
+    async fn called(&self, holder: &PermitHolder, seen: MessageId, wait: Duration) -> Result<Calls> {
+        breathe().await;
+        let until = Instant::now() + wait.min(Duration::from_secs(3_600));
+        let wake = self.lock().permits.wake.clone();
+        loop {
+            let mut woken = std::pin::pin!(wake.notified());
+            // Before the look, so that a call right after it wakes this caller.
+            woken.as_mut().enable();
+            let mut found = Calls { seen, ..Calls::default() };
+            if let Some(state) = self.lock().permits.holders.get_mut(holder) {
+                state.calls.retain(|(number, _)| *number > seen.ms);
+                found.calls = state.calls.iter().map(|(_, call)| call.clone()).collect();
+                found.seen = state.calls.back().map_or(seen, |(number, _)| MessageId::new(*number, 0));
+            }
+            if !found.calls.is_empty() || timeout_at(until, woken).await.is_err() {
+                return Ok(found);
+            }
+        }
+    }
+
+    async fn end(&self, holder: &PermitHolder) -> Result<bool> {
+        breathe().await;
+        Ok(self.lock().permits.end(holder, FREED_AT_ONCE))
+    }
+
+    async fn limit_rules(&self) -> Result<LimitRules> {
+        breathe().await;
+        Ok(self.lock().permits.rules.clone())
+    }
+
+    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
+        breathe().await;
+        let now = self.now().timestamp().as_millis();
+        let permits = &mut self.lock().permits;
+        permits.rules.version = now.max(permits.rules.version + 1);
+        permits.rules.rules.retain(|(other, _)| other != pattern);
+        permits.rules.rules.extend(at_most.map(|most| (pattern.clone(), most)));
+        permits.tell_all(&Call::Rules);
+        Ok(permits.rules.version)
+    }
+
+    async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {
+        breathe().await;
+        let all = self.lock().permits.usage();
+        let (from, limit) = (usize::try_from(from).unwrap_or(usize::MAX), limit.max(1));
+        let mut page = PermitPage::default();
+        page.next = (from.saturating_add(limit) < all.len()).then(|| (from + limit) as u64);
+        page.keys = all.into_iter().skip(from).take(limit).collect();
+        Ok(page)
+    }
+}
