@@ -113,6 +113,7 @@ impl Decided {
     #[must_use]
     pub fn told(&self, verdict: &Verdict) -> Option<&str> {
         match (verdict.cause(), verdict) {
+            (_, Verdict::OverLimit(_)) => self.error(),
             (None | Some(Cause::Undecodable), _) | (_, Verdict::Malformed(_)) => None,
             _ => self.error(),
         }
@@ -138,6 +139,9 @@ pub fn decide<'a>(
         Verdict::Said(Outcome::Ack) => Decided::new(Ending::Done, Handled::Acked),
         Verdict::Duplicate => Decided::new(Ending::Done, Handled::Duplicate),
         Verdict::Checked => Decided::new(Ending::Done, Handled::Checked),
+        Verdict::OverLimit(key) => {
+            Decided::new(Ending::Dropped(format!("over the limit {key}")), Handled::Discarded)
+        }
         other => not_done(other, attempt(), policies),
     }
 }

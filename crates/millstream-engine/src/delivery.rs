@@ -151,12 +151,12 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.cancelled.cancelled().await;
+        self.about.scope.lost().await;
     }
 
     /// Returns whether the outcome of the handler would come too late. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.scope.cancelled.is_cancelled()
+        self.about.scope.is_cancelled()
     }
 
     /// Returns the key.

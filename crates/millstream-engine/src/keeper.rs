@@ -82,6 +82,12 @@ impl Keeper {
         &self.clock
     }
 
+    /// Returns the ttl of the rights.
+    #[must_use]
+    pub const fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
     /// Returns the time between two renewals: a third of the ttl.
     #[must_use]
     pub fn period(&self) -> Duration {

@@ -14,6 +14,7 @@ pub mod delivery;
 pub mod extract;
 pub mod handler;
 pub mod letter;
+pub mod limits;
 pub mod markers;
 pub mod test;
 
@@ -23,6 +24,7 @@ pub use delivery::Delivery;
 pub use handler::{Answer, Batch, BatchConfig, Layer, Letter, Next, Timeout, Trace};
 pub use keeper::{Keeper, Kept, Rights};
 pub use letter::{DeadLetterOutcome, IntoDeadLetterOutcome};
+pub use limits::Limit;
 pub use markers::{Idempotent, WhileRunning};
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;

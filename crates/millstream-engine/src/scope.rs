@@ -35,6 +35,8 @@ pub struct DeliveryScope {
     pub epoch: u64,
     /// Cancelled when the right can no longer be relied on.
     pub cancelled: CancellationToken,
+    /// Cancelled when units of limits can no longer be relied on, if the message has some.
+    units: Option<CancellationToken>,
     /// Cancelled when nothing more may start, where there is no right that says so.
     stop: Option<CancellationToken>,
     /// `None`: who handles the message renews its claim, or nobody else can get it meanwhile.
@@ -43,6 +45,7 @@ pub struct DeliveryScope {
 }
 
 /// What only one kind of messages has.
+#[derive(Clone)]
 enum Facts {
     /// A message of a topic.
     None,
@@ -75,14 +78,32 @@ impl DeliveryScope {
         cancelled: CancellationToken,
         right: Arc<dyn Right>,
     ) -> Self {
-        Self { topic_partition, group, epoch, cancelled, stop: None, right: Some(right), facts: Facts::None }
+        Self {
+            topic_partition,
+            group,
+            epoch,
+            cancelled,
+            units: None,
+            stop: None,
+            right: Some(right),
+            facts: Facts::None,
+        }
     }
 
     /// Creates the scope of a message that no right covers, such as one that a test makes. It is never cancelled.
     #[must_use]
     pub fn without_right(topic_partition: TopicPartition, group: GroupName, epoch: u64) -> Self {
         let cancelled = CancellationToken::new();
-        Self { topic_partition, group, epoch, cancelled, stop: None, right: None, facts: Facts::None }
+        Self {
+            topic_partition,
+            group,
+            epoch,
+            cancelled,
+            units: None,
+            stop: None,
+            right: None,
+            facts: Facts::None,
+        }
     }
 
     /// Creates the scope of a dead letter, which is claimed with others of its page. Nothing may start once `stop` is cancelled.
@@ -94,7 +115,7 @@ impl DeliveryScope {
         stop: CancellationToken,
     ) -> Self {
         let (stop, facts) = (Some(stop), Facts::Letter(letter));
-        Self { topic_partition, group, epoch: 0, cancelled, stop, right: None, facts }
+        Self { topic_partition, group, epoch: 0, cancelled, units: None, stop, right: None, facts }
     }
 
     /// Creates the scope of a task, whose claim its worker renews. Nothing may start once `stop` is cancelled.
@@ -104,7 +125,40 @@ impl DeliveryScope {
         let topic_partition = TopicPartition { topic, partition: Partition(task.shard.shard) };
         let group = GroupName::of_tasks();
         let (stop, facts) = (Some(stop), Facts::Task(task));
-        Self { topic_partition, group, epoch: 0, cancelled, stop, right: None, facts }
+        Self { topic_partition, group, epoch: 0, cancelled, units: None, stop, right: None, facts }
+    }
+
+    /// Returns the scope of a message that also has units of limits, and the token that is cancelled when they can no longer be relied on.
+    #[must_use]
+    pub fn with_units(&self, units: CancellationToken) -> Self {
+        let Self { topic_partition, group, epoch, cancelled, stop, right, facts, .. } = self;
+        Self {
+            topic_partition: topic_partition.clone(),
+            group: group.clone(),
+            epoch: *epoch,
+            cancelled: cancelled.clone(),
+            units: Some(units),
+            stop: stop.clone(),
+            right: right.clone(),
+            facts: facts.clone(),
+        }
+    }
+
+    /// Whether the right, or units of limits, can no longer be relied on.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.is_cancelled() || self.units.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// Waits until the right, or units of limits, can no longer be relied on.
+    pub async fn lost(&self) {
+        match &self.units {
+            None => self.cancelled.cancelled().await,
+            Some(units) => tokio::select! {
+                () = self.cancelled.cancelled() => {}
+                () = units.cancelled() => {}
+            },
+        }
     }
 
     /// Returns what only a task has; `None` for a message of a topic.

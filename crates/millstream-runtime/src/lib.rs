@@ -26,7 +26,7 @@ pub use dead_letters::{DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerB
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::{
     Answer, Batch, BatchConfig, DeadLetterOutcome, Delivery, Idempotent, IntoDeadLetterOutcome, Layer,
-    Letter, Next, Timeout, Trace, WhileRunning,
+    Letter, Limit, Next, Timeout, Trace, WhileRunning,
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,

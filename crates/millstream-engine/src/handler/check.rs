@@ -123,7 +123,7 @@ impl<T: Send + 'static> Checker<T> {
         };
         let verdict = match asked {
             // Another owner may have begun while the check ran: a handler that begins now would be the second one.
-            Ok(Ok(Check::Run)) if about.scope.cancelled.is_cancelled() => return CheckTurn::NotOurs,
+            Ok(Ok(Check::Run)) if about.scope.is_cancelled() => return CheckTurn::NotOurs,
             Ok(Ok(Check::Run)) => return CheckTurn::Handle(Input { about, payload }),
             Ok(Ok(Check::Complete)) => Verdict::Checked,
             Ok(Ok(Check::Snooze(after))) => Verdict::Said(Outcome::Snooze(after)),

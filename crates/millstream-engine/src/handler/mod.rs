@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::event::Cause;
+use millstream_core::limits::PermitKey;
 use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
@@ -56,6 +57,8 @@ pub enum Verdict {
     Duplicate,
     /// The check before it found that it was handled.
     Checked,
+    /// It is over this limit, and does not wait.
+    OverLimit(PermitKey),
     /// The handler of dead letters returned this. Boxed, since a consumer keeps a verdict for each message.
     Letter(Box<DeadLetterOutcome>),
     /// The handler was dropped, because its worker ends.
@@ -69,6 +72,7 @@ impl Verdict {
             Self::Said(Outcome::Ack | Outcome::Snooze(_))
             | Self::Duplicate
             | Self::Checked
+            | Self::OverLimit(_)
             | Self::Letter(_)
             | Self::Unfinished => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {

@@ -27,6 +27,7 @@ use millstream_engine::Idempotent;
 use millstream_engine::delivery::Delivery;
 use millstream_engine::handler::check::{self, CheckCall};
 use millstream_engine::handler::{self, ErasedHandler, Layer};
+use millstream_engine::limits::Limit;
 use millstream_engine::markers::{self, MarkerTable};
 
 /// Builder of a [`Consumer`]. All settings are checked at once when it starts.
@@ -103,6 +104,17 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// Replaces all settings.
     pub fn config(self, config: ConsumerConfig) -> Self {
         Self { config, ..self }
+    }
+
+    /// Adds a limit on how many messages of a key are handled at once, by all consumers that state a limit of this name. Up to eight.
+    ///
+    /// A message needs units of each limit that it comes under: it gets all of them, or waits with none. What waits is no attempt, does
+    /// not count towards [`prefetch`](ConsumerConfig::prefetch), and keeps its place where order is promised. Once
+    /// [`max_blocked`](ConsumerConfig::max_blocked) messages of a partition wait, nothing more of it is read. With
+    /// [`Concurrency::Serial`], the default, one message over the limit stops its partition. If the units are lost, the handler's [`cancelled`](Delivery::cancelled) says so, and the message is handled again.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.config.across.push(limit);
+        self
     }
 
     /// Sets the policy that decides when a failed message comes back. Default:
@@ -331,7 +343,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
-    /// Sets the maximum number of messages of one partition that wait in place behind failed ones. Default: 10,000.
+    /// Sets the maximum number of messages of one partition that wait in place: behind failed ones, or for limits. Default: 10,000.
     pub fn max_blocked(mut self, messages: usize) -> Self {
         self.config.max_blocked = messages;
         self

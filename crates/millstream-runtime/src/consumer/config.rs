@@ -10,6 +10,7 @@ use millstream_core::{
     Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RebalanceListener, RetryPolicy, Start,
 };
 use millstream_engine::Idempotent;
+use millstream_engine::limits::LimitSet;
 
 /// Shortest [`max_wait`](ConsumerConfig::max_wait): a server waits for whole milliseconds, and a reader that waits for less
 /// sends one request after the other.
@@ -98,13 +99,15 @@ pub struct ConsumerConfig {
     pub concurrency: Concurrency,
     /// Whether each partition has one owner, or all members work on it. Default: [`Sharing::Exclusive`].
     pub sharing: Sharing,
+    /// Limits across processes.
+    pub(in crate::consumer) across: LimitSet,
     /// Maximum number of handlers that run at once in this consumer, over all partitions and topics. `None` means that
     /// only the limits of the partitions apply. Partitions take turns. Default: `None`.
     pub max_handlers: Option<usize>,
     /// Treatment of later messages while a failed one waits. Default: [`RetryOrder::Skip`].
     pub retry_order: RetryOrder,
-    /// Maximum number of messages of one partition that wait in place behind failed ones (with [`RetryOrder::BlockKey`]).
-    /// They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, nothing more of the partition
+    /// Maximum number of messages of one partition that wait in place: behind failed ones (with [`RetryOrder::BlockKey`]), or for
+    /// [limits](crate::ConsumerBuilder::limit). They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, nothing more of the partition
     /// is read until some of them can proceed. Default: 10,000.
     pub max_blocked: usize,
     /// Maximum run time of a handler. One that takes longer is dropped, which is a failed attempt
@@ -156,6 +159,7 @@ impl Default for ConsumerConfig {
             max_wait: Duration::from_secs(60),
             concurrency: Concurrency::default(),
             sharing: Sharing::default(),
+            across: LimitSet::default(),
             max_handlers: None,
             retry_order: RetryOrder::default(),
             max_blocked: 10_000,
@@ -179,6 +183,7 @@ impl Default for ConsumerConfig {
 
 impl ConsumerConfig {
     pub(in crate::consumer) fn check(&self, problems: &mut Problems) {
+        self.across.check(problems);
         if let Err(why) = self.retry.check() {
             problems.require(false, || format!("retry: {why}"));
         }

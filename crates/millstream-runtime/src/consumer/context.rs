@@ -27,6 +27,7 @@ use crate::consumer::status::Status;
 use crate::consumer::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 use crate::report::Counts;
 use millstream_engine::handler::ErasedHandler;
+use millstream_engine::limits::{LimitSet, PermitPool};
 use millstream_engine::markers::{Guarding, MarkerTable};
 use millstream_engine::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
@@ -51,6 +52,8 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) policies_need_message: bool,
     /// Limits shared by all partitions.
     pub(in crate::consumer) limiter: Limiter,
+    /// Limits across processes, and what this consumer has of their units, if it has such limits.
+    pub(in crate::consumer) limited: Option<(Arc<LimitSet>, Arc<PermitPool>)>,
     /// Thread for renewals and heartbeats.
     pub(in crate::consumer) control: ControlThread,
     /// Ttl of leases and memberships: that of the settings, or a day where they end with the process.
@@ -87,12 +90,28 @@ impl Context {
         };
         let of_instances = config.member_id.is_some() || config.instance_expiry.is_some();
         let lasts = backend.is_lasting() && config.sharing == Sharing::Exclusive && !of_instances;
+        let lease_ttl = if lasts { LONGEST_LEASE } else { config.lease_ttl };
+        let lease_clock = LeaseClock::of(&backend);
+        let limited = match config.across.is_empty() {
+            true => None,
+            false => {
+                let keeper = Keeper::new(lease_ttl, lease_clock.clone());
+                // Its name in the group, for people, and unique to this start.
+                let name = match member.as_str().ends_with(&incarnation) {
+                    true => member.to_string(),
+                    false => format!("{member}-{incarnation}"),
+                };
+                let pool = PermitPool::new(backend.permits()?.clone(), &name, keeper);
+                Some((Arc::new(config.across.clone()), pool))
+            }
+        };
         let event_sink = Arc::new(EventSink::new(Careful::over(observer)));
         let observer: Arc<dyn Observer> = event_sink.clone();
         Ok(Self {
             control: ControlThread::of(&backend),
-            lease_ttl: if lasts { LONGEST_LEASE } else { config.lease_ttl },
-            lease_clock: LeaseClock::of(&backend),
+            lease_ttl,
+            lease_clock,
+            limited,
             limiter: Limiter::new(config.max_handlers),
             policies_need_message: Policies {
                 retry: &*config.retry,
@@ -284,9 +303,10 @@ impl Subscription {
     }
 
     /// Whether a message may start again after it was passed to the handler, so that a copy has to be kept: it failed and
-    /// waits in its place, or was not handled because its lease was uncertain. A policy may need the message, too.
+    /// waits in its place, was not handled because its lease was uncertain, or its units of limits were lost. A policy may need the message, too.
     pub(in crate::consumer) fn keeps_messages(&self) -> bool {
-        self.config.retry_order != RetryOrder::Skip || self.handler.declines() || self.policies_need_message
+        let again = self.config.retry_order != RetryOrder::Skip || self.limited.is_some();
+        again || self.handler.declines() || self.policies_need_message
     }
 
     /// Returns a new, empty in-flight set.

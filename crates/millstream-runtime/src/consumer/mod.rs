@@ -41,6 +41,7 @@ use group::lease_keeper::renew_leases;
 use group::lease_table::LeaseTable;
 use group::membership::{Membership, Target};
 use group::ownership::Ownership;
+use millstream_engine::Scope;
 use millstream_engine::markers::{MarkerTable, extend_markers};
 
 use crate::report::Report;
@@ -98,15 +99,28 @@ impl Consumer {
             };
             topic.boxed()
         };
+        // They are for all topics, and are shown at the first one.
+        let first = subscriptions.first().map(|(subscription, _)| subscription.topic.name.clone());
         let topics: Vec<_> = subscriptions.into_iter().map(run).collect();
         let ended = context.ended.clone().drop_guard();
         let shared = context.clone();
+        let pool = context.limited.as_ref().zip(first.map(Scope::Topic)).map(|((_, pool), first)| {
+            let monitors = ["permits", "permit_calls", "renew_permits"];
+            let monitors = monitors.map(|operation| context.loops.monitor(operation, first.clone()));
+            (pool.clone(), control.spawn(pool.clone().run(monitors, context.observer.clone()).boxed()))
+        });
         let run = async move {
             let _ended = ended;
             tokio::select! {
                 biased;
                 _ = join_all(topics) => {}
                 () = shared.end_pauses() => {}
+            }
+            if let Some((pool, loops)) = pool {
+                drop(loops);
+                if let Err(error) = pool.end().await {
+                    tracing::warn!(%error, "units of limits could not be given back: they are free when the lease has run out");
+                }
             }
             shared.event_sink.end();
         };

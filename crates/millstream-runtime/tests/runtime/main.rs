@@ -8,6 +8,7 @@ mod control;
 mod dead_letters;
 mod groups;
 mod handlers;
+mod limits;
 mod outages;
 mod poison;
 mod producer;

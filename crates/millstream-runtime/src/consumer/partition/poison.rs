@@ -165,6 +165,15 @@ impl Poison {
         self.trying.as_ref().is_some_and(|(trying, _)| *trying == receipt)
     }
 
+    /// Whether this message can be handled alone at once, since no other waits for that.
+    pub(in crate::consumer) fn tries_at_once(&mut self, receipt: Receipt) -> bool {
+        if self.trying.is_none() && self.alone.is_empty() {
+            let permit = self.turns.clone_inner().try_acquire_owned().ok();
+            self.trying = permit.map(|permit| (receipt, permit));
+        }
+        self.tries(receipt)
+    }
+
     /// Adds a candidate that waits until it can be handled alone. `newest` is the newest epoch under which it began.
     pub(in crate::consumer) fn waits(&mut self, receipt: Receipt, queue: KeyQueue, newest: u64) {
         self.alone.push_back(Waiting { receipt, queue, newest });

@@ -171,10 +171,13 @@ impl PartitionWorker {
 
     /// Waits for handlers that run after the lease was lost. Their outcomes come too late.
     pub(in crate::consumer) async fn wait_for_handlers(&mut self, timeout: Duration) {
+        // The lease is lost: nothing that came of them counts.
+        self.dispatcher.forget_unsure();
         let kill = self.context.kill.clone();
         let ended = async {
             while let Some(happened) = self.dispatcher.next_end().await {
                 self.dispatcher.take_in(happened, &mut self.settler).await;
+                self.dispatcher.forget_unsure();
             }
         };
         tokio::select! {

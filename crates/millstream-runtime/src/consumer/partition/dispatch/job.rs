@@ -22,6 +22,7 @@ use millstream_engine::decide::{CurrentAttempt, Ending, decide};
 use millstream_engine::delivery::DeliveryScope;
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
+use millstream_engine::limits::Permit;
 
 /// A message on its way through a partition.
 pub(in crate::consumer) struct Job {
@@ -40,6 +41,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) is_noted: bool,
     /// Handle of its delivery. Set when it starts.
     pub(in crate::consumer) scope: Option<Arc<DeliveryScope>>,
+    /// Units of limits that it has while its handler runs.
+    pub(in crate::consumer) permit: Option<Permit>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
@@ -69,6 +72,7 @@ impl Job {
             candidate: candidate.map(Box::new),
             is_noted: false,
             scope: None,
+            permit: None,
             said: None,
             elapsed: Duration::ZERO,
             read,
@@ -248,6 +252,11 @@ impl Job {
     /// why processes end.
     pub(in crate::consumer) fn needs_note(&self) -> bool {
         self.candidate.is_some() && self.is_message() && !self.is_noted
+    }
+
+    /// Returns the message, if it is a well-formed one.
+    pub(in crate::consumer) fn message(&self) -> Option<&Envelope> {
+        self.envelope.as_ref().ok()
     }
 
     /// Whether it is a well-formed message that a handler can get.

@@ -107,6 +107,21 @@ impl<T> KeyQueues<T> {
         self.blocked
     }
 
+    /// Returns how many more units may run at the same time.
+    pub(in crate::consumer) fn room(&self) -> usize {
+        self.at_once.saturating_sub(self.running)
+    }
+
+    /// Whether an item can start, as far as the queues are concerned.
+    pub(in crate::consumer) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether the whole partition is one queue.
+    pub(in crate::consumer) fn is_one(&self) -> bool {
+        self.grouping == Grouping::Partition
+    }
+
     /// Whether the key of an item matters.
     pub(in crate::consumer) fn is_by_key(&self) -> bool {
         self.grouping == Grouping::Key

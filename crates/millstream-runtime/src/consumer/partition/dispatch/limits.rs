@@ -94,6 +94,17 @@ impl Turns {
         }
     }
 
+    /// Whether a handler could start now, as far as these permits are concerned.
+    pub(in crate::consumer) fn has_room(&self) -> bool {
+        let room = |turns: &PollSemaphore| turns.clone_inner().available_permits() > 0;
+        [&self.shared, &self.handlers].into_iter().flatten().all(room)
+    }
+
+    /// Whether we have a position in a queue.
+    pub(in crate::consumer) fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
     /// Waits until the lease can be relied on, and for our turn. `None` if the lease is lost. Cancel safe.
     pub(in crate::consumer) async fn next(&mut self, lease: &WorkerLease) -> Option<Permits> {
         loop {

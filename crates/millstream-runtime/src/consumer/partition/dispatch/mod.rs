@@ -1,5 +1,7 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
+mod ending;
+pub(in crate::consumer) mod gate;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
 pub(in crate::consumer) mod limits;
@@ -8,13 +10,12 @@ pub(in crate::consumer) mod retry_timers;
 pub(in crate::consumer) mod row;
 pub(in crate::consumer) mod running;
 pub(in crate::consumer) mod scopes;
+mod starting;
 
 use std::sync::Arc;
 
-use millstream_core::event::Handled;
+use millstream_core::TopicPartition;
 use millstream_core::log::Receipt;
-use millstream_core::panics::discard;
-use millstream_core::{Settlement, TopicPartition};
 use millstream_engine::Runners;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -22,24 +23,22 @@ use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
-use crate::consumer::partition::dispatch::job::{Job, handle};
+use crate::consumer::partition::dispatch::gate::{Answered, Gate};
+use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Ticket};
 use crate::consumer::partition::dispatch::limits::{Permits, Turns};
 use crate::consumer::partition::dispatch::picked::Picked;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
-use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::dispatch::running::RunningUnits;
-use crate::consumer::partition::dispatch::scopes::{Scopes, SortedUnit};
+use crate::consumer::partition::dispatch::scopes::Scopes;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::leases::WorkerLease;
 use crate::consumer::partition::leases::entry_lease::Admitted;
-use crate::consumer::partition::poison::{Noted, Plan, Poison};
+use crate::consumer::partition::poison::{Noted, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::partition::source::Read;
 use crate::consumer::pauses::Pause;
-use crate::report::Counts;
-use millstream_engine::handler::{ErasedHandler, Verdict};
 
 /// Jobs that are passed to a task together: one, a batch, or a row.
 pub(in crate::consumer) type Unit = Vec<(Ticket, Box<Job>)>;
@@ -52,6 +51,8 @@ pub(in crate::consumer) enum Happened {
     Turn(KeyQueue),
     /// A handler may start, with these permits. `None`: the lease is lost.
     Permit(Option<Permits>),
+    /// A request for units of limits is answered.
+    Answered(Answered),
     /// The partition is paused now, or no longer.
     Pause,
 }
@@ -67,6 +68,14 @@ pub(in crate::consumer) struct Dispatcher {
     retry_timers: RetryTimers,
     poison: Poison,
     picked: Picked,
+    /// If the consumer has limits.
+    gate: Option<Gate>,
+    /// Permits for handlers that are free, while messages ask for units of limits.
+    turn: Option<Permits>,
+    /// Messages of which it is not known whether their units of limits were lost: then what came of them does not count.
+    unsure: Unit,
+    /// Whether the lease could not be relied on when units of limits would have been asked for.
+    uncertain_lease: bool,
     running: Runners<Unit>,
     /// What is in handlers, for others.
     shown: Arc<RunningUnits>,
@@ -95,7 +104,14 @@ impl Dispatcher {
             queues: KeyQueues::new(grouping, concurrency),
             retry_timers: RetryTimers::default(),
             poison: Poison::new(&context, &lease),
-            picked: Picked::new(&context.handler, grouping),
+            picked: Picked::new(&context.handler, grouping, context.limited.is_some()),
+            turn: None,
+            unsure: Vec::new(),
+            uncertain_lease: false,
+            gate: context
+                .limited
+                .as_ref()
+                .map(|(limits, pool)| Gate::new(limits, pool, &context.observer, concurrency == 1)),
             running: Runners::new(),
             shown: context.running.add(topic_partition.partition),
             early: mpsc::unbounded_channel(),
@@ -125,9 +141,9 @@ impl Dispatcher {
         self.scopes.is_uncertain()
     }
 
-    /// Whether no handler runs.
+    /// Whether no handler runs, and what came of all of them is known.
     pub(in crate::consumer) fn is_idle(&self) -> bool {
-        self.running.is_empty()
+        self.running.is_empty() && self.unsure.is_empty()
     }
 
     /// Takes in messages that were read.
@@ -175,7 +191,13 @@ impl Dispatcher {
             self.poison.written(receipt, serial);
         }
         self.start_noted(settler);
+        while let Some(answer) = self.gate.as_mut().and_then(Gate::try_next) {
+            self.answered(answer);
+        }
         while self.scopes.is_certain_again() {
+            if self.has_nothing_in_hand() {
+                return;
+            }
             self.pick(settler);
             self.count_blocked(in_flight);
             if self.pause.is_on() {
@@ -183,12 +205,26 @@ impl Dispatcher {
                 return self.stop();
             }
             let now = Instant::now();
+            if let Some(gate) = &mut self.gate {
+                // What could not start now is for others.
+                if !self.turns.has_room() && self.turn.is_none() || self.queues.room() == 0 {
+                    gate.give_back();
+                }
+                if gate.asking() == 0 && !self.picked.is_complete(now) {
+                    self.turn = None;
+                }
+            }
             if !self.picked.is_complete(now) || !self.lease.is_live(now) {
                 return;
             }
-            let Some(permits) = self.turns.at_once() else { return };
+            let Some(permits) = self.turn.take().or_else(|| self.turns.at_once()) else { return };
             let unit = self.picked.take();
             self.start(unit, permits, settler);
+        }
+        if let Some(gate) = &mut self.gate {
+            // It is not certain that entries are still ours.
+            gate.give_back();
+            self.turn = None;
         }
     }
 
@@ -199,6 +235,10 @@ impl Dispatcher {
         }
         while let Some(ended) = self.running.try_next() {
             self.ended(ended, settler);
+        }
+        if !self.unsure.is_empty() {
+            let unsure = std::mem::take(&mut self.unsure);
+            self.finish(unsure, settler);
         }
     }
 
@@ -216,15 +256,30 @@ impl Dispatcher {
             self.stop();
         }
         let complete = !paused && !self.is_uncertain() && self.picked.is_complete(Instant::now());
-        let Self { pause, early, running, poison, turns, lease, context, .. } = self;
+        let turn = complete && self.turn.is_none() || !paused && !self.is_uncertain() && self.wants_turn();
+        if !turn && self.gate.is_some() && self.turns.is_waiting() {
+            // A permit that it got now would be used by nobody.
+            self.turns.leave();
+        }
+        let Self {
+            pause, early, running, poison, turns, lease, context, gate, unsure, uncertain_lease, ..
+        } = self;
+        let unsure = !unsure.is_empty();
+        let answered = async {
+            match gate {
+                Some(gate) => gate.next(unsure).await,
+                None => None,
+            }
+        };
         tokio::select! {
             biased;
             () = pause.until(!paused) => Happened::Pause,
             Some(unit) = early.1.recv() => Happened::Ended(Ok(unit)),
             Some(ended) = running.next() => Happened::Ended(ended),
             queue = poison.turn(&context.limiter), if !paused => Happened::Turn(queue),
-            permits = turns.next(lease), if complete => Happened::Permit(permits),
-            _ = lease.live(), if poison.has_noted() => Happened::Permit(None),
+            Some(happened) = answered => happened,
+            permits = turns.next(lease), if turn => Happened::Permit(permits),
+            _ = lease.live(), if poison.has_noted() || *uncertain_lease => Happened::Permit(None),
         }
     }
 
@@ -233,6 +288,7 @@ impl Dispatcher {
         match happened {
             Happened::Ended(ended) => self.ended(ended, settler),
             Happened::Turn(queue) => self.queues.unblock(queue),
+            Happened::Answered(answered) => self.answered(answered),
             Happened::Permit(Some(permits)) => {
                 // Lets others that have just released a permit queue up again before we start.
                 tokio::task::yield_now().await;
@@ -240,6 +296,11 @@ impl Dispatcher {
                     && self.lease.is_live(Instant::now())
                     && !self.lease.revoked().is_cancelled()
                 {
+                    if self.picked.is_empty() {
+                        // Messages ask for units of limits with it in hand.
+                        self.turn = Some(permits);
+                        return;
+                    }
                     let unit = self.picked.take();
                     self.start(unit, permits, settler);
                 }
@@ -251,10 +312,18 @@ impl Dispatcher {
 
     /// Waits until a task returns its jobs. `None` if none runs. Cancel safe.
     pub(in crate::consumer) async fn next_end(&mut self) -> Option<Happened> {
+        let Self { early, running, gate, unsure, .. } = self;
+        let changed = async {
+            match gate {
+                Some(gate) if !unsure.is_empty() => gate.changed().await,
+                _ => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
-            Some(unit) = self.early.1.recv() => Some(Happened::Ended(Ok(unit))),
-            ended = self.running.next() => ended.map(Happened::Ended),
+            Some(unit) = early.1.recv() => Some(Happened::Ended(Ok(unit))),
+            () = changed => Some(Happened::Permit(None)),
+            ended = running.next(), if !running.is_empty() || unsure.is_empty() => ended.map(Happened::Ended),
         }
     }
 
@@ -269,148 +338,25 @@ impl Dispatcher {
         }
     }
 
-    /// Picks the jobs that start next, and blocks the queues that have to wait.
-    fn pick(&mut self, settler: &mut Settler) {
-        while !self.picked.is_full() {
-            let first = self.picked.is_empty();
-            let next = if first { self.queues.next() } else { self.queues.next_in_batch() };
-            let Some((ticket, job)) = next else { break };
-            let receipt = job.receipt;
-            if self.retry_timers.is_over(receipt, Instant::now) {
-                if !first && job.candidate.is_some() {
-                    // In a batch of several, the culprit could not be told apart.
-                    self.queues.put_back(ticket, job);
-                    break;
-                }
-                if let Some((ticket, job)) = self.screen((ticket, job), settler) {
-                    self.picked.push(ticket, job);
-                }
-                continue;
-            }
-            match self.queues.block(ticket, job) {
-                Some(queue) => self.retry_timers.blocks(receipt, queue),
-                // Another job of its queue is in this batch: it comes up again after that.
-                None => break,
-            }
-        }
-    }
-
-    /// Returns a message that can start at once. A candidate is kept back until it can run alone, or it is given up.
-    fn screen(
-        &mut self,
-        (ticket, mut job): (Ticket, Box<Job>),
-        settler: &mut Settler,
-    ) -> Option<(Ticket, Box<Job>)> {
-        let (is_message, receipt, limiter) = (job.is_message(), job.receipt, &self.context.limiter);
-        let Some(candidate) = job.candidate.as_deref_mut().filter(|_| is_message) else {
-            return Some((ticket, job));
-        };
-        let newest = candidate.newest();
-        if limiter.is_explained(newest) {
-            candidate.exonerate();
-        }
-        match candidate.plan {
-            Plan::GiveUp(crashes) => {
-                job.give_up(&self.context, &self.topic_partition, crashes);
-                if let Some(epoch) = self.lease.epoch() {
-                    // The leases before ours ended over this message, so other candidates need not run alone because of
-                    // them.
-                    limiter.explain(epoch);
-                }
-                self.finish(vec![(ticket, job)], settler);
-                return None;
-            }
-            Plan::Alone if !self.poison.tries(receipt) => {
-                // `None`: another message of its queue runs. It is then put back and comes up again.
-                if let Some(queue) = self.queues.block(ticket, job) {
-                    self.poison.waits(receipt, queue, newest);
-                }
-                return None;
-            }
-            Plan::Note | Plan::Alone => {}
-        }
-        Some((ticket, job))
-    }
-
-    /// Reports the number of blocked messages. Only with `BlockKey`: if the whole partition waits, reading on is no use.
-    fn count_blocked(&mut self, in_flight: &mut InFlight) {
-        if self.context.config.retry_order != RetryOrder::BlockKey {
-            return;
-        }
-        if in_flight.set_blocked(self.queues.blocked()) && !self.warned {
-            self.warned = true;
-            let (topic_partition, group) = (&self.topic_partition, &self.context.group);
-            let messages = self.queues.blocked();
-            tracing::warn!(%topic_partition, %group, messages, "too many wait behind messages that failed: no more is read");
-        }
-    }
-
-    /// Starts the candidates whose notes are written. They have permits, which others may wait for, unless they gave them up.
-    fn start_noted(&mut self, settler: &mut Settler) {
-        let paused = self.pause.is_on();
-        while self.lease.is_live(Instant::now())
-            && let Some(Noted { ticket, job, permits }) = self.poison.next()
-        {
-            match permits {
-                Some(permits) if !paused => self.start(vec![(ticket, job)], permits, settler),
-                _ => self.queues.put_back(ticket, job),
-            }
-        }
-    }
-
-    /// Passes jobs to a task.
-    fn start(&mut self, unit: Unit, permits: Permits, settler: &mut Settler) {
-        let task = self.context.status.task();
-        if self.pause.is_on() {
-            // Since a moment ago, and somebody may wait for the end of what runs.
-            return unit.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
-        }
-        let SortedUnit { live: mut unit, uncertain, gone } = self.scopes.give(unit);
-        uncertain.into_iter().for_each(|(ticket, job)| self.queues.put_back(ticket, job));
-        for (ticket, job) in gone {
-            self.poison.done(job.receipt);
-            self.queues.done(ticket);
-        }
-        // A candidate is alone in its unit. Its handler starts when the note is written.
-        if let Some((ticket, job)) = unit.pop_if(|(_, job)| job.needs_note()) {
-            let (receipt, serial) = (job.receipt, job.serial);
-            if let Some(note) = self.poison.notes(Noted { ticket, job, permits: Some(permits) }) {
-                settler.add(receipt, serial, Settlement::Hold(note));
-            }
-            return;
-        }
-        if unit.is_empty() {
-            return;
-        }
-        let (context, lease, shown) = (self.context.clone(), self.lease.clone(), self.shown.clone());
-        let in_a_row =
-            self.serial && lease.keeps_order() && matches!(context.handler, ErasedHandler::Each(_));
-        if in_a_row {
-            let row = Row::new(context, lease, self.pause.clone(), unit, self.early.0.clone());
-            self.running.spawn(async move {
-                let unit = row.run(&shown).await;
-                drop((permits, task));
-                unit
-            });
-            return;
-        }
-        // Without a lease on the partition, a message that did not begin may start again.
-        let keep = self.context.keeps_messages() || !lease.keeps_order();
-        self.running.spawn(async move {
-            // It has waited for a thread, and the lease may be lost meanwhile.
-            if !lease.lost().is_cancelled() {
-                handle(&context, &shown, &mut unit, keep).await;
-            }
-            drop((permits, task));
-            unit
-        });
-    }
-
     /// Gives up what this partition waits for: nothing more is to start. Handlers that run may go on for long, and other
     /// partitions must not wait for a permit that this one would get meanwhile.
     pub(in crate::consumer) fn stop(&mut self) {
         self.turns.leave();
+        self.turn = None;
         self.poison.leave();
+        if let Some(gate) = &mut self.gate {
+            for queue in gate.clear() {
+                self.queues.unblock(queue);
+            }
+            for (ticket, job) in self.picked.take() {
+                self.put_back(ticket, job);
+            }
+        }
+    }
+
+    /// Forgets what came of messages while it was not known whether it counts.
+    pub(in crate::consumer) fn forget_unsure(&mut self) {
+        self.unsure.clear();
     }
 
     /// Aborts the handlers, and waits for their end.
@@ -422,70 +368,8 @@ impl Dispatcher {
     pub(in crate::consumer) fn drain(&mut self) -> Vec<(Receipt, u64)> {
         let noted = self.poison.drain().into_iter().map(|Noted { ticket, job, .. }| (ticket, job));
         for (ticket, job) in self.picked.take().into_iter().chain(noted) {
-            self.queues.put_back(ticket, job);
+            self.put_back(ticket, job);
         }
         self.queues.drain().into_iter().map(|job| (job.receipt, job.serial)).collect()
-    }
-
-    fn ended(&mut self, ended: Result<Unit, String>, settler: &mut Settler) {
-        match ended {
-            Ok(unit) => self.finish(unit, settler),
-            Err(panic) => {
-                // Panics of handlers are caught where they are called, so this one is a defect of ours.
-                tracing::error!(panic, "handling a message ended abnormally");
-                self.lease.revoke();
-            }
-        }
-    }
-
-    /// Decides the settlements of jobs that a task has returned.
-    fn finish(&mut self, unit: Unit, settler: &mut Settler) {
-        let mut acked = 0;
-        for (ticket, mut job) in unit {
-            match job.said.take() {
-                Some(said) => {
-                    acked += usize::from(self.finish_one(ticket, job, said.verdict(), settler));
-                    discard(said, &*self.context.observer);
-                }
-                // It was not handled: its row ended before its turn, or the consumer is about to end.
-                None => self.queues.put_back(ticket, job),
-            }
-        }
-        if acked > 0 {
-            // All partitions share this counter, so it is updated once per unit.
-            Counts::add(&self.context.counts.acked, acked);
-        }
-    }
-
-    /// Decides the settlement of one job. True if it was acknowledged.
-    fn finish_one(
-        &mut self,
-        ticket: Ticket,
-        mut job: Box<Job>,
-        verdict: &Verdict,
-        settler: &mut Settler,
-    ) -> bool {
-        if !self.scopes.decided(&job) {
-            self.poison.done(job.receipt);
-            self.queues.done(ticket);
-            return false;
-        }
-        let in_place = self.waits_in_place(&job);
-        let (settlement, handled) =
-            job.conclude(&self.context, &self.topic_partition, verdict, &self.clock, in_place);
-        let (receipt, serial) = (job.receipt, job.serial);
-        self.poison.done(receipt);
-        match &settlement {
-            Settlement::Hold(note) => {
-                let after = job.holds(note, &self.clock);
-                self.retry_timers.after_note(receipt, after);
-                // Not blocked here: others of its queue may still run in the same batch. The queue is blocked when the job is
-                // next and its time has not come.
-                self.queues.put_back(ticket, job);
-            }
-            _ => self.queues.done(ticket),
-        }
-        settler.add(receipt, serial, settlement);
-        handled == Handled::Acked
     }
 }

@@ -25,14 +25,24 @@ pub(in crate::consumer) struct Picked {
 }
 
 impl Picked {
-    pub(in crate::consumer) fn new(handler: &ErasedHandler, grouping: Grouping) -> Self {
+    /// `limited`: each message waits for units of its own, so that none starts with others.
+    pub(in crate::consumer) fn new(handler: &ErasedHandler, grouping: Grouping, limited: bool) -> Self {
         let (size, wait) = match handler {
             // In one queue, a row has the order of the log.
-            ErasedHandler::Each(_) if grouping == Grouping::Partition => (ROW, Duration::ZERO),
+            ErasedHandler::Each(_) if grouping == Grouping::Partition && !limited => (ROW, Duration::ZERO),
             ErasedHandler::Each(_) => (1, Duration::ZERO),
             ErasedHandler::Batch(batch, _) => (batch.size, batch.wait),
         };
         Self { jobs: Vec::new(), size, wait, full_at: Instant::now() }
+    }
+
+    /// Returns the number of messages of one unit.
+    pub(in crate::consumer) fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(in crate::consumer) fn len(&self) -> usize {
+        self.jobs.len()
     }
 
     pub(in crate::consumer) fn is_empty(&self) -> bool {

@@ -1,0 +1,221 @@
+//! A limit as a program states it: what it counts, how many at once, and what happens to a message over it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millstream_core::error::{Error, ErrorKind, Problems, Result};
+use millstream_core::limits::{MAX_UNITS, PermitKey};
+use millstream_core::panics::{UserCode, catch};
+use millstream_core::permits::MAX_KEYS;
+use millstream_core::{Envelope, LimitKey, LimitName, Observer};
+
+type KeyOf = Arc<dyn Fn(&Envelope) -> Option<LimitKey> + Send + Sync>;
+type CostOf = Arc<dyn Fn(&Envelope) -> u32 + Send + Sync>;
+
+/// Limit on how many messages of a key are handled at once, by all consumers of the namespace that state a limit of this name: in all
+/// processes, groups, topics and partitions.
+///
+/// A message over the limit waits outside of what is in flight, and uses no attempt. Its place is kept where order is promised; with
+/// `Concurrency::Serial`, the default, its whole partition waits. Rules that operators set on the server precede [`at_most`](Self::at_most).
+/// Programs that state different numbers follow each its own.
+///
+/// ```
+/// use millstream_engine::Limit;
+///
+/// let of_a_tenant = Limit::by_header("per-tenant", "x-tenant").at_most(2);
+/// let in_all = Limit::global("mail-api").at_most(10);
+/// # let _ = (of_a_tenant, in_all);
+/// ```
+#[derive(Clone)]
+#[must_use = "a limit does nothing until a consumer has it"]
+pub struct Limit {
+    name: Result<LimitName>,
+    key: KeyOf,
+    at_most: u32,
+    cost: Option<CostOf>,
+    drops: bool,
+}
+
+impl Limit {
+    /// Creates a limit of one message at once for each key that `key` returns. A message for which it returns `None`, or panics, does not
+    /// come under the limit.
+    ///
+    /// A name that cannot be used is reported when the consumer starts.
+    pub fn new(
+        name: impl AsRef<str>,
+        key: impl Fn(&Envelope) -> Option<LimitKey> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: LimitName::new(name), key: Arc::new(key), at_most: 1, cost: None, drops: false }
+    }
+
+    /// Creates a limit for each value of a header: `name` is the limit's. A message without the header does not come under it, nor one
+    /// whose value is empty or, as the text of a [`LimitKey`], longer than 512 bytes.
+    pub fn by_header(name: impl AsRef<str>, header: impl Into<String>) -> Self {
+        let header = header.into();
+        Self::new(name, move |message| of_value(message.headers.get(&header)))
+    }
+
+    /// Creates a limit for each key of messages. A message without a key does not come under it, nor one whose key is empty or too long.
+    pub fn by_key(name: impl AsRef<str>) -> Self {
+        Self::new(name, |message| of_value(message.key.as_ref()))
+    }
+
+    /// Creates one limit for all messages. Its only key is `all`.
+    pub fn global(name: impl AsRef<str>) -> Self {
+        Self::new(name, |_| Some(LimitKey::all()))
+    }
+
+    /// Sets how many messages of a key are handled at once, from 0 (none) to 1,000,000. Default: 1.
+    pub fn at_most(mut self, messages: u32) -> Self {
+        self.at_most = messages;
+        self
+    }
+
+    /// Sets how many units a message takes; 0 counts as 1. One that takes more than there may be runs while no other of its key does,
+    /// unless the limit is 0.
+    /// Default: 1.
+    pub fn cost(mut self, cost: impl Fn(&Envelope) -> u32 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Drops messages over the limit instead of letting them wait: they are settled as discarded.
+    pub fn or_drop(mut self) -> Self {
+        self.drops = true;
+        self
+    }
+}
+
+impl fmt::Debug for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, at_most, drops, .. } = self;
+        f.debug_struct("Limit")
+            .field("name", name)
+            .field("at_most", at_most)
+            .field("drops", drops)
+            .finish_non_exhaustive()
+    }
+}
+
+fn of_value(value: Option<&Bytes>) -> Option<LimitKey> {
+    LimitKey::new([value.filter(|value| !value.is_empty())?]).ok()
+}
+
+/// Units of one key that a message needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The key.
+    pub key: PermitKey,
+    /// How many units.
+    pub units: u32,
+    /// How many may be in use at once, if no rule says otherwise.
+    pub at_most: u32,
+}
+
+/// The limits of one consumer.
+#[derive(Clone, Debug, Default)]
+pub struct LimitSet(Vec<Limit>);
+
+impl LimitSet {
+    /// Adds a limit.
+    pub fn push(&mut self, limit: Limit) {
+        self.0.push(limit);
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Checks all of them.
+    pub fn check(&self, problems: &mut Problems) {
+        let wrong = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));
+        for (n, limit) in self.0.iter().enumerate() {
+            let Some(name) = problems.take(limit.name.clone()) else { continue };
+            let same = |other: &Limit| other.name.as_ref().is_ok_and(|other| *other == name);
+            if self.0[..n].iter().any(same) {
+                problems.take::<()>(wrong(format!("limit {name} is there twice")));
+            }
+            if limit.at_most > MAX_UNITS {
+                problems.take::<()>(wrong(format!("limit {name} is {}, at most {MAX_UNITS}", limit.at_most)));
+            }
+        }
+        if self.0.len() > MAX_KEYS {
+            problems.take::<()>(wrong(format!("{} limits, at most {MAX_KEYS}", self.0.len())));
+        }
+    }
+
+    /// Returns what a message needs, in the order of the limits, and whether it is dropped if it does not get it: if one of the limits that
+    /// it comes under says so. The observer receives panics of keys and costs.
+    #[must_use]
+    pub fn needs(&self, message: &Envelope, observer: &dyn Observer) -> (Vec<Need>, bool) {
+        let (mut needs, mut drops) = (Vec::new(), false);
+        for limit in &self.0 {
+            let Ok(name) = &limit.name else { continue };
+            let asked = catch(UserCode::Limit, || {
+                let key = (limit.key)(message)?;
+                Some((key, limit.cost.as_ref().map_or(1, |cost| cost(message))))
+            });
+            let asked = asked.unwrap_or_else(|panicked| {
+                observer.observe(&panicked.event());
+                None
+            });
+            let Some((key, cost)) = asked else { continue };
+            let units = cost.clamp(1, MAX_UNITS);
+            needs.push(Need { key: PermitKey::new(name, &key), units, at_most: limit.at_most });
+            drops |= limit.drops;
+        }
+        (needs, drops)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(limit: Limit, message: &Envelope) -> Vec<(String, u32)> {
+        let mut limits = LimitSet::default();
+        limits.push(limit);
+        limits
+            .needs(message, &millstream_core::event::Ignore)
+            .0
+            .into_iter()
+            .map(|need| (need.key.to_string(), need.units))
+            .collect()
+    }
+
+    #[test]
+    fn a_message_needs_what_it_says() {
+        let message = Envelope::new("x").with_key("k/1").with_header("tenant", "acme");
+        assert_eq!(needs(Limit::by_header("t", "tenant"), &message), [("t:acme".to_owned(), 1)]);
+        assert_eq!(needs(Limit::by_header("t", "none"), &message), []);
+        assert_eq!(needs(Limit::by_key("k"), &message), [("k:k%2F1".to_owned(), 1)]);
+        assert_eq!(needs(Limit::by_key("k"), &Envelope::new("x")), []);
+        assert_eq!(needs(Limit::global("a").cost(|_| 3), &message), [("a:all".to_owned(), 3)]);
+        assert_eq!(needs(Limit::global("a").cost(|_| 0), &message), [("a:all".to_owned(), 1)]);
+        let huge = Envelope::new("x").with_key(vec![b'k'; 10_000]);
+        assert_eq!(needs(Limit::by_key("k"), &huge), []);
+    }
+
+    #[test]
+    fn a_key_that_panics_limits_nothing() {
+        assert_eq!(needs(Limit::new("a", |_| panic!("mine")), &Envelope::new("x")), []);
+        assert_eq!(needs(Limit::global("a").cost(|_| panic!("mine")), &Envelope::new("x")), []);
+    }
+
+    #[test]
+    fn what_cannot_work_is_told_at_once() {
+        for limits in [
+            vec![Limit::global("a b")],
+            vec![Limit::global("a"), Limit::by_key("a")],
+            vec![Limit::global("a").at_most(MAX_UNITS + 1)],
+            (0..=MAX_KEYS).map(|n| Limit::global(format!("l{n}"))).collect(),
+        ] {
+            let mut problems = Problems::new("consumer");
+            LimitSet(limits).check(&mut problems);
+            problems.finish().expect_err("it is refused");
+        }
+    }
+}

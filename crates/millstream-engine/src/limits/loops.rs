@@ -1,0 +1,303 @@
+//! The loops of a pool: exchange, calls, and the renewal of the right.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::permits::{Call, Exchange, Exchanged, PermitHolder};
+use millstream_core::{Observer, leases::reliable};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::keeper::{Kept, Rights};
+use crate::limits::PermitPool;
+use crate::limits::pool::Holding;
+use crate::monitor::LoopMonitor;
+
+/// Longest wait for calls, after which its connection is looked at again.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Number of ttls after which everything that waits is asked for again, in case that the server has lost a part of what it knew.
+const LOOKS: u32 = 6;
+/// How long after the expiry of another holder it is looked at.
+const AFTER_EXPIRY: Duration = Duration::from_millis(5);
+
+impl PermitPool {
+    /// Works until it is dropped: exchanges units, listens for calls, renews the right. The monitors are those of these three.
+    pub async fn run(self: Arc<Self>, monitors: [LoopMonitor; 3], observer: Arc<dyn Observer>) {
+        let [exchanging, listening, renewing] = monitors;
+        let (from, right) = (self.keeper.clock().now(), Renewed(self.clone()));
+        tokio::join!(
+            self.exchange_all(&exchanging, &*observer),
+            self.listen(&listening, &*observer),
+            self.keeper.run(from, &right, &renewing, &*observer),
+        );
+    }
+
+    /// Gives back everything: the holder ends. Returns early, with an error, if the server does not answer within the limit of a request.
+    ///
+    /// # Errors
+    /// Those of [`Permits::end`](millstream_core::Permits::end). What is left is freed when the right has run out.
+    pub async fn end(&self) -> Result<()> {
+        let holding = self.state().holding.take();
+        let Some(holding) = holding else { return Ok(()) };
+        self.free(&holding.holder).await
+    }
+
+    async fn free(&self, holder: &PermitHolder) -> Result<()> {
+        while self.within(self.permits.end(holder)).await? {}
+        Ok(())
+    }
+
+    async fn within<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let limit = self.keeper.limit();
+        let late =
+            |_| Error::new(ErrorKind::Unconfirmed, format!("no answer about permits within {limit:?}"));
+        timeout(limit, request).await.map_err(late)?
+    }
+
+    async fn exchange_all(self: &Arc<Self>, monitor: &LoopMonitor, observer: &dyn Observer) {
+        loop {
+            monitor.idle();
+            self.work().await;
+            // What others of this thread ask for goes along.
+            tokio::task::yield_now().await;
+            monitor.begin_round(Duration::ZERO);
+            match self.exchange_once().await {
+                Ok(()) => monitor.succeeded(observer),
+                Err(error) => {
+                    let pause = monitor.failed(&error, observer);
+                    monitor.begin_round(pause);
+                    sleep(self.keeper.pause(&error, pause)).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until there is something to do.
+    async fn work(&self) {
+        loop {
+            {
+                let state = self.state();
+                // While it is uncertain whether the right is ours, nothing is taken. The renewal shows it.
+                let certain = state.holding.as_ref().is_none_or(|holding| !holding.right.is_cancelled());
+                if !state.ended.is_empty() || certain && state.table.has_work() {
+                    return;
+                }
+            }
+            self.work.notified().await;
+        }
+    }
+
+    async fn exchange_once(self: &Arc<Self>) -> Result<()> {
+        // A portion of one of them: what lives must not wait for all that the dead had. All survivors do this, each with another one.
+        let ended = {
+            let ended = &mut self.state().ended;
+            let at = fastrand::usize(..ended.len().max(1));
+            (!ended.is_empty()).then(|| ended.swap_remove(at))
+        };
+        if let Some(holder) = ended
+            // If this fails, the next renewal names it again.
+            && self.within(self.permits.end(&holder)).await?
+        {
+            self.state().ended.push(holder);
+        }
+        let Some(holder) = self.join().await? else { return Ok(()) };
+        let (exchange, under_way) = {
+            let mut state = self.state();
+            let (steps, under_way) = state.table.exchange();
+            if steps.is_empty() {
+                return Ok(());
+            }
+            state.number += 1;
+            let (number, version) = (state.number, state.table.version());
+            (Exchange { holder, number, version, steps }, under_way)
+        };
+        let answer = self.within(self.permits.exchange(&exchange)).await;
+        let mut state = self.state();
+        if state.holding.as_ref().map(|holding| &holding.holder) != Some(&exchange.holder) {
+            // Lost meanwhile, with everything that was asked for.
+            self.settle(state);
+            return Ok(());
+        }
+        let result = match answer {
+            Ok(Exchanged::Done(taken)) => {
+                state.table.done(under_way, taken);
+                Ok(())
+            }
+            Ok(Exchanged::Changed(rules)) => {
+                state.table.changed(under_way, rules);
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                self.lose(&mut state);
+                Ok(())
+            }
+            Err(error) => {
+                state.table.failed(exchange.steps, under_way);
+                Err(error)
+            }
+        };
+        self.settle(state);
+        result
+    }
+
+    /// Returns the holder, which joins if there is none and something is asked for.
+    async fn join(&self) -> Result<Option<PermitHolder>> {
+        let generation = {
+            let state = self.state();
+            if let Some(holding) = &state.holding {
+                return Ok(Some(holding.holder.clone()));
+            }
+            if !state.table.has_work() {
+                return Ok(None);
+            }
+            state.generation
+        };
+        let holder = PermitHolder::new(format!("{}.{generation}", self.name))?;
+        let (ttl, asked) = (self.keeper.ttl(), self.keeper.clock().now());
+        let joined = self.within(self.permits.renew(&holder, ttl, &self.answers.continuity(), true)).await?;
+        self.answers.record_answer(asked, &joined.server, joined.now);
+        let mut state = self.state();
+        let (deadline, right) = (asked + reliable(ttl), CancellationToken::new());
+        state.holding = Some(Holding { holder: holder.clone(), seen: joined.seen, deadline, right });
+        state.table.set_certain(true);
+        drop(state);
+        self.joined.send_modify(|joined| *joined += 1);
+        Ok(Some(holder))
+    }
+
+    async fn listen(self: &Arc<Self>, monitor: &LoopMonitor, observer: &dyn Observer) {
+        let mut joined = self.joined.subscribe();
+        loop {
+            let known = self.state().holding.as_ref().map(|holding| (holding.holder.clone(), holding.seen));
+            let Some((holder, seen)) = known else {
+                monitor.idle();
+                if joined.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            monitor.begin_round(LONGEST_WAIT);
+            let found = tokio::select! {
+                biased;
+                // Another holder has joined, whose calls are others.
+                _ = joined.changed() => continue,
+                found = self.permits.called(&holder, seen, LONGEST_WAIT) => found,
+            };
+            match self.take_calls(&holder, found).await {
+                Ok(()) => monitor.succeeded(observer),
+                Err(error) => sleep(monitor.failed(&error, observer)).await,
+            }
+        }
+    }
+
+    async fn take_calls(
+        self: &Arc<Self>,
+        holder: &PermitHolder,
+        found: Result<millstream_core::permits::Calls>,
+    ) -> Result<()> {
+        let found = found?;
+        let rules = match found.missed || found.calls.contains(&Call::Rules) {
+            true => Some(self.within(self.permits.limit_rules()).await?),
+            false => None,
+        };
+        let mut state = self.state();
+        if let Some(holding) = &mut state.holding
+            && holding.holder == *holder
+        {
+            holding.seen = found.seen;
+            self.called(&mut state, &found.calls, found.missed);
+            if let Some(rules) = rules {
+                self.ruled(&mut state, rules);
+            }
+        }
+        self.settle(state);
+        Ok(())
+    }
+}
+
+/// The right of the pool, as its keeper renews it.
+struct Renewed(Arc<PermitPool>);
+
+#[async_trait]
+impl Rights for Renewed {
+    async fn renew(&self, asked: Instant) -> Result<Kept> {
+        let pool = &self.0;
+        let holder = pool.state().holding.as_ref().map(|holding| holding.holder.clone());
+        let Some(holder) = holder else { return Ok(Kept::Nothing) };
+        let continuity = pool.answers.continuity();
+        let renewed = pool.permits.renew(&holder, pool.keeper.ttl(), &continuity, false).await;
+        let mut state = pool.state();
+        if state.holding.as_ref().map(|holding| &holding.holder) != Some(&holder) {
+            return Ok(Kept::Renewed);
+        }
+        match renewed {
+            Ok(renewed) => {
+                pool.renewed(&mut state, asked, &renewed.server, renewed.now);
+                state.check_at = renewed.next_expiry.map(|next| Instant::now() + next + AFTER_EXPIRY);
+                state.ended = renewed.ended;
+                // A server that was restored, or another one, may not know of everything that waits, nor may one that has lost a key.
+                let same = |(server, at): &(String, Instant)| {
+                    *server == renewed.server && asked - *at < pool.keeper.ttl() * LOOKS
+                };
+                let fresh = state.looked.as_ref().is_some_and(same);
+                if !fresh {
+                    state.looked = Some((renewed.server, asked));
+                }
+                pool.called(&mut state, &[], renewed.look_again || !fresh);
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => pool.lose(&mut state),
+            Err(error) => return Err(error),
+        }
+        pool.settle(state);
+        // What was uncertain may go on, and what others left is to be freed.
+        pool.work.notify_one();
+        Ok(Kept::Renewed)
+    }
+
+    async fn held(&self) {
+        let mut joined = self.0.joined.subscribe();
+        if self.0.state().holding.is_none() {
+            drop(joined.changed().await);
+        }
+    }
+
+    /// While something waits here, other holders are looked at as soon as their right runs out: what they had is free then.
+    async fn wanted(&self) {
+        loop {
+            let check_at = {
+                let state = self.0.state();
+                state.check_at.filter(|_| state.table.is_waiting())
+            };
+            match check_at {
+                Some(at) => {
+                    self.0.keeper.clock().sleep_until(at).await;
+                    self.0.state().check_at = None;
+                    return;
+                }
+                None => self.0.waits.notified().await,
+            }
+        }
+    }
+
+    fn expire(&self) -> Option<Instant> {
+        let mut state = self.0.state();
+        let holding = state.holding.as_ref()?;
+        if holding.right.is_cancelled() {
+            return None;
+        }
+        if holding.deadline > self.0.keeper.clock().now() {
+            return Some(holding.deadline);
+        }
+        tracing::warn!(holder = %holding.holder, "the permits were not renewed in time: handlers are notified");
+        holding.right.cancel();
+        state.table.set_certain(false);
+        None
+    }
+
+    async fn sooner(&self, _: Option<Instant>) {
+        let mut joined = self.0.joined.subscribe();
+        drop(joined.changed().await);
+    }
+}

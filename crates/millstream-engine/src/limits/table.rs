@@ -1,0 +1,851 @@
+//! What a process knows of its permits: a state machine without clock, tasks and requests.
+//!
+//! The server knows units by the number that this holder *has*; the difference to what its messages use is *idle*, and is given back
+//! with the next exchange unless a message of this process waits for it and nobody else does.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use millstream_core::limits::{LimitRules, PermitKey};
+use millstream_core::permits::{Call, MAX_STEPS, Step, Take, Taken, Want};
+
+use crate::limits::Need;
+
+/// A request of one message, from [`ask`](Table::ask) until it is answered with [`Told::Granted`] or refused, or is cancelled.
+pub(super) type AskId = u64;
+
+/// Something that has to be told to who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// It has all it needs.
+    Granted,
+    /// It waits for this key.
+    Parked(PermitKey),
+    /// It does not wait, and this key is short.
+    Refused(PermitKey),
+}
+
+#[derive(Debug)]
+struct Ask {
+    needs: Arc<[Need]>,
+    waits: bool,
+    /// The key for which it waits.
+    parked: Option<PermitKey>,
+}
+
+#[derive(Debug, Default)]
+struct KeyState {
+    /// Units that the server knows us to have, as far as we know.
+    units: u32,
+    /// Units that messages use.
+    busy: u32,
+    /// Who waits for it, in the order of their turns, and requests that were given up since.
+    waiting: VecDeque<AskId>,
+    /// How many of those wait.
+    alive: usize,
+    /// How many of those that waited for it are being asked for.
+    asking: usize,
+    /// Whether the server has us among those that wait.
+    registered: bool,
+    /// Whether others wait for it.
+    wanted: bool,
+    /// Whether the server has to be told what we have.
+    dirty: bool,
+}
+
+impl KeyState {
+    fn idle(&self) -> u32 {
+        self.units.saturating_sub(self.busy)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.units == 0 && self.alive == 0 && self.asking == 0 && !self.registered && !self.dirty
+    }
+}
+
+/// A take under way.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    ask: AskId,
+    needs: Arc<[Need]>,
+    /// The key for which it waited before.
+    via: Option<PermitKey>,
+}
+
+/// What a process knows of its permits.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    keys: HashMap<PermitKey, KeyState>,
+    asks: HashMap<AskId, Ask>,
+    /// Who is to be asked for next, with the key for which it waited.
+    fresh: VecDeque<(AskId, Option<PermitKey>)>,
+    dirty: Vec<PermitKey>,
+    leaves: Vec<PermitKey>,
+    next: AskId,
+    rules: LimitRules,
+    /// What is to be told.
+    told: Vec<(AskId, Told)>,
+    /// Whether it is uncertain that the units are ours: nothing is passed on then.
+    uncertain: bool,
+    /// Whether an exchange is under way, and calls that came meanwhile. What it says may be older than they are, and they mean nothing
+    /// before it is known.
+    under_way: bool,
+    later: Vec<Call>,
+}
+
+impl Table {
+    /// Asks for what a message needs. What comes of it is [told](Self::take_told), maybe at once.
+    pub(super) fn ask(&mut self, needs: &Arc<[Need]>, waits: bool) -> AskId {
+        let id = self.next;
+        self.next += 1;
+        // Behind those of this process that wait already, without asking the server for each.
+        let behind = needs.iter().find(|need| self.keys.get(&need.key).is_some_and(|key| key.alive > 0));
+        let behind = behind.map(|need| need.key.clone());
+        self.asks.insert(id, Ask { needs: needs.clone(), waits, parked: None });
+        match behind {
+            Some(key) if waits => self.park(id, key, false),
+            Some(key) => self.refuse(id, key),
+            None if self.is_idle(needs) => self.grant(id),
+            None => self.fresh.push_back((id, None)),
+        }
+        id
+    }
+
+    /// Gives up a request. What it gets meanwhile is given back.
+    pub(super) fn cancel(&mut self, id: AskId) {
+        let Some(ask) = self.asks.remove(&id) else { return };
+        if let Some(key) = ask.parked {
+            if let Some(state) = self.keys.get_mut(&key) {
+                // It is taken out when it comes up, or with many others: they may give up by the thousand.
+                state.alive = state.alive.saturating_sub(1);
+                if state.waiting.len() > 64 + 2 * state.alive {
+                    let asks = &self.asks;
+                    state.waiting.retain(|id| asks.contains_key(id));
+                }
+            }
+            self.tend(&key);
+        }
+    }
+
+    /// Takes back units that a message has used.
+    pub(super) fn release(&mut self, needs: &[Need]) {
+        for need in needs {
+            if let Some(key) = self.keys.get_mut(&need.key) {
+                key.busy = key.busy.saturating_sub(need.units);
+            }
+        }
+        needs.iter().for_each(|need| self.serve(&need.key));
+    }
+
+    /// Whether there is something to exchange.
+    pub(super) fn has_work(&self) -> bool {
+        !self.fresh.is_empty() || !self.dirty.is_empty() || !self.leaves.is_empty()
+    }
+
+    /// Returns the steps of the next exchange, with its takes.
+    pub(super) fn exchange(&mut self) -> (Vec<Step>, Vec<UnderWay>) {
+        let (mut steps, mut under_way) = (Vec::new(), Vec::new());
+        while steps.len() < MAX_STEPS
+            && let Some(key) = self.dirty.pop()
+        {
+            let Some(state) = self.keys.get_mut(&key) else { continue };
+            if std::mem::take(&mut state.dirty) {
+                state.units = state.busy;
+                steps.push(Step::Has(key.clone(), state.units));
+            }
+            self.forget(&key);
+        }
+        while steps.len() < MAX_STEPS
+            && let Some(key) = self.leaves.pop()
+        {
+            // Registered by a take since: then it stays.
+            if !self.keys.get(&key).is_some_and(|state| state.registered) {
+                steps.push(Step::Leaves(key));
+            }
+        }
+        while steps.len() < MAX_STEPS
+            && let Some((id, via)) = self.fresh.pop_front()
+        {
+            let Some(ask) = self.asks.get(&id) else {
+                self.asked(via.as_ref());
+                continue;
+            };
+            let want = |need: &Need| {
+                let at_most = self.rules.at_most(&need.key, need.at_most);
+                Want { key: need.key.clone(), units: need.units, at_most }
+            };
+            let (wants, needs) = (ask.needs.iter().map(want).collect(), ask.needs.clone());
+            steps.push(Step::Takes(Take { wants, waits: ask.waits }));
+            under_way.push(UnderWay { ask: id, needs, via });
+        }
+        self.under_way = !steps.is_empty();
+        (steps, under_way)
+    }
+
+    /// Takes in calls that came while the exchange was under way.
+    fn ended(&mut self) {
+        self.under_way = false;
+        for call in std::mem::take(&mut self.later) {
+            self.called(&call);
+        }
+    }
+
+    /// Returns the version of the rules that takes follow.
+    pub(super) fn version(&self) -> u64 {
+        self.rules.version
+    }
+
+    /// Takes in what became of takes.
+    pub(super) fn done(&mut self, under_way: Vec<UnderWay>, taken: Vec<Taken>) {
+        for (take, taken) in under_way.into_iter().zip(taken) {
+            let UnderWay { ask, needs, via } = take;
+            if let Some(via) = &via
+                && let Some(key) = self.keys.get_mut(via)
+            {
+                key.asking = key.asking.saturating_sub(1);
+            }
+            match taken {
+                Taken::Granted | Taken::Contended => {
+                    for need in &*needs {
+                        let key = self.keys.entry(need.key.clone()).or_default();
+                        key.units += need.units;
+                        // Who takes waits no more, by its own rule.
+                        (key.registered, key.wanted) = (false, taken == Taken::Contended);
+                    }
+                    if self.asks.contains_key(&ask) {
+                        self.grant(ask);
+                        needs.iter().for_each(|need| self.tend(&need.key));
+                    } else {
+                        needs.iter().for_each(|need| self.serve(&need.key));
+                    }
+                }
+                Taken::Short(at) => self.short(ask, &needs, at, via.as_ref()),
+            }
+        }
+        self.ended();
+    }
+
+    /// Takes in that a take got nothing, since this need is short: its holder waits for that key, and for no other of the take.
+    fn short(&mut self, ask: AskId, needs: &[Need], at: usize, via: Option<&PermitKey>) {
+        let Some(key) = needs.get(at).map(|need| need.key.clone()) else { return };
+        let waits = self.asks.get(&ask).map(|ask| ask.waits);
+        if waits != Some(false) {
+            for need in needs {
+                let state = self.keys.entry(need.key.clone()).or_default();
+                state.registered = need.key == key;
+            }
+        }
+        match waits {
+            Some(true) => self.park(ask, key.clone(), via == Some(&key)),
+            // Who does not wait was not noted by the server.
+            Some(false) => self.refuse(ask, key),
+            None => {}
+        }
+        needs.iter().for_each(|need| self.tend(&need.key));
+    }
+
+    /// Takes in that the rules have changed, so that takes were not done.
+    pub(super) fn changed(&mut self, under_way: Vec<UnderWay>, rules: LimitRules) {
+        self.rules = rules;
+        for take in under_way.into_iter().rev() {
+            self.fresh.push_front((take.ask, take.via));
+        }
+        self.ended();
+    }
+
+    /// Takes in that an exchange failed: what became of it is not known.
+    pub(super) fn failed(&mut self, steps: Vec<Step>, under_way: Vec<UnderWay>) {
+        for take in under_way.into_iter().rev() {
+            if let Some(via) = &take.via
+                && let Some(key) = self.keys.get_mut(via)
+            {
+                key.asking = key.asking.saturating_sub(1);
+            }
+            self.fresh.push_front((take.ask, None));
+        }
+        for step in steps {
+            match step {
+                Step::Has(key, _) | Step::Leaves(key) => self.doubts(&key),
+                Step::Takes(take) => take.wants.iter().for_each(|want| self.doubts(&want.key)),
+            }
+        }
+        self.ended();
+    }
+
+    /// What the server knows of this key is not certain: it is told what we have, and forgets that we wait.
+    fn doubts(&mut self, key: &PermitKey) {
+        let state = self.keys.entry(key.clone()).or_default();
+        state.registered = false;
+        if !std::mem::replace(&mut state.dirty, true) {
+            self.dirty.push(key.clone());
+        }
+        if !self.leaves.contains(key) {
+            self.leaves.push(key.clone());
+        }
+        self.tend(key);
+    }
+
+    /// Takes in a call.
+    pub(super) fn called(&mut self, call: &Call) {
+        if self.under_way {
+            self.later.push(call.clone());
+            return;
+        }
+        match call {
+            Call::Free(key) => {
+                // What others gave back is not what they wait for.
+                if !self.next_of(key)
+                    && let Some(state) = self.keys.get_mut(key)
+                    && state.asking == 0
+                {
+                    state.registered = false;
+                    self.leaves.push(key.clone());
+                    self.forget(key);
+                } else if !self.keys.contains_key(key) {
+                    self.leaves.push(key.clone());
+                }
+            }
+            Call::Wanted(key) => {
+                if let Some(state) = self.keys.get_mut(key) {
+                    state.wanted = true;
+                    self.serve(key);
+                }
+            }
+            Call::Rules => {}
+        }
+    }
+
+    /// Asks for everything again that waits: the rules have changed, or calls may be lost.
+    pub(super) fn look_again(&mut self, rules: Option<LimitRules>) {
+        if let Some(rules) = rules {
+            self.rules = rules;
+        }
+        // What is passed on here follows no rule, and others may wait for it: it goes back first, where both count.
+        self.keys.values_mut().for_each(|key| key.wanted = true);
+        for key in self.waited_for() {
+            if let Some(state) = self.keys.get_mut(&key) {
+                state.registered = false;
+            }
+            self.tend(&key);
+        }
+    }
+
+    /// Forgets all units: the right to them is lost. Everything that was not granted is asked for again.
+    pub(super) fn lose(&mut self) {
+        self.keys.clear();
+        (self.under_way, self.later) = (false, Vec::new());
+        (self.dirty, self.leaves, self.fresh) = (Vec::new(), Vec::new(), VecDeque::new());
+        let mut ids: Vec<_> = self.asks.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            if let Some(ask) = self.asks.get_mut(&id) {
+                ask.parked = None;
+            }
+            self.fresh.push_back((id, None));
+        }
+    }
+
+    /// Returns what is to be told.
+    pub(super) fn take_told(&mut self) -> Vec<(AskId, Told)> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Sets whether it is certain that the units are ours.
+    pub(super) fn set_certain(&mut self, certain: bool) {
+        self.uncertain = !certain;
+    }
+
+    /// Whether something waits.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.keys.values().any(|key| key.alive > 0)
+    }
+
+    /// Returns how many messages wait for each key.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (&PermitKey, usize)> {
+        self.keys.iter().map(|(key, state)| (key, state.alive)).filter(|(_, waiting)| *waiting > 0)
+    }
+
+    fn waited_for(&self) -> Vec<PermitKey> {
+        let mut keys: Vec<_> = self.waiting().map(|(key, _)| key.clone()).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    fn is_idle(&self, needs: &[Need]) -> bool {
+        !self.uncertain
+            && needs.iter().all(|need| {
+                self.keys.get(&need.key).is_some_and(|key| !key.wanted && key.idle() >= need.units)
+            })
+    }
+
+    /// Gives units that we have to who asks.
+    fn grant(&mut self, id: AskId) {
+        let Some(ask) = self.asks.remove(&id) else { return };
+        for need in &*ask.needs {
+            self.keys.entry(need.key.clone()).or_default().busy += need.units;
+        }
+        self.told.push((id, Told::Granted));
+    }
+
+    fn refuse(&mut self, id: AskId, key: PermitKey) {
+        self.asks.remove(&id);
+        self.told.push((id, Told::Refused(key)));
+    }
+
+    /// Lets who asks wait for this key: as the next one, if it was before.
+    fn park(&mut self, id: AskId, key: PermitKey, again: bool) {
+        let state = self.keys.entry(key.clone()).or_default();
+        if again {
+            state.waiting.push_front(id);
+        } else {
+            state.waiting.push_back(id);
+        }
+        state.alive += 1;
+        if let Some(ask) = self.asks.get_mut(&id) {
+            ask.parked = Some(key.clone());
+        }
+        self.told.push((id, Told::Parked(key)));
+    }
+
+    /// Returns the next one that waits for this key.
+    fn front(&mut self, key: &PermitKey) -> Option<AskId> {
+        let state = self.keys.get_mut(key)?;
+        while let Some(id) = state.waiting.front().copied() {
+            if self.asks.contains_key(&id) {
+                return Some(id);
+            }
+            state.waiting.pop_front();
+        }
+        None
+    }
+
+    /// Takes out the next one that waits for this key.
+    fn pop(&mut self, key: &PermitKey) {
+        if let Some(state) = self.keys.get_mut(key) {
+            state.waiting.pop_front();
+            state.alive = state.alive.saturating_sub(1);
+        }
+    }
+
+    /// Passes idle units on to who waits here, and the rest back.
+    fn serve(&mut self, key: &PermitKey) {
+        while self.keys.get(key).is_some_and(|state| !state.wanted)
+            && let Some(id) = self.front(key)
+            && let Some(ask) = self.asks.get(&id)
+            && self.is_idle(&ask.needs)
+        {
+            self.pop(key);
+            self.grant(id);
+        }
+        if let Some(state) = self.keys.get_mut(key)
+            && state.idle() > 0
+            && !std::mem::replace(&mut state.dirty, true)
+        {
+            self.dirty.push(key.clone());
+        }
+        self.tend(key);
+    }
+
+    /// Takes care that somebody is asked for while something waits for this key, and nobody while nothing does.
+    fn tend(&mut self, key: &PermitKey) {
+        let Some(state) = self.keys.get_mut(key) else { return };
+        if state.alive == 0 {
+            if std::mem::take(&mut state.registered) {
+                if state.asking == 0 {
+                    self.leaves.push(key.clone());
+                } else {
+                    state.registered = true;
+                }
+            }
+        } else if !state.registered && state.asking == 0 {
+            self.next_of(key);
+        }
+        self.forget(key);
+    }
+
+    /// Asks for the next one that waits for this key. False if none does.
+    fn next_of(&mut self, key: &PermitKey) -> bool {
+        let Some(id) = self.front(key) else { return false };
+        self.pop(key);
+        if let Some(state) = self.keys.get_mut(key) {
+            state.asking += 1;
+        }
+        if let Some(ask) = self.asks.get_mut(&id) {
+            ask.parked = None;
+        }
+        self.fresh.push_back((id, Some(key.clone())));
+        true
+    }
+
+    /// Notes that a request that waited for this key ended otherwise.
+    fn asked(&mut self, via: Option<&PermitKey>) {
+        let Some(via) = via else { return };
+        if let Some(key) = self.keys.get_mut(via) {
+            key.asking = key.asking.saturating_sub(1);
+        }
+        // It was called: the next one is asked for, or others come.
+        self.called(&Call::Free(via.clone()));
+    }
+
+    fn forget(&mut self, key: &PermitKey) {
+        if self.keys.get(key).is_some_and(KeyState::is_nothing) {
+            self.keys.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(name: &str) -> PermitKey {
+        format!("limit:{name}").parse().expect("a key")
+    }
+
+    fn needs(keys: &[(&str, u32)]) -> Arc<[Need]> {
+        keys.iter().map(|(name, units)| Need { key: key(name), units: *units, at_most: 1 }).collect()
+    }
+
+    /// Exchanges once with a server that answers like this.
+    fn exchange(table: &mut Table, taken: &[Taken]) -> Vec<Step> {
+        let (steps, under_way) = table.exchange();
+        assert_eq!(under_way.len(), taken.len(), "{steps:?}");
+        table.done(under_way, taken.to_vec());
+        steps
+    }
+
+    fn takes(steps: &[Step]) -> usize {
+        steps.iter().filter(|step| matches!(step, Step::Takes(_))).count()
+    }
+
+    #[test]
+    fn what_is_given_back_goes_to_who_waits_here_first() {
+        let mut table = Table::default();
+        let (one, two) = (table.ask(&needs(&[("a", 1)]), true), table.ask(&needs(&[("a", 1)]), true));
+        exchange(&mut table, &[Taken::Granted, Taken::Short(0)]);
+        assert_eq!(table.take_told(), [(one, Told::Granted), (two, Told::Parked(key("a")))]);
+        let three = table.ask(&needs(&[("a", 1)]), true);
+        assert_eq!(table.take_told(), [(three, Told::Parked(key("a")))], "without a question");
+        assert!(!table.has_work());
+        table.release(&needs(&[("a", 1)]));
+        assert_eq!(table.take_told(), [(two, Told::Granted)]);
+        assert!(!table.has_work(), "nothing is told to the server");
+        table.release(&needs(&[("a", 1)]));
+        table.release(&needs(&[("a", 1)]));
+        assert_eq!(table.take_told(), [(three, Told::Granted)]);
+        assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0), Step::Leaves(key("a"))]);
+        assert!(table.keys.is_empty());
+    }
+
+    #[test]
+    fn what_others_wait_for_is_given_back() {
+        let mut table = Table::default();
+        table.ask(&needs(&[("a", 1)]), true);
+        exchange(&mut table, &[Taken::Granted]);
+        let two = table.ask(&needs(&[("a", 1)]), true);
+        exchange(&mut table, &[Taken::Short(0)]);
+        table.take_told();
+        table.called(&Call::Wanted(key("a")));
+        table.release(&needs(&[("a", 1)]));
+        assert_eq!(table.take_told(), []);
+        assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0)]);
+        table.called(&Call::Free(key("a")));
+        assert_eq!(takes(&exchange(&mut table, &[Taken::Contended])), 1);
+        assert_eq!(table.take_told(), [(two, Told::Granted)]);
+    }
+
+    #[test]
+    fn a_call_that_nobody_here_needs_is_passed_on() {
+        let mut table = Table::default();
+        let one = table.ask(&needs(&[("a", 1), ("b", 1)]), true);
+        exchange(&mut table, &[Taken::Short(0)]);
+        table.called(&Call::Free(key("a")));
+        // It is short of the other key now, so it waits for that one alone.
+        exchange(&mut table, &[Taken::Short(1)]);
+        assert!(!table.has_work());
+        table.cancel(one);
+        assert_eq!(exchange(&mut table, &[]), [Step::Leaves(key("b"))]);
+        table.called(&Call::Free(key("c")));
+        assert_eq!(exchange(&mut table, &[]), [Step::Leaves(key("c"))], "one that was forgotten");
+        assert!(table.keys.is_empty() && table.asks.is_empty());
+    }
+
+    #[test]
+    fn what_is_granted_too_late_is_given_back() {
+        let mut table = Table::default();
+        let one = table.ask(&needs(&[("a", 2)]), true);
+        let (_, under_way) = table.exchange();
+        table.cancel(one);
+        table.done(under_way, vec![Taken::Granted]);
+        assert_eq!(table.take_told(), []);
+        assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0)]);
+        assert!(table.keys.is_empty());
+    }
+
+    #[test]
+    fn after_a_failure_the_server_is_told_what_is_had() {
+        let mut table = Table::default();
+        let one = table.ask(&needs(&[("a", 1)]), true);
+        let (steps, under_way) = table.exchange();
+        table.failed(steps, under_way);
+        let steps = exchange(&mut table, &[Taken::Granted]);
+        assert_eq!(steps[..2], [Step::Has(key("a"), 0), Step::Leaves(key("a"))], "whatever it granted");
+        assert_eq!(table.take_told(), [(one, Told::Granted)]);
+    }
+
+    #[test]
+    fn who_does_not_wait_is_refused() {
+        let mut table = Table::default();
+        table.ask(&needs(&[("a", 1)]), true);
+        exchange(&mut table, &[Taken::Granted]);
+        table.take_told();
+        let two = table.ask(&needs(&[("a", 1)]), false);
+        exchange(&mut table, &[Taken::Short(0)]);
+        assert_eq!(table.take_told(), [(two, Told::Refused(key("a")))]);
+        assert!(!table.has_work(), "and leaves no trace");
+    }
+
+    #[test]
+    fn what_is_lost_is_asked_for_anew() {
+        let mut table = Table::default();
+        let ids: Vec<_> = (0..3).map(|_| table.ask(&needs(&[("a", 1)]), true)).collect();
+        exchange(&mut table, &[Taken::Granted, Taken::Short(0), Taken::Short(0)]);
+        table.take_told();
+        table.lose();
+        table.release(&needs(&[("a", 1)]));
+        let steps = exchange(&mut table, &[Taken::Granted, Taken::Short(0)]);
+        assert_eq!(takes(&steps), 2, "{steps:?}");
+        assert_eq!(table.take_told(), [(ids[1], Told::Granted), (ids[2], Told::Parked(key("a")))]);
+    }
+
+    /// A server that keeps the rules, with several holders.
+    #[derive(Default)]
+    struct Server {
+        has: BTreeMap<PermitKey, BTreeMap<usize, u32>>,
+        /// Since when each of them waits, the oldest first.
+        queue: BTreeMap<PermitKey, Vec<(u64, usize)>>,
+        time: u64,
+        called: BTreeMap<PermitKey, usize>,
+        calls: Vec<(usize, Call)>,
+    }
+
+    const AT_MOST: u32 = 2;
+
+    impl Server {
+        fn used(&self, key: &PermitKey) -> u32 {
+            self.has.get(key).map_or(0, |has| has.values().sum())
+        }
+
+        fn fits(&self, key: &PermitKey, units: u32) -> bool {
+            self.used(key) == 0 || self.used(key) + units <= AT_MOST
+        }
+
+        fn leaves(&mut self, holder: usize, key: &PermitKey) {
+            self.queue.entry(key.clone()).or_default().retain(|(_, other)| *other != holder);
+            if self.called.get(key) == Some(&holder) {
+                self.called.remove(key);
+            }
+        }
+
+        fn step(&mut self, holder: usize, step: &Step) -> Option<Taken> {
+            match step {
+                Step::Has(key, units) => {
+                    let has = self.has.entry(key.clone()).or_default();
+                    let units = has.get(&holder).copied().unwrap_or(0).min(*units);
+                    has.insert(holder, units);
+                }
+                Step::Leaves(key) => self.leaves(holder, key),
+                Step::Takes(take) => {
+                    self.time += 1;
+                    let mut since = self.time;
+                    for want in &take.wants {
+                        let queue = self.queue.entry(want.key.clone()).or_default();
+                        since = queue
+                            .iter()
+                            .find(|(_, other)| *other == holder)
+                            .map_or(since, |it| it.0.min(since));
+                    }
+                    for (at, want) in take.wants.iter().enumerate() {
+                        let front = self.queue[&want.key].first().copied();
+                        let others_first = front.is_some_and(|(its, front)| front != holder && its <= since);
+                        if others_first || !self.fits(&want.key, want.units) {
+                            take.wants.iter().for_each(|other| self.leaves(holder, &other.key));
+                            let queue = self.queue.entry(want.key.clone()).or_default();
+                            let has = self.has.entry(want.key.clone()).or_default();
+                            for other in has.iter().filter(|(_, units)| **units > 0).map(|(other, _)| *other)
+                            {
+                                if other != holder && queue.iter().all(|(_, waiting)| *waiting == other) {
+                                    self.calls.push((other, Call::Wanted(want.key.clone())));
+                                }
+                            }
+                            queue.push((since, holder));
+                            queue.sort_unstable();
+                            if queue[0].1 == holder {
+                                self.called.remove(&want.key);
+                            }
+                            return Some(Taken::Short(at));
+                        }
+                    }
+                    for want in &take.wants {
+                        self.leaves(holder, &want.key);
+                        *self.has.entry(want.key.clone()).or_default().entry(holder).or_default() +=
+                            want.units;
+                    }
+                    return Some(Taken::Granted);
+                }
+            }
+            None
+        }
+
+        fn call(&mut self) {
+            let keys: Vec<_> = self.queue.keys().cloned().collect();
+            for key in keys {
+                if let Some((_, front)) = self.queue[&key].first().copied()
+                    && !self.called.contains_key(&key)
+                    && self.fits(&key, 1)
+                {
+                    self.called.insert(key.clone(), front);
+                    self.calls.push((front, Call::Free(key)));
+                }
+            }
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Ask(usize, u8),
+        Cancel(usize, usize),
+        End(usize, usize),
+        /// 0: done, 1: the request is lost, 2: the reply is lost, 3: done, and calls come before the reply.
+        Exchange(usize, u8),
+        Calls,
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            4 => (0..3usize, any::<u8>()).prop_map(|(holder, what)| Act::Ask(holder, what)),
+            1 => (0..3usize, any::<usize>()).prop_map(|(holder, which)| Act::Cancel(holder, which)),
+            4 => (0..3usize, any::<usize>()).prop_map(|(holder, which)| Act::End(holder, which)),
+            6 => (0..3usize, 0..9u8).prop_map(|(holder, how)| Act::Exchange(holder, how.saturating_sub(5))),
+            4 => Just(Act::Calls),
+        ]
+    }
+
+    struct World {
+        server: Server,
+        tables: Vec<Table>,
+        open: Vec<BTreeMap<AskId, Arc<[Need]>>>,
+        running: Vec<Vec<Arc<[Need]>>>,
+        started: usize,
+    }
+
+    impl World {
+        fn told(&mut self, holder: usize) {
+            for (id, told) in self.tables[holder].take_told() {
+                if told == Told::Granted
+                    && let Some(needs) = self.open[holder].remove(&id)
+                {
+                    self.running[holder].push(needs);
+                    self.started += 1;
+                }
+            }
+            let mut used: BTreeMap<PermitKey, u32> = BTreeMap::new();
+            for need in self.running.iter().flatten().flat_map(|needs| needs.iter()) {
+                *used.entry(need.key.clone()).or_default() += need.units;
+            }
+            for (key, used) in used {
+                assert!(used <= AT_MOST, "{used} of {key} run");
+            }
+        }
+
+        fn run(&mut self, act: &Act) {
+            match *act {
+                Act::Ask(holder, what) => {
+                    let sets: [&[(&str, u32)]; 5] =
+                        [&[("a", 1)], &[("b", 1)], &[("a", 1), ("b", 1)], &[("a", 2)], &[("b", 1), ("c", 2)]];
+                    let needs = needs(sets[usize::from(what) % sets.len()]);
+                    let id = self.tables[holder].ask(&needs, true);
+                    self.open[holder].insert(id, needs);
+                    self.told(holder);
+                }
+                Act::Cancel(holder, which) => {
+                    let ids: Vec<_> = self.open[holder].keys().copied().collect();
+                    if !ids.is_empty() {
+                        let id = ids[which % ids.len()];
+                        self.open[holder].remove(&id);
+                        self.tables[holder].cancel(id);
+                        self.told(holder);
+                    }
+                }
+                Act::End(holder, which) => {
+                    let running = self.running[holder].len();
+                    if running > 0 {
+                        let needs = self.running[holder].remove(which % running);
+                        self.tables[holder].release(&needs);
+                        self.told(holder);
+                    }
+                }
+                Act::Exchange(holder, how) => {
+                    let (steps, under_way) = self.tables[holder].exchange();
+                    let taken: Vec<_> = match how {
+                        1 => Vec::new(),
+                        _ => steps.iter().filter_map(|step| self.server.step(holder, step)).collect(),
+                    };
+                    self.server.call();
+                    if how == 3 {
+                        self.run(&Act::Calls);
+                    }
+                    match how {
+                        0 | 3 => self.tables[holder].done(under_way, taken),
+                        _ => self.tables[holder].failed(steps, under_way),
+                    }
+                    self.told(holder);
+                }
+                Act::Calls => {
+                    for (holder, call) in std::mem::take(&mut self.server.calls) {
+                        self.tables[holder].called(&call);
+                        self.told(holder);
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever happens in between: never more run than may, everything that is asked for runs in the end, and nothing is left.
+        #[test]
+        fn nothing_leaks_and_nothing_is_stuck(acts in prop::collection::vec(act(), 0..120)) {
+            let mut world = World {
+                server: Server::default(),
+                tables: (0..3).map(|_| Table::default()).collect(),
+                open: vec![BTreeMap::new(); 3],
+                running: vec![Vec::new(); 3],
+                started: 0,
+            };
+            for act in &acts {
+                world.run(act);
+            }
+            for _ in 0..1_000 {
+                for holder in 0..3 {
+                    while !world.running[holder].is_empty() {
+                        world.run(&Act::End(holder, 0));
+                    }
+                    world.run(&Act::Exchange(holder, 0));
+                    world.run(&Act::Calls);
+                }
+            }
+            prop_assert!(world.open.iter().all(BTreeMap::is_empty), "stuck: {:?} {:?}", world.open, world.tables);
+            for table in &world.tables {
+                prop_assert!(table.keys.is_empty() && table.asks.is_empty() && !table.has_work(), "{table:?}");
+            }
+            for (key, has) in &world.server.has {
+                prop_assert_eq!(has.values().sum::<u32>(), 0, "{} leaks", key);
+            }
+            prop_assert!(world.server.queue.values().all(Vec::is_empty));
+        }
+    }
+}
