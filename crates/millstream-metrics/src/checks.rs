@@ -150,6 +150,9 @@ fn truth(it: bool) -> f64 {
 fn of_consumer(values: &mut Values, health: &Health) {
     let (group, consumer) = (health.group.as_str(), health.member.as_str());
     values.add(table::HANDLERS_RUNNING, &[group, consumer], health.running_handlers as f64);
+    for (limit, waiting) in &health.waiting {
+        values.add(table::LIMIT_WAITING, &[limit.as_str(), group, consumer], *waiting as f64);
+    }
     for topic in &health.topics {
         let labels = [topic.topic.as_str(), group, consumer];
         let assigned = topic.assigned.as_ref().map_or(f64::NAN, |assigned| assigned.len() as f64);

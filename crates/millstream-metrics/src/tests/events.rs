@@ -240,6 +240,7 @@ fn everything_in_the_table_comes_from_somewhere() {
         let topic: millstream_core::TopicName = "t".parse().expect("name");
         health.loops.push(millstream_core::health::LoopHealth::new("fetch", topic.clone(), None));
         health.topics.push(millstream_core::health::TopicHealth::new(topic));
+        health.waiting.push(("tenant".parse().expect("name"), 3));
     });
     puppet.start(&metrics);
     let hand = Hand::new("q", "w", millstream_core::health::ConsumerState::Running);
