@@ -9,6 +9,7 @@ mod dead_letters;
 mod doctor;
 mod groups;
 pub mod human;
+mod limits;
 mod locks;
 mod memory;
 mod owners;

@@ -15,8 +15,8 @@ pub use millstream_core::policy::{
 };
 pub use millstream_core::{
     Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
-    Event, GroupName, Headers, IntoCheck, IntoOutcome, Limits, MessageId, Namespace, Observer, Outcome,
-    PackCompression, Packing, Partition, Partitioner, Reason, Result, Retention, RetryPolicy, Start,
+    Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey, Limits, MessageId, Namespace, Observer,
+    Outcome, PackCompression, Packing, Partition, Partitioner, Reason, Result, Retention, RetryPolicy, Start,
     Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
@@ -24,7 +24,7 @@ pub use millstream_runtime::{
     ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
-    IntoDeadLetterOutcome, Letter, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
+    IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
     ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, RetryOrder, Router,
     SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
 };
@@ -58,7 +58,9 @@ pub mod admin {
     pub use millstream_core::audit::{Fault, Finding, Loss, Remedy, Scope};
     pub use millstream_core::catalog::GroupState;
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
+    pub use millstream_core::limits::{LimitPattern, LimitRules, PermitKey};
     pub use millstream_core::locks::{LockCursor, LockPage, LockState};
+    pub use millstream_core::permits::{PermitHolder, PermitPage, PermitState};
 }
 
 /// Delay queues, which need no topics, and recurring messages. [`Millstream::delay_queue`] opens one.

@@ -11,6 +11,7 @@ mod exporter;
 pub(crate) mod generate;
 mod group;
 mod lag;
+mod limits;
 mod lock;
 mod memory;
 pub(crate) mod message;
@@ -62,6 +63,7 @@ pub(crate) enum Command {
     Delayed(scheduled::delayed::Delayed),
     Schedule(scheduled::schedule::Schedule),
     Queue(queue::Queue),
+    Limits(limits::Limits),
     Lock(lock::Lock),
     Leader(lock::Leader),
     #[cfg(feature = "top")]
@@ -93,6 +95,7 @@ impl Command {
             Self::Delayed(it) => connected(global, |cx| it.run(cx)),
             Self::Schedule(it) => connected(global, |cx| it.run(cx)),
             Self::Queue(it) => connected(global, |cx| it.run(cx)),
+            Self::Limits(it) => connected(global, |cx| it.run(cx)),
             Self::Lock(it) => connected(global, |cx| it.run(cx)),
             Self::Leader(it) => connected(global, |cx| Box::pin(it.run(cx))),
             #[cfg(feature = "dashboard")]

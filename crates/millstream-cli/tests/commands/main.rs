@@ -5,6 +5,7 @@ mod docs;
 mod group;
 mod help;
 mod http;
+mod limits;
 mod lock;
 mod messages;
 mod queue;

@@ -1,0 +1,59 @@
+//! Limits: what is in use, who waits, and the rules of operators.
+
+use millstream_core::limits::{LimitPattern, LimitRules};
+use millstream_core::permits::{PermitPage, PermitState};
+use millstream_core::{Error, ErrorKind, Result};
+
+use crate::Admin;
+
+/// Keys that are read in one request.
+const PAGE: usize = 500;
+
+impl Admin {
+    /// Returns a part of the list of all keys of limits of which something is in use, or waited for: about `limit` of them, in no particular
+    /// order. Begin with 0, and continue with [`PermitPage::next`] until it is `None`; a part may be empty before that.
+    ///
+    /// # Errors
+    /// `Unsupported` for a backend without limits; transient ones.
+    pub async fn limits_in_use(&self, from: u64, limit: usize) -> Result<PermitPage> {
+        self.backend.permits()?.usage(from, limit).await
+    }
+
+    /// Returns all keys of limits whose text begins like this, of which something is in use or waited for.
+    ///
+    /// # Errors
+    /// Those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn limits_of(&self, prefix: &str) -> Result<Vec<PermitState>> {
+        let (mut keys, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            let page = self.limits_in_use(at, PAGE).await?;
+            keys.extend(page.keys.into_iter().filter(|state| state.key.as_str().starts_with(prefix)));
+            from = page.next;
+        }
+        // One that is in two parts of the list is shown once.
+        keys.sort_by(|one, other| one.key.cmp(&other.key));
+        keys.dedup_by(|one, other| one.key == other.key);
+        Ok(keys)
+    }
+
+    /// Returns the rules of operators, which precede what programs state.
+    ///
+    /// # Errors
+    /// Those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn limit_rules(&self) -> Result<LimitRules> {
+        self.backend.permits()?.limit_rules().await
+    }
+
+    /// Sets how many units of the keys of a pattern may be in use at once, or removes the rule with `None`. All consumers see it at once;
+    /// what runs goes on, and a consumer that starts sets nothing back. Returns the new version of the rules.
+    ///
+    /// # Errors
+    /// `InvalidConfig` for more than 1,000,000; those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn set_limit(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
+        let most = millstream_core::limits::MAX_UNITS;
+        if at_most.is_some_and(|at_most| at_most > most) {
+            return Err(Error::new(ErrorKind::InvalidConfig, format!("a limit is at most {most}")));
+        }
+        self.backend.permits()?.set_limit_rule(pattern, at_most).await
+    }
+}

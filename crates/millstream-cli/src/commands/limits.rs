@@ -1,0 +1,315 @@
+//! `millstream limits`.
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use millstream::admin::{LimitPattern, LimitRules, PermitKey, PermitState};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::commands::schemas::{Table, of};
+use crate::commands::{DryRun, Running};
+use crate::context::{Context, to_the_end};
+use crate::exit::Exit;
+use crate::{human, output, parse};
+
+/// Lists, shows and sets limits on how much is handled at once
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits list --prefix tenant:
+  millstream limits show tenant:acme
+  millstream limits set tenant:acme 5")]
+pub(crate) struct Limits {
+    #[command(subcommand)]
+    what: LimitsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LimitsCommand {
+    List(LimitsList),
+    Show(LimitsShow),
+    Rules(LimitsRules),
+    Set(LimitsSet),
+    Unset(LimitsUnset),
+}
+
+/// The data that these commands print as JSON.
+pub(in crate::commands) const DATA: Table = &[
+    ("limits list", of::<LimitsListed>()),
+    ("limits show", of::<LimitShown>()),
+    ("limits rules", of::<RulesView>()),
+    ("limits set", of::<LimitChanged>()),
+    ("limits unset", of::<LimitChanged>()),
+];
+
+impl Limits {
+    pub(crate) fn run(self, cx: &Context) -> Running<'_> {
+        match self.what {
+            LimitsCommand::List(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Show(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Rules(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Set(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Unset(it) => Box::pin(it.run(cx)),
+        }
+    }
+}
+
+/// Lists the keys of limits of which something is in use or waited for
+///
+/// Those for which most consumers wait come first. A consumer that waits for a key may have many messages for it.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits list
+  millstream limits list --prefix tenant: --json | jq '.data.keys[] | select(.waiting > 0)'")]
+struct LimitsList {
+    /// Shows only keys that begin so
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    prefix: String,
+    /// Maximum number of keys
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
+    limit: usize,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LimitsListed {
+    keys: Vec<KeyView>,
+    /// How many keys are in use or waited for, those that are not shown included.
+    total: usize,
+}
+
+/// A key of a limit.
+#[derive(Debug, Serialize, JsonSchema)]
+struct KeyView {
+    /// Limit and key: `tenant:acme`.
+    key: String,
+    /// How many units may be in use at once: by the rule that counts, or as the last taker stated it.
+    at_most: u32,
+    /// How many are in use.
+    in_use: u32,
+    /// How many consumers have some.
+    holders: usize,
+    /// How many consumers wait for some.
+    waiting: usize,
+}
+
+impl KeyView {
+    fn of(state: &PermitState, rules: &LimitRules) -> Self {
+        Self {
+            key: state.key.to_string(),
+            at_most: rules.at_most(&state.key, state.at_most),
+            in_use: state.held.iter().map(|(_, units)| units).sum(),
+            holders: state.held.len(),
+            waiting: state.waiting.len(),
+        }
+    }
+}
+
+impl LimitsList {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let states = cx.admin().limits_of(&self.prefix).await?;
+        let rules = cx.admin().limit_rules().await?;
+        let total = states.len();
+        let mut keys: Vec<KeyView> = states.iter().map(|state| KeyView::of(state, &rules)).collect();
+        keys.sort_by(|one, other| (other.waiting, &one.key).cmp(&(one.waiting, &other.key)));
+        keys.truncate(self.limit);
+        let listed = LimitsListed { keys, total };
+        cx.output.show(&listed, |listed| match listed.keys.is_empty() {
+            true => "nothing is in use, and nothing waits for a limit".to_owned(),
+            false => {
+                let rows = listed.keys.iter().map(|key| {
+                    let numbers = [key.in_use as usize, key.at_most as usize, key.holders, key.waiting];
+                    let [in_use, at_most, holders, waiting] = numbers.map(|n| human::count(n as u64));
+                    [key.key.clone(), in_use, at_most, holders, waiting]
+                });
+                output::table(&["key", ">in use", ">at most", ">holders", ">waiting"], rows)
+            }
+        })?;
+        if listed.keys.len() < total {
+            let shown = human::of(listed.keys.len() as u64, "key", "keys");
+            cx.output.note(&format!("{shown} of {total}; --limit shows more, --prefix fewer"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// Shows who has units of a key, who waits, and which rule counts
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits show tenant:acme
+  millstream limits show tenant:eu/acme --json | jq .data.rule")]
+struct LimitsShow {
+    /// Limit and key, as `limits list` shows them; a limit alone is that of all messages
+    #[arg(value_name = "LIMIT:KEY", value_parser = key)]
+    key: PermitKey,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LimitShown {
+    key: String,
+    /// How many units may be in use at once: by the rule that counts, or as the last taker stated it; `null` if neither is known.
+    at_most: Option<u32>,
+    /// The rule that counts for the key; `null` if what programs state counts.
+    rule: Option<RuleView>,
+    /// Consumers that have units.
+    held: Vec<HeldView>,
+    /// Consumers that wait, in the order of their turns.
+    waiting: Vec<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct HeldView {
+    holder: String,
+    units: u32,
+}
+
+/// A rule of a limit.
+#[derive(Debug, Serialize, JsonSchema)]
+struct RuleView {
+    /// The keys that it is for: `tenant`, `tenant:acme`, `tenant:eu/*`.
+    pattern: String,
+    /// How many units may be in use at once.
+    at_most: u32,
+}
+
+/// Parses a key; a limit alone has the only key of all messages.
+fn key(text: &str) -> Result<PermitKey, millstream::Error> {
+    if text.contains(':') { text.parse() } else { format!("{text}:all").parse() }
+}
+
+impl LimitsShow {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let (admin, key) = (cx.admin(), self.key);
+        let state = admin.limits_of(key.as_str()).await?.into_iter().find(|state| state.key == key);
+        let rules = admin.limit_rules().await?;
+        let at_most = rules.rule(&key).map(|(_, most)| *most).or(state.as_ref().map(|state| state.at_most));
+        let rule =
+            rules.rule(&key).map(|(pattern, most)| RuleView { pattern: pattern.to_string(), at_most: *most });
+        let held = |(holder, units): &(_, u32)| HeldView { holder: format!("{holder}"), units: *units };
+        let shown = LimitShown {
+            key: key.to_string(),
+            at_most,
+            rule,
+            held: state.iter().flat_map(|state| state.held.iter().map(held)).collect(),
+            waiting: state.iter().flat_map(|state| state.waiting.iter().map(ToString::to_string)).collect(),
+        };
+        cx.output.show(&shown, LimitShown::text)?;
+        Ok(Exit::Done)
+    }
+}
+
+impl LimitShown {
+    fn text(&self) -> String {
+        let rule = self.rule.as_ref().map(|rule| format!("{} = {}", rule.pattern, rule.at_most));
+        let mut lines = vec![
+            ("key", self.key.clone()),
+            ("at most", human::or_none(self.at_most, |most| most.to_string())),
+            ("rule", rule.unwrap_or_else(|| "none: what programs state counts".to_owned())),
+        ];
+        lines.extend(self.held.iter().map(|held| ("has", format!("{} {}", held.units, held.holder))));
+        lines.extend(self.waiting.iter().map(|holder| ("waits", holder.clone())));
+        output::list(lines)
+    }
+}
+
+/// Lists the rules that operators have set
+///
+/// They precede what programs state. Of several rules for a key the most specific one counts.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits rules
+  millstream limits rules --json | jq .data.version")]
+struct LimitsRules {}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RulesView {
+    /// Grows with each change; 0 if no rule was ever set.
+    version: u64,
+    rules: Vec<RuleView>,
+}
+
+impl LimitsRules {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let rules = cx.admin().limit_rules().await?;
+        let rule =
+            |(pattern, most): &(LimitPattern, u32)| RuleView { pattern: pattern.to_string(), at_most: *most };
+        let mut view = RulesView { version: rules.version, rules: rules.rules.iter().map(rule).collect() };
+        view.rules.sort_by(|one, other| one.pattern.cmp(&other.pattern));
+        cx.output.show(&view, |view| match view.rules.is_empty() {
+            true => "there are no rules: what programs state counts".to_owned(),
+            false => {
+                let rows = view.rules.iter().map(|rule| [rule.pattern.clone(), rule.at_most.to_string()]);
+                output::table(&["pattern", ">at most"], rows)
+            }
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
+/// Sets how many units of the keys of a pattern may be in use at once
+///
+/// All consumers see it at once. What runs goes on, also above the new limit; 0 lets nothing begin. The pattern `tenant` is for
+/// all keys of that limit, `tenant:acme` for one, and `tenant:eu/*` for all of two levels whose first is `eu`. Copy a key from
+/// `limits list`: most bytes that are no letters and digits are `%XX`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits set tenant 2
+  millstream limits set tenant:acme 10
+  millstream limits set 'tenant:*/gpu' 0 --dry-run")]
+struct LimitsSet {
+    /// Keys that the rule is for: `LIMIT`, `LIMIT:KEY` or `LIMIT:LEVEL/*`
+    pattern: LimitPattern,
+    /// How many units may be in use at once: 0 to 1000000
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    at_most: u32,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// Removes a rule: a less specific one counts, or what programs state
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits unset tenant:acme")]
+struct LimitsUnset {
+    /// Keys that the rule is for
+    pattern: LimitPattern,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LimitChanged {
+    pattern: String,
+    /// What the rule was before; `null` if there was none.
+    before: Option<u32>,
+    /// What it is now; `null` if there is none.
+    now: Option<u32>,
+    dry_run: bool,
+}
+
+impl LimitsSet {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        change(cx, &self.pattern, Some(self.at_most), self.dry.dry_run).await
+    }
+}
+
+impl LimitsUnset {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        change(cx, &self.pattern, None, self.dry.dry_run).await
+    }
+}
+
+async fn change(cx: &Context, pattern: &LimitPattern, now: Option<u32>, dry_run: bool) -> Result<Exit> {
+    let admin = cx.admin();
+    let rules = admin.limit_rules().await?;
+    let before = rules.rules.iter().find(|(other, _)| other == pattern).map(|(_, most)| *most);
+    if dry_run {
+        cx.output.note("dry run: nothing was done. What would change:");
+    } else if before != now {
+        to_the_end(admin.set_limit(pattern, now)).await?;
+    }
+    let changed = LimitChanged { pattern: pattern.to_string(), before, now, dry_run };
+    cx.output.show(&changed, |changed| {
+        let of = |limit: Option<u32>| limit.map_or_else(|| "no rule".to_owned(), |most| most.to_string());
+        format!("{}: {} -> {}", changed.pattern, of(changed.before), of(changed.now))
+    })?;
+    Ok(Exit::Done)
+}

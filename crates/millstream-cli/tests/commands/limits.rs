@@ -1,0 +1,83 @@
+//! `millstream limits`.
+
+use std::time::Duration;
+
+use millstream::{Delivery, Limit, Topic};
+use serde_json::{Value, json};
+
+use crate::support::cli::Cli;
+
+const JOBS: Topic<u64> = Topic::new("jobs");
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    assert_eq!(cli.json("limits list"), json!({ "keys": [], "total": 0 }));
+    assert!(cli.ok("limits list").contains("nothing is in use"));
+    assert_eq!(cli.json("limits rules"), json!({ "version": 0, "rules": [] }));
+
+    let producer = mq.producer(JOBS).await.expect("a producer");
+    for n in 0..2 {
+        producer.send(&n).header("tenant", "acme & co").await.expect("sent");
+    }
+    let (begun, mut first) = tokio::sync::mpsc::unbounded_channel();
+    let mut consumers = Vec::new();
+    for (group, label) in [("one", "ann"), ("two", "bob")] {
+        let begun = begun.clone();
+        let limited = mq.consumer(JOBS, group).label(label).limit(Limit::by_header("tenant", "tenant"));
+        let consumer = limited.start(move |delivery: Delivery<u64>| {
+            let begun = begun.clone();
+            async move {
+                let _ = begun.send(());
+                delivery.cancelled().await;
+            }
+        });
+        consumers.push(consumer.await.expect("started"));
+        if label == "ann" {
+            first.recv().await.expect("it runs");
+        }
+    }
+    let key = "tenant:acme%20%26%20co";
+    let shown = loop {
+        let shown = cli.json(["limits", "show", key]);
+        if shown["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty()) {
+            break shown;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!((&shown["at_most"], &shown["rule"]), (&json!(1), &Value::Null), "{shown}");
+    let holder = shown["held"][0]["holder"].as_str().expect("a holder");
+    assert!(holder.starts_with("ann-") && shown["held"][0]["units"] == 1, "{shown}");
+    assert!(shown["waiting"][0].as_str().is_some_and(|waits| waits.starts_with("bob-")), "{shown}");
+    let text = cli.ok(["limits", "show", key]);
+    assert!(text.contains("has") && text.contains("waits") && text.contains("what programs state"), "{text}");
+    let listed = cli.json("limits list --prefix tenant:");
+    let row = json!({ "key": key, "at_most": 1, "in_use": 1, "holders": 1, "waiting": 1 });
+    assert_eq!(listed, json!({ "keys": [row], "total": 1 }));
+    assert_eq!(cli.json("limits list --prefix other:")["total"], 0);
+
+    let dry = cli.json("limits set tenant 2 --dry-run");
+    assert_eq!(dry, json!({ "pattern": "tenant", "before": null, "now": 2, "dry_run": true }));
+    assert_eq!(cli.json("limits rules")["version"], 0, "nothing was done");
+    assert!(cli.ok("limits set tenant 2").contains("no rule -> 2"));
+    first.recv().await.expect("the other one runs now");
+    let shown = cli.json(["limits", "show", key]);
+    assert_eq!(
+        (&shown["rule"], &shown["at_most"]),
+        (&json!({ "pattern": "tenant", "at_most": 2 }), &json!(2))
+    );
+    assert_eq!(cli.json("limits set tenant:acme 0")["before"], Value::Null);
+    let rules = cli.json("limits rules");
+    let expected = json!([{ "pattern": "tenant", "at_most": 2 }, { "pattern": "tenant:acme", "at_most": 0 }]);
+    assert_eq!(rules["rules"], expected);
+    assert_eq!(cli.json("limits unset tenant:acme")["before"], 0);
+    assert_eq!(cli.json("limits unset tenant:acme")["now"], Value::Null, "it is not there");
+    assert!(cli.fails(2, ["limits", "set", "a b", "1"]).contains("limit name"));
+    assert_eq!(cli.json("limits show mail-api")["key"], "mail-api:all");
+    assert!(cli.fails(2, "limits show tenant:a/b/c/d").contains("at most 3 levels"));
+    assert!(cli.fails(2, "limits set tenant 1000001 --dry-run").contains("1000001"));
+    for consumer in consumers {
+        consumer.shutdown_within(Duration::ZERO).await;
+    }
+}
