@@ -45,6 +45,8 @@ pub struct Setup {
     pub member_id: Option<String>,
     /// Whether handlers are idempotent, by the numbers of the messages.
     pub idempotent: bool,
+    /// How many messages all members handle at once, if that is limited.
+    pub limit: Option<u32>,
 }
 
 /// `concurrency`.
@@ -79,6 +81,7 @@ impl Setup {
             crash_limit: 3,
             member_id: None,
             idempotent: false,
+            limit: None,
         }
     }
 

@@ -6,6 +6,7 @@ pub(crate) mod fault_rows;
 pub(crate) mod faults;
 pub(crate) mod foreign;
 pub(crate) mod kills;
+pub(crate) mod limits;
 pub(crate) mod outage_scenes;
 pub(crate) mod pairs;
 pub(crate) mod poison;
