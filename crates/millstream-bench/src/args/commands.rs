@@ -169,6 +169,10 @@ pub(crate) struct Consume {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100),
           conflicts_with = "pending")]
     pub(crate) layers: u32,
+    /// Number of limits by the keys of the messages, which are never reached. The baseline is the same consumer without them.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=8),
+          conflicts_with = "pending", requires = "keys")]
+    pub(crate) limits: u32,
     /// Number of groups, which each read all messages at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand(), conflicts_with = "pending")]
     pub(crate) groups: u32,

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream::layer::{Answer, Layer, Next};
 use millstream::{
-    Concurrency, Consumer, ConsumerBuilder, Delivery, Millstream, Outcome, Record, RetryOrder, Start,
+    Concurrency, Consumer, ConsumerBuilder, Delivery, Limit, Millstream, Outcome, Record, RetryOrder, Start,
 };
 use tokio::sync::Semaphore;
 
@@ -39,6 +39,9 @@ pub(crate) async fn consume(stage: &Stage, of: &Consume) -> Result<Measured> {
         let mut consumer = with_prefetch(mq.consumer(topic.clone(), group), of).concurrency(of.concurrency);
         for _ in 0..of.layers {
             consumer = consumer.layer(PassOn);
+        }
+        for n in 0..of.limits {
+            consumer = consumer.limit(Limit::by_key(format!("limit-{n}")).at_most(1_000_000));
         }
         consumers.push(consumer.start(|_: Delivery<Bytes>| async {}).await?);
     }
