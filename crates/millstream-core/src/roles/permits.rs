@@ -4,7 +4,7 @@
 //! renewed in time [ends](Permits::end) it, which frees what it had and calls who waits; what the former holder says later is refused.
 //!
 //! A take needs units of several keys, and gets all of them or none. One that gets none waits for the first key that is short, with
-//! nothing in hand, and its holder is [called](Permits::called) when units of that key are free. Nobody asks again before.
+//! no units, and its holder is [called](Permits::called) when units of that key are free. Nobody asks again before.
 
 use std::fmt;
 use std::time::Duration;

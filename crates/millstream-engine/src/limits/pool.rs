@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::answers::Answers;
 use crate::keeper::Keeper;
 use crate::limits::Need;
-use crate::limits::table::{AskId, Table, Told};
+use crate::limits::table::{AskId, Notice, Table};
 
 /// Answers go here, each with the number of its request.
 type Tell = UnboundedSender<(u64, PermitAnswer)>;
@@ -217,26 +217,26 @@ impl PermitPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells what is to be told, and wakes the loops.
+    /// Sends the pending notices, and wakes the loops.
     pub(super) fn settle(self: &Arc<Self>, mut guard: MutexGuard<'_, State>) {
         let state = &mut *guard;
         let mut answers = Vec::new();
         let mut parked = false;
-        for (id, told) in state.table.take_told() {
+        for (id, notice) in state.table.take_notices() {
             let right = state.holding.as_ref().map(|holding| holding.right.clone());
-            match told {
-                Told::Parked(key) => {
+            match notice {
+                Notice::Parked(key) => {
                     parked = true;
                     if let Some((tell, _)) = state.tells.get(&id) {
                         answers.push((tell.clone(), id, PermitAnswer::Parked(key)));
                     }
                 }
-                Told::Refused(key) => {
+                Notice::Refused(key) => {
                     if let Some((tell, _)) = state.tells.remove(&id) {
                         answers.push((tell, id, PermitAnswer::Refused(key)));
                     }
                 }
-                Told::Granted => {
+                Notice::Granted => {
                     if let (Some((tell, needs)), Some(right)) = (state.tells.remove(&id), right) {
                         let (pool, generation) = (self.clone(), state.generation);
                         let permit = Permit { pool, generation, needs, right };
@@ -266,7 +266,7 @@ impl PermitPool {
             let before = std::mem::replace(&mut holding.deadline, asked + reliable(self.keeper.ttl()));
             let was_over = before <= self.keeper.clock().now();
             if holding.right.is_cancelled() {
-                // What runs was told. What starts from now on can rely on the right again.
+                // What runs was notified. What starts from now on can rely on the right again.
                 holding.right = CancellationToken::new();
                 self.joined.send_modify(|joined| *joined += 1);
             } else if was_over {

@@ -11,12 +11,12 @@ use millstream_core::permits::{Call, MAX_STEPS, Step, Take, Taken, Want};
 
 use crate::limits::Need;
 
-/// A request of one message, from [`ask`](Table::ask) until it is answered with [`Told::Granted`] or refused, or is cancelled.
+/// A request of one message, from [`ask`](Table::ask) until it is answered with [`Notice::Granted`] or refused, or is cancelled.
 pub(super) type AskId = u64;
 
-/// Something that has to be told to who asks.
+/// A notice for those that wait for units or have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Notice {
     /// It has all it needs.
     Granted,
     /// It waits for this key.
@@ -49,7 +49,7 @@ struct KeyState {
     registered: bool,
     /// Whether others wait for it.
     wanted: bool,
-    /// Whether the server has to be told what we have.
+    /// Whether the next exchange has to report the units that we have.
     dirty: bool,
 }
 
@@ -83,8 +83,8 @@ pub(super) struct Table {
     leaves: Vec<PermitKey>,
     next: AskId,
     rules: LimitRules,
-    /// What is to be told.
-    told: Vec<(AskId, Told)>,
+    /// Notices that were not sent yet.
+    notices: Vec<(AskId, Notice)>,
     /// Whether it is uncertain that the units are ours: nothing is passed on then.
     uncertain: bool,
     /// Whether an exchange is under way, and calls that came meanwhile. What it says may be older than they are, and they mean nothing
@@ -94,7 +94,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Asks for what a message needs. What comes of it is [told](Self::take_told), maybe at once.
+    /// Asks for what a message needs. The outcome comes as a [notice](Self::take_notices), maybe at once.
     pub(super) fn ask(&mut self, needs: &Arc<[Need]>, waits: bool) -> AskId {
         let id = self.next;
         self.next += 1;
@@ -272,7 +272,7 @@ impl Table {
         self.ended();
     }
 
-    /// What the server knows of this key is not certain: it is told what we have, and forgets that we wait.
+    /// What the server knows of this key is not certain: the next exchange reports what we have, and removes us from those that wait.
     fn doubts(&mut self, key: &PermitKey) {
         let state = self.keys.entry(key.clone()).or_default();
         state.registered = false;
@@ -345,9 +345,9 @@ impl Table {
         }
     }
 
-    /// Returns what is to be told.
-    pub(super) fn take_told(&mut self) -> Vec<(AskId, Told)> {
-        std::mem::take(&mut self.told)
+    /// Returns the notices that were not sent yet.
+    pub(super) fn take_notices(&mut self) -> Vec<(AskId, Notice)> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Sets whether it is certain that the units are ours.
@@ -384,12 +384,12 @@ impl Table {
         for need in &*ask.needs {
             self.keys.entry(need.key.clone()).or_default().busy += need.units;
         }
-        self.told.push((id, Told::Granted));
+        self.notices.push((id, Notice::Granted));
     }
 
     fn refuse(&mut self, id: AskId, key: PermitKey) {
         self.asks.remove(&id);
-        self.told.push((id, Told::Refused(key)));
+        self.notices.push((id, Notice::Refused(key)));
     }
 
     /// Lets who asks wait for this key: as the next one, if it was before.
@@ -404,7 +404,7 @@ impl Table {
         if let Some(ask) = self.asks.get_mut(&id) {
             ask.parked = Some(key.clone());
         }
-        self.told.push((id, Told::Parked(key)));
+        self.notices.push((id, Notice::Parked(key)));
     }
 
     /// Returns the next one that waits for this key.
@@ -527,16 +527,16 @@ mod tests {
         let mut table = Table::default();
         let (one, two) = (table.ask(&needs(&[("a", 1)]), true), table.ask(&needs(&[("a", 1)]), true));
         exchange(&mut table, &[Taken::Granted, Taken::Short(0)]);
-        assert_eq!(table.take_told(), [(one, Told::Granted), (two, Told::Parked(key("a")))]);
+        assert_eq!(table.take_notices(), [(one, Notice::Granted), (two, Notice::Parked(key("a")))]);
         let three = table.ask(&needs(&[("a", 1)]), true);
-        assert_eq!(table.take_told(), [(three, Told::Parked(key("a")))], "without a question");
+        assert_eq!(table.take_notices(), [(three, Notice::Parked(key("a")))], "without a question");
         assert!(!table.has_work());
         table.release(&needs(&[("a", 1)]));
-        assert_eq!(table.take_told(), [(two, Told::Granted)]);
-        assert!(!table.has_work(), "nothing is told to the server");
+        assert_eq!(table.take_notices(), [(two, Notice::Granted)]);
+        assert!(!table.has_work(), "nothing is sent to the server");
         table.release(&needs(&[("a", 1)]));
         table.release(&needs(&[("a", 1)]));
-        assert_eq!(table.take_told(), [(three, Told::Granted)]);
+        assert_eq!(table.take_notices(), [(three, Notice::Granted)]);
         assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0), Step::Leaves(key("a"))]);
         assert!(table.keys.is_empty());
     }
@@ -548,14 +548,14 @@ mod tests {
         exchange(&mut table, &[Taken::Granted]);
         let two = table.ask(&needs(&[("a", 1)]), true);
         exchange(&mut table, &[Taken::Short(0)]);
-        table.take_told();
+        table.take_notices();
         table.called(&Call::Wanted(key("a")));
         table.release(&needs(&[("a", 1)]));
-        assert_eq!(table.take_told(), []);
+        assert_eq!(table.take_notices(), []);
         assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0)]);
         table.called(&Call::Free(key("a")));
         assert_eq!(takes(&exchange(&mut table, &[Taken::Contended])), 1);
-        assert_eq!(table.take_told(), [(two, Told::Granted)]);
+        assert_eq!(table.take_notices(), [(two, Notice::Granted)]);
     }
 
     #[test]
@@ -581,7 +581,7 @@ mod tests {
         let (_, under_way) = table.exchange();
         table.cancel(one);
         table.done(under_way, vec![Taken::Granted]);
-        assert_eq!(table.take_told(), []);
+        assert_eq!(table.take_notices(), []);
         assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0)]);
         assert!(table.keys.is_empty());
     }
@@ -594,7 +594,7 @@ mod tests {
         table.failed(steps, under_way);
         let steps = exchange(&mut table, &[Taken::Granted]);
         assert_eq!(steps[..2], [Step::Has(key("a"), 0), Step::Leaves(key("a"))], "whatever it granted");
-        assert_eq!(table.take_told(), [(one, Told::Granted)]);
+        assert_eq!(table.take_notices(), [(one, Notice::Granted)]);
     }
 
     #[test]
@@ -602,10 +602,10 @@ mod tests {
         let mut table = Table::default();
         table.ask(&needs(&[("a", 1)]), true);
         exchange(&mut table, &[Taken::Granted]);
-        table.take_told();
+        table.take_notices();
         let two = table.ask(&needs(&[("a", 1)]), false);
         exchange(&mut table, &[Taken::Short(0)]);
-        assert_eq!(table.take_told(), [(two, Told::Refused(key("a")))]);
+        assert_eq!(table.take_notices(), [(two, Notice::Refused(key("a")))]);
         assert!(!table.has_work(), "and leaves no trace");
     }
 
@@ -614,12 +614,12 @@ mod tests {
         let mut table = Table::default();
         let ids: Vec<_> = (0..3).map(|_| table.ask(&needs(&[("a", 1)]), true)).collect();
         exchange(&mut table, &[Taken::Granted, Taken::Short(0), Taken::Short(0)]);
-        table.take_told();
+        table.take_notices();
         table.lose();
         table.release(&needs(&[("a", 1)]));
         let steps = exchange(&mut table, &[Taken::Granted, Taken::Short(0)]);
         assert_eq!(takes(&steps), 2, "{steps:?}");
-        assert_eq!(table.take_told(), [(ids[1], Told::Granted), (ids[2], Told::Parked(key("a")))]);
+        assert_eq!(table.take_notices(), [(ids[1], Notice::Granted), (ids[2], Notice::Parked(key("a")))]);
     }
 
     /// A server that keeps the rules, with several holders.
@@ -744,9 +744,9 @@ mod tests {
     }
 
     impl World {
-        fn told(&mut self, holder: usize) {
-            for (id, told) in self.tables[holder].take_told() {
-                if told == Told::Granted
+        fn notified(&mut self, holder: usize) {
+            for (id, notice) in self.tables[holder].take_notices() {
+                if notice == Notice::Granted
                     && let Some(needs) = self.open[holder].remove(&id)
                 {
                     self.running[holder].push(needs);
@@ -770,7 +770,7 @@ mod tests {
                     let needs = needs(sets[usize::from(what) % sets.len()]);
                     let id = self.tables[holder].ask(&needs, true);
                     self.open[holder].insert(id, needs);
-                    self.told(holder);
+                    self.notified(holder);
                 }
                 Act::Cancel(holder, which) => {
                     let ids: Vec<_> = self.open[holder].keys().copied().collect();
@@ -778,7 +778,7 @@ mod tests {
                         let id = ids[which % ids.len()];
                         self.open[holder].remove(&id);
                         self.tables[holder].cancel(id);
-                        self.told(holder);
+                        self.notified(holder);
                     }
                 }
                 Act::End(holder, which) => {
@@ -786,7 +786,7 @@ mod tests {
                     if running > 0 {
                         let needs = self.running[holder].remove(which % running);
                         self.tables[holder].release(&needs);
-                        self.told(holder);
+                        self.notified(holder);
                     }
                 }
                 Act::Exchange(holder, how) => {
@@ -803,12 +803,12 @@ mod tests {
                         0 | 3 => self.tables[holder].done(under_way, taken),
                         _ => self.tables[holder].failed(steps, under_way),
                     }
-                    self.told(holder);
+                    self.notified(holder);
                 }
                 Act::Calls => {
                     for (holder, call) in std::mem::take(&mut self.server.calls) {
                         self.tables[holder].called(&call);
-                        self.told(holder);
+                        self.notified(holder);
                     }
                 }
             }

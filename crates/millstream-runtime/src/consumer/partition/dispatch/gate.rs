@@ -23,7 +23,7 @@ type Asker = (Receipt, u64);
 /// Messages of one partition that need units of limits.
 ///
 /// A message asks when it is its turn. Until the answer comes its queue is blocked, so others pass it that may, and those of its key do
-/// not. It has nothing in hand meanwhile, and does not count as in flight.
+/// not. It holds no units meanwhile, and does not count as in flight.
 pub(in crate::consumer) struct Gate {
     limits: Arc<LimitSet>,
     pool: Arc<PermitPool>,

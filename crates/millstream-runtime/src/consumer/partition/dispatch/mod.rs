@@ -297,7 +297,7 @@ impl Dispatcher {
                     && !self.lease.revoked().is_cancelled()
                 {
                     if self.picked.is_empty() {
-                        // Messages ask for units of limits with it in hand.
+                        // Messages ask for units of limits while they hold it.
                         self.turn = Some(permits);
                         return;
                     }

@@ -93,7 +93,7 @@ impl Dispatcher {
         let Some(gate) = &self.gate else { return false };
         let (picked, size) = (self.picked.len(), self.picked.size());
         let begun = if picked > 0 { size } else { 0 };
-        // With one handler in hand, and no other that is free, one unit.
+        // With one handler permit, and no other that is free, one unit.
         let last = self.turn.is_some() && !self.turns.has_room();
         let room = if last { size } else { self.queues.room() * size + begun };
         !gate.is_first_waiting() && gate.asking() + picked < room
@@ -147,10 +147,10 @@ impl Dispatcher {
                 self.finish(vec![(ticket, job)], settler);
                 return None;
             }
-            // With units in hand it need not wait for its turn if nobody else does.
+            // With units it need not wait for its turn if nobody else does.
             Plan::Alone if job.permit.is_some() && self.poison.tries_at_once(receipt) => {}
             Plan::Alone if !self.poison.tries(receipt) => {
-                // Nobody waits for one thing with another in hand.
+                // Nobody holds one thing and waits for another.
                 job.permit = None;
                 // `None`: another message of its queue runs. It is then put back and comes up again.
                 if let Some(queue) = self.queues.block(ticket, job) {
