@@ -64,6 +64,11 @@ async fn policies_of_ones_own_decide() {
 }
 
 #[tokio::test]
+async fn no_tenant_has_more_at_once_than_its_limit() {
+    assert!(run("limits").await.contains("\nin all "));
+}
+
+#[tokio::test]
 async fn tasks_have_their_effect_once_in_six_ways() {
     assert!(run("once").await.starts_with("240 tasks in six ways, each had its effect once\n"));
 }
