@@ -1,6 +1,6 @@
 //! Messages in flight at consumers, and messages that wait while no consumer runs.
 
-use millstream::{Concurrency, Sharing};
+use millstream::{Concurrency, Limit, Sharing};
 
 use super::*;
 
@@ -103,6 +103,39 @@ async fn what_is_in_hand(sharing: Sharing) {
             ],
         )
         .await;
+    consumer.shutdown().await;
+}
+
+/// One message of each partition: one runs, the others wait for its unit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_limit_is_counted() {
+    let scene = Fixture::at(&shared_url()).await;
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    let gate = Gate::new();
+    let at_gate = gate.clone();
+    let consumer = scene.mq.consumer(ORDERS, "billing").member_id("web-1");
+    let consumer = consumer.limit(Limit::global("bank").at_most(1)).start(move |_: Delivery<u64>| {
+        let gate = at_gate.clone();
+        async move { gate.pass().await }
+    });
+    let consumer = consumer.await.expect("started");
+    for number in 0..4 {
+        producer.send(&number).partition(number as u32).await.expect("sent");
+    }
+    let waiting = &[("limit", "bank"), ("group", "billing"), ("consumer", "web-1")][..];
+    gate.came(1).await;
+    scene
+        .sees(
+            "three wait for one",
+            &[("limit_waiting", waiting, 3.0), ("handlers_running", &waiting[1..], 1.0)],
+        )
+        .await;
+    gate.open.add_permits(4);
+    let of = &[("topic", "orders"), ("group", "billing")][..];
+    let done = scene.sees("all is done", &[("acked_total", of, 4.0)]).await;
+    // What is no longer reported is NaN, as for other gauges of health.
+    let waits = done.sum("millstream_limit_waiting", waiting).unwrap_or_default();
+    assert!(waits.is_nan() || waits == 0.0, "{done}");
     consumer.shutdown().await;
 }
 
