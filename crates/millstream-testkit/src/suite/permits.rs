@@ -313,7 +313,7 @@ async fn the_rules_are_versioned_and_told(h: Harness) -> Verdict {
     let steps = vec![takes];
     let stale = Exchange { holder: one.holder.clone(), number: one.number, version: before, steps };
     match role.exchange(&stale).await? {
-        Exchanged::Changed(told) => equal!(told.at_most(&key, 1), 7, "the rule that it is told"),
+        Exchanged::Changed(told) => equal!(told.at_most(&key, 1), 7, "the rule that is returned"),
         Exchanged::Done(_) => return Err(Violation::new("a take by rules that have changed is done")),
     }
     equal!(state(&h, &key).await?, None, "the units of a take that was not done");

@@ -133,7 +133,7 @@ async fn what_waits_for_a_limit_is_counted() {
     gate.open.add_permits(4);
     let of = &[("topic", "orders"), ("group", "billing")][..];
     let done = scene.sees("all is done", &[("acked_total", of, 4.0)]).await;
-    // What is no longer reported is NaN, as for other gauges of health.
+    // A limit that nobody waits for is no longer reported, and its series becomes NaN.
     let waits = done.sum("millstream_limit_waiting", waiting).unwrap_or_default();
     assert!(waits.is_nan() || waits == 0.0, "{done}");
     consumer.shutdown().await;
